@@ -174,10 +174,10 @@ def _last_ones(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _integer(digits: str) -> int:
     if len(digits) <= _INT_DIGITS:
         return int(digits)
-    if digits[0] == "-":
-        return -_integer(digits[1:])
     if len(digits) > INTEGER_DIGITS_MAX:
         raise ValueError(f"an integer of more than {INTEGER_DIGITS_MAX} digits")
+    if digits[0] == "-":
+        return -_integer(digits[1:])
     half = len(digits) // 2
     shift: int = 10 ** (len(digits) - half)
     return _integer(digits[:half]) * shift + _integer(digits[half:])

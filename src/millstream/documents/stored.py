@@ -9,8 +9,9 @@
 A change without a sidecar is of a *linear* document: its revisions are computed from its lineage.
 
 Invariants:
-1. The value is a live winner's: its body, or, if kv wrote it, what kv wrote. In the sidecar its
-   body is empty then. All other leaves' bodies are there.
+1. The value is the winner's: its body, or, of a winner that kv wrote, what kv wrote. In the
+   sidecar its body is empty then; a deleted winner's is there. An empty body of another leaf is
+   `{}`.
 2. A value that is no JSON object, or has a top-level member whose name begins with `_`, is the
    body `{}` and an attachment `value` without a blob. What kv writes leaves other attachments
    alone.
@@ -23,7 +24,7 @@ what is stored (`documents.updating`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b, md5
 from struct import Struct
@@ -66,7 +67,6 @@ VALUE_ATTACHMENT: Final = "value"
 EMPTY_BODY: Final = b"{}"
 _VALUE_TYPE: Final = "application/octet-stream"
 _VERSION: Final = 1
-_VERSION_BYTE: Final = bytes((_VERSION,))
 _NUMBERS: Final = Struct(">QQQ")
 
 
@@ -106,18 +106,25 @@ class Packed(NamedTuple):
     sidecar: bytes
 
 
-class _Sidecar(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of one leaf."""
+
+    body: bytes
+    attachments: dict[str, Attachment]
+    value: bytes | None = None
+
+
+class _Sidecar(msgspec.Struct, frozen=True, array_like=True):
     branches: list[Branch]
     foreign: dict[bytes, str]
-    contents: list[Content | None]
+    contents: list[_Entry | None]
     is_purged: bool = False
 
 
 _decode: Final = msgspec.msgpack.Decoder(_Sidecar).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _NOTHING: Final[Mapping[str, Attachment]] = {}
-_IN_FRAME: Final = Content(b"", _NOTHING)
-_EMPTY: Final = Content(EMPTY_BODY, _NOTHING)
+_IN_FRAME: Final = _Entry(b"", {})
 
 
 class StoredDocument:
@@ -162,7 +169,7 @@ class _Linear(StoredDocument):
     """One that kv alone wrote; what it is asked for is computed then."""
 
     __slots__ = ("_generation", "_is_deleted", "_key", "_lineage", "_revisions", "_revs_limit",
-                 "_value", "_winner")  # fmt: skip
+                 "_value")  # fmt: skip
 
     def __init__(self, bucket_uuid: str, frame: bytes, lineage: bytes, revs_limit: int) -> None:
         super().__init__(EMPTY, {})
@@ -174,7 +181,6 @@ class _Linear(StoredDocument):
         self._is_deleted = change.is_deleted
         self._value = change.value
         self._revs_limit = revs_limit
-        self._winner: Leaf | None = None
 
     @property
     def tree(self) -> RevisionTree:
@@ -203,10 +209,8 @@ class _Linear(StoredDocument):
 
     @property
     def winner(self) -> Leaf:
-        if self._winner is None:
-            rev = self._revisions.of(self._key, self._lineage, self._generation)
-            self._winner = Leaf(rev, self._is_deleted)
-        return self._winner
+        rev = self._revisions.of(self._key, self._lineage, self._generation)
+        return Leaf(rev, self._is_deleted)
 
 
 @lru_cache(maxsize=64)
@@ -245,13 +249,16 @@ def load(
             code="bad_sidecar",
         ) from error
     tree = RevisionTree(parts.branches, parts.foreign)
-    revs = tree.leaf_revs()
-    contents = {rev: one for rev, one in zip(revs, parts.contents, strict=True) if one is not None}
+    contents: dict[str, Content] = {}
+    for branch, entry in zip(tree.leaf_revs(), parts.contents, strict=True):
+        if entry is not None:
+            contents[branch] = Content(entry.body or EMPTY_BODY, entry.attachments, entry.value)
     change = change_of(frame)
-    if not change.is_deleted and revs:
-        number = tree.winner_branch
-        kept = parts.contents[number] or _IN_FRAME
-        contents[revs[number]] = _content_of(change.value, kept, tree.branches[number].last)
+    if not change.is_deleted and not tree.is_empty:
+        winner = tree.winner
+        kept = parts.contents[tree.winner_branch] or _IN_FRAME
+        generation = tree.branches[tree.winner_branch].last
+        contents[winner.rev] = _content_of(change.value, kept, generation)
     return StoredDocument(tree, contents, is_purged=parts.is_purged)
 
 
@@ -272,7 +279,7 @@ def _unpacked(sidecar: bytes) -> _Sidecar:
     return parts
 
 
-def _content_of(value: bytes, kept: Content, generation: int) -> Content:
+def _content_of(value: bytes, kept: _Entry, generation: int) -> Content:
     """Return what a live winner holds."""
     if is_plain_object(value):
         return Content(value, kept.attachments, kept.value)
@@ -323,15 +330,16 @@ def pack(document: StoredDocument) -> Packed:
         UsageError: `too_large`: more revisions, attachments or conflicts than a document may have.
     """
     tree = document.tree
-    known = document.contents
+    contents = document.contents
     revs = tree.leaf_revs()
-    contents = [known.get(rev) for rev in revs]
+    entries = [_entry_of(contents.get(rev)) for rev in revs]
     value = None
-    if revs and not tree.branches[tree.winner_branch].is_deleted:
+    if revs and not tree.winner.is_deleted:
         number = tree.winner_branch
-        content = known[revs[number]]
+        content = contents[revs[number]]
         if _is_kv_value(content):
-            value, kept = content.value, None
+            value = content.value
+            entries[number] = _Entry(b"", dict(content.attachments))
         else:
             value = content.body
             entries[number] = _Entry(b"", dict(content.attachments), content.value)
@@ -386,13 +394,12 @@ def by_kv(
     """
     parts = _unpacked(split(side)[1])
     tree = RevisionTree(parts.branches, parts.foreign)
-    contents = parts.contents
+    entries = parts.contents
     base = blake2b(bucket_uuid.encode() + b"\0" + key, digest_size=SIGNATURE_BYTES)
     base.update(_NUMBERS.pack(branch, seqno, rev))
-    written = _EMPTY if is_deleted else _IN_FRAME
     if tree.is_empty:
-        tree = tree.extended(None, _signature(base, ""), is_deleted=is_deleted)
-        return _sidecar(tree, [written], is_purged=False)
+        tree = tree.merged(Path(1, [_signature(base, "")]), is_deleted=is_deleted)
+        return _sidecar(tree, [_IN_FRAME], is_purged=False)
     if is_deleted:
         numbers = [n for n, one in enumerate(tree.branches) if not one.is_deleted]
     else:
@@ -411,3 +418,8 @@ def _signature(base: blake2b, parent: str) -> str:
     digest = base.copy()
     digest.update(parent.encode())
     return digest.hexdigest()
+
+
+def _without_value(attachments: dict[str, Attachment]) -> dict[str, Attachment]:
+    """Return what a put over kv leaves: all but the value before."""
+    return {name: one for name, one in attachments.items() if one.sha256}

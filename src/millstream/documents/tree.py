@@ -25,7 +25,6 @@ import msgspec
 from millstream.documents.revisions import (
     SIGNATURE_BYTES,
     Path,
-    all_to_bytes,
     is_foreign,
     parse_rev,
     to_bytes,
@@ -34,7 +33,6 @@ from millstream.documents.revisions import (
 __all__ = ["EMPTY", "Branch", "Leaf", "RevisionTree"]
 
 _ROOT: Final = -1
-_NO_NAMES: Final[Mapping[bytes, str]] = {}
 
 
 class Leaf(NamedTuple):
@@ -83,30 +81,16 @@ class RevisionTree:
     Args:
         branches: numbered by their place.
         foreign: texts of signatures that are not 32 hex digits, by their 16 bytes.
-        former: a tree that it was made of; what is worked out of branches of both is taken over.
     """
 
-    __slots__ = ("_revs", "_winner", "branches", "foreign")
+    __slots__ = ("_winner", "branches", "foreign")
 
     def __init__(
-        self,
-        branches: Sequence[Branch] = (),
-        foreign: Mapping[bytes, str] = _NO_NAMES,
-        former: RevisionTree | None = None,
+        self, branches: Sequence[Branch] = (), foreign: Mapping[bytes, str] | None = None
     ) -> None:
         self.branches = branches
-        self.foreign = foreign
+        self.foreign: Mapping[bytes, str] = foreign or {}
         self._winner: int | None = None
-        self._revs: list[str] | None = None
-        if former is not None and former._revs is not None:
-            same = min(len(branches), len(former.branches))
-            self._revs = [
-                rev if before is branch else self._leaf(branch).rev
-                for rev, before, branch in zip(
-                    former._revs[:same], former.branches[:same], branches[:same], strict=True
-                )
-            ]
-            self._revs += [self._leaf(branch).rev for branch in branches[same:]]
 
     # ---- leaves
 
@@ -160,10 +144,8 @@ class RevisionTree:
         return None
 
     def leaf_revs(self) -> list[str]:
-        """Return the revisions of the leaves in the order of their branches; not to be changed."""
-        if self._revs is None:
-            self._revs = [self._leaf(branch).rev for branch in self.branches]
-        return self._revs
+        """Return the revisions of the leaves in the order of their branches."""
+        return [self._leaf(branch).rev for branch in self.branches]
 
     def leaves_below(self, rev: str) -> list[Leaf]:
         """Return the leaves that a revision led to, in the order of `leaves`; itself if a leaf."""
@@ -258,9 +240,7 @@ class RevisionTree:
     ) -> RevisionTree:
         """Return the tree with a child of a leaf, or with a first revision where `rev` is None."""
         if rev is None:
-            packed = to_bytes(signature)
-            branch = Branch(_ROOT, 1, packed, (1,) if is_deleted else ())
-            return RevisionTree([*self.branches, branch], self._named([signature], [packed]), self)
+            return self.merged(Path(1, [signature]), is_deleted=is_deleted)
         number = self.branch_of_leaf(rev)
         assert number is not None, "only leaves are extended"
         return self.with_children({number: signature}, is_deleted=is_deleted)
@@ -273,18 +253,17 @@ class RevisionTree:
         packed = [to_bytes(signature) for signature in children.values()]
         for number, signature in zip(children, packed, strict=True):
             branches[number] = _longer(branches[number], signature, is_deleted=is_deleted)
-        return RevisionTree(branches, self._named(children.values(), packed), self)
+        return RevisionTree(branches, self._named(children.values(), packed))
 
     def merged(self, path: Path, *, is_deleted: bool = False) -> RevisionTree:
         """Return the tree with a revision and its ancestors; the same one if it knows them all."""
-        ids = path.ids[::-1]
-        oldest = path.start - len(ids) + 1
-        whole, foreign = all_to_bytes(ids), self.foreign
-        if whole is None:
-            packed = [to_bytes(signature) for signature in ids]
-            whole, foreign = b"".join(packed), self._named(ids, packed)
-        grown = _Merge(list(self.branches), oldest, whole).run(is_deleted=is_deleted)
-        return self if grown is None else RevisionTree(grown, foreign, self)
+        packed = [to_bytes(signature) for signature in path.ids]
+        packed.reverse()
+        oldest = path.start - len(packed) + 1
+        grown = _Merge(list(self.branches), oldest, b"".join(packed)).run(is_deleted=is_deleted)
+        if grown is None:
+            return self
+        return RevisionTree(grown, self._named(reversed(path.ids), packed))
 
     def _named(self, texts: Iterable[str], packed: Iterable[bytes]) -> Mapping[bytes, str]:
         new = {
@@ -355,16 +334,12 @@ class _Merge:
         oldest, newest = self._oldest, self._newest
         found = []
         for number, branch in enumerate(self._branches):
-            first = branch.first
-            last = first + len(branch.signatures) // SIGNATURE_BYTES - 1
-            low = max(oldest, first)
-            high = min(newest, last)
+            low, high = max(branch.first, oldest), min(branch.last, newest)
             if low > high:
                 continue
+            is_low_same = branch.at(low) == self._at(low)
             # Makers who agree have the same behind nothing that differs; others are put up with.
-            is_high_same = branch.at(high) == self._at(high)
-            is_low_same = is_high_same if low == high else branch.at(low) == self._at(low)
-            if is_high_same:
+            if branch.at(high) == self._at(high):
                 found.append(_Met(low if is_low_same else high, high, number))
             elif is_low_same:
                 found.append(_Met(low, self._common_end(branch, low, high), number))

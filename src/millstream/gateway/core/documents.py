@@ -5,8 +5,7 @@ Invariants:
    those whose name begins with `_`.
 2. A revision given in several places is the same in all of them, or the request is refused.
 
-Elsewhere: JSON text (`documents.json_text`), the pages (`gateway.aio.design_pages`), the revisions
-themselves (`model.revision`).
+Elsewhere: the pages (`gateway.aio.design_pages`), the revisions themselves (`model.revision`).
 Source: CouchDB's document API.
 """
 
@@ -60,17 +59,24 @@ def parse_document(data: bytes, doc_id: str) -> SentDocument:
     Raises:
         UsageError: `bad_json`, `bad_request`, `doc_validation`.
     """
-    special, body, content = cut(data)
-    rev, is_deleted = _special(special, doc_id)
-    return SentDocument(body, content, rev, is_deleted)
+    try:
+        members = _MEMBERS.decode(data)
+        rev, is_deleted = _special(members, doc_id)
+        kept = {name: raw for name, raw in members.items() if not name.startswith("_")}
+        body = msgspec.json.encode(kept)
+        return SentDocument(body, msgspec.json.decode(body), rev, is_deleted)
+    except msgspec.ValidationError as error:
+        raise UsageError("Document must be a JSON object", code="bad_request") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
 
 
-def _special(members: Mapping[str, bytes], doc_id: str) -> tuple[str | None, bool]:
+def _special(members: Mapping[str, msgspec.Raw], doc_id: str) -> tuple[str | None, bool]:
     rev, is_deleted = None, False
     for name, raw in members.items():
-        if name in _IGNORED:
+        if not name.startswith("_") or name in _IGNORED:
             continue
-        value = parse(raw)
+        value = msgspec.json.decode(raw)
         if name == "_id":
             if value != doc_id:
                 raise UsageError(
