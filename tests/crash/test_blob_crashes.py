@@ -1,8 +1,8 @@
 """A blob is put and the process dies, or the disk fails, at every effect in turn.
 
-What lasts is said by a journal of effects: bytes by their fsync, names by the sync of the directory
-they stand in. Whatever was torn off, what `put` returned from is there whole after a power loss,
-and what a start finds under a name is whole.
+What lasts is said by a journal of effects: bytes by their fsync, names by the sync of the
+directory they stand in. Whatever was torn off, what `put` returned from is there whole after a
+power loss, and what a start finds under a name is whole.
 """
 
 from __future__ import annotations
