@@ -8,7 +8,7 @@ Invariants:
 
 Elsewhere: which changes wait (`kv.core.blobs`), the files (`kv.aio.blobs`).
 
-Source: docs/design/0029-documents.md.
+Source: docs/design/0030-beside-the-frame.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants:
 Elsewhere: the files (`kv.aio.blobs`), bringing them (`kv.aio.blob_fetching`), who names them
 (`documents.stored`), the command that hands them out (`kv.core.blob_commands`).
 
-Source: docs/design/0029-documents.md.
+Source: docs/design/0030-beside-the-frame.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ async def test_a_checkpoint_is_kept_and_replaced(client, body):
     assert made == {"ok": True, "id": "_local/abc", "rev": "0-1"}
     found = await client.get(path)
     assert await found.text() == (
-        '{"_id":"_local/abc","_rev":"0-1","session_id": "s", "history": [{"recorded_seq": 1.0}]}\n'
+        '{"_id":"_local/abc","_rev":"0-1","session_id":"s","history":[{"recorded_seq": 1.0}]}\n'
     )
     again = await body(await client.put(path, json=CHECKPOINT | {"_rev": "0-1"}), 201)
     assert again["rev"] == "0-2"
