@@ -85,7 +85,8 @@ def interactive(
     parent = _parent(present, sent.rev)
     generation = 1 if parent is None else parse_rev(parent)[0] + 1
     before = _content(present, parent)
-    content = _content_sent(sent, kept, generation, [before] if before is not None else [])
+    new = {name: one._replace(revpos=generation) for name, one in kept.items()}
+    content = _content_sent(sent, new, generation, [before] if before is not None else [])
     signature = signature_of(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
         attachments=content.attachments,
@@ -195,7 +196,8 @@ def _content_sent(
     for name, entry in sent.attachments.items():
         new = kept.get(name)
         if new is not None:
-            attachments[name] = new._replace(revpos=_revpos(entry, generation))
+            revpos = new.revpos or _revpos(entry, generation)
+            attachments[name] = new._replace(revpos=revpos)
             continue
         found = _stub(name, entry, known)
         attachments[name] = found[0]

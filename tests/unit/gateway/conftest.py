@@ -154,6 +154,8 @@ class FakeScan:
             if (first is None or doc_id >= first) and (last is None or doc_id <= last):
                 self.read.append(doc_id)
                 yield doc_id, self.texts[doc_id]
+
+
 class FakeChanges:
     def __init__(self, bucket):
         self._bucket = bucket
@@ -179,6 +181,21 @@ class FakeShared:
         return [b'{"_id":"%b"}' % one.id.encode() if one.id != "none" else None for one in asked]
 
 
+class FakeFunctions:
+    """`judge` is asked about each change, if it is set: (new text, old text) -> error or None."""
+
+    def __init__(self):
+        self.judge = None
+        self.asked = []
+
+    async def validates(self, bucket):
+        return self.judge is not None
+
+    async def validate(self, bucket, changes, user, security):
+        self.asked.append((msgspec.json.decode(user), security))
+        return [self.judge(*change) for change in changes]
+
+
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
@@ -189,6 +206,7 @@ class FakeHost:
         for name, roles in users:
             self.users.put(name, "secret", roles)
         self.designs = FakeDesigns()
+        self.functions = FakeFunctions()
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
         self.scan = FakeScan()

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import Sent, checked_id, parse_sent
@@ -273,10 +274,7 @@ async def _missing_revs(request: web.Request) -> web.Response:
 async def _bulk_get(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    try:
-        content = msgspec.json.decode(await read_body(request, BULK_BYTES_MAX))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    content = parse(await read_body(request, BULK_BYTES_MAX))
     asked = _asked(content)
     given: dict[str, str] = dict(request.query)
     for name in ("revs", "latest", "attachments"):

@@ -1,12 +1,32 @@
+"""Design documents on nodes without data; elsewhere `document_pages` answers for them."""
+
 from io import BytesIO
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.gateway.aio.design_pages import DESIGN_BYTES_MAX
+from millstream.gateway.aio.server import make_application
 
 DESIGN = {"views": {"by": {"map": "function (doc) { emit(1) }"}}}
 PATH = "/orders/_design/sales"
+
+
+def refusal(bucket):
+    return UnavailableError(f"no data of {bucket}", code="no_data_role", retry="never")
+
+
+@pytest.fixture
+async def client(open_host):
+    async with TestClient(TestServer(make_application(open_host, refusal))) as client:
+        yield client
+
+
+@pytest.fixture
+async def guarded(guarded_host):
+    async with TestClient(TestServer(make_application(guarded_host, refusal))) as client:
+        yield client
 
 
 async def put(client, body, path=PATH, status=201, content=DESIGN, **options):
@@ -132,7 +152,6 @@ async def test_bad_requests(client, body):
     await put(client, body, path=f"{PATH}?new_edits=false", status=400)
     big = BytesIO(b'{"a":"' + b"x" * DESIGN_BYTES_MAX + b'"}')
     assert (await body(await client.put(PATH, data=big), 413))["error"] == "too_large"
-    await body(await client.post(PATH, json={}), 405)
     error = await put(client, body, path="/none/_design/x", status=404)
     assert error == {"error": "not_found", "reason": "Database does not exist."}
     await body(await client.get("/_none/_design/x"), 404)
@@ -154,3 +173,27 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     await body(await guarded.request("COPY", path, headers=copy | ada), 201)
     await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=bob), 403)
     await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=cleo))
+
+
+async def test_design_documents_are_listed(client, body):
+    path = "/orders/_design_docs"
+    assert await body(await client.get(path)) == {"total_rows": 0, "offset": 0, "rows": []}
+    for name in ("b", "a", "c"):
+        made = await body(await client.put(f"/orders/_design/{name}", json=DESIGN), 201)
+    await body(await client.delete(f"/orders/_design/c?rev={made['rev']}"))
+    answer = await body(await client.get(path))
+    assert [row["id"] for row in answer["rows"]] == ["_design/a", "_design/b"]
+    answer = await body(await client.get(path + '?startkey="_design/b"&include_docs=true'))
+    assert answer["rows"][0]["doc"]["views"] == DESIGN["views"]
+    answer = await body(await client.post(path, json={"keys": ["_design/b", "x"]}))
+    assert answer["rows"][1]["error"] == "not_found"
+    error = await body(await client.get(path + "?limit=-1"), 400)
+    assert error["error"] == "query_parse_error"
+    await body(await client.get(path + "?startkey=b"), 400)
+    await body(await client.get("/none/_design_docs"), 404)
+
+
+async def test_who_may_list(guarded, body, bob, cleo):
+    await body(await guarded.get("/orders/_design_docs", headers=bob))
+    await body(await guarded.get("/orders/_design_docs", headers=cleo))
+    await body(await guarded.get("/orders/_design_docs"), 401)
