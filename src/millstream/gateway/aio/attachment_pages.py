@@ -42,6 +42,7 @@ from millstream.gateway.core.attachments import (
     digest_of,
 )
 from millstream.gateway.core.documents import is_batch, named_rev, names_etag
+from millstream.gateway.core.multipart import one_line
 
 __all__ = ["routes"]
 
@@ -66,7 +67,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
     headers = {
         "ETag": f'"{b64encode(one.md5).decode()}"',
         "Content-MD5": digest_of(one.md5).removeprefix("md5-"),
-        "Content-Type": one.content_type,
+        "Content-Type": one_line(one.content_type),
         "Accept-Ranges": "none" if one.encoding else "bytes",
         "Cache-Control": "must-revalidate",
     }

@@ -26,6 +26,7 @@ from millstream.documents.reading import PLAIN, Shown, differences, open_leaves,
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import Sent, checked_id, parse_sent
 from millstream.documents.stored import StoredDocument
+from millstream.documents.tree import Leaf
 from millstream.documents.updating import Purge, purge, sent_path
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
@@ -354,13 +355,18 @@ class _Getting:
                 yield b'{"error":%b}' % msgspec.json.encode(said)
                 continue
             assert document is not None, "a leaf is of a document"
-            if self._attachments or one.since is not None:
-                text = await inline_text(
-                    self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
-                )
-            else:
-                text = text_of(one.id, document, leaf, self._shown)
-            yield b'{"ok":%b}' % text
+            try:
+                yield b'{"ok":%b}' % await self._text(one, document, leaf)
+            except MillstreamError as error:
+                said = self._failed(one, error) | {"rev": leaf.rev}
+                yield b'{"error":%b}' % msgspec.json.encode(said)
+
+    async def _text(self, one: _Asked, document: StoredDocument, leaf: Leaf) -> bytes:
+        if not self._attachments and one.since is None:
+            return text_of(one.id, document, leaf, self._shown)
+        return await inline_text(
+            self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
+        )
 
     async def _found(self, one: _Asked) -> tuple[StoredDocument | None, Sequence[Any]]:
         revs = None if one.rev is None else [checked_rev(one.rev)]

@@ -154,7 +154,6 @@ async def test_bad_requests(client, body):
     assert (await body(await client.put(PATH, data=big), 413))["error"] == "too_large"
     error = await put(client, body, path="/none/_design/x", status=404)
     assert error == {"error": "not_found", "reason": "Database does not exist."}
-    await body(await client.get("/_none/_design/x"), 404)
 
 
 async def test_who_may_what(guarded, body, ada, bob, cleo):
