@@ -32,7 +32,7 @@ from millstream.gateway.aio.document_pages import (
     written,
 )
 from millstream.gateway.aio.documents_in import PART_SECONDS
-from millstream.gateway.aio.documents_out import pieces_of
+from millstream.gateway.aio.documents_out import pieces_of, send_attachment_pieces
 from millstream.gateway.aio.writing import Edit, write_one
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
@@ -96,12 +96,7 @@ async def _send(
 ) -> web.StreamResponse:
     response = web.StreamResponse(status=status, headers=headers)
     response.content_length = length
-    await response.prepare(request)
-    if request.method != "HEAD":
-        async for piece in pieces:
-            await response.write(piece)
-    await response.write_eof()
-    return response
+    return await send_attachment_pieces(request, response, pieces)
 
 
 async def _put(request: web.Request) -> web.Response:
@@ -119,20 +114,20 @@ async def _put(request: web.Request) -> web.Response:
         raise UsageError(
             "Only gzip and identity content-encodings are supported", code="bad_content_type"
         )
-    kept = await keep(
-        request.app[HOST].documents, bucket, _body(request), kind,
-        "gzip" if encoding == "gzip" else "",
-    )  # fmt: skip
+    kept = await keep(request.app[HOST].documents, bucket, _body(request), kind)
     return await _change(request, {name: kept})
 
 
 async def _body(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield what is in a request's body; the server has inflated what came compressed."""
     while True:
         try:
             async with asyncio.timeout(PART_SECONDS):
                 piece = await request.content.read(PIECE_BYTES)
         except TimeoutError as error:
             raise UsageError("the body does not arrive", code="body_timeout") from error
+        except web.RequestPayloadError as error:
+            raise UsageError(f"the body cannot be read: {error}", code="bad_request") from error
         if not piece:
             return
         yield piece

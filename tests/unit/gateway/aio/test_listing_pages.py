@@ -98,7 +98,16 @@ async def test_several_queries(client, body, filled):
 
 @pytest.mark.parametrize(
     "options",
-    ["limit=-1", "skip=x", "startkey=a", "startkey=7", "key={}", 'startkey="b"&endkey="a"', "descending=7", "keys=7"],
+    [
+        "limit=-1",
+        "skip=x",
+        "startkey=a",
+        "startkey=7",
+        "key={}",
+        'startkey="b"&endkey="a"',
+        "descending=7",
+        "keys=7",
+    ],
 )
 async def test_bad_options(client, body, options):
     await body(await client.get(f"{PATH}?{options}"), 400)

@@ -1,0 +1,86 @@
+import gzip
+import hashlib
+from base64 import b64encode
+
+import pytest
+
+from false_documents import FalseDocuments
+from millstream.errors import UsageError
+from millstream.gateway.aio import attaching
+from millstream.gateway.aio.attaching import PIECE_BYTES, content_of, inflated, keep, keep_inline
+from millstream.gateway.core.attachments import ATTACHMENTS_MAX
+
+
+async def pieces(data, size=7):
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+async def whole(source):
+    return b"".join([piece async for piece in source])
+
+
+@pytest.fixture
+def documents():
+    return FalseDocuments({"b"})
+
+
+async def test_bytes_are_described(documents):
+    kept = await keep(documents, "b", pieces(b"0123456789"), "image/png")
+    assert (kept.length, kept.stored_length, kept.encoding, kept.revpos) == (10, 10, "", 0)
+    assert kept.sha256 == hashlib.sha256(b"0123456789").digest()
+    assert await whole(content_of(documents, "b", kept, is_plain=True)) == b"0123456789"
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+async def test_compressed_bytes_are_given_back_as_they_were(documents, is_packed):
+    text = b"text" * PIECE_BYTES
+    data, encoding = (gzip.compress(text), "gzip") if is_packed else (text, "")
+    kept = await keep(documents, "b", pieces(data, 1000), "text/plain", encoding)
+    assert (kept.length, kept.encoding) == (len(text), "gzip")
+    assert kept.stored_length == len(documents.blobs[kept.sha256]) < len(text)
+    assert await whole(content_of(documents, "b", kept, is_plain=True)) == text
+    stored = await whole(content_of(documents, "b", kept, is_plain=False))
+    assert gzip.decompress(stored) == text
+    sizes = [len(piece) async for piece in inflated(pieces(stored, len(stored)))]
+    assert max(sizes) <= PIECE_BYTES
+
+
+@pytest.mark.parametrize("data", [b"no gzip", b"", gzip.compress(b"text")[:-9]])
+async def test_what_is_no_gzip_is_not_kept(documents, data):
+    with pytest.raises(UsageError, match="gzip"):
+        await keep(documents, "b", pieces(data), "text/plain", "gzip")
+    assert documents.blobs == {}
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+async def test_too_much_is_not_kept(documents, monkeypatch, encoding):
+    monkeypatch.setattr(attaching, "ATTACHMENT_BYTES_MAX", 100)
+    data = gzip.compress(b"a" * 101) if encoding else b"a" * 101
+    with pytest.raises(UsageError) as refused:
+        await keep(documents, "b", pieces(data), "text/plain", encoding)
+    assert (refused.value.code, documents.blobs) == ("attachment_too_large", {})
+
+
+async def test_only_what_stands_in_the_text_is_kept(documents):
+    table = {"a": {"data": b64encode(b"x").decode()}, "b": {"stub": True}, "c": {"follows": True}}
+    kept = await keep_inline(documents, "b", table)
+    assert [(name, one.content_type) for name, one in kept.items()] == [
+        ("a", "application/octet-stream")
+    ]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"a": 7},
+        {"_a": {"data": ""}},
+        {"a": {"data": "*"}},
+        {"a": {"data": "", "content_type": 7}},
+        {str(n): {"stub": True} for n in range(ATTACHMENTS_MAX + 1)},
+    ],
+)
+async def test_bad_tables(documents, table):
+    with pytest.raises(UsageError) as refused:
+        await keep_inline(documents, "b", table)
+    assert refused.value.code == "bad_request"
