@@ -56,7 +56,6 @@ async def test_a_change_underneath_is_judged_again(client, open_host, body):
         if len(shown) == 1:
             documents = open_host.documents.database("orders").documents
             documents["d"] = documents["other"]
-        return None
 
     made = await body(await client.put("/orders/other", json={}), 201)
     open_host.functions.judge = judge
