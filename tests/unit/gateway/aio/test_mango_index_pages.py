@@ -44,11 +44,12 @@ async def test_names_are_made_of_the_definition(client, body):
     assert other["name"] != first["name"]
 
 
-async def test_lists(client, body):
+async def test_lists(client, body, open_host):
     await make(client, body, "a", ddoc="d", name="n")
     partial = {"fields": ["b"], "partial_filter_selector": {"b": {"$gt": 1}}}
     await make(client, body, index=partial, ddoc="c", name="m")
-    await client.put("/orders/_design/other", json={"views": {"v": {"map": "doc => 1"}}})
+    text = b'{"views":{"v":{"map":"doc => 1"}}}'
+    await open_host.designs.write("orders", "other", text, None, is_durable=False)
     found = await body(await client.get(PATH))
     assert found["total_rows"] == 3
     assert found["indexes"][0] == {
@@ -78,8 +79,10 @@ async def test_removing(client, body, open_host, design):
 
 async def test_what_else_a_design_document_has_stays(client, body, open_host):
     await make(client, body, "a", ddoc="d", name="n")
-    design = await body(await client.get("/orders/_design/d"))
-    await body(await client.put("/orders/_design/d", json=design | {"autoupdate": True}), 201)
+    rev = (await open_host.designs.read("orders", "d")).rev
+    design = await stored(open_host, "d") | {"autoupdate": True}
+    text = json.dumps(design).encode()
+    await open_host.designs.write("orders", "d", text, rev, is_durable=False)
     await body(await client.delete(f"{PATH}/d/json/n"))
     assert await stored(open_host, "d") == {"language": "query", "autoupdate": True}
 
@@ -115,8 +118,9 @@ async def test_refusals(client, body, content, code):
     assert (await body(await client.post(PATH, json=content), 400))["error"] == code
 
 
-async def test_other_languages_are_left_alone(client, body):
-    await client.put("/orders/_design/js", json={"views": {"v": {"map": "doc => 1"}}})
+async def test_other_languages_are_left_alone(client, body, open_host):
+    text = b'{"views":{"v":{"map":"doc => 1"}}}'
+    await open_host.designs.write("orders", "js", text, None, is_durable=False)
     found = await make(client, body, "a", ddoc="js", status=400)
     assert found["error"] == "invalid_ddoc_lang"
     await body(await client.delete(f"{PATH}/js/json/v"), 400)

@@ -61,10 +61,11 @@ async def test_refusals(client, open_host, body, error, status, code, reason):
 
 async def test_a_deleted_design_document_is_said_to_be(client, open_host, body):
     path = "/orders/_design/sales"
-    made = await body(await client.put(path, json={"language": "javascript"}), 201)
+    designs = open_host.designs
+    made = await designs.write("orders", "sales", b"{}", None, is_durable=False)
     open_host.indexes.refusal = ConditionError("why", code="missing")
     assert (await body(await client.get(VIEW), 404))["reason"] == "missing"
-    await body(await client.delete(f"{path}?rev={made['rev']}"))
+    await designs.write("orders", "sales", None, made.rev, is_durable=False)
     assert (await body(await client.get(VIEW), 404))["reason"] == "deleted"
     assert (await body(await client.get(path + "/_info"), 404))["reason"] == "deleted"
 
