@@ -22,7 +22,7 @@ from email.utils import formatdate
 from typing import Any, Final, NamedTuple
 
 from millstream.documents.tokens import Vector, minimum, vector_from_json, vector_to_json
-from millstream.replication.core.places import NOWHERE, Place, leading_number
+from millstream.replication.core.places import NOWHERE, Place, Present, leading_number
 
 __all__ = [
     "EXCEPTIONS_MAX",
@@ -34,6 +34,7 @@ __all__ = [
     "compare",
     "entry_of_json",
     "extended",
+    "held_body",
     "http_date",
     "parse_log",
     "thinned",
@@ -176,6 +177,30 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "base": entry.base,
         **entry.told,
     }
+
+
+def held_body(body: Mapping[str, Any] | None, present: Present) -> Mapping[str, Any] | None:
+    """Return a log as its target shows it: without what its present history does not hold.
+
+    To be asked at each reading: a target may go back between the flush that a checkpoint speaks of
+    and the writing of its log. None: nothing is left.
+    """
+    if body is None or body.get("target_uuid") not in present.lineage:
+        return body
+    history = body.get("history")
+    if not isinstance(history, Sequence):
+        return body
+    left = [each for each in history if _is_held(entry_of_json(each), present)]
+    if len(left) == len(history):
+        return body
+    if not left:
+        return None
+    newest = {"session_id": left[0]["session_id"], "source_last_seq": left[0]["recorded_seq"]}
+    return {**body, **newest, "history": left}
+
+
+def _is_held(entry: Entry | None, present: Present) -> bool:
+    return entry is not None and (entry.target_vec is None or present.holds(entry.target_vec))
 
 
 # ---- comparing

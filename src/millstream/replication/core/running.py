@@ -342,7 +342,8 @@ class Run:
     def _on_checkpoint(self, entry: Entry | None, error: MillstreamError | None) -> None:
         if self._is_recorded(entry, error):
             self._missed.clear()
-            self._tracker.recorded()
+            assert entry is not None
+            self._tracker.recorded(entry.place)
             self._go_on()
 
 

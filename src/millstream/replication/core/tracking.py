@@ -74,10 +74,11 @@ class Tracker:
         for name in refused:
             self._exceptions[name] = max(number, self._exceptions.get(name, 0))
 
-    def recorded(self) -> None:
-        """The place is in both logs."""
-        self.is_held = False
-        self._move()
+    def recorded(self, place: Place) -> None:
+        """A place is in both logs."""
+        if self.at.place == place:
+            self.is_held = False
+            self._move()
 
     def _move(self) -> None:
         while self._open and not self.is_held:
