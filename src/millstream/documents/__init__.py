@@ -1,4 +1,1 @@
-"""Documents as HTTP shows them: revision trees, attachments, tokens of the `_changes` feed.
-
-Pure: no file, socket or clock.
-"""
+"""Documents with trees of revisions: what is stored, changed, shown; no IO."""

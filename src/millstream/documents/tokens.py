@@ -40,7 +40,7 @@ from millstream.model.position import (
 )
 
 __all__ = [
-    "MALFORMED", "TOKEN_BYTES_MAX", "History", "TokenWriter", "Vector", "at_count", "check_origin",
+    "MALFORMED", "TOKEN_BYTES_MAX", "History", "TokenWriter", "Vector", "at_total", "check_origin",
     "closed_part", "is_below", "is_valid", "judged", "judged_position", "maximum", "minimum",
     "origin_of", "parse_token", "vector_at", "vector_from_json", "vector_to_json",
 ]  # fmt: skip
@@ -68,7 +68,7 @@ class Vector(NamedTuple):
     """How often documents of the database had been purged when the reader began."""
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """The sum of the seqnos."""
         return sum(position.seqno for position in self.positions)
 
@@ -106,14 +106,14 @@ def vector_at(
     return Vector(origin, positions, purge_epoch)
 
 
-def at_count(
+def at_total(
     origin: int,
     histories: Sequence[History],
     ends: Sequence[int],
-    count: int,
+    total: int,
     purge_epoch: int = 0,
 ) -> Vector:
-    """Return the latest vector that every reader holds who has read `count` changes.
+    """Return the latest vector that every reader holds who has read `total` changes.
 
     What is missing to all that there are may be missing in any one partition. More than there are
     is nothing that this history had: then it is the beginning.
@@ -122,10 +122,10 @@ def at_count(
         origin: of the database.
         histories: of its partitions.
         ends: up to where a reader may have read each.
-        count: the number in front of a token.
+        total: the number in front of a token.
         purge_epoch: of the database.
     """
-    missing = sum(ends) - count
+    missing = sum(ends) - total
     if missing < 0:
         missing = sum(ends)
     seqnos = [max(0, end - missing) for end in ends]
@@ -306,14 +306,10 @@ class TokenWriter:
 
     def __init__(self, vector: Vector) -> None:
         self._vector = vector
-        head = b"%c%b%b%b" % (
-            _VERSION, vector.origin.to_bytes(_ORIGIN_BYTES, "big"),
-            _number(len(vector.positions)), _number(vector.purge_epoch),
-        )  # fmt: skip
-        self._head = _text_of(head)
+        self._head = _head_of(vector)
         self._positions = list(vector.positions)
         self._parts = [_text_of(_part(position)) for position in vector.positions]
-        self._count = vector.count
+        self._count = vector.total
         self._at = -1
         self._before = self._after = b""
 
@@ -325,6 +321,17 @@ class TokenWriter:
     def position(self, partition: int) -> Position:
         """Return where the reader stands in a partition."""
         return self._positions[partition]
+
+    @property
+    def purge_epoch(self) -> int:
+        """See `Vector`."""
+        return self._vector.purge_epoch
+
+    def mark_purges(self, purge_epoch: int) -> None:
+        """Documents were purged."""
+        self._vector = self._vector._replace(purge_epoch=purge_epoch)
+        self._head = _head_of(self._vector)
+        self._at = -1
 
     def move(self, partition: int, position: Position) -> None:
         """The reader stands somewhere else in a partition. Hot path."""
@@ -355,6 +362,14 @@ def _number(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+def _head_of(vector: Vector) -> bytes:
+    head = b"%c%b%b%b" % (
+        _VERSION, vector.origin.to_bytes(_ORIGIN_BYTES, "big"),
+        _number(len(vector.positions)), _number(vector.purge_epoch),
+    )  # fmt: skip
+    return _text_of(head)
 
 
 @lru_cache(maxsize=4 * PARTITIONS_MAX)

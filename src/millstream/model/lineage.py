@@ -6,7 +6,8 @@ document that one branch wrote.
 
 Invariants:
 1. A write copies the lineage and adds a run only if the branch changed since the key's last write.
-2. Ids computed from it never change once shown; a lost generation never comes back under its id.
+2. No branch is 0, so none begins with 0x00, which `model.sides` relies on.
+3. Ids computed from it never change once shown; a lost generation never comes back under its id.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def as_of(lineage: bytes, generation: int) -> bytes:
 
 
 def is_lineage(data: bytes) -> bool:
-    """Return whether `decode` takes it. Hot path of whoever is sent lineages."""
+    """Return whether a branch, which is never 0, wrote it. Hot path of whoever is sent lineages."""
     numbers = len(data.translate(None, _MORE))
-    return numbers >= 2 and not numbers & 1 and data[-1] < 0x80
+    return numbers >= 2 and not numbers & 1 and data[-1] < 0x80 and data[0] != 0
 
 
 def encode(lineage: Lineage) -> bytes:

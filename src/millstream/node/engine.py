@@ -37,6 +37,7 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
+from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
@@ -121,6 +122,7 @@ class Engine:
         )
         self._kv.node_figures = self._figures
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
+        self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.coordination: CoordProcess | None = None
         """None: the node does not coordinate."""
@@ -180,7 +182,7 @@ class Engine:
 
     async def delete_bucket(self, name: str) -> None:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
-        await self._buckets.delete(name, self._kv.drop_bucket)
+        await self._buckets.delete(name, self._drop_bucket)
         self._raise_revision()
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
@@ -402,13 +404,17 @@ class Engine:
     def _persisted(self) -> None:
         self._kv.on_persisted()
 
-    def _bucket_stopped(self, bucket: Bucket) -> None:
+    def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
+        self.changes.drop(bucket)
+
+    def _bucket_stopped(self, bucket: Bucket) -> None:
+        self._drop_bucket(bucket)
         self._tasks.start(self.others.bucket_gone(bucket.uuid), name="bucket stopped")
 
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)
-        self._kv.drop_bucket(self._buckets.running[name].bucket)
+        self._drop_bucket(self._buckets.running[name].bucket)
         self._on_fatal(error)
 
     def _coordination_failed(self, error: Exception) -> None:

@@ -11,7 +11,7 @@ from millstream.documents.tokens import (
     History,
     TokenWriter,
     Vector,
-    at_count,
+    at_total,
     check_origin,
     closed_part,
     is_below,
@@ -62,7 +62,7 @@ def test_a_token_comes_back_as_it_was(one):
     text = one.text()
     assert parse_token(text) == one
     assert parse_token(f'"{text}"') == one
-    assert text.partition("-")[0] == str(one.count)
+    assert text.partition("-")[0] == str(one.total)
     assert vector_from_json(vector_to_json(one)) == one
 
 
@@ -75,6 +75,7 @@ def test_a_writer_has_the_text_of_where_it_stands(one, moves):
         writer.move(partition, position)
         assert writer.position(partition) == position
         assert writer.text(partition).decode() == writer.vector.text()
+    writer.mark_purges(one.purge_epoch + 1)
     assert writer.text().decode() == writer.vector.text()
 
 
@@ -161,20 +162,20 @@ def test_a_position_is_judged_by_the_rollback_rule_apart_from_the_others(
 
 def test_a_count_stands_for_the_latest_vector_that_every_reader_of_so_many_changes_holds():
     histories = [History(LOG, 450, 0), History(LOG[-1:], 50, 0)]
-    whole = at_count(ORIGIN, histories, [450, 50], 500)
+    whole = at_total(ORIGIN, histories, [450, 50], 500)
     assert whole.positions == (Position(C, 450, 450, 450), Position(A, 50, 50, 50))
-    part = at_count(ORIGIN, histories, [450, 50], 490)
+    part = at_total(ORIGIN, histories, [450, 50], 490)
     assert [p.seqno for p in part.positions] == [440, 40]
-    assert [p.seqno for p in at_count(ORIGIN, histories, [450, 50], 400).positions] == [350, 0]
+    assert [p.seqno for p in at_total(ORIGIN, histories, [450, 50], 400).positions] == [350, 0]
     for count in (0, 501):
-        assert at_count(ORIGIN, histories, [450, 50], count).positions == (Position(),) * 2
+        assert at_total(ORIGIN, histories, [450, 50], count).positions == (Position(),) * 2
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_what_a_count_stands_for_lies_below_every_vector_of_that_count(first, second):
+def test_what_a_count_stands_for_lies_below_every_vector_of_that_total(first, second):
     histories = [History(LOG[-1:], 50, 0)] * 2
     held = vector_at(ORIGIN, histories, [first, second])
-    assert is_below(at_count(ORIGIN, histories, [50, 50], first + second), held)
+    assert is_below(at_total(ORIGIN, histories, [50, 50], first + second), held)
 
 
 def test_vectors_are_compared_by_what_is_held_whole():
@@ -212,7 +213,7 @@ def test_the_larger_and_the_smaller_of_two_vectors(data):
     assert is_below(below, other)
     assert is_below(one, above)
     assert is_below(other, above)
-    assert above.count + below.count == one.count + other.count
+    assert above.total + below.total == one.total + other.total
 
 
 @pytest.mark.parametrize(

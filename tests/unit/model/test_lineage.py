@@ -48,7 +48,12 @@ def test_any_bytes_are_told_apart(data: bytes) -> None:
     except ValueError:
         assert not is_lineage(data)
     else:
-        assert is_lineage(data)
+        assert is_lineage(data) == (data[0] != 0)
+
+
+def test_no_branch_is_zero() -> None:
+    assert is_lineage(born(1, 0))
+    assert not is_lineage(born(0, 1))
 
 
 @given(NUMBERS, NUMBERS, st.lists(st.tuples(NUMBERS, st.integers(1, 5)), max_size=5))

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from millstream.gateway.aio import (
     bucket_pages,
+    changes_pages,
     database_pages,
     dataless_pages,
     design_pages,
@@ -53,8 +54,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1024 * 1024
-HEADER_BYTES_MAX: Final = 8190
-"""Of the request line, and of each header."""
+HEADER_BYTES_MAX: Final = 32 * 1024
+"""Of the request line, and of each header: a token of a thousand partitions fits in."""
 IDLE_SECONDS: Final = 75.0
 STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
@@ -64,7 +65,7 @@ BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, shared_pages, part_pages, index_pages, view_pages, design_pages,
-    database_pages,
+    database_pages, changes_pages,
 )  # fmt: skip
 
 

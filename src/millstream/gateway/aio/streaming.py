@@ -23,7 +23,7 @@ from aiohttp import web
 
 from millstream.errors import MillstreamError
 
-__all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "stream"]
+__all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "cut", "stream"]
 
 _LOG = logging.getLogger(__name__)
 GONE_CHECK_S: Final = 0.5
@@ -89,7 +89,7 @@ async def stream(
             await response.write(piece)
     except MillstreamError as error:
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
-        _cut(request)
+        cut(request)
         return response
     except ConnectionError:
         _LOG.debug("%s %s: the client has gone", request.method, request.path)
@@ -98,6 +98,7 @@ async def stream(
     return response
 
 
-def _cut(request: web.Request) -> None:
+def cut(request: web.Request) -> None:
+    """End the connection, so that nobody takes the beginning for the whole."""
     if request.transport is not None:
         request.transport.abort()

@@ -1,0 +1,397 @@
+"""Documents as they are stored: a value, and a sidecar where there is more to say than kv can.
+
+    sidecar   version 1 byte, MessagePack array:
+        branches      [parent, first generation, signatures, [deleted generations]]
+        foreign       {16 bytes: text} of signatures that are not 32 hex digits
+        contents      one a branch, of its leaf: nil, not known; or [body, attachments, inline]
+        purged        whether this change is a purge
+
+A change without a sidecar is of a *linear* document: its revisions are computed from its lineage.
+
+Invariants:
+1. The value is the winner's: its body, or, of a winner that kv wrote, what kv wrote. In the
+   sidecar its body is empty then; a deleted winner's is there. An empty body of another leaf is
+   `{}`.
+2. A value that is no JSON object, or has a top-level member whose name begins with `_`, is the
+   body `{}` and an attachment `value` without a blob. What kv writes leaves other attachments
+   alone.
+3. What kv does to a document with a sidecar is the same on every copy: it is done once, where the
+   change is made, and travels as the sidecar.
+
+Elsewhere: trees (`documents.tree`), lineages (`model.lineage`), sides (`model.sides`), who decides
+what is stored (`documents.updating`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import blake2b, md5
+from struct import Struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.documents.json_text import is_plain_object
+from millstream.documents.revisions import SIGNATURE_BYTES, Path
+from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
+from millstream.errors import CorruptionError, UsageError
+from millstream.model.limits import VALUE_BYTES_MAX
+from millstream.model.revision import Revisions
+from millstream.model.sides import split
+from millstream.wire.frames import change_of
+
+__all__ = [
+    "EMPTY_BODY",
+    "REVS_LIMIT_DEFAULT",
+    "SIDECAR_BYTES_MAX",
+    "VALUE_ATTACHMENT",
+    "Attachment",
+    "Content",
+    "Packed",
+    "StoredDocument",
+    "by_kv",
+    "load",
+    "pack",
+]
+
+REVS_LIMIT_DEFAULT: Final = 1000
+"""Generations of a document's revisions that are kept, by default."""
+SIDECAR_BYTES_MAX: Final = VALUE_BYTES_MAX
+"""Revisions, attachment tables and bodies of conflicts of one document."""
+VALUE_ATTACHMENT: Final = "value"
+"""Name of the attachment that a kv value is which is no document."""
+EMPTY_BODY: Final = b"{}"
+_VALUE_TYPE: Final = "application/octet-stream"
+_VERSION: Final = 1
+_NUMBERS: Final = Struct(">QQQ")
+
+
+class Attachment(NamedTuple):
+    """What a document says of an attachment."""
+
+    content_type: str
+    revpos: int
+    """Generation in which it was added."""
+    length: int
+    """Of the plain bytes."""
+    md5: bytes
+    """Of the stored bytes: the digest that is shown."""
+    sha256: bytes
+    """Of the stored bytes: the blob's name. Empty: the bytes are `Content.value`."""
+    encoding: str
+    """How they are stored: "" as they are, or `gzip`."""
+    stored_length: int
+
+
+class Content(NamedTuple):
+    """What a revision holds."""
+
+    body: bytes
+    """JSON object without members whose name begins with `_`."""
+    attachments: Mapping[str, Attachment]
+    """By name, in the document's order."""
+    value: bytes | None = None
+    """Bytes of an attachment without a blob."""
+
+
+class Packed(NamedTuple):
+    """A document as it is written."""
+
+    value: bytes | None
+    """None: a tombstone."""
+    sidecar: bytes
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of one leaf."""
+
+    body: bytes
+    attachments: dict[str, Attachment]
+    value: bytes | None = None
+
+
+class _Sidecar(msgspec.Struct, frozen=True, array_like=True):
+    branches: list[Branch]
+    foreign: dict[bytes, str]
+    contents: list[_Entry | None]
+    is_purged: bool = False
+
+
+_decode: Final = msgspec.msgpack.Decoder(_Sidecar).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_NOTHING: Final[Mapping[str, Attachment]] = {}
+_IN_FRAME: Final = _Entry(b"", {})
+
+
+class StoredDocument:
+    """A document's revisions, and what the leaves hold.
+
+    Args:
+        contents: of every leaf whose content is known, by revision.
+        is_purged: whether the change that made it is a purge.
+    """
+
+    __slots__ = ("_contents", "_tree", "is_purged")
+
+    def __init__(
+        self, tree: RevisionTree, contents: Mapping[str, Content], *, is_purged: bool = False
+    ) -> None:
+        self._tree = tree
+        self._contents = contents
+        self.is_purged = is_purged
+
+    @property
+    def tree(self) -> RevisionTree:
+        """All revisions."""
+        return self._tree
+
+    @property
+    def contents(self) -> Mapping[str, Content]:
+        """Of every leaf whose content is known, by revision."""
+        return self._contents
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has revisions: a purge may leave none, and then there is no document."""
+        return not self.tree.is_empty
+
+    @property
+    def winner(self) -> Leaf:
+        """The leaf that the document shows; it has to exist."""
+        return self.tree.winner
+
+
+class _Linear(StoredDocument):
+    """One that kv alone wrote; what it is asked for is computed then."""
+
+    __slots__ = ("_generation", "_is_deleted", "_key", "_lineage", "_revisions", "_revs_limit",
+                 "_value")  # fmt: skip
+
+    def __init__(self, bucket_uuid: str, frame: bytes, lineage: bytes, revs_limit: int) -> None:
+        super().__init__(EMPTY, {})
+        change = change_of(frame)
+        self._revisions = _revisions_of(bucket_uuid)
+        self._key = change.key
+        self._lineage = lineage
+        self._generation = change.rev
+        self._is_deleted = change.is_deleted
+        self._value = change.value
+        self._revs_limit = revs_limit
+
+    @property
+    def tree(self) -> RevisionTree:
+        if self._tree is EMPTY:
+            digits_of, key, lineage = self._revisions.digits_of, self._key, self._lineage
+            newest = self._generation
+            oldest = max(1, newest - self._revs_limit + 1)
+            digits = [digits_of(key, lineage, one) for one in range(oldest, newest + 1)]
+            deleted = (newest,) if self._is_deleted else ()
+            branch = Branch(-1, oldest, bytes.fromhex("".join(digits)), deleted)
+            self._tree = RevisionTree([branch])
+        return self._tree
+
+    @property
+    def contents(self) -> Mapping[str, Content]:
+        if not self._contents:
+            content = Content(EMPTY_BODY, _NOTHING)
+            if not self._is_deleted:
+                content = _written_by_kv(self._value, _NOTHING, self._generation)
+            self._contents = {self.winner.rev: content}
+        return self._contents
+
+    @property
+    def exists(self) -> bool:
+        return True
+
+    @property
+    def winner(self) -> Leaf:
+        rev = self._revisions.of(self._key, self._lineage, self._generation)
+        return Leaf(rev, self._is_deleted)
+
+
+@lru_cache(maxsize=64)
+def _revisions_of(bucket_uuid: str) -> Revisions:
+    return Revisions(bucket_uuid)
+
+
+def load(
+    bucket_uuid: str,
+    key: bytes,
+    frame: bytes,
+    side: bytes,
+    revs_limit: int = REVS_LIMIT_DEFAULT,
+) -> StoredDocument:
+    """Return a document from the newest change of its key.
+
+    Args:
+        bucket_uuid: of the bucket of birth.
+        key: for the error.
+        frame: of a put, deletion or expiration.
+        side: what stands beside it.
+        revs_limit: generations that are computed of a document without a sidecar.
+
+    Raises:
+        CorruptionError: the side is none.
+    """
+    try:
+        lineage, sidecar = split(side)
+        if not sidecar:
+            return _Linear(bucket_uuid, frame, lineage, revs_limit)
+        parts = _unpacked(sidecar)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CorruptionError(
+            f"document {key!r}: what is kept beside it cannot be read ({error}); restore it from "
+            "a replica or a backup",
+            code="bad_sidecar",
+        ) from error
+    tree = RevisionTree(parts.branches, parts.foreign)
+    contents: dict[str, Content] = {}
+    for branch, entry in zip(tree.leaf_revs(), parts.contents, strict=True):
+        if entry is not None:
+            contents[branch] = Content(entry.body or EMPTY_BODY, entry.attachments, entry.value)
+    change = change_of(frame)
+    if not change.is_deleted and not tree.is_empty:
+        winner = tree.winner
+        kept = parts.contents[tree.winner_branch] or _IN_FRAME
+        generation = tree.branches[tree.winner_branch].last
+        contents[winner.rev] = _content_of(change.value, kept, generation)
+    return StoredDocument(tree, contents, is_purged=parts.is_purged)
+
+
+def _unpacked(sidecar: bytes) -> _Sidecar:
+    if sidecar[0] != _VERSION:
+        raise ValueError(f"a sidecar of version {sidecar[0]}, known is {_VERSION}")
+    parts = _decode(memoryview(sidecar)[1:])
+    branches = parts.branches
+    if len(branches) != len(parts.contents):
+        raise ValueError("not one content a branch")
+    for branch in branches:
+        if not branch.signatures or len(branch.signatures) % SIGNATURE_BYTES or branch.first < 1:
+            raise ValueError("a branch without revisions")
+        if branch.parent != -1:
+            above = branches[branch.parent] if 0 <= branch.parent < len(branches) else branch
+            if not above.first < branch.first <= above.last:
+                raise ValueError("a branch that leaves none")
+    return parts
+
+
+def _content_of(value: bytes, kept: _Entry, generation: int) -> Content:
+    """Return what a live winner holds."""
+    if is_plain_object(value):
+        return Content(value, kept.attachments, kept.value)
+    known = kept.attachments.get(VALUE_ATTACHMENT)
+    if known is not None and not known.sha256:
+        return Content(EMPTY_BODY, kept.attachments, value)
+    return _written_by_kv(value, kept.attachments, generation)
+
+
+def _written_by_kv(
+    value: bytes, attachments: Mapping[str, Attachment], generation: int
+) -> Content:
+    if is_plain_object(value):
+        return Content(value, attachments)
+    digest = md5(value, usedforsecurity=False).digest()
+    size = len(value)
+    shown = Attachment(_VALUE_TYPE, generation, size, digest, b"", "", size)
+    return Content(EMPTY_BODY, {**attachments, VALUE_ATTACHMENT: shown}, value)
+
+
+def pack(document: StoredDocument) -> Packed:
+    """Return a document as it is written.
+
+    Raises:
+        UsageError: `too_large`: more revisions, attachments or conflicts than a document may have.
+    """
+    tree = document.tree
+    contents = document.contents
+    revs = tree.leaf_revs()
+    entries = [_entry_of(contents.get(rev)) for rev in revs]
+    value = None
+    if revs and not tree.winner.is_deleted:
+        number = tree.winner_branch
+        content = contents[revs[number]]
+        if _is_kv_value(content):
+            value = content.value
+            entries[number] = _Entry(b"", dict(content.attachments))
+        else:
+            value = content.body
+            entries[number] = _Entry(b"", dict(content.attachments), content.value)
+    return Packed(value, _sidecar(tree, entries, is_purged=document.is_purged))
+
+
+def _entry_of(content: Content | None) -> _Entry | None:
+    if content is None:
+        return None
+    body = b"" if content.body == EMPTY_BODY else content.body
+    return _Entry(body, dict(content.attachments), content.value)
+
+
+def _is_kv_value(content: Content) -> bool:
+    """Return whether it is what kv wrote, which then is the value again."""
+    shown = content.attachments.get(VALUE_ATTACHMENT)
+    return content.body == EMPTY_BODY and shown is not None and not shown.sha256
+
+
+def _sidecar(tree: RevisionTree, entries: list[_Entry | None], *, is_purged: bool) -> bytes:
+    parts = _Sidecar(list(tree.branches), dict(tree.foreign), entries, is_purged)
+    sidecar = bytes((_VERSION,)) + _encode(parts)
+    if len(sidecar) > SIDECAR_BYTES_MAX:
+        raise UsageError(
+            f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
+            f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
+            code="too_large",
+        )
+    return sidecar
+
+
+def by_kv(
+    bucket_uuid: str, key: bytes, side: bytes, is_deleted: bool, branch: int, seqno: int, rev: int
+) -> bytes:
+    """Return the sidecar after kv changed a document that has one.
+
+    A put extends the winner; a deletion or expiration extends every live leaf by a deletion. The
+    other leaves stay.
+
+    Args:
+        bucket_uuid: of the bucket.
+        key: of the document.
+        side: of the document before.
+        is_deleted: whether the change deletes it.
+        branch: history branch of the change.
+        seqno: of the change.
+        rev: revision count of the change.
+
+    Raises:
+        ValueError: the side has no sidecar.
+    """
+    parts = _unpacked(split(side)[1])
+    tree = RevisionTree(parts.branches, parts.foreign)
+    entries = parts.contents
+    base = blake2b(bucket_uuid.encode() + b"\0" + key, digest_size=SIGNATURE_BYTES)
+    base.update(_NUMBERS.pack(branch, seqno, rev))
+    if tree.is_empty:
+        tree = tree.merged(Path(1, [_signature(base, "")]), is_deleted=is_deleted)
+        return _sidecar(tree, [_IN_FRAME], is_purged=False)
+    if is_deleted:
+        numbers = [n for n, one in enumerate(tree.branches) if not one.is_deleted]
+    else:
+        numbers = [tree.winner_branch]
+    children = {}
+    for number in numbers:
+        children[number] = _signature(base, tree.leaf_at(number).rev)
+        before = entries[number] or _IN_FRAME
+        is_going = is_deleted or tree.branches[number].is_deleted
+        entries[number] = _Entry(b"", {} if is_going else _without_value(before.attachments))
+    return _sidecar(tree.with_children(children, is_deleted=is_deleted), entries, is_purged=False)
+
+
+def _signature(base: blake2b, parent: str) -> str:
+    digest = base.copy()
+    digest.update(parent.encode())
+    return digest.hexdigest()
+
+
+def _without_value(attachments: dict[str, Attachment]) -> dict[str, Attachment]:
+    """Return what a put over kv leaves: all but the value before."""
+    return {name: one for name, one in attachments.items() if one.sha256}

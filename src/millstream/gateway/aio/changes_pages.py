@@ -1,0 +1,274 @@
+"""The feed of a database's changes: `_changes`.
+
+Invariants:
+1. A row leaves when the client takes it: no more than one step of rows is made ahead.
+2. Whatever ends a request gives up what it holds of the database.
+3. The loop is given back after every `ROWS_PER_STEP` changes, also where none of them is a row;
+   a client that asked for heartbeats gets them meanwhile.
+4. The token that ends an answer stands for exactly what the client was sent.
+
+Elsewhere: parameters (`gateway.core.changes`), rows (`gateway.core.changes_rows`), the walk
+(`kv.aio.changes`).
+Source: CouchDB's `_changes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from millstream.errors import MillstreamError, UsageError
+from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_body, require
+from millstream.gateway.aio.streaming import WhileThere, cut, stream
+from millstream.gateway.core.changes import (
+    CHANGES_BODY_BYTES_MAX,
+    CONTENT_FILTERS,
+    ChangesQuery,
+    parse_changes,
+)
+from millstream.gateway.core.changes_rows import Row, RowMaker
+from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
+from millstream.kv.core.changes_feed import Piece
+from millstream.wire.frames import seqno_of
+
+__all__ = ["routes"]
+
+_LOG = logging.getLogger(__name__)
+ROWS_PER_STEP: Final = 256
+COUNTED_CHANGES_MAX: Final = 2048
+"""Up to so many seqnos `pending` is exact; else it is their number, at least that of the rows."""
+DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Rows that are kept to be sent in reverse."""
+_PATH: Final = DATABASE_PATH + "/_changes"
+_HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
+
+
+class _Answer:
+    """What one client is sent."""
+
+    def __init__(self, database: DatabaseChanges, walk: ChangesWalk, query: ChangesQuery) -> None:
+        self._database = database
+        self._walk = walk
+        self._query = query
+        self._maker = RowMaker(database.uuid, query)
+        self._left = query.limit
+        self._count = 0
+
+    @property
+    def _is_full(self) -> bool:
+        return self._left is not None and self._left <= 0
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer; empty pieces are chances for a heartbeat."""
+        query, is_list = self._query, self._query.feed in ("normal", "longpoll")
+        if is_list:
+            yield b'{"results":[\n'
+        wait_s = query.heartbeat_s or query.timeout_s
+        while True:
+            rows = self._descending() if query.descending else self._ascending()
+            async with aclosing(rows):
+                async for piece in rows:
+                    yield piece
+            if self._is_full or query.feed == "normal" or query.descending:
+                break
+            if query.feed == "longpoll" and self._count:
+                break
+            while not await self._walk.wait(wait_s):
+                yield b""
+                if query.heartbeat_s is None:
+                    wait_s = 0.0
+                    break
+            if not wait_s:
+                break
+        pending = await self._pending() if self._is_full else 0
+        token = self._walk.tokens.text()
+        if is_list:
+            yield b'\n],\n"last_seq":"%b","pending":%d}\n' % (token, pending)
+        elif query.feed == "continuous":
+            yield b'{"last_seq":"%b","pending":%d}\n' % (token, pending)
+
+    async def _ascending(self) -> AsyncGenerator[bytes, None]:
+        async for piece in self._steps():
+            shown = self._shown(piece, self._maker.rows(piece.frames))
+            if self._is_full:
+                yield shown
+                return
+            self._go_on_behind(piece)
+            yield shown
+
+    def _go_on_behind(self, piece: Piece) -> None:
+        snapshot = piece.snapshot
+        self._walk.tokens.move(snapshot.partition_id, snapshot.at(piece.covered))
+
+    async def _steps(self) -> AsyncIterator[Piece]:
+        """Yield changes, few at a time."""
+        if self._is_full:
+            return
+        async for piece in self._walk.pieces():
+            snapshot, frames, covered = piece
+            while len(frames) > ROWS_PER_STEP:
+                step, frames = frames[:ROWS_PER_STEP], frames[ROWS_PER_STEP:]
+                yield Piece(snapshot, step, seqno_of(step[-1]))
+                await asyncio.sleep(0)
+            yield Piece(snapshot, frames, covered)
+            if len(frames) > 1:
+                await asyncio.sleep(0)
+
+    def _shown(self, piece: Piece, rows: list[Row]) -> bytes:
+        """Return rows as the client is sent them, and move the reader along. Hot path."""
+        if self._left is not None:
+            rows = rows[: self._left]
+            self._left -= len(rows)
+        tokens, snapshot = self._walk.tokens, piece.snapshot
+        number, interval = snapshot.partition_id, self._query.seq_interval
+        out = []
+        for seqno, text in rows:
+            tokens.move(number, snapshot.at(seqno))
+            self._count += 1
+            seq = b"null" if self._count % interval else b'"%b"' % tokens.text(number)
+            out.append(self._framed(seq, text))
+        return b"".join(out)
+
+    def _framed(self, seq: bytes, text: bytes) -> bytes:
+        feed = self._query.feed
+        if feed == "continuous":
+            return b'{"seq":%b%b\n' % (seq, text)
+        if feed == "eventsource":
+            event_id = b"" if seq == b"null" else b"id: %b\n" % seq.strip(b'"')
+            return b'data: {"seq":%b%b\n%b\n' % (seq, text, event_id)
+        return b'%b{"seq":%b%b' % (b"" if self._count == 1 else b",\n", seq, text)
+
+    async def _descending(self) -> AsyncGenerator[bytes, None]:
+        """Yield the last rows of what would come, in reverse.
+
+        Raises:
+            UsageError: `bad_request`: they are too many to be kept.
+        """
+        limit, self._left = self._left, None
+        kept: deque[tuple[bytes, bytes]] = deque(maxlen=limit)
+        size = 0
+        tokens = self._walk.tokens
+        async for piece in self._steps():
+            number = piece.snapshot.partition_id
+            for seqno, text in self._maker.rows(piece.frames):
+                tokens.move(number, piece.snapshot.at(seqno))
+                if len(kept) == limit and kept:
+                    size -= sum(map(len, kept[0]))
+                kept.append((tokens.text(number), text))
+                size += sum(map(len, kept[-1])) if kept else 0
+            if size > DESCENDING_BYTES_MAX:
+                raise UsageError(
+                    "the rows of a descending feed do not fit into memory: give a limit",
+                    code="bad_request",
+                )
+            self._go_on_behind(piece)
+        for token, text in reversed(kept):
+            self._count += 1
+            yield self._framed(b'"%b"' % token, text)
+
+    async def _pending(self) -> int:
+        """Return how many rows are above where the client stands."""
+        lag = self._walk.lag()
+        if not lag or lag > COUNTED_CHANGES_MAX:
+            return lag
+        rest = self._database.open(self._walk.tokens.vector, restarts=False)
+        maker, count = RowMaker(self._database.uuid, ChangesQuery()), 0
+        try:
+            async for piece in rest.pieces():
+                count += len(maker.rows(piece.frames))
+                if len(piece.frames) > 1:
+                    await asyncio.sleep(0)
+        finally:
+            rest.close()
+        return count
+
+
+async def _with_heartbeats(
+    pieces: AsyncIterator[bytes], query: ChangesQuery
+) -> AsyncGenerator[bytes, None]:
+    """Yield what is not empty, and a heartbeat where there was nothing for so long."""
+    loop = asyncio.get_running_loop()
+    beat, last_s = _HEARTBEATS.get(query.feed, b"\n"), loop.time()
+    async for piece in pieces:
+        if piece:
+            yield piece
+        elif query.heartbeat_s is None or loop.time() - last_s < query.heartbeat_s:
+            continue
+        else:
+            yield beat
+        last_s = loop.time()
+
+
+async def _changes(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    query = parse_changes(
+        request.query, await _body(request), request.headers.get("Last-Event-ID")
+    )
+    if query.filter.kind in CONTENT_FILTERS:
+        raise UsageError(
+            f"a {query.filter.kind} as a filter of _changes is not supported", code="not_supported"
+        )
+    database = request.app[HOST].changes.of(bucket)
+    walk = database.open(database.start_of(query.since), restarts=False)
+    try:
+        with WhileThere(request):
+            pieces = _Answer(database, walk, query).pieces()
+            async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
+                if query.feed == "normal" and query.heartbeat_s is None:
+                    return await stream(request, beating, {"Cache-Control": "must-revalidate"})
+                return await _stream_at_once(request, beating, query)
+    finally:
+        walk.close()
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    if request.method != "POST":
+        return {}
+    data = await read_body(request, CHANGES_BODY_BYTES_MAX)
+    if not data:
+        return {}
+    if request.content_type != "application/json":
+        raise UsageError("a body of type application/json is wanted", code="bad_content_type")
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    if not isinstance(content, dict):
+        raise UsageError("Request body must be a JSON object", code="bad_request")
+    return content
+
+
+async def _stream_at_once(
+    request: web.Request, pieces: AsyncIterator[bytes], query: ChangesQuery
+) -> web.StreamResponse:
+    """Send each piece when it is there, the headers before anything is."""
+    response = web.StreamResponse(headers={"Cache-Control": "must-revalidate"})
+    is_events = query.feed == "eventsource"
+    response.content_type = "text/event-stream" if is_events else "application/json"
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    try:
+        async for piece in pieces:
+            await response.write(piece)
+    except MillstreamError as error:
+        _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
+        cut(request)
+        return response
+    except ConnectionError:
+        _LOG.debug("%s %s: the client has gone", request.method, request.path)
+        return response
+    await response.write_eof()
+    return response
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [web.get(_PATH, _changes), web.post(_PATH, _changes)]

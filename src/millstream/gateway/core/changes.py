@@ -1,0 +1,207 @@
+"""What is asked of `_changes`: parameters, and what they refuse.
+
+Invariants:
+1. What is not understood is refused with the reason; parameters that are not known are let pass,
+   for functions see them.
+2. A heartbeat takes the place of the timeout.
+
+Elsewhere: rows (`changes_rows`), the pages (`gateway.aio.changes_pages`), tokens
+(`documents.tokens`).
+Source: CouchDB's `_changes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from millstream.documents.tokens import Vector, parse_token
+from millstream.errors import UsageError
+
+__all__ = [
+    "ALL",
+    "CHANGES_BODY_BYTES_MAX",
+    "CONTENT_FILTERS",
+    "ChangesQuery",
+    "FilterAsked",
+    "parse_changes",
+]
+
+CHANGES_BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a list of ids, or a selector."""
+HEARTBEAT_MS_DEFAULT: Final = 60_000
+TIMEOUT_MS_MAX: Final = 60_000
+"""How long a feed waits for the next change, at most and by default."""
+CONTENT_FILTERS: Final = frozenset({"selector", "view", "function"})
+"""Kinds of filters that look at what is in a document, not at its id alone."""
+_FEEDS: Final = {"normal": "normal", "longpoll": "longpoll", "continuous": "continuous",
+                 "live": "continuous", "eventsource": "eventsource"}  # fmt: skip
+_COUNT_DIGITS_MAX: Final = 15
+
+Feed = Literal["normal", "longpoll", "continuous", "eventsource"]
+
+
+class FilterAsked(NamedTuple):
+    """Which documents are wanted."""
+
+    kind: Literal["all", "ids", "design", "selector", "view", "function"] = "all"
+    ids: frozenset[str] = frozenset()
+    selector: Any = None
+    design: str = ""
+    """Without `_design/`."""
+    name: str = ""
+    parameters: Mapping[str, str] = {}
+    """Of the request, for a function."""
+
+
+ALL: Final = FilterAsked()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesQuery:
+    """A request to `_changes`, checked."""
+
+    feed: Feed = "normal"
+    since: Vector | int | None = 0
+    """None: now."""
+    limit: int | None = None
+    descending: bool = False
+    all_docs: bool = False
+    include_docs: bool = False
+    attachments: bool = False
+    conflicts: bool = False
+    heartbeat_s: float | None = None
+    timeout_s: float = TIMEOUT_MS_MAX / 1000
+    seq_interval: int = 1
+    filter: FilterAsked = ALL
+
+
+def parse_changes(
+    options: Mapping[str, str], body: Mapping[str, Any], last_event_id: str | None = None
+) -> ChangesQuery:
+    """Check a request.
+
+    Args:
+        options: of the address.
+        body: the object of a POST, else empty.
+        last_event_id: header of an event source that connects again: it has the last word.
+
+    Raises:
+        UsageError: `bad_request`, `query_parse_error`.
+    """
+    feed = _FEEDS.get(options.get("feed") or "normal")
+    if feed is None:
+        raise UsageError(
+            "Supported `feed` types: normal, continuous, live, longpoll, eventsource",
+            code="bad_request",
+        )
+    style = options.get("style", "main_only")
+    if style not in ("main_only", "all_docs"):
+        raise UsageError("Supported `style` values: main_only, all_docs", code="bad_request")
+    since = options.get("since", options.get("last-event-id", "0"))
+    if feed == "eventsource" and last_event_id:
+        since = last_event_id
+    limit = options.get("limit")
+    return ChangesQuery(
+        feed=feed,  # type: ignore[arg-type] # one of the values above
+        since=_since(since),
+        limit=None if limit is None else _count("limit", limit),
+        descending=_flag(options, "descending"),
+        all_docs=style == "all_docs",
+        include_docs=_flag(options, "include_docs"),
+        attachments=_flag(options, "attachments"),
+        conflicts=_flag(options, "conflicts"),
+        heartbeat_s=_heartbeat(options.get("heartbeat")),
+        timeout_s=_timeout(options.get("timeout")),
+        seq_interval=max(1, _count("seq_interval", options.get("seq_interval", "1"))),
+        filter=_filter(options, body),
+    )
+
+
+def _since(text: str) -> Vector | int | None:
+    return None if text.strip('"') == "now" else parse_token(text or "0")
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > _COUNT_DIGITS_MAX:
+        raise UsageError(
+            f"Invalid value for {name}: {text[:40]!r}; a whole number is wanted",
+            code="query_parse_error",
+        )
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false")
+    if text not in ("true", "false"):
+        raise UsageError(
+            f"Invalid boolean parameter {name}: {text[:40]!r}", code="query_parse_error"
+        )
+    return text == "true"
+
+
+def _heartbeat(text: str | None) -> float | None:
+    if text is None or text == "false":
+        return None
+    milliseconds = HEARTBEAT_MS_DEFAULT if text == "true" else _count("heartbeat", text)
+    if not milliseconds:
+        raise UsageError(
+            "The heartbeat value should be a positive integer (in milliseconds).",
+            code="bad_request",
+        )
+    return milliseconds / 1000
+
+
+def _timeout(text: str | None) -> float:
+    milliseconds = TIMEOUT_MS_MAX if text is None else _count("timeout", text)
+    return min(milliseconds, TIMEOUT_MS_MAX) / 1000
+
+
+# -- filters
+
+
+def _filter(options: Mapping[str, str], body: Mapping[str, Any]) -> FilterAsked:
+    name = options.get("filter", "")
+    if name == "_doc_ids" or (not name and "doc_ids" in body):
+        return FilterAsked("ids", ids=_ids(options, body))
+    if name == "_selector" or (not name and "selector" in body):
+        if not isinstance(body.get("selector"), dict):
+            raise UsageError(
+                "Selector must be a JSON object, in the body of a POST", code="bad_request"
+            )
+        return FilterAsked("selector", selector=body["selector"])
+    if name == "_design":
+        return FilterAsked("design")
+    if name == "_view":
+        design, view = _named("view", options.get("view", ""))
+        return FilterAsked("view", design=design, name=view)
+    if not name:
+        return ALL
+    design, function = _named("filter", name)
+    return FilterAsked("function", design=design, name=function, parameters=dict(options))
+
+
+def _ids(options: Mapping[str, str], body: Mapping[str, Any]) -> frozenset[str]:
+    ids: Any = body.get("doc_ids")
+    if ids is None and "doc_ids" in options:
+        try:
+            ids = msgspec.json.decode(options["doc_ids"])
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            ids = None
+    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        raise UsageError(
+            "`doc_ids` filter parameter is not a list of doc ids.", code="bad_request"
+        )
+    return frozenset(ids)
+
+
+def _named(parameter: str, text: str) -> tuple[str, str]:
+    design, slash, name = text.removeprefix("_design/").partition("/")
+    if not slash or not design or not name:
+        raise UsageError(
+            f"`{parameter}` must be of the form `designname/{parameter}name`", code="bad_request"
+        )
+    return design, name
