@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.replication.core.asking import Changes, Page, Pause, StoreRecords, feed_of
+from millstream.replication.core.asking import Changes, Page, Pause, Row, StoreRecords, feed_of
 from millstream.replication.core.batches import Batch, Done
 from millstream.replication.core.checkpointing import Checkpoint, checkpoint
 from millstream.replication.core.coverage import Record, member_to_json
@@ -159,10 +159,14 @@ class Run:
     def _retried(self, names: list[str]) -> Steps[Done]:
         """Try the exceptions again: a replication of these documents."""
         feed = self._feed._replace(doc_ids=tuple(names))
-        page: Page = yield from asked("source", Changes(0, len(names), feed))
-        done = yield from Batch(page.rows).steps()
-        gone = set(names) - {row.name for row in page.rows}
-        return done._replace(accepted=done.accepted | gone)
+        rows: dict[str, Row] = {}
+        since, is_end = 0, False
+        while not is_end:
+            page: Page = yield from asked("source", Changes(since, len(names), feed))
+            rows |= {row.name: row for row in page.rows}
+            since, is_end = page.place.seq, _is_end(page, len(names))
+        done = yield from Batch(list(rows.values())).steps()
+        return done._replace(accepted=done.accepted | (set(names) - rows.keys()))
 
     def _on_retried(self, done: Done | None, error: MillstreamError | None) -> None:
         if error is not None:
@@ -243,7 +247,7 @@ class Run:
         if not page.is_complete:
             self._chain = self._chain._replace(is_complete=False)
         self._read_to = page.place
-        self._is_caught_up = self._is_end(page)
+        self._is_caught_up = _is_end(page, self.job.worker_batch_size)
         self._has_ended = self._is_caught_up and not self.job.continuous
         number = self._tracker.opened(self._mark_of(page))
         self._tasks.spawn(
@@ -251,14 +255,9 @@ class Run:
         )
         self._go_on()
 
-    def _is_end(self, page: Page) -> bool:
-        if page.pending is not None:
-            return page.pending == 0
-        return len(page.rows) < self.job.worker_batch_size
-
     def _mark_of(self, page: Page) -> Mark:
         vector = page.place.vector
-        is_closed = self._is_end(page) if vector is None else vector.is_closed
+        is_closed = _is_end(page, self.job.worker_batch_size) if vector is None else vector.is_closed
         fresh = [each for each in page.records if (each.name, each.stamp) not in self._told]
         if not is_closed or not self.job.use_checkpoints:
             fresh = []
@@ -345,6 +344,11 @@ class Run:
             assert entry is not None
             self._tracker.recorded(entry.place)
             self._go_on()
+
+
+def _is_end(page: Page, limit: int) -> bool:
+    """Whether a source has nothing behind a page now."""
+    return len(page.rows) < limit if page.pending is None else page.pending == 0
 
 
 def _is_replaced(record: Record, pair: Pair, ours: tuple[dict[str, Any], ...]) -> bool:
