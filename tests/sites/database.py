@@ -11,7 +11,7 @@ import zlib
 from millstream.documents.tokens import History, Vector, origin_of, parse_token
 from millstream.errors import ConditionError, UsageError
 from millstream.model.position import FailoverEntry, Position, position_at
-from millstream.replication.core import asking, coverage, logs
+from millstream.replication.core import coverage, logs
 from millstream.replication.core.asking import (
     Difference,
     Document,
@@ -52,9 +52,7 @@ class Partition:
 
     def newest(self, at=None):
         return {
-            name: (seqno, tree)
-            for seqno, name, tree in self.changes
-            if at is None or seqno <= at
+            name: (seqno, tree) for seqno, name, tree in self.changes if at is None or seqno <= at
         }
 
     def lose_tail(self, seqno, uuid):
@@ -265,9 +263,7 @@ class Database:
             return Page(wanted, Place(seq), pending)
         records = ()
         if request.puller:
-            records = tuple(
-                coverage.emitted(self.all_records(), present, vector, request.puller)
-            )
+            records = tuple(coverage.emitted(self.all_records(), present, vector, request.puller))
         return Page(wanted, Place(vector.text(), vector), pending, is_complete, records)
 
     def walk(self, reached, limit):

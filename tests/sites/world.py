@@ -14,7 +14,6 @@ from millstream.replication.core.asking import Changes, Pause, WriteLocal, feed_
 from millstream.replication.core.jobs import Endpoint, Job
 from millstream.replication.core.logs import parse_log
 from millstream.replication.core.running import Run
-
 from sites.database import Database, leaves, passes
 
 NAMES = tuple(f"d{number}" for number in range(6))
@@ -230,9 +229,15 @@ class World:
             for _ in range(2):
                 for source, target in itertools.permutations(range(len(world.sites)), 2):
                     world.finish(world.begin(source, target, transitive=transitive))
-            outcomes.append([
-                {name: leaves(each.tree(name)) for name in NAMES if name not in self.incomparable}
-                for each in world.sites
-            ])
+            outcomes.append(
+                [
+                    {
+                        name: leaves(each.tree(name))
+                        for name in NAMES
+                        if name not in self.incomparable
+                    }
+                    for each in world.sites
+                ]
+            )
         if outcomes[0] != outcomes[1]:
             raise Wrong("a mesh with records about others differs from one without")

@@ -35,7 +35,7 @@ from millstream.replication.core.logs import Statistics
 from millstream.replication.core.tasks import ATTEMPTS_MAX, RETRY_MIN_MS, Steps, asked
 
 __all__ = [
-    "DENIED", "FETCH_DOCUMENTS_MAX", "TOO_LARGE", "WRITE_BYTES_MAX", "Batch", "Done",
+    "DENIED", "FETCH_DOCUMENTS_MAX", "MISSING", "TOO_LARGE", "WRITE_BYTES_MAX", "Batch", "Done",
 ]  # fmt: skip
 
 FETCH_DOCUMENTS_MAX: Final = 100

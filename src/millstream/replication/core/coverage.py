@@ -279,7 +279,8 @@ def _outdoes(one: Record, other: Record, present: Present) -> bool:
         return False
     mine, yours = one.place.vector, other.place.vector
     return (
-        (one.origin, one.members, one.exceptions) == (other.origin, other.members, other.exceptions)
+        (one.origin, one.members, one.exceptions)
+        == (other.origin, other.members, other.exceptions)
         and mine is not None
         and yours is not None
         and is_below(yours, mine)

@@ -326,7 +326,9 @@ def member_of(job: Job, code: str | None) -> Member | None:
         return None
     if job.filter == _DESIGN:
         return Member("design")
-    return Member("content", signature=_digest([job.function and code, job.filter, job.query_params]))
+    return Member(
+        "content", signature=_digest([job.function and code, job.filter, job.query_params])
+    )
 
 
 def replication_id(

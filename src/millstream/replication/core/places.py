@@ -126,4 +126,3 @@ class Present(NamedTuple):
         """Whether a reader at `end` has what the database had at `stamp`; it holds both."""
         one, other = self.adopted(stamp), self.adopted(end)
         return one is not None and other is not None and is_below(one, other)
-

@@ -257,7 +257,9 @@ class Run:
 
     def _mark_of(self, page: Page) -> Mark:
         vector = page.place.vector
-        is_closed = _is_end(page, self.job.worker_batch_size) if vector is None else vector.is_closed
+        is_closed = (
+            _is_end(page, self.job.worker_batch_size) if vector is None else vector.is_closed
+        )
         fresh = [each for each in page.records if (each.name, each.stamp) not in self._told]
         if not is_closed or not self.job.use_checkpoints:
             fresh = []

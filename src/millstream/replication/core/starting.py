@@ -25,7 +25,13 @@ from millstream.replication.core.asking import (
     ReadRecords,
     Verify,
 )
-from millstream.replication.core.coverage import Claim, Record, member_to_json, serves, verified_by_log
+from millstream.replication.core.coverage import (
+    Claim,
+    Record,
+    member_to_json,
+    serves,
+    verified_by_log,
+)
 from millstream.replication.core.jobs import Job, Member, member_of, replication_id
 from millstream.replication.core.logs import Match, compare, parse_log
 from millstream.replication.core.places import NOWHERE, Place
@@ -103,7 +109,9 @@ def started(job: Job) -> Steps[Started]:
     match = yield from _matched(pair)
     begun = Started(pair, NOWHERE, fresh)
     if match is not None:
-        begun = Started(pair, match.place, _chain_of(match), is_new=False, session=match.source.ckpt_id)
+        begun = Started(
+            pair, match.place, _chain_of(match), is_new=False, session=match.source.ckpt_id
+        )
     if not job.transitive or job.winning_revs_only or not pair.target.uuid:
         return begun
     return (yield from _moved_on(begun, match))
@@ -263,5 +271,3 @@ def _seqnos(vector: Vector) -> list[int]:
 
 def _place(vector: Vector) -> Place:
     return Place(vector.text(), vector)
-
-
