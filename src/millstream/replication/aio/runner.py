@@ -1,0 +1,107 @@
+"""Runs one job between two peers: carries out what its run wants, and tells how far it is.
+
+Invariants:
+1. A run has one thought at a time; requests of several batches are under way side by side.
+2. Who is cancelled leaves no request behind.
+
+Elsewhere: what a run wants (`core.running`), when jobs run (`scheduler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import uuid4
+
+from millstream.errors import MillstreamError
+from millstream.replication.aio.peer import Peer
+from millstream.replication.core.asking import Ask, Copy, Failure, Pause
+from millstream.replication.core.batches import MISSING
+from millstream.replication.core.jobs import Job
+from millstream.replication.core.running import Run
+from millstream.replication.core.tasks import Effect
+
+__all__ = ["Runner"]
+
+_MS: Final = 1000.0
+
+
+class Runner:
+    """One run of a job.
+
+    Args:
+        job: what to do.
+        source: where documents come from.
+        target: where they go.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self, job: Job, source: Peer, target: Peer, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.run = Run(job, lambda: uuid4().hex)
+        self._peers = {"source": source, "target": target}
+        self._clock = clock
+        self._doing: dict[asyncio.Task[Any], int] = {}
+
+    async def finish(self) -> Run:
+        """Run it to its end; a continuous job has none but an error.
+
+        Raises:
+            MillstreamError: it failed; everything up to its last checkpoint is done.
+        """
+        try:
+            self._do(self.run.start(self._now_ms()))
+            while self.run.outcome is None:
+                await self._wait()
+        finally:
+            await self._drop()
+        if self.run.outcome.error is not None:
+            raise self.run.outcome.error
+        return self.run
+
+    def _now_ms(self) -> float:
+        return self._clock() * _MS
+
+    def _do(self, effects: list[Effect]) -> None:
+        for ticket, step in effects:
+            self._doing[asyncio.ensure_future(self._done(step))] = ticket
+
+    async def _wait(self) -> None:
+        assert self._doing, "a run that is not over waits for something"
+        done, _ = await asyncio.wait(self._doing, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            ticket = self._doing.pop(task)
+            error = task.exception()
+            if error is None:
+                self._do(self.run.answer(ticket, task.result(), self._now_ms()))
+            elif isinstance(error, MillstreamError):
+                self._do(self.run.fail(ticket, error, self._now_ms()))
+            else:
+                raise error
+
+    async def _done(self, step: Ask | Pause) -> Any:
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.wait_ms / _MS)
+        if isinstance(step.request, Copy):
+            return await self._copied(step.request)
+        return await self._peers[step.side].ask(step.request)
+
+    async def _copied(self, request: Copy) -> tuple[Failure, ...]:
+        failures, name = list[Failure](), request.wanted.name
+        async for found in self._peers["source"].documents(request):
+            if isinstance(found, tuple):
+                failures.append(Failure(name, found[1], MISSING))
+                continue
+            failure = await self._peers["target"].put(name, found)
+            if failure is not None:
+                failures.append(failure)
+        return tuple(failures)
+
+    async def _drop(self) -> None:
+        for task in self._doing:
+            task.cancel()
+        await asyncio.gather(*self._doing, return_exceptions=True)
+        self._doing.clear()
