@@ -1,15 +1,15 @@
 """Schedules of databases, edits, replications and faults, each a function of its seed.
 
 Held at every checkpoint that is complete and closed: its target knows every leaf that the source
-had at its place and that passes, or the checkpoint lists the document. Held at the end: a full mesh
-of replications gives every database the same documents with records about others as without.
+had at its place and that passes, or the checkpoint lists the document. Held at the end: a full
+mesh of replications gives every database the same documents with records about others as without.
 """
 
 import copy
 import itertools
 import random
 
-from millstream.errors import UnavailableError
+from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import Changes, Pause, WriteLocal, feed_of
 from millstream.replication.core.jobs import Endpoint, Job
 from millstream.replication.core.logs import parse_log
@@ -77,7 +77,7 @@ class World:
             return run.fail(effect.ticket, UnavailableError("lost"), 0)
         try:
             answer = database.serve(request)
-        except Exception as error:
+        except MillstreamError as error:
             return run.fail(effect.ticket, error, 0)
         self.look(run, database, side, request, answer, source)
         if lost < 0.02:

@@ -26,6 +26,7 @@ from millstream.replication.core.tasks import Effect
 __all__ = ["Runner"]
 
 _MS: Final = 1000.0
+_NS_PER_MS: Final = 1_000_000
 
 
 class Runner:
@@ -35,15 +36,15 @@ class Runner:
         job: what to do.
         source: where documents come from.
         target: where they go.
-        clock: Unix time in seconds.
+        clock_ns: Unix time.
     """
 
     def __init__(
-        self, job: Job, source: Peer, target: Peer, clock: Callable[[], float] = time.time
+        self, job: Job, source: Peer, target: Peer, clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self.run = Run(job, lambda: uuid4().hex)
         self._peers = {"source": source, "target": target}
-        self._clock = clock
+        self._clock_ns = clock_ns
         self._doing: dict[asyncio.Task[Any], int] = {}
 
     async def finish(self) -> Run:
@@ -63,7 +64,7 @@ class Runner:
         return self.run
 
     def _now_ms(self) -> float:
-        return self._clock() * _MS
+        return self._clock_ns() / _NS_PER_MS
 
     def _do(self, effects: list[Effect]) -> None:
         for ticket, step in effects:

@@ -10,8 +10,8 @@ Invariants:
 4. At most `worker_processes` batches are under way; changes are not read ahead of them.
 5. A run that was once incomplete stays so, and so do those that go on from its checkpoints.
 
-Elsewhere: what a start, a batch and a checkpoint are (`starting`, `batches`, `checkpointing`), when
-a run is repeated (`scheduling`), sockets and clocks (`aio.runner`).
+Elsewhere: starts, batches and checkpoints (`starting`, `batches`, `checkpointing`), when a run is
+repeated (`scheduling`), sockets and clocks (`aio.runner`).
 """
 
 from __future__ import annotations
