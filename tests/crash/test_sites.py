@@ -11,8 +11,8 @@ SECONDS_MAX = 45
 """For schedules of the right rules; `make sites` runs 2,000."""
 PLANTED_SEEDS_MAX = 400
 FIRST_SEEDS = {
-    "what_looks_inside_restarts_at_the_branch_point": 215,
-    "a_lost_purge_does_not_matter": 90,
+    "what_looks_inside_restarts_at_the_branch_point": 200,
+    "a_lost_purge_does_not_matter": 80,
 }
 """Where chance needs long to find a mistake: the seed at which the search begins."""
 
@@ -27,11 +27,18 @@ def test_no_change_is_missed(record_property):
     assert checked > seeds
 
 
+def found_by(seeds, leaning):
+    """The first seed whose schedule finds something wrong."""
+    for seed in seeds:
+        try:
+            World(seed, **leaning).run()
+        except AssertionError:
+            return seed
+    return None
+
+
 @pytest.mark.parametrize("name", PLANTS)
 def test_mistakes_are_found(monkeypatch, name):
     leaning = PLANTS[name](monkeypatch) or {}
     first = FIRST_SEEDS.get(name, 0)
-    with pytest.raises(AssertionError):  # noqa: PT012: which seed finds it does not matter
-        for seed in range(first, first + PLANTED_SEEDS_MAX):
-            World(seed, **leaning).run()
-        return
+    assert found_by(range(first, first + PLANTED_SEEDS_MAX), leaning) is not None
