@@ -57,6 +57,7 @@ def main():
         first = f"; seed {wrong[0][0]}: {wrong[0][1]}" if wrong else ""
         print(f"{plant or 'as it is'}: {took}{first}", flush=True)
         if plant is None and wrong:
+            print(*(f"seed {seed}: {what}" for seed, what, _ in wrong), sep="\n")
             print(*wrong[0][2], sep="\n")
     return 1 if bad else 0
 

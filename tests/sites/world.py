@@ -94,8 +94,10 @@ class World:
 
     def check(self, run, target, entry, source):
         """A complete and closed checkpoint speaks the truth."""
-        state = self.held_at.get(entry.place.seq)
-        if not (entry.is_complete and entry.is_closed) or state is None:
+        if not (entry.is_complete and entry.is_closed) or entry.place.vector is None:
+            return
+        state = self.state_of(source, entry.place, restarts=run.job.selector is not None)
+        if state is None:
             return
         if target.is_foreign or not target.present().holds(entry.target_vec):
             return
@@ -106,6 +108,14 @@ class World:
             missing = {rev for rev in found if passes(feed, name, rev)} - known
             if missing and name not in entry.exceptions:
                 raise Wrong(f"{name}: {sorted(missing)} of {source.uuid} at {target.uuid}")
+
+    def state_of(self, source, place, *, restarts):
+        """What the source had at a place, as far as that is its history still."""
+        present = source.present()
+        if present.holds(place.vector):
+            return self.held_at.get(place.seq)
+        judged = present.judge(place.vector, restarts=restarts)
+        return judged and source.state_at(judged)
 
     def finish(self, running, steps=5000):
         """Run it to its end."""
