@@ -22,6 +22,7 @@ from millstream.replication.aio.runner import Runner
 from millstream.replication.core.jobs import Job
 from millstream.replication.core.running import Run
 from millstream.replication.core.scheduling import Schedule, Standing
+from millstream.runtime.tasks import Tasks
 
 __all__ = ["OpenPeers", "Scheduler"]
 
@@ -29,7 +30,7 @@ OpenPeers = Callable[[Job], AbstractAsyncContextManager[tuple[Peer, Peer]]]
 """Opens source and target of a job."""
 _NS_PER_MS: Final = 1_000_000
 _MS_PER_S: Final = 1000
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -52,7 +53,8 @@ class Scheduler:
         self._clock_ns = clock_ns
         self._jobs: dict[str, Job] = {}
         self._runs: dict[str, Run] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._happened = asyncio.Event()
 
     @property
@@ -86,11 +88,12 @@ class Scheduler:
                 for name in turn.pause:
                     await self._stop(name)
                 for name in turn.begin:
-                    self._tasks[name] = asyncio.create_task(self._finish(name, self._jobs[name]))
+                    self._running[name] = self._tasks.start(
+                        self._finish(name, self._jobs[name]), name=f"replication {name}"
+                    )
                 await self._wait(turn.next_ms)
         finally:
-            for name in list(self._tasks):
-                await self._stop(name)
+            await self._tasks.stop()
 
     async def _wait(self, until_ms: float | None) -> None:
         left_s = None if until_ms is None else max(0.0, until_ms - self._now_ms()) / _MS_PER_S
@@ -107,17 +110,17 @@ class Scheduler:
                 self._runs[name] = runner.run
                 await runner.finish()
         except MillstreamError as failure:
-            _log.warning("replication %s: %s", name, failure)
+            _LOG.warning("replication %s: %s", name, failure)
             error = failure
         if isinstance(error, UsageError) and error.code == "bad_request":
             self._schedule.failed(name, error, self._now_ms())
         else:
             self._schedule.ended(name, error, self._now_ms())
-        self._tasks.pop(name, None)
+        self._running.pop(name, None)
         self._happened.set()
 
     async def _stop(self, name: str) -> None:
-        task = self._tasks.pop(name, None)
+        task = self._running.pop(name, None)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
