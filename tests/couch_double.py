@@ -206,7 +206,6 @@ class Couch:
         for file, stub in document.pop("_attachments").items():
             part = await reader.next()
             attachments.append((file, stub["content_type"], bytes(await part.read())))
-            assert part.filename in (file, None)
         base.put(document, attachments)
         return web.json_response({"ok": True}, status=201)
 

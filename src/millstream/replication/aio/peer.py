@@ -212,7 +212,8 @@ class HttpPeer:
         path = forms.open_revs_path(wanted.wanted)
         headers = {"Accept": "multipart/mixed"}
         async with self._opened("GET", path, headers=headers) as response:
-            async for found in related_documents(response):
+            kind = response.headers.get("Content-Type", "")
+            async for found in related_documents(response.content, kind):
                 yield found
 
     async def put(self, name: str, document: Related) -> Failure | None:
