@@ -16,6 +16,11 @@ from sites.database import Database
 MS = 1_000_000
 
 
+def turns():
+    """Turns of the loop, as many as there are until the time limit of tests."""
+    return itertools.count()
+
+
 class Node:
     """A scheduler with a clock that is set, and two databases for all jobs."""
 
@@ -40,8 +45,10 @@ class Node:
         return self.scheduler.jobs[name].state
 
     async def until(self, name, state):
-        while self.state(name) != state:
+        for _ in turns():
             await asyncio.sleep(0)
+            if self.state(name) == state:
+                return
 
 
 @pytest.fixture
@@ -80,8 +87,10 @@ async def test_a_job_that_can_never_run_has_failed(node):
 async def test_a_removed_job_stops(node):
     node.add("one", continuous=True)
     await node.until("one", "running")
-    while not node.source.asked:
+    for _ in turns():
         await asyncio.sleep(0)
+        if node.source.asked:
+            break
     await node.scheduler.remove("one")
     assert node.scheduler.jobs == {}
     assert node.scheduler.run_of("one") is None
