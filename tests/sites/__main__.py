@@ -40,6 +40,11 @@ def search(seeds, plant, *, stops):
     return done, wrong
 
 
+def say(*lines):
+    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.flush()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000)
@@ -55,9 +60,10 @@ def main():
         bad += bool(wrong) == (plant is None)
         took = f"{done} schedules, {len(wrong)} wrong, {time.monotonic() - began:.0f} s"
         first = f"; seed {wrong[0][0]}: {wrong[0][1]}" if wrong else ""
-        print(f"{plant or 'as it is'}: {took}{first}", flush=True)
+        say(f"{plant or 'as it is'}: {took}{first}")
         if plant is None and wrong:
-            print(*wrong[0][2], sep="\n")
+            say(*(f"seed {seed}: {what}" for seed, what, _ in wrong))
+            say(*wrong[0][2])
     return 1 if bad else 0
 
 

@@ -23,6 +23,9 @@ from millstream.replication.core.asking import (
 )
 from millstream.replication.core.places import Place, Present
 
+OPAQUE = {}
+"""What a database that tells no vectors calls a place -> positions."""
+
 
 def leaves(tree):
     return set(tree) - set(tree.values())
@@ -232,14 +235,12 @@ class Database:
         if seq in (0, "0"):
             return begin
         if self.is_foreign:
-            vector = Vector(present.origin, self.opaque[seq])
+            vector = Vector(present.origin, OPAQUE[seq])
         else:
             vector = parse_token(seq)
             if vector.origin not in map(origin_of, present.lineage):
                 raise UsageError("of another database", code="bad_request")
         return present.judge(vector, restarts=restarts) or begin
-
-    opaque = {}
 
     def on_Changes(self, request):
         feed = request.feed
@@ -259,7 +260,7 @@ class Database:
         self.rows_sent += len(wanted)
         if self.is_foreign:
             seq = f"{vector.total}-{vector.text()}"
-            Database.opaque[seq] = vector.positions
+            OPAQUE[seq] = vector.positions
             return Page(wanted, Place(seq), pending)
         records = ()
         if request.puller:
@@ -282,7 +283,8 @@ class Database:
                 reached[index] = p.end()
             elif part:
                 end = max(at.snap_end, p.high)
-                reached[index] = position_at(p.log, part[-1][0], at.snap_start, end)
+                purge = None if at.snap_start else p.purge_seqno
+                reached[index] = position_at(p.log, part[-1][0], at.snap_start, end, purge)
         return rows, reached, pending
 
     def on_Diff(self, request):

@@ -1,15 +1,15 @@
 """Schedules of databases, edits, replications and faults, each a function of its seed.
 
 Held at every checkpoint that is complete and closed: its target knows every leaf that the source
-had at its place and that passes, or the checkpoint lists the document. Held at the end: a full mesh
-of replications gives every database the same documents with records about others as without.
+had at its place and that passes, or the checkpoint lists the document. Held at the end: a full
+mesh of replications gives every database the same documents with records about others as without.
 """
 
 import copy
 import itertools
 import random
 
-from millstream.errors import UnavailableError
+from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import Changes, Pause, WriteLocal, feed_of
 from millstream.replication.core.jobs import Endpoint, Job
 from millstream.replication.core.logs import parse_log
@@ -77,7 +77,7 @@ class World:
             return run.fail(effect.ticket, UnavailableError("lost"), 0)
         try:
             answer = database.serve(request)
-        except Exception as error:
+        except MillstreamError as error:
             return run.fail(effect.ticket, error, 0)
         self.look(run, database, side, request, answer, source)
         if lost < 0.02:
@@ -94,8 +94,10 @@ class World:
 
     def check(self, run, target, entry, source):
         """A complete and closed checkpoint speaks the truth."""
-        state = self.held_at.get(entry.place.seq)
-        if not (entry.is_complete and entry.is_closed) or state is None:
+        if not (entry.is_complete and entry.is_closed) or entry.place.vector is None:
+            return
+        state = self.state_of(source, entry.place, restarts=run.job.selector is not None)
+        if state is None:
             return
         if target.is_foreign or not target.present().holds(entry.target_vec):
             return
@@ -106,6 +108,14 @@ class World:
             missing = {rev for rev in found if passes(feed, name, rev)} - known
             if missing and name not in entry.exceptions:
                 raise Wrong(f"{name}: {sorted(missing)} of {source.uuid} at {target.uuid}")
+
+    def state_of(self, source, place, *, restarts):
+        """What the source had at a place, as far as that is its history still."""
+        present = source.present()
+        if present.holds(place.vector):
+            return self.held_at.get(place.seq)
+        judged = present.judge(place.vector, restarts=restarts)
+        return judged and source.state_at(judged)
 
     def finish(self, running, steps=5000):
         """Run it to its end."""

@@ -2,7 +2,7 @@
 
 Invariants:
 1. Who has a name and a password logs in for a cookie first, and sends them with each request if
-   the server knows no such log-in; a cookie that is no longer taken is renewed once per request.
+   the server knows no such log-in; a cookie that is no longer taken is renewed.
 2. Every answer that is kept whole has a largest size; every wait has an end.
 3. At most `http_connections` requests are under way.
 4. Errors are ours: what may go well later says so (`retry`).
@@ -12,9 +12,10 @@ Elsewhere: what is asked and what answers mean (`core.http_forms`), attachments 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -55,15 +56,16 @@ from millstream.replication.core.batches import TOO_LARGE
 if TYPE_CHECKING:
     import ssl
 
-    from millstream.replication.core.jobs import Endpoint
+    from millstream.replication.core.jobs import Endpoint, Job
 
-__all__ = ["ANSWER_BYTES_MAX", "ERROR_BYTES_MAX", "HttpPeer", "Peer"]
+__all__ = ["ANSWER_BYTES_MAX", "ERROR_BYTES_MAX", "HttpPeer", "Peer", "http_peers"]
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of an answer that is kept whole; documents are asked for in smaller groups then."""
 ERROR_BYTES_MAX: Final = 64 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
 _JSON: Final = {"Content-Type": "application/json", "Accept": "application/json"}
+_EXPIRED: Final = "cookie_expired"
 _NO_LOGIN: Final = (400, 401, 403, 404, 405)
 _BY_STATUS: Final[dict[int, tuple[type[MillstreamError], str]]] = {
     400: (UsageError, ""),
@@ -85,7 +87,7 @@ class Peer(Protocol):
     async def ask(self, request: Request) -> Any:
         """Return what answers a request; see `core.asking`."""
 
-    def documents(self, wanted: Copy) -> AsyncIterator[Related | tuple[str, str]]:
+    def documents(self, wanted: Copy) -> AsyncGenerator[Related | tuple[str, str], None]:
         """Yield revisions with their attachments, each to be read before the next one."""
 
     async def put(self, name: str, document: Related) -> Failure | None:
@@ -117,6 +119,7 @@ class HttpPeer:
         self._headers = dict(end.headers)
         if end.token:
             self._headers["Authorization"] = f"Bearer {end.token}"
+        self._logging_in = asyncio.Lock()
         self._is_known = not end.user
         self._has_cookie = False
         self._tells_vectors = False
@@ -204,12 +207,13 @@ class HttpPeer:
         await self._whole("POST", "/_ensure_full_commit", b"{}")
         return await self._read_info(ReadInfo())
 
-    async def documents(self, wanted: Copy) -> AsyncIterator[Related | tuple[str, str]]:
+    async def documents(self, wanted: Copy) -> AsyncGenerator[Related | tuple[str, str], None]:
         """Yield revisions with their attachments; see `Peer`."""
         path = forms.open_revs_path(wanted.wanted)
         headers = {"Accept": "multipart/mixed"}
         async with self._opened("GET", path, headers=headers) as response:
-            async for found in related_documents(response):
+            kind = response.headers.get("Content-Type", "")
+            async for found in related_documents(response.content, kind):
                 yield found
 
     async def put(self, name: str, document: Related) -> Failure | None:
@@ -231,16 +235,17 @@ class HttpPeer:
     async def _whole(
         self, method: str, path: str, body: bytes | None = None, *, longer_ms: int = 0
     ) -> bytes:
-        """Return a whole answer; a request whose body is at hand is sent again once logged in."""
-        for _ in range(2):
-            try:
-                async with self._opened(method, path, body, longer_ms=longer_ms) as response:
-                    return await _bounded(response, ANSWER_BYTES_MAX)
-            except AccessError as error:
-                if error.code != "unauthorized" or not self._has_cookie:
-                    raise
-                self._is_known = self._has_cookie = False  # it was too old
-        raise AccessError("the server takes its own cookie no longer", code="unauthorized")
+        """Return a whole answer; a request is sent again once the cookie is renewed."""
+        try:
+            return await self._once(method, path, body, longer_ms)
+        except UnavailableError as error:
+            if error.code != _EXPIRED:
+                raise
+        return await self._once(method, path, body, longer_ms)
+
+    async def _once(self, method: str, path: str, body: bytes | None, longer_ms: int) -> bytes:
+        async with self._opened(method, path, body, longer_ms=longer_ms) as response:
+            return await _bounded(response, ANSWER_BYTES_MAX)
 
     @asynccontextmanager
     async def _opened(
@@ -259,9 +264,11 @@ class HttpPeer:
                 method, self._base + path, data=body, ssl=self._tls or True,
                 headers={**_JSON, **self._headers, **(headers or {})},
                 proxy=self._end.proxy or None,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s),
-                allow_redirects=False,
+                timeout=_silence(silence_s), allow_redirects=False,
             ) as response:  # fmt: skip
+                if response.status == 401 and self._has_cookie:
+                    self._is_known = self._has_cookie = False  # it was too old
+                    raise UnavailableError("the cookie has expired", code=_EXPIRED)
                 if response.status >= 300:
                     raise await self._refusal(response)
                 yield response
@@ -270,28 +277,28 @@ class HttpPeer:
 
     async def _log_in(self) -> None:
         """Ask for a cookie, or have each request carry name and password."""
-        if self._is_known:
-            return
-        self._is_known = True
+        async with self._logging_in:
+            if self._is_known:
+                return
+            await self._ask_for_cookie()
+            self._is_known = True
+            if not self._has_cookie:
+                credentials = f"{self._end.user}:{self._end.password}".encode()
+                self._headers["Authorization"] = f"Basic {b64encode(credentials).decode()}"
+
+    async def _ask_for_cookie(self) -> None:
         name = {"name": self._end.user, "password": self._end.password}
         try:
             async with self._session.post(
                 self._root + "/_session", json=name, ssl=self._tls or True,
                 proxy=self._end.proxy or None, allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_ms / 1000),
+                timeout=_silence(self._timeout_ms / 1000),
             ) as response:  # fmt: skip
                 self._has_cookie = response.status == 200 and "AuthSession" in response.cookies
                 if response.status not in (200, *_NO_LOGIN):
                     raise await self._refusal(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._is_known = False
             raise self._unreachable(error) from error
-        except MillstreamError:
-            self._is_known = False
-            raise
-        if not self._has_cookie:
-            credentials = b64encode(f"{self._end.user}:{self._end.password}".encode()).decode()
-            self._headers["Authorization"] = f"Basic {credentials}"
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> MillstreamError:
         try:
@@ -310,6 +317,29 @@ class HttpPeer:
             f"{self._end.shown} does not answer: {error or type(error).__name__}",
             code="unreachable",
         )
+
+
+def _silence(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+
+
+@asynccontextmanager
+async def http_peers(
+    job: Job, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[HttpPeer, HttpPeer]]:
+    """Open both ends of a job that are addresses; connections are closed afterwards."""
+    async with _session(job) as one, _session(job) as other:
+        yield (
+            HttpPeer(one, job.source, timeout_ms=job.timeout_ms, tls=tls),
+            HttpPeer(other, job.target, timeout_ms=job.timeout_ms, tls=tls),
+        )
+
+
+def _session(job: Job) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=job.http_connections),
+        cookie_jar=aiohttp.CookieJar(unsafe=True, quote_cookie=False),
+    )
 
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:

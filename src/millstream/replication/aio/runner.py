@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Final
 from uuid import uuid4
 
@@ -22,10 +23,13 @@ from millstream.replication.core.batches import MISSING
 from millstream.replication.core.jobs import Job
 from millstream.replication.core.running import Run
 from millstream.replication.core.tasks import Effect
+from millstream.runtime.tasks import Tasks
 
 __all__ = ["Runner"]
 
 _MS: Final = 1000.0
+_NS_PER_MS: Final = 1_000_000
+_Answer = tuple[Any, MillstreamError | None]
 
 
 class Runner:
@@ -35,16 +39,17 @@ class Runner:
         job: what to do.
         source: where documents come from.
         target: where they go.
-        clock: Unix time in seconds.
+        clock_ns: Unix time.
     """
 
     def __init__(
-        self, job: Job, source: Peer, target: Peer, clock: Callable[[], float] = time.time
+        self, job: Job, source: Peer, target: Peer, clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self.run = Run(job, lambda: uuid4().hex)
         self._peers = {"source": source, "target": target}
-        self._clock = clock
-        self._doing: dict[asyncio.Task[Any], int] = {}
+        self._clock_ns = clock_ns
+        self._tasks = Tasks()
+        self._doing: dict[asyncio.Task[_Answer], int] = {}
 
     async def finish(self) -> Run:
         """Run it to its end; a continuous job has none but an error.
@@ -57,30 +62,35 @@ class Runner:
             while self.run.outcome is None:
                 await self._wait()
         finally:
-            await self._drop()
+            await self._tasks.stop()
         if self.run.outcome.error is not None:
             raise self.run.outcome.error
         return self.run
 
     def _now_ms(self) -> float:
-        return self._clock() * _MS
+        return self._clock_ns() / _NS_PER_MS
 
     def _do(self, effects: list[Effect]) -> None:
         for ticket, step in effects:
-            self._doing[asyncio.ensure_future(self._done(step))] = ticket
+            name = type(step.request).__name__ if isinstance(step, Ask) else "pause"
+            self._doing[self._tasks.start(self._answer(step), name=name)] = ticket
 
     async def _wait(self) -> None:
         assert self._doing, "a run that is not over waits for something"
         done, _ = await asyncio.wait(self._doing, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             ticket = self._doing.pop(task)
-            error = task.exception()
+            value, error = task.result()
             if error is None:
-                self._do(self.run.answer(ticket, task.result(), self._now_ms()))
-            elif isinstance(error, MillstreamError):
-                self._do(self.run.fail(ticket, error, self._now_ms()))
+                self._do(self.run.answer(ticket, value, self._now_ms()))
             else:
-                raise error
+                self._do(self.run.fail(ticket, error, self._now_ms()))
+
+    async def _answer(self, step: Ask | Pause) -> _Answer:
+        try:
+            return await self._done(step), None
+        except MillstreamError as error:
+            return None, error
 
     async def _done(self, step: Ask | Pause) -> Any:
         if isinstance(step, Pause):
@@ -91,17 +101,12 @@ class Runner:
 
     async def _copied(self, request: Copy) -> tuple[Failure, ...]:
         failures, name = list[Failure](), request.wanted.name
-        async for found in self._peers["source"].documents(request):
-            if isinstance(found, tuple):
-                failures.append(Failure(name, found[1], MISSING))
-                continue
-            failure = await self._peers["target"].put(name, found)
-            if failure is not None:
-                failures.append(failure)
+        async with aclosing(self._peers["source"].documents(request)) as documents:
+            async for found in documents:
+                if isinstance(found, tuple):
+                    failures.append(Failure(name, found[1], MISSING))
+                    continue
+                failure = await self._peers["target"].put(name, found)
+                if failure is not None:
+                    failures.append(failure)
         return tuple(failures)
-
-    async def _drop(self) -> None:
-        for task in self._doing:
-            task.cancel()
-        await asyncio.gather(*self._doing, return_exceptions=True)
-        self._doing.clear()

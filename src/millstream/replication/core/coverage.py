@@ -275,7 +275,7 @@ def kept(records: Iterable[Record], present: Present, now_ms: float) -> list[Rec
 
 def _outdoes(one: Record, other: Record, present: Present) -> bool:
     """Whether a record says all that another one says, and to all readers that hear that."""
-    if one is other or one.place == other.place:
+    if one is other or one.log == other.log or one.place == other.place:
         return False
     mine, yours = one.place.vector, other.place.vector
     return (
@@ -289,11 +289,14 @@ def _outdoes(one: Record, other: Record, present: Present) -> bool:
 
 
 def _spaced(records: Sequence[Record]) -> list[Record]:
-    """Return at most `PER_LOG_MAX` records of one log, rarer with the age of their stamps."""
-    newest = records[-1].stamp.total
+    """Return at most `PER_LOG_MAX` records of one log, rarer with their distance to the newest.
+
+    An origin that was restored knows older checkpoints only.
+    """
+    newest = max(record.place.number for record in records)
     buckets: dict[int, Record] = {}
-    for record in records:  # the oldest of a bucket stays: its stamp is reached first
-        buckets.setdefault(max(0, newest - record.stamp.total).bit_length(), record)
+    for record in records:  # of a bucket stays the one that is told to most readers
+        buckets.setdefault((newest - record.place.number).bit_length(), record)
     return [buckets[each] for each in sorted(buckets)[:PER_LOG_MAX]]
 
 

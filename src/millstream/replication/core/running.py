@@ -10,8 +10,8 @@ Invariants:
 4. At most `worker_processes` batches are under way; changes are not read ahead of them.
 5. A run that was once incomplete stays so, and so do those that go on from its checkpoints.
 
-Elsewhere: what a start, a batch and a checkpoint are (`starting`, `batches`, `checkpointing`), when
-a run is repeated (`scheduling`), sockets and clocks (`aio.runner`).
+Elsewhere: starts, batches and checkpoints (`starting`, `batches`, `checkpointing`), when a run is
+repeated (`scheduling`), sockets and clocks (`aio.runner`).
 """
 
 from __future__ import annotations
@@ -157,16 +157,29 @@ class Run:
             self._on_retried(None, None)
 
     def _retried(self, names: list[str]) -> Steps[Done]:
-        """Try the exceptions again: a replication of these documents."""
+        """Try the exceptions again: a replication of these documents.
+
+        One leaves the list only if what it is now shows that the target has what it was at the
+        place where the run begins: not if deletions may have been forgotten, or revisions purged,
+        since then, and not if it is gone.
+        """
         feed = self._feed._replace(doc_ids=tuple(names))
         rows: dict[str, Row] = {}
-        since, is_end = 0, False
+        since, is_end, is_sound = 0, False, True
         while not is_end:
             page: Page = yield from asked("source", Changes(since, len(names), feed))
             rows |= {row.name: row for row in page.rows}
             since, is_end = page.place.seq, _is_end(page, len(names))
+            is_sound = is_sound and page.is_complete and self._is_as_pure(page)
         done = yield from Batch(list(rows.values())).steps()
-        return done._replace(accepted=done.accepted | (set(names) - rows.keys()))
+        return done if is_sound else done._replace(accepted=frozenset())
+
+    def _is_as_pure(self, page: Page) -> bool:
+        """Whether the source was purged no more than when it was where the run begins."""
+        begun = self._first.vector
+        return page.place.vector is None or (
+            begun is not None and page.place.vector.purge_epoch == begun.purge_epoch
+        )
 
     def _on_retried(self, done: Done | None, error: MillstreamError | None) -> None:
         if error is not None:

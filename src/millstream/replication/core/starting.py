@@ -1,4 +1,4 @@
-"""Where a run begins: what both databases know of each other, and what the target has through others.
+"""Where a run begins: what both databases know of each other, and what came through others.
 
 Invariants:
 1. A run begins where both logs agree, or further where a coverage record says so that the origin
