@@ -23,10 +23,13 @@ ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt 
 	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
 QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
-PARALLEL     := --numprocesses auto --dist worksteal
-# Tests of whole nodes wait for a third of their time.
-WAITING      := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
+# Tests of whole nodes wait for a third of their time, some others for seconds.
+PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
+
+# What was compiled once is kept beside its source, tests with their assertions, too: they are
+# compiled by every process otherwise, which takes as long as a quarter of the unit tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -119,7 +122,7 @@ quick: lint types unit ## lint, types, unit tests, scenarios (2 to 3 min)
 
 test: lint types accelerator java ## everything but the outside clients that are not installed (about 15 min)
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
-	@$(if $(WIDE_SUITES),$(PYTEST) $(WAITING) $(WIDE_SUITES))
+	@$(if $(WIDE_SUITES),$(PYTEST) $(PARALLEL) $(WIDE_SUITES))
 	@$(PYTEST) -m 'not slow' tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
@@ -138,16 +141,16 @@ clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, lo
 	@$(PYTEST) tests/clusters
 
 conformance: $(TEST) accelerator ## real clients against a node
-	@$(PYTEST) $(WAITING) tests/conformance
+	@$(PYTEST) $(PARALLEL) tests/conformance
 
 pipelines: $(TEST) accelerator java ## Spark tests against a node, the slow ones too
 	@$(PYTEST) tests/pipelines
 
 e2e: $(TEST) accelerator java ## whole processes, kill -9
-	@$(PYTEST) $(WAITING) tests/e2e
+	@$(PYTEST) $(PARALLEL) tests/e2e
 
 crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of each machine
-	@$(PYTEST) $(WAITING) tests/crash
+	@$(PYTEST) $(PARALLEL) tests/crash
 
 soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
@@ -212,6 +215,7 @@ clean: ## remove what builds and tests leave behind
 	@rm -rf build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache .coverage spark-warehouse metastore_db derby.log artifacts bench/build \
 	  accelerator/build accelerator/src/*.egg-info accelerator/src/*/twins.c
+	@find src accelerator tests tools bench -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## the same, and .venv
 	@rm -rf $(VENV)

@@ -15,16 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine_model import Made, PartitionModel, lineage_bytes
+from engine_model import Made, PartitionModel, described_bytes, side_bytes
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.entry import Entry, size_of
 from millstream.kv.core.memory import Memory
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.states import STREAMED
 from millstream.model.partitions import PartitionState
+from millstream.model.sides import side_of
 from millstream.storage.core.store import LogStore, StoredChange
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import Change, change_of, described, description_bytes, seqno_of
+from millstream.wire.frames import Change, change_of, description_bytes, seqno_of
 
 KEYS: Final = (b"a", b"b", b"c", b"dd")
 
@@ -140,7 +141,8 @@ class EngineChecks:
             assert made is None or model.may_be_gone(made), f"{key!r}: {made} is gone"
             return
         assert entry.frame == made.frame, f"{change_of(entry.frame)}, right is {made}"
-        assert entry.side == lineage_bytes(made), f"{key!r}: lineage of {made}"
+        kept = entry.side if isinstance(entry, Entry) else side_of(entry.lineage, entry.sidecar)
+        assert kept == side_bytes(made), f"{key!r}: side of {made}"
 
     def _check_read(self, p: int, after: int) -> None:
         partition = self.bucket.partitions[p]
@@ -211,7 +213,7 @@ class EngineChecks:
 
 def _is_right(item: bytes, made: Made) -> bool:
     is_described = bool(description_bytes(item))
-    return item == (described(made.frame, lineage_bytes(made)) if is_described else made.frame)
+    return item == (described_bytes(made) if is_described else made.frame)
 
 
 def _told(item: bytes) -> tuple[bytes, Change]:

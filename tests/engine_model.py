@@ -7,7 +7,8 @@ Invariants:
 1. Change n of the present history stands at `history[n - 1]`, for ever, until a crash or a
    rollback takes it. None: a change that the copy was never sent, a newer one of its key having
    come in the same snapshot.
-2. Nothing here asks the product for anything but the encoding of frames and lineages.
+2. Nothing here asks the product for anything but the encoding of frames and lineages, and what
+   becomes of revisions (`documents`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from millstream.documents.stored import Packed, by_kv, load, pack
 from millstream.model.lineage import Lineage, encode
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
-from millstream.wire.frames import deletion, expiration, mutation
-from millstream.wire.mcbp import Status
+from millstream.model.sides import side_of
+from millstream.wire.frames import deletion, described, expiration, mutation
+from millstream.wire.mcbp import Datatype, Status
+from revised_documents import with_leaf
 
 SECOND = 1_000_000_000
+BUCKET = "00"
+"""Its uuid."""
 FAILOVER_ENTRIES = 25
 COUNTER_MODULUS = 1 << 64
 NEVER_CREATE = 0xFFFFFFFF
@@ -41,6 +47,7 @@ class Made(NamedTuple):
     datatype: int
     lineage: Lineage
     frame: bytes
+    sidecar: bytes = b""
 
 
 @dataclass
@@ -262,6 +269,17 @@ class PartitionModel:
             return Status.KEY_EEXISTS
         return self._append(key, value, found.flags, found.expiry, 0, now).frame
 
+    def revise(self, key: bytes, packed: Packed, now: int) -> bytes:
+        """Take a document as it was decided over HTTP."""
+        old = self.newest(key)
+        fields = 0, 0, int(Datatype.JSON)
+        if old is not None and old.value is not None and old.value == packed.value:
+            fields = old.flags, old.expiry, old.datatype
+        if packed.value is None:
+            fields = 0, now // SECOND, 0
+        made = self._append(key, packed.value, *fields, now, sidecar=packed.sidecar)
+        return made.frame
+
     def live(self, key: bytes, now: int) -> Made | None:
         """The document, if there is one; one whose time is over becomes a tombstone first."""
         found = self.newest(key)
@@ -283,6 +301,7 @@ class PartitionModel:
         *,
         is_expired: bool = False,
         given: tuple[int, int] | None = None,
+        sidecar: bytes = b"",
     ) -> Made:
         old = self.newest(key)
         if old is not None and old.seqno in self.forgotten:
@@ -309,12 +328,26 @@ class PartitionModel:
         else:
             lineage = old.lineage
         frame = framed(seqno, rev, cas)
-        made = Made(seqno, key, value, cas, rev, flags, expiry, datatype, lineage, frame)
+        if old is not None and old.sidecar and not sidecar:
+            sidecar = old.sidecar
+            if not is_there:
+                sidecar = by_kv(BUCKET, key, side_bytes(old), value is None, branch, seqno, rev)
+        made = Made(seqno, key, value, cas, rev, flags, expiry, datatype, lineage, frame, sidecar)
         self.history.append(made)
         self.by_key.setdefault(key, []).append(seqno)
         self.last_cas = max(self.last_cas, cas)
         return made
 
 
-def lineage_bytes(made: Made) -> bytes:
-    return encode(made.lineage)
+def side_bytes(made: Made) -> bytes:
+    return side_of(encode(made.lineage), made.sidecar)
+
+
+def described_bytes(made: Made) -> bytes:
+    return described(made.frame, encode(made.lineage), made.sidecar)
+
+
+def with_revision(made: Made | None, rev: str, body: bytes, *, is_deleted: bool) -> Packed:
+    """What a document is to be with one more leaf."""
+    found = None if made is None else load(BUCKET, made.key, made.frame, side_bytes(made))
+    return pack(with_leaf(found, rev, body, is_deleted=is_deleted))

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from millstream.coordination.core.entries import Body
+from millstream.coordination.core.namespace import commands
 from millstream.coordination.core.namespace.machine import Namespace
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.state import Job
 from millstream.coordination.core.snapshots import Pieces
 from millstream.coordination.core.versions import NEVER, Version
+
+
+@contextmanager
+def nothing_understood() -> Iterator[None]:
+    """Have every command parsed inside; what was known before is known again afterwards."""
+    known = commands._understood.copy()
+    commands._understood.clear()
+    try:
+        yield
+    finally:
+        commands._understood.clear()
+        commands._understood.update(known)
 
 
 class Tree:

@@ -89,7 +89,7 @@ def _polls_stay_open(waits: Any, run: Run, name: bytes, *, token: bool = False) 
     lost = [csn for csn in wait.csns if csn not in now.csns]
     run.answers[:] = [one for one in run.answers if one.csn not in [csn for csn, _ in lost]]
     for csn, _ in lost:
-        waits._open.put(key_of(wait.session) + key_of(csn), name)
+        waits.open.put(key_of(wait.session) + key_of(csn), name)
     waits._waits.put(name, now._replace(csns=(now.csns[0], *lost, *now.csns[1:])))
     return reply
 
@@ -133,6 +133,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "all requests of a wait stay open": _instead(Waits, "join", _polls_stay_open),
     "waits outlive their element": _instead(Synchronisation, "deleted", _nothing),
     "trees move over locks": _instead(Synchronisation, "_guard_tree", _nothing),
+    "locks meet by force": _instead(Synchronisation, "_refuse_meeting", _nothing),
     "trees move under offers": _instead(Synchronisation, "_refuse_offered", _nothing),
     "claims do not move with their tree": _instead(Claims, "moved", _nothing),
     "own locks count for nothing": _instead(Claims, "covers", lambda *_: False),

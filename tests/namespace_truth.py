@@ -28,7 +28,7 @@ from millstream.coordination.core.entries import Entry, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.claims import LOCKS, Mode, Phase
 from millstream.coordination.core.namespace.elements import key_of
-from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.namespace.paths import Path, parse_path
 from millstream.coordination.core.namespace.waits import Wait
 from millstream.coordination.core.values import integer, items
 
@@ -126,6 +126,10 @@ class Truth:
         self.counted = 0
         self.replies: dict[str, int] = {}
 
+    def place(self, path: str) -> Path:
+        """Return where the state has what is called so."""
+        return parse_path(path.encode())
+
     # ---- requests
 
     def executed(self, state: GroupState, entry: Entry, was_open: bool, reply: bytes) -> None:
@@ -152,6 +156,10 @@ class Truth:
     def _note(
         self, state: GroupState, session: int, lsn: int, wish: tuple[Any, ...], reply: bytes
     ) -> None:
+        if wish[0] == "FORCE":
+            may_meet = wish[1] == "MOVE"
+            require(may_meet or not reply.startswith(b"-LOCKED"), f"{wish} is told {reply!r}")
+            return
         if wish[0] == "LOCK" and wish[2] == "GROUP" and b"PENDING" in reply:
             paths = [word for word in wish[3:] if word != "NOWAIT"]
             may = [any(self._covers(grant, session, wish[1], path) for grant in self.grants)
@@ -219,7 +227,7 @@ class Truth:
         grants: list[tuple[str, Mode, int, Phase]] = []
         held = set[tuple[int, int, int]]()
         for path in EVERYWHERE:
-            element = state.elements.find(parse_path(path.encode()))
+            element = state.elements.find(self.place(path))
             if element is None:
                 continue
             for mode in (*LOCKS, Mode.UNIT):
@@ -262,7 +270,7 @@ class Truth:
         require(not used or (semaphore and used <= semaphore.size), "too many units are taken")
 
     def _check_queue(self, state: Any, table: ClientTable) -> None:
-        element = state.elements.find(parse_path(QUEUE.encode()))
+        element = state.elements.find(self.place(QUEUE))
         if element is None:
             return
         tables = state.queues._tables

@@ -1,4 +1,5 @@
-"""What callers of namespaces may want next: locks, moves, semaphores, barriers, queues, counters.
+"""What callers of namespaces may want next: locks, moves, also by force, semaphores, barriers,
+queues, counters.
 
 Elsewhere: callers (`namespace_callers`, `coordination_sim.guests`), what has to hold
 (`namespace_truth`).
@@ -9,7 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any, Protocol
 
-from millstream.coordination.core.namespace.claims import LOCKS, Mode
+from millstream.coordination.core.namespace.claims import LOCKS, Mode, Phase
+from millstream.coordination.core.namespace.paths import parse_path
 from namespace_truth import BARRIER_SIZE, COUNTER, PATHS, QUEUE
 from namespace_world import Words
 
@@ -43,6 +45,30 @@ class Wishes:
             found.append((path.decode(), hold.mode))
         return found
 
+    def locked(self) -> list[str]:
+        """Return where anybody holds a lock."""
+        elements, claims = self.state.elements, self.state.synchronisation.claims
+        found = [(path, elements.find(parse_path(path.encode()))) for path in PATHS]
+        return [
+            path
+            for path, element in found
+            if element and any(claims.number(element, Phase.HELD, mode) for mode in LOCKS)
+        ]
+
+    def forced(self, put: Words, path: str) -> Words:
+        """Return what passes the locks of others: also trees with locks to where others are."""
+        targets = {one: f"{one}/w" for one in ("/n/a", "/n/b")}
+        locked = self.locked()
+        moves = [
+            ("FORCE", "MOVE", source, targets[above])
+            for source in locked
+            for above in locked
+            if above in targets and not source.startswith(above)
+        ]
+        if moves and self.rng.random() < 0.7:
+            return self.rng.choice(moves)
+        return self.rng.choice((("FORCE", *put), ("FORCE", "DELETE", path, "RECURSIVE")))
+
     def invent(self, caller: HasItems, session: int) -> Words:
         """Return what a caller wants next."""
         pick, chance = self.rng.choice, self.rng.random
@@ -59,6 +85,7 @@ class Wishes:
         moves: list[Words] = [
             ("CREATE", "BINARY", deep), ("DELETE", deep, "RECURSIVE"), ("MOVE", deep, target),
             ("CREATE", "BINARY", "/n/a/y"), ("CREATE", "BINARY", "/n/b/x"),
+            self.forced(put, deep),
         ]  # fmt: skip
         size = str(BARRIER_SIZE)
         sync: list[Words] = [

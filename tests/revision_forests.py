@@ -43,16 +43,16 @@ class NaiveTree:
             for node in self.leaves()
         }
 
-    def stem(self, limit: int) -> None:
-        kept: set[Node] = set()
-        for leaf in self.leaves():
-            node: Node | None = leaf
-            for _ in range(limit):
-                if node is None:
-                    break
-                kept.add(node)
-                node = self.parents[node]
-        self.parents = {n: p if p in kept else None for n, p in self.parents.items() if n in kept}
+    def stemmed(self, limit: int) -> NaiveTree:
+        """Return the paths of all leaves, each cut to its newest generations, brought together."""
+        short = NaiveTree()
+        for generation, signature in self.leaves():
+            path = self.path((generation, signature))[:limit]
+            short.merge(
+                Path(generation, [rev.partition("-")[2] for rev in path]), is_deleted=False
+            )
+        short.deleted = self.deleted & short.parents.keys()
+        return short
 
     def purge(self, leaf: Node) -> None:
         assert leaf in self.leaves()

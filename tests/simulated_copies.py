@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from engine_checks import KEYS, EngineChecks
-from engine_model import SECOND, PartitionModel, lineage_bytes
+from engine_model import SECOND, PartitionModel, side_bytes, with_revision
 from millstream.errors import UnavailableError
 from millstream.kv.core.moves import activate, rename
 from millstream.kv.core.states import FOLLOWING, MOVES, Move, move_between
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.store import RecoveredPartition
+from revised_documents import signature
 from simulated_reading import SimulatedReading
 
 ACTIVE, REPLICA = PartitionState.ACTIVE, PartitionState.REPLICA
@@ -163,8 +164,8 @@ class EngineCopies(EngineChecks):
                 model.is_told_of(rng.randint(model.high + 1, source.high))
                 replica.apply_marker(model.high + 1, model.range_end)
             made = source.as_of(model.range_end, model.high)[0]
-            lineage = lineage_bytes(made)
-            self.reading.wait_for(lambda m=made, x=lineage: replica.apply_change(m.frame, x))
+            side = side_bytes(made)
+            self.reading.wait_for(lambda m=made, x=side: replica.apply_change(m.frame, x))
             model.receive(made)
             assert replica.complete_end == model.shown
             assert replica.position[1:4] == (model.high, model.shown, model.range_end)
@@ -183,8 +184,14 @@ class EngineCopies(EngineChecks):
     def _write_at(self, source: PartitionModel, rng: random.Random) -> None:
         for _ in range(rng.randint(1, 5)):
             key, n = rng.choice(KEYS), rng.randrange(6)
-            if rng.random() < 0.3:
+            chosen = rng.random()
+            if chosen < 0.3:
                 source.delete(key, 0, self.now)
+            elif chosen < 0.5:
+                source.live(key, self.now)
+                made, rev = source.newest(key), f"{n + 1}-{signature(source.high)}"
+                packed = with_revision(made, rev, b'{"n":1}', is_deleted=n == 2)
+                source.revise(key, packed, self.now)
             else:
                 expiry = self.now // SECOND + n if n > 3 else 0
                 source.put(key, b"%d" % n * (1 + 40 * (n == 5)), n, expiry, 0, n & 1, self.now)

@@ -29,7 +29,15 @@ from unittest.mock import patch
 
 from compacting import mark, rewrite
 from engine_checks import KEYS, Read
-from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel
+from engine_model import (
+    BUCKET,
+    FAILOVER_ENTRIES,
+    NEVER_CREATE,
+    SECOND,
+    PartitionModel,
+    with_revision,
+)
+from millstream.documents.stored import load, pack
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import _newest_cas
 from millstream.kv.core import flush
@@ -39,6 +47,7 @@ from millstream.kv.core.flush import FlushPlan, GroupCommit
 from millstream.kv.core.memory import Memory
 from millstream.kv.core.moves import restore
 from millstream.kv.core.partition import Partition
+from millstream.kv.core.revising import write_document
 from millstream.kv.core.states import STREAMED
 from millstream.kv.core.with_meta import given_change, store_given
 from millstream.model.position import FailoverEntry, FailoverLog
@@ -47,6 +56,7 @@ from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.upr.core.source import Hold
 from millstream.wire.mcbp import Opcode, Packet, Status
+from revised_documents import signature, with_leaf
 from simulated_copies import ACTIVE, EngineCopies, Outcome
 from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
 from simulated_leases import EngineLeases
@@ -60,7 +70,7 @@ COMMIT_CHANGES: Final = 8
 """After which a commit takes no further partition: so few that some must wait."""
 PROMPT_SHARE: Final = 0.7
 """Of the requests that wait for a thread, those for which nothing else happens meanwhile."""
-PUT, DELETE, INCREMENT, GIVE = 0, 6, 8, 10
+PUT, DELETE, INCREMENT, GIVE, REVISE = 0, 6, 8, 10, 11
 """What `write` does."""
 
 
@@ -176,7 +186,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
             )  # fmt: skip
             partitions.append(partition)
         self.bucket = Bucket(
-            "b", "00", partitions, new_lease_id=lambda: next(self.numbers),
+            "b", BUCKET, partitions, new_lease_id=lambda: next(self.numbers),
             now_ns=lambda: self.now, monotonic_ns=lambda: self.monotonic,
         )  # fmt: skip
         self.plan: FlushPlan[tuple[int, int]] = FlushPlan(partitions)
@@ -254,7 +264,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         rng = random.Random(seed)
         for _ in range(count):
             key, is_odd = rng.choice(KEYS), rng.random() < 0.3
-            self.write(p, key, rng.randrange(11), rng.randrange(6), is_odd=is_odd)
+            self.write(p, key, rng.randrange(12), rng.randrange(6), is_odd=is_odd)
 
     def write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
         """One request of a client; the answer must be the model's, whenever it comes."""
@@ -267,6 +277,9 @@ class SimulatedEngine(EngineCopies, EngineLeases):
 
     def _write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
         self._notice_purged(p, key)
+        if op == REVISE:
+            self._revise(p, key, n, is_deleted=is_odd)
+            return
         found, now = self.models[p].newest(key), self.now
         cas = found.cas + (n % 2) if found and is_odd else 0
         value = b"%d" % n * (1 + 40 * (n == 5))
@@ -312,6 +325,21 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         change = given_change(packet, knows_lineage=False)
         assert not isinstance(change, Status)
         return store_given(one, packet, change, self.now, is_deletion=value is None)
+
+    def _revise(self, p: int, key: bytes, n: int, *, is_deleted: bool) -> None:
+        """One more leaf of a document's revisions; what is there is read first."""
+        partition, model = self.bucket.partitions[p], self.models[p]
+        partition.live(key, self.now)
+        model.live(key, self.now)
+        entry, made = partition.entry(key), model.newest(key)
+        if made is not None and made.seqno in model.forgotten:
+            made = None
+        rev, body = f"{n + 1}-{signature(next(self.numbers))}", b'{"n":%d}' % n
+        packed = with_revision(made, rev, body, is_deleted=is_deleted)
+        found = None if entry is None else load(BUCKET, key, entry.frame, entry.side)
+        assert pack(with_leaf(found, rev, body, is_deleted=is_deleted)) == packed
+        frame = write_document(partition, key, *packed, self.now)
+        assert frame == model.revise(key, packed, self.now)
 
     def _notice_purged(self, p: int, key: bytes) -> None:
         """Whether a purged tombstone is still there is up to compaction; both are right."""

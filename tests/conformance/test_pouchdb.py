@@ -1,4 +1,4 @@
-"""PouchDB, as others wrote it, with a node: it pushes, pulls, stays in step, and reads what it wrote."""
+"""PouchDB, as others wrote it, with a node: it pushes, pulls and stays in step."""
 
 from __future__ import annotations
 

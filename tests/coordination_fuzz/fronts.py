@@ -231,7 +231,9 @@ class _World:
         return b"*%d\r\n%b" % (len(words), b"".join(parts))
 
     def prefix(self) -> list[bytes]:
-        name = self.choices.pick((b"CSN", b"CTS", b"SEEN", b"GROUP", b"csn"))
+        name = self.choices.pick((b"CSN", b"CTS", b"SEEN", b"GROUP", b"csn", b"FORCE"))
+        if name == b"FORCE":
+            return [name]
         return [name, self.inventor.word("VERSION" if name == b"SEEN" else "NUMBER")]
 
     def release(self) -> None:

@@ -12,8 +12,9 @@ Invariants:
 5. In half of the seeds there are clients of namespaces beside those of registers (`guests`), over
    connections; the committed entries are executed a second time, and looked at (`shadow`).
 
-Not here: pools of nodes (`whole`); what a client's program does by itself (its retries are
-imitated).
+In whole nodes (`whole`) they are in several groups, and names are made and deleted, too.
+
+Not here: what a client's program does by itself (its retries are imitated).
 
 Elsewhere: replicas alone, without time and files (`coordination_world`), a state of namespaces
 alone, in far more schedules (`namespace_world`).

@@ -8,11 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 from coordination_sim.ledger import LEDGER, line, next_seed, write_table
-from coordination_sim.plants import PLANTS
 from coordination_sim.runs import command, run, say, shrink
 from coordination_sim.search import SEEDS_MAX, search_all
 from coordination_sim.weather import FAULTS, Options
+from coordination_sim.whole import ALL_PLANTS
 from coordination_sim.whole import run as run_whole
+from coordination_sim.whole_mistakes import WHOLE_PLANTS
 
 LEDGER_SEEDS = 4
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12, help="at most so many")
     parser.add_argument("--until", type=float, default=1e9, help="end there, in simulated seconds")
     parser.add_argument("--trace", help="print what this node does at the end, or all of them")
-    parser.add_argument("--plant", choices=sorted(PLANTS), help="make this mistake")
+    parser.add_argument("--plant", choices=sorted(ALL_PLANTS), help="make this mistake")
     parser.add_argument("--all-plants", action="store_true", help="each of them in turn")
     parser.add_argument("--whole", action="store_true", help="whole nodes, of several groups")
     parser.add_argument("--shrink", action="store_true", help="make a run that fails smaller")
@@ -45,6 +46,8 @@ def main() -> int:
         parser.error(f"no such faults: {sorted(unknown)}")
     options = Options(without, args.clients, args.until, args.plant, only, fixed(args.fix))
     trace = int(args.trace) if (args.trace or "").isdigit() else args.trace
+    if args.all_plants and args.whole:
+        return search_all(args.seed, args.count or SEEDS_MAX, None, run_whole, WHOLE_PLANTS)
     if args.all_plants:
         return search_all(args.seed, args.count or SEEDS_MAX, args.table)
     if args.table:

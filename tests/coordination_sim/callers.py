@@ -213,6 +213,7 @@ class Callers:
 
     def restart_one(self, rng: Any) -> None:
         """Let a client die; one of any group comes in its place."""
+        self.world.households.each(lambda guests: guests.restart_one())
         index = rng.randrange(len(self.clients))
         self.clients[index].die()
         self.clients[index] = self.born(rng.choice(self.world.numbers()))

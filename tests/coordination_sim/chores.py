@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.keepers import Keeper
@@ -51,6 +52,18 @@ class Want(NamedTuple):
     is_vital: bool = False
     """It has to be answered, however long it takes."""
     deadline_ms: float = 20_000.0
+
+
+@dataclass(eq=False)
+class Ask:
+    """What a guest wants and does not know yet."""
+
+    want: Want
+    op: int
+    csn: int = 0
+    in_doubt: bool = False
+    attempt: int = 0
+    is_sent: bool = False
 
 
 class Nap(NamedTuple):
@@ -98,7 +111,9 @@ def _do(guest: Guest, function: str, argument: tuple[str, ...], want: Want) -> D
 def preparing(guest: Guest) -> Doing:
     """Make the elements that all is about."""
     roots: list[Words] = [("CREATENAMESPACE", "/n"), ("CREATENAMESPACE", ROOT)]
-    wishes = roots + [("CREATE", "BINARY", path) for path in sorted(PATHS)]
+    wishes = (roots * (not guest.guests.has_roots)) + [
+        ("CREATE", "BINARY", path) for path in sorted(PATHS)
+    ]
     wishes += [("CREATE", "QUEUE", path) for path in (QUEUE, QUEUE_DONE, AWAITED)]
     wishes += [("CREATE", "COUNTER", path) for path in (COUNTER, TICKETS)]
     wishes += [("CREATE", "BINARY", path) for path in (LOCK, LEADER, SEQUENCE, *GUARDED)]
@@ -108,6 +123,8 @@ def preparing(guest: Guest) -> Doing:
             _, told = yield one(*words)  # type: ignore[arg-type]
             if guest.world.calm:
                 return
+            if guest.guests.has_roots and told not in ("OK", "EXISTS"):
+                yield Nap(WAIT_MS)
     guest.guests.is_prepared = True
 
 
@@ -140,6 +157,12 @@ class _Wishes(Wishes):
 _AGAIN: tuple[Words, ...] = (
     *(("CREATE", "BINARY", path) for path in sorted(PATHS)),
     ("CREATE", "QUEUE", QUEUE), ("CREATE", "COUNTER", COUNTER),
+    ("CONFIG", "SET", "GROUP", "GROUP.HEARTBEAT", "50 ms"),
+    ("CONFIG", "SET", "GROUP", "GROUP.HEARTBEAT", "200 ms"),
+    ("CONFIG", "UNSET", "GROUP", "GROUP.HEARTBEAT"),
+    ("CONFIG", "SET", "GROUP", "GROUP.VIEW.TIMEOUT", "500-700 ms"),
+    ("CONFIG", "SET", "GROUP", "GROUP.VIEW.TIMEOUT", "800-1200 ms"),
+    ("CONFIG", "UNSET", "GROUP", "GROUP.VIEW.TIMEOUT"),
 )  # fmt: skip
 
 

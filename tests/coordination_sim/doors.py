@@ -8,13 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from coordination_sim.lines import Line
+from coordination_sim.loop import Loop
 from coordination_sim.rights import Users
 from millstream.coordination.core.backend import Done, Where
 from millstream.coordination.core.effects import Code, Read, Reply, Request, Resume, Touch
@@ -37,6 +38,32 @@ PORT = 7379
 GID = 1
 
 
+class Owed:
+    """What the clients of a node's sessions are owed, by connections."""
+
+    def __init__(self, loop: Loop, counts: Counter[str]) -> None:
+        self.loop, self.counts = loop, counts
+        self._owed: WeakKeyDictionary[Front, deque[tuple[float, Notice]]] = WeakKeyDictionary()
+
+    def note(self, front: Front, notice: Notice) -> None:
+        """Note what is told, if it has to be asked for."""
+        if front.protocol == 2:
+            self._owed.setdefault(front, deque()).append((self.loop.now, notice))
+
+    def check_told(self, front: Front | None, asked: float, told: list[str] | None) -> None:
+        """Look at what NOTIFY NEXT said that was asked for then."""
+        assert front is not None
+        owed = self._owed.get(front)
+        if told is None:
+            is_none = not owed or owed[0][0] > asked
+            require(is_none, f"a notice is lost: {owed and owed[0][1]}")
+            return
+        _, next_one = owed.popleft() if owed else (0, None)
+        words = next_one and ["retry", next_one.path.decode(), next_one.command.decode()]
+        require(told == words, f"a notice says {told}, not {words}")
+        self.counts["notices asked for"] += 1
+
+
 class Door:
     """Has the shape of `core.backend.Backend`, and what `Line` wants of a node."""
 
@@ -45,7 +72,7 @@ class Door:
         self.shadow = guests.shadow
         self.lines: dict[Front, Line] = {}
         self.attached: dict[tuple[int, int], Front] = {}
-        self.owed: WeakKeyDictionary[Front, deque[tuple[float, Notice]]] = WeakKeyDictionary()
+        self.owed = Owed(self.loop, guests.world.counts)
         self.waiting: dict[int, Done] = {}
         self._numbers = count(1)
 
@@ -143,22 +170,8 @@ class Door:
         replica = self.machine.replica
         front = self.attached.get((GID, notice.session))
         if replica is not None and replica.leading and front is not None:
-            if front.protocol == 2:
-                self.owed.setdefault(front, deque()).append((self.loop.now, notice))
+            self.owed.note(front, notice)
             front.listener.notify(GID, notice)
-
-    def check_told(self, front: Front | None, asked: float, told: list[str] | None) -> None:
-        """Look at what NOTIFY NEXT said that was asked for then."""
-        assert front is not None
-        owed = self.owed.get(front)
-        if told is None:
-            is_none = not owed or owed[0][0] > asked
-            require(is_none, f"a notice is lost: {owed and owed[0][1]}")
-            return
-        _, next_one = owed.popleft() if owed else (0, None)
-        words = next_one and ["retry", next_one.path.decode(), next_one.command.decode()]
-        require(told == words, f"a notice says {told}, not {words}")
-        self.guests.world.counts["notices asked for"] += 1
 
     def where(self, gid: int) -> Where:
         replica = self.machine.replica

@@ -13,6 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from coordination_sim.machine import Machine
+from coordination_sim.names import Names
+from coordination_sim.shadow import Shadow
 from coordination_sim.times import Times
 from coordination_sim.truth import Truth
 from millstream.coordination.core.effects import Code, Read, Reply, Request, Touch
@@ -25,6 +27,7 @@ from simulated_disk import SimulatedDisk
 if TYPE_CHECKING:
     from coordination_sim.nodes import Node
     from coordination_sim.whole import WholeWorld
+    from millstream.coordination.core.namespace.run import Notice
 
 OnReply = Callable[[Reply], None]
 
@@ -62,16 +65,23 @@ class GroupTruth(Truth):
         """Begin with what another group was, up to there."""
         self.committed = source.committed[:lsn]
         self.committed_in = source.committed_in[:lsn]
+        shadow, known = self.world.shadow, source.world.shadow
+        if shadow is not None and known is not None:
+            shadow.truth.wishes, shadow.truth.users = known.truth.wishes, known.truth.users
         for entry in self.committed:
             self.model.commit(entry)
             self.world.times.commit(entry, None)
+            if shadow is not None:
+                shadow.commit(entry, self.model.at_lsn, self.model.number)
 
 
 class Scope:
     """What `Machine` and `Truth` take for their world, their network and their clients."""
 
-    def __init__(self, world: WholeWorld, group_id: bytes) -> None:
-        self.world, self.group_id = world, group_id
+    def __init__(
+        self, world: WholeWorld, group_id: bytes, number: int, source: Scope | None = None
+    ) -> None:
+        self.world, self.group_id, self.number, self.source = world, group_id, number, source
         self.loop, self.weather, self.counts = world.loop, world.weather, world.counts
         self.seed: Any = f"{world.seed}/{group_id.hex()}"
         self.replica_class = world.replica_class
@@ -79,8 +89,15 @@ class Scope:
         self.machines = Members()
         self.network = self.clients = self
         self.times = Times(self)  # type: ignore[arg-type]
-        self.shadow = None
+        self.shadow: Shadow | None = None
+        if self.weather.namespaces:
+            names = Names(f"{number}") if source is None else source.shadow.names
+            self.shadow = Shadow(self, names)  # type: ignore[arg-type]
         self.truth = GroupTruth(self)  # type: ignore[arg-type]
+
+    @property
+    def calm(self) -> bool:
+        return self.world.calm
 
     @property
     def trace(self) -> int | str | None:
@@ -160,8 +177,17 @@ class GroupMachine(Machine):
         """Have no process any more."""
         super()._end(power_lost=False)
 
+    def notifier(self) -> Callable[[Notice], None]:
+        def notify(notice: Notice) -> None:
+            if self.replica is not None and self.replica.leading:
+                self.node.notify(self.scope.number, notice)
+
+        return notify
+
     def close(self) -> None:
         """End because the group is deleted: who still waits is told that nobody knows."""
+        if self.scope.shadow is not None:
+            self.replica.machine.audience.skip()
         waiting, self.waiting = self.waiting, {}
         for ticket, on_reply in waiting.items():
             on_reply(Reply(ticket, Code.UNKNOWN))
@@ -186,10 +212,13 @@ class GroupMachine(Machine):
         self, body: Body, on_reply: OnReply, *, instance: bytes = NOBODY, session: int = 0,
         csn: int = 0, kind: Kind = Kind.REQUEST, is_counted: bool = False,
     ) -> None:  # fmt: skip
-        truth = self.scope.truth
+        truth, shadow = self.scope.truth, self.scope.shadow
 
         def known(reply: Reply) -> None:
-            if kind is Kind.REQUEST and session:
+            if kind is Kind.REQUEST and body.argv[0].isdigit():
+                if csn:
+                    shadow.check_answer((session, csn), body, reply)
+            elif kind is Kind.REQUEST and session:
                 if reply.code is Code.OK and csn:
                     truth.check_written(session, csn, reply)
                 elif reply.code is Code.SESSIONEXPIRED:
@@ -201,11 +230,14 @@ class GroupMachine(Machine):
     def read(
         self, body: Body, on_reply: OnReply, seen: int | None = None, session: int = 0
     ) -> None:
-        truth = self.scope.truth
+        truth, shadow = self.scope.truth, self.scope.shadow
         floor = truth.end if seen is None else seen
+        is_register = body.argv[0] == b"GET" and not body.argv[1].startswith(b"/")
 
         def known(reply: Reply) -> None:
-            if reply.code is Code.OK and len(body.argv) == 2:
+            if shadow is not None and not is_register:
+                shadow.check_read(body, session, floor, reply)
+            elif reply.code is Code.OK and len(body.argv) == 2:
                 truth.check_read(body.argv[1], floor, reply)
             on_reply(reply)
 

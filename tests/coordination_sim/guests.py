@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from coordination_sim.chores import (
     CHORES_MAX,
     IN_RESP3,
     OF_USERS,
+    Ask,
     Chore,
     Nap,
     Want,
@@ -73,18 +73,6 @@ LATER = ("BUSY", "BEHIND")
 PENDING = "PENDING"
 
 
-@dataclass(eq=False)
-class Ask:
-    """What a guest wants and does not know yet."""
-
-    want: Want
-    op: int
-    csn: int = 0
-    in_doubt: bool = False
-    attempt: int = 0
-    is_sent: bool = False
-
-
 class Guest:
     """One client, with one session."""
 
@@ -100,7 +88,8 @@ class Guest:
         """Speaks RESP2: it is told nothing but what it asks for."""
         self.user = self.rng.choice(USERS) if chore in OF_USERS else ""
         self.focus = guests.focus
-        self.session = 0
+        self.session = self.op = 0
+        """`op`: what ended last."""
         self.items: list[bytes] = []
         self.keeper: Keeper | None = None
         """What it has subscribed to for good."""
@@ -160,7 +149,7 @@ class Guest:
     def _finish(self, ended: str, told: Any) -> None:
         ask = self.ask
         assert ask is not None
-        self.ask = None
+        self.ask, self.op = None, ask.op
         self._turn += 1
         if ask.want.changes and ended == "fail":
             self.guests.shadow.truth.failed.add(ask.op)
@@ -208,10 +197,11 @@ class Guest:
         ask.attempt, ask.is_sent = next(self.guests.attempts), True
         *first, last = ask.want.requests
         for words in first:
-            self._say(words, None)
+            self._say(words, None, self.guests.names.real)
         prefix: Words = ("CTS", str(ask.op * ATTEMPTS + ask.attempt))
         prefix += ("CSN", str(ask.csn)) if ask.csn else ()
-        self._say((*prefix, *last), lambda reply: self._answered(ask, reply))
+        plain = self.guests.names.plain
+        self._say((*prefix, *last), lambda reply: self._answered(ask, plain(reply)))
         self.loop.after(self._patience_ms, self._overdue, ask, ask.attempt)
 
     @property
@@ -222,9 +212,13 @@ class Guest:
         if self.ask is ask and ask.attempt == attempt and ask.is_sent:
             self._leave()
 
-    def _say(self, words: Words, known: Callable[[Any], None] | None) -> None:
+    def _say(
+        self, words: Words, known: Callable[[Any], None] | None,
+        called: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
         assert self._line is not None
         self._expected.append(known)
+        words = self.guests.as_said(words) if called is None else tuple(map(called, words))
         flat = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         self._line.send(packed(flat))
 
@@ -292,7 +286,7 @@ class Guest:
         if self._line is not None:
             self._line.close()
         self._gone()
-        leaders = [m.number for m in self.world.machines if m.leads] if self.world.calm else []
+        leaders = self.guests.leaders() if self.world.calm else []
         if leaders:
             self._node = self.rng.choice(leaders)
         elif hint and self.rng.random() < BELIEVED:
@@ -420,9 +414,17 @@ class Guest:
 class Guests:
     """All of them, and what `Line` takes for its world, its network and its clients."""
 
+    chores_max = CHORES_MAX
+    prefix: Words = ()
+    """What is said before each request."""
+    is_over = False
+    has_roots = False
+    """Somebody else makes the namespaces."""
+
     def __init__(self, world: World) -> None:
         self.world, self.loop, self.shadow = world, world.loop, world.shadow
         assert self.shadow is not None
+        self.names = self.shadow.names
         self.rng: Random = stream(world.seed, "guests")
         self.callers = self.network = self
         self.doors: dict[int, Door] = {}
@@ -439,12 +441,12 @@ class Guests:
         self.focus = self.rng.choice(FOCUSES)
         """What they wish most; all the same, so that they get into each other's way."""
         rate = min(max(world.weather.rate_per_s / 2, RATE_MIN), RATE_MAX)
-        self.between_ms = 1000.0 * CHORES_MAX / rate
+        self.between_ms = 1000.0 * self.chores_max / rate
 
     def begin(self) -> None:
         """Have them come."""
         self.world.counts["namespaces"] += 1
-        chosen = self.rng.sample(CHORES, CHORES_MAX)
+        chosen = self.rng.sample(CHORES, self.chores_max)
         self.guests = [self.born(preparing), *map(self.born, chosen)]
         whole, other, guarded = self.shadow.told.values()
         heard = [(whole, ""), (other, ""), (whole, ""), *((guarded, user) for user in USERS)]
@@ -467,7 +469,7 @@ class Guests:
         self.guests[at] = self.born(self.guests[at].chore_made)
 
     def _cut_some(self) -> None:
-        if not self.world.calm:
+        if not self.world.calm and not self.is_over:
             self.loop.after(self.rng.expovariate(1 / CUT_MS), self._cut_some)
             self.rng.choice(self.guests).cut()
 
@@ -494,10 +496,18 @@ class Guests:
         line = Line(self, self.door(machine), on_data, on_lost)  # type: ignore[arg-type]
         return line if self.door(machine).accept(line) else None
 
+    def leaders(self) -> list[int]:
+        """Return the nodes that lead."""
+        return [machine.number for machine in self.world.machines if machine.leads]
+
+    def as_said(self, words: Words) -> Words:
+        """Return a request as it is sent."""
+        return (*self.prefix, *map(self.names.real, words))
+
     def check_told(self, line: Line, asked: float, told: list[str] | None) -> None:
         """Look at what somebody was told by NOTIFY NEXT."""
         door: Any = line.node
-        door.check_told(line.front, asked, told)
+        door.owed.check_told(line.front, asked, told)
 
     def ticket(self) -> int:
         """Return a ticket that is none of the clients of registers."""
@@ -525,13 +535,19 @@ class Guests:
     def note(self, function: str, argument: tuple[str, ...]) -> int:
         """Note that something is asked for; return its place in the history."""
         self.operations.append(
-            Operation(f"{len(self.operations)}", function, argument, None, self._now, None)
+            Operation(
+                f"{len(self.operations)}", function, self._named(argument), None, self._now, None
+            )
         )
         return len(self.operations) - 1
 
     def asked(self, place: int, argument: tuple[str, ...]) -> None:
         """Note what it was done with: a session may have been opened only after it was wanted."""
-        self.operations[place] = self.operations[place]._replace(argument=argument)
+        named = self._named(argument)
+        self.operations[place] = self.operations[place]._replace(argument=named)
+
+    def _named(self, argument: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(self.names.real, argument))
 
     def noted(self, place: int, ended: str, told: Any = None, version: str | None = None) -> None:
         """Note how it ended."""

@@ -19,6 +19,7 @@ import hiredis
 
 from coordination_sim.callers import NOT_YET, packed, reader
 from coordination_sim.loop import stream
+from coordination_sim.names import Names
 from coordination_sim.rights import READ
 from millstream.coordination.core.client_events import (
     ErrorReply,
@@ -47,8 +48,9 @@ OPS = {"PUT": "put", "CREATE": "create", "COUNTER": "counter", "DELETE": "delete
 class Told:
     """All that a subscription to a tree is told that was there from the first mark on."""
 
-    def __init__(self, root: bytes) -> None:
-        self.root = root
+    def __init__(self, called: bytes, names: Names) -> None:
+        self.called = called.decode()
+        root = self.root = names.real(self.called).encode()
         self.lsns: list[int] = []
         self.texts: list[bytes] = []
         self._subscriber = Subscriber(lambda: None, Asker())
@@ -71,7 +73,7 @@ class Told:
                 ops.add(told["op"])
         for (name, *words), reply in changed if hears else ():
             path = next((str(word) for word in words if str(word).startswith("/")), "")
-            is_here = path.startswith(self.root.decode() + "/")
+            is_here = path.startswith(self.called + "/")
             if is_here and name in OPS and reply != b"+EXISTS" and not reply.startswith(b"-"):
                 told_of = OPS[name] in ops or (name == "MOVE" and path == words[-1])
                 require(told_of, f"entry {lsn}, {name} {path}: nobody is told")
@@ -88,7 +90,7 @@ class Hearer:
         self.guests, self.world, self.loop = guests, guests.world, guests.world.loop
         self.rng = stream(self.world.seed, f"hearer/{number}")
         self.told, self.user = told, user
-        self.path, self.since = told.root.decode(), 0
+        self.path, self.since = told.called, 0
         """It may have begun with any state up to there."""
         self.line: Any = None
         self.reader = reader()
@@ -100,7 +102,7 @@ class Hearer:
 
     def connect(self, turn: int) -> None:
         """Subscribe somewhere, from where it was heard on."""
-        if turn != self._turn:
+        if turn != self._turn or self.guests.is_over:
             return None
         self.line = self.guests.connected(self.node, self._data, self._lost)
         if self.line is None:

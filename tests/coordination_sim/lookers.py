@@ -56,7 +56,7 @@ class Looker:
 
     def go_on(self, turn: int) -> None:
         """Ask, and connect for that if need be."""
-        if turn != self._turn:
+        if turn != self._turn or self.guests.is_over:
             return None
         if self.line is None:
             self.node += 1
@@ -84,7 +84,7 @@ class Looker:
             if seen[0] and draw() >= SILENT:
                 floor, words = max(floor, seen[0]), ["SEEN", seen[1], *words]
         self._asked = path, floor, is_fresh
-        self.line.send(packed([word.encode() for word in words]))
+        self.line.send(packed([word.encode() for word in self.guests.as_said(words)]))
 
     def _overdue(self, turn: int) -> None:
         if turn == self._turn:

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +50,7 @@ from simulated_journal import SmallJournal
 
 if TYPE_CHECKING:
     from coordination_sim.world import World
+    from millstream.coordination.core.namespace.run import Notice
 
 SEGMENT_BYTES = 20_000
 FULL_RETRY_MS = 1000.0
@@ -160,7 +161,7 @@ class Machine:
         machine: Any = RecordedRegisters()
         if world.weather.namespaces:
             machine = RecordedState()
-            machine.audience.on_notice = world.guests.door(self).notify
+            machine.audience.on_notice = self.notifier()
         if world.weather.upgrades:
             luck = stream(world.seed, f"upgrade/{self.number}/{self.process}").random()
             self.is_upgraded = self.is_upgraded or luck < UPGRADED
@@ -181,6 +182,10 @@ class Machine:
         world.times.clock_moved(self)
         world.say(self, f"starts with {len(log)} entries, {standing}")
         self.step(Start(image.for_replica))
+
+    def notifier(self) -> Callable[[Notice], None]:
+        """Return what is told whom it is worth to ask again."""
+        return self.world.guests.door(self).notify
 
     def crash(self, *, power_lost: bool = False) -> None:
         """End the process here and now; what was being written may be there in part."""

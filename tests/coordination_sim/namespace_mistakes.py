@@ -32,7 +32,7 @@ from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.values import OK
 from namespace_plants import PLANTS as OF_STATES
 
-__all__ = ["MISTAKES", "WEATHER"]
+__all__ = ["MISTAKES", "WEATHER", "Patch", "instead"]
 
 Patch = Callable[[], AbstractContextManager[Any]]
 TOLD = ("a subscriber is told", "who keeps a subscription")
@@ -45,7 +45,8 @@ BEHIND = ("partition", "slow_node", "clog")
 SNAPSHOTS = ("snapshot_storm", "partition", "clog", "pause")
 
 
-def _instead(where: Any, name: str, mistake: Callable[..., Any]) -> Patch:
+def instead(where: Any, name: str, mistake: Callable[..., Any]) -> Patch:
+    """Return what has something else be done while it is entered."""
     return lambda: mock.patch.object(where, name, mistake)
 
 
@@ -184,11 +185,11 @@ def _of_state(name: str) -> Patch:
 MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]]] = {
     "ns_ephemeral": (
         "Ephemeral elements outlive their session.",
-        _instead(Elements, "session_ended", _nothing), ("outlives its session",), SESSIONS,
+        instead(Elements, "session_ended", _nothing), ("outlives its session",), SESSIONS,
     ),
     "ns_sequence": (
         "Numbers of names begin anew once there are no children.",
-        _instead(tree, "_numbered", _numbers_again), ("is given out again",), SESSIONS,
+        instead(tree, "_numbered", _numbers_again), ("is given out again",), SESSIONS,
     ),
     "ns_locks_stay": (
         "Locks outlive their session.", _of_state("locks outlive their session"),
@@ -203,34 +204,34 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         ("a token is not a new one", "the token to lead is"), SESSIONS,
     ),
     "ns_no_fence": (
-        "Any token lets write.", _instead(Synchronisation, "check_token", _nothing),
+        "Any token lets write.", instead(Synchronisation, "check_token", _nothing),
         ("was written in the turn of", "is written under"), SESSIONS,
     ),
     "ns_elect_data": (
         "What a candidate says is there before it leads.",
-        _instead(Synchronisation, "wait", _data_at_once), ("was said by another",), SESSIONS,
+        instead(Synchronisation, "wait", _data_at_once), ("was said by another",), SESSIONS,
     ),
     "ns_elect_again": (
         "Who campaigns again while it leads has another token.",
-        _instead(Synchronisation, "hold", _holds_anew),
+        instead(Synchronisation, "hold", _holds_anew),
         ("goes on to lead, and its token is another", "a token is not a new one"), SESSIONS,
     ),
     "ns_given_back": (
         "Who waits at a queue is not told of what is given back.",
-        _instead(QueueItems, "give_back", _gives_back_quietly), ("and another one waits",),
+        instead(QueueItems, "give_back", _gives_back_quietly), ("and another one waits",),
         SESSIONS,
     ),
     "ns_waits_in_vain": (
         "Who was told of items finds none, as others were quicker.",
-        _instead(Synchronisation, "claim", _items_are_there), ("and there are none",), SESSIONS,
+        instead(Synchronisation, "claim", _items_are_there), ("and there are none",), SESSIONS,
     ),
     "ns_notices": (
         "Who waits at a queue is not told that there is something.",
-        _instead(Waits, "_notify", _some_are_not_told), ("and not told",), SESSIONS,
+        instead(Waits, "_notify", _some_are_not_told), ("and not told",), SESSIONS,
     ),
     "ns_notify_next": (
         "In RESP2 notices are gone once something else is sent.",
-        _instead(Listener, "take", _notices_are_gone), ("a notice is lost", "a notice says"),
+        instead(Listener, "take", _notices_are_gone), ("a notice is lost", "a notice says"),
         SESSIONS,
     ),
     "ns_moves": (
@@ -251,7 +252,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_twice": (
         "The last request of a session is executed again if it is repeated.",
-        _instead(_Session, "judge", _last_is_new), ("is executed twice",), LEADERS,
+        instead(_Session, "judge", _last_is_new), ("is executed twice",), LEADERS,
     ),
     "ns_answers": (
         "The final replies of those who waited are lost.",
@@ -260,55 +261,55 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_not_done": (
         "Who leads no more says that what it logged was not done.",
-        _instead(Member, "forget_clients", _is_not_done), REFUSED, LEADERS,
+        instead(Member, "forget_clients", _is_not_done), REFUSED, LEADERS,
     ),
     "ns_silent_gap": (
         "A snapshot that replaces a state is not told to subscribers.",
-        _instead(Audience, "skip", _nothing), TOLD, SNAPSHOTS,
+        instead(Audience, "skip", _nothing), TOLD, SNAPSHOTS,
     ),
     "ns_short_history": (
         "That a history does not reach back is not told.",
-        _instead(Marks, "kept", _nothing_is_ever_lost), TOLD, LEADERS,
+        instead(Marks, "kept", _nothing_is_ever_lost), TOLD, LEADERS,
     ),
     "ns_resume": (
-        "Who goes on misses the first message.", _instead(Marks, "kept", _first_kept_is_lost),
+        "Who goes on misses the first message.", instead(Marks, "kept", _first_kept_is_lost),
         TOLD, LEADERS,
     ),
     "ns_told_twice": (
         "A member that is behind tells again what was heard elsewhere.",
-        _instead(Audience, "add", _hears_before), TOLD, BEHIND,
+        instead(Audience, "add", _hears_before), TOLD, BEHIND,
     ),
     "ns_keeps_anew": (
         "A durable subscription that is asked for again begins there.",
-        _instead(Marks, "begin_hearing", _hears_anew), HEARD, LEADERS,
+        instead(Marks, "begin_hearing", _hears_anew), HEARD, LEADERS,
     ),
     "ns_keeps_less": (
         "What is acknowledged later counts, however little it is.",
-        _instead(Marks, "hear", _hears_less), HEARD, LEADERS,
+        instead(Marks, "hear", _hears_less), HEARD, LEADERS,
     ),
     "ns_keeps_later": (
         "A durable subscription goes on behind the entry after the last that was heard.",
-        _instead(subscribing, "_from", _goes_on_one_later), HEARD[1:], LEADERS,
+        instead(subscribing, "_from", _goes_on_one_later), HEARD[1:], LEADERS,
     ),
     "ns_unseen": (
         "What a client says to have seen is not listened to.",
-        _instead(front_prefixes, "_value", _nothing_is_seen), ("a stale read of",), BEHIND,
+        instead(front_prefixes, "_value", _nothing_is_seen), ("a stale read of",), BEHIND,
     ),
     "ns_not_behind": (
         "Who is behind what a client has seen answers all the same.",
-        _instead(Reading, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
+        instead(Reading, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
         BEHIND,
     ),
     "ns_rights_stay": (
         "Who was allowed something once is allowed it for ever.",
-        _instead(Permissions, "allow", _allows_for_ever), RIGHTS, LEADERS,
+        instead(Permissions, "allow", _allows_for_ever), RIGHTS, LEADERS,
     ),
     "ns_rights_exec": (
         "In transactions access lists are not looked at.",
-        _instead(Permissions, "guard", _is_not_looked_at), RIGHTS[:1], LEADERS,
+        instead(Permissions, "guard", _is_not_looked_at), RIGHTS[:1], LEADERS,
     ),
     "ns_denied": (
-        "Who may not read any more goes on to hear.", _instead(Audience, "deny", _nothing),
+        "Who may not read any more goes on to hear.", instead(Audience, "deny", _nothing),
         ("and may not hear that",), LEADERS,
     ),
     "ns_quiet": (

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from coordination_sim.doors import Owed
 from coordination_sim.groups_of_nodes import GroupMachine
 from coordination_sim.lines import Line
 from coordination_sim.loop import stream
 from millstream.coordination.aio.client_requests import ClientRequests
+from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.core.backup import backup_parts, format_restored, read_backup
 from millstream.coordination.core.effects import Code, DiskDone, Message, Reply, SetTimer, Timer
 from millstream.coordination.core.front import Front
@@ -45,12 +47,18 @@ from millstream.coordination.core.pool_effects import (
     Stray,
     Told,
 )
-from millstream.coordination.core.pool_messages import Address, decode_pool, encode_pool
+from millstream.coordination.core.pool_messages import (
+    Address,
+    PoolEnvelope,
+    decode_pool,
+    encode_pool,
+)
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from simulated_disk import Crash, Fault, SimulatedDisk, nothing_happens
 
 if TYPE_CHECKING:
     from coordination_sim.whole import WholeWorld
+    from millstream.coordination.core.namespace.run import Notice
 
 PEER_PORT, COORD_PORT = 7000, 7379
 FULL_RETRY_MS = 1000.0
@@ -67,6 +75,31 @@ class NoNames:
     @staticmethod
     def has_root(gid: int, path: bytes) -> bool:
         return True
+
+    @staticmethod
+    def hear(_: PoolEnvelope) -> bool:
+        return False
+
+
+class Turns:
+    """The loop of a node's process, as far as it is asked for."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.process = node, node.process
+
+    def time(self) -> float:
+        return self.node.loop.now / 1000
+
+    def call_later(self, after_s: float, what: Callable[[], None]) -> None:
+        self.node.loop.after(after_s * 1000, self._call, what)
+
+    def _call(self, what: Callable[[], None]) -> None:
+        if self.process == self.node.process:
+            self.node.call(self._do, what)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        if self.process == self.node.process:
+            what()
 
 
 class Node:
@@ -90,6 +123,9 @@ class Node:
         self.is_listening = False
         self.attached: dict[tuple[int, int], Front] = {}
         self.lines: dict[Front, Line] = {}
+        self.owed = Owed(self.loop, world.counts)
+        self.namespaces: Any = NoNames()
+        self.who: dict[Address, bytes] = {}
         self.commands: dict[int, Callable[[bytes], None]] = {}
         self.tickets = count(1)
         self.events: deque[Any] = deque()
@@ -112,7 +148,9 @@ class Node:
         self.process += 1
         self.incarnation += 1
         self.pool = Pool(stream(self.world.seed, f"pool/{self.number}/{self.process}").random)
-        self.requests = ClientRequests(self.running, self, NoNames(), {})  # type: ignore[arg-type]
+        if self.world.weather.namespaces:
+            self.namespaces = Namespaces(self.running, self, self, Turns(self))  # type: ignore[arg-type]
+        self.requests = ClientRequests(self.running, self, self.namespaces, {})  # type: ignore[arg-type]
         self.is_listening = False
         formatted = tuple(group for group in sorted(self.disks) if is_formatted(self.disks[group]))
         self.world.say(self, f"starts with {len(formatted)} groups")
@@ -265,9 +303,23 @@ class Node:
         if not self.is_listening:
             return
         if isinstance(event, bytes):
-            self.call(self.take, Heard(decode_pool(event)))
+            self.call(self._hear, self.process, decode_pool(event))
         else:
             self.call(self._receive, self.process, event)
+
+    def _hear(self, process: int, said: PoolEnvelope) -> None:
+        if process == self.process and not self.namespaces.hear(said):
+            self.take(Heard(said))
+
+    def send(self, address: Address, frame: bytes) -> None:
+        """Send a node a frame of the pool (`Peers`)."""
+        self.world.network.say(self, address, frame[4:])
+
+    def notify(self, gid: int, notice: Notice) -> None:
+        """Tell a session's client, if it is here, that a request is worth repeating."""
+        if front := self.attached.get((gid, notice.session)):
+            self.owed.note(front, notice)
+            front.listener.notify(gid, notice)
 
     def _receive(self, process: int, event: Message) -> None:
         if process == self.process and self.pool is not None:
@@ -405,7 +457,7 @@ class Node:
             return self.take(Told(asked.ticket, Refusal("ERR", str(error))))
         disk.before = nothing_happens
         self.disks[group_id] = disk
-        self.world.scope(group_id).truth.inherit(self.world.scope(source).truth, snapshot.id.lsn)
+        self.world.restored(group_id, source, snapshot.id.lsn)
         self.world.counts["restored groups"] += 1
         return self.take(Told(asked.ticket, snapshot.id.lsn))
 
@@ -473,8 +525,8 @@ class Node:
                     format_group(disk, standing)
                     disk.before = nothing_happens
                     self.world.pool_truth.formatted(self, standing)
-            case OpenGroup(group_id, _):
-                self._open(group_id)
+            case OpenGroup(group_id, number):
+                self._open(group_id, number)
             case DropGroup(_, group_id):
                 self._before("rename", "group")
                 if machine := self.running.pop(group_id, None):
@@ -482,12 +534,12 @@ class Node:
                 self.machines.pop(group_id, None)
                 self.disks.pop(group_id, None)
 
-    def _open(self, group_id: bytes) -> None:
+    def _open(self, group_id: bytes, number: int) -> None:
         assert group_id not in self.running, f"node {self.number} opens a group twice"
         self.world.pool_truth.opened(self, group_id)
         machine = self.machines.get(group_id)
         if machine is None:
-            scope = self.world.scope(group_id)
+            scope = self.world.scope(group_id, number)
             machine = self.machines[group_id] = GroupMachine(scope, self, self.disks[group_id])
         self.running[group_id] = machine
         machine.start()

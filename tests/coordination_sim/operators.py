@@ -13,11 +13,12 @@ from coordination_sim.loop import stream
 from millstream.coordination.core.client_events import (
     ErrorReply,
 )
+from millstream.coordination.core.pool_effects import FIRST_GROUP
 
 if TYPE_CHECKING:
     from coordination_sim.whole import WholeWorld
 
-PERIOD_MS = (2000.0, 20_000.0)
+PERIOD_MS, SHORT_PERIOD_MS = (2000.0, 20_000.0), (300.0, 2000.0)
 GROUPS_MAX = 5
 NODES_MAX = 8
 
@@ -28,7 +29,8 @@ class Operators:
     def __init__(self, world: WholeWorld) -> None:
         self.world, self.loop = world, world.loop
         self.rng = stream(world.seed, "operators")
-        self.period = self.rng.uniform(*PERIOD_MS)
+        is_short = world.options.only is not None
+        self.period = self.rng.uniform(*SHORT_PERIOD_MS if is_short else PERIOD_MS)
         self._number = 1
 
     def begin(self) -> None:
@@ -95,6 +97,8 @@ class Operators:
     def delete(self) -> None:
         if (found := self._group()) and len(self.world.living()) > 2:
             number, node = found
+            if number == FIRST_GROUP and self.world.weather.namespaces:
+                return  # all names would be gone
             self._ask(f"ADMIN GROUP DELETE {number} CONFIRM {number}", node)
 
     def reconfigure(self) -> bool:

@@ -18,6 +18,7 @@ from millstream.coordination.core.backend import Checked, Principal
 from namespace_truth import require
 
 if TYPE_CHECKING:
+    from coordination_sim.names import Names
     from millstream.coordination.core.entries import Body
 
 GROUPS = {"ann": ("crew",), "bob": ("crew", "staff"), "cyd": ()}
@@ -97,7 +98,8 @@ class Rule(NamedTuple):
 class Rights:
     """The lists of what is guarded, with all their past."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names) -> None:
+        self._names = names
         self._past: dict[str, tuple[list[int], list[Rule]]] = {
             path: ([0], [Rule()]) for path in GUARDED
         }  # fmt: skip
@@ -151,9 +153,11 @@ class Rights:
 
     def check_read(self, body: Body, lsn: int, value: bytes) -> None:
         """Look at what a read of something guarded was answered."""
-        if body.argv[0] != b"GET" or body.argv[1].decode() not in GUARDED:
+        if body.argv[0] != b"GET":
             return
-        user, path = body.principal.decode(), body.argv[1].decode()
+        user, path = body.principal.decode(), self._names.plain(body.argv[1].decode())
+        if path not in GUARDED:
+            return
         if value.startswith(b"-ERROR_DOES_NOT_EXISTS"):
             return
         may = self.may(user, path, READ, lsn)

@@ -8,14 +8,16 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from coordination_sim.ledger import write_between
 from coordination_sim.plants import OUT_OF_REACH, PLANTS, Plant
-from coordination_sim.runs import run, say
+from coordination_sim.runs import Run, run, say
 from coordination_sim.weather import Options
 
+Plants = Mapping[str, Plant]
 SEEDS_MAX = 200
 FOUND_MIN = 15
 SAYS_MAX = 90
@@ -40,9 +42,11 @@ class Found(NamedTuple):
         return f"| {_plain(plant.what)} | {self.runs} | {self.said} |"
 
 
-def search(name: str, first: int, count: int = SEEDS_MAX) -> Found:
+def search(
+    name: str, first: int, count: int = SEEDS_MAX, run: Run = run, plants: Plants = PLANTS
+) -> Found:
     """Search for one mistake, from a seed on."""
-    plant = PLANTS[name]
+    plant = plants[name]
     others, processor = 0, 0.0
     for seed in range(first, first + count):
         clean = Options(only=plant.faults, fixed=plant.fixed)
@@ -63,21 +67,27 @@ def is_sign(plant: Plant, wrong: str) -> bool:
     return any(sign in wrong for sign in plant.signs)
 
 
-def search_all(first: int, runs: int, document: Path | None) -> int:
+def search_all(
+    first: int, runs: int, document: Path | None, run: Run = run, plants: Plants = PLANTS
+) -> int:
     """Search for every mistake; 1 if too few are found, or one cannot be tried."""
     found: dict[str, Found] = {}
-    for name, plant in PLANTS.items():
-        one = found[name] = search(name, first, runs)
+    for name, plant in plants.items():
+        one = found[name] = search(name, first, runs, run, plants)
         said = one.said or one.broken or "NOT FOUND"
         say(
             f"{name:20} {one.runs:4} runs {one.processor_s:4.0f} s "
             f"({one.others} otherwise) {said}    {plant.what}"
         )
     count = sum(one.said is not None for one in found.values())
-    say(f"{count} of {len(PLANTS)} planted mistakes are found")
+    say(f"{count} of {len(plants)} planted mistakes are found")
     if document is not None:
         write_between(document, BEGIN, END, table(found))
-    return 1 if count < FOUND_MIN or any(one.broken for one in found.values()) else 0
+    return (
+        1
+        if count < min(FOUND_MIN, len(plants)) or any(one.broken for one in found.values())
+        else 0
+    )
 
 
 def table(found: dict[str, Found]) -> list[str]:

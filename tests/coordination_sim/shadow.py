@@ -24,6 +24,7 @@ from zlib import crc32
 
 from coordination_sim.hearers import Told
 from coordination_sim.loop import stream
+from coordination_sim.names import ALONE, Names
 from coordination_sim.rights import GUARDED, Rights
 from coordination_sim.states import RecordedRegisters
 from millstream.coordination.core.client_table import ClientTable
@@ -31,7 +32,7 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body, Entry, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.claims import Mode, Phase
-from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.namespace.paths import Path, parse_path
 from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.replica import Replica
 from namespace_callers import is_pending
@@ -104,11 +105,12 @@ class RecordedState(GroupState):
 class ShadowTruth(Truth):
     """What was seen, with clients of registers beside those of namespaces."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names) -> None:
         super().__init__()
+        self.names = names
         self.refused: set[int] = set()
         self.failed: set[int] = set()
-        self.ephemeral: dict[bytes, int] = {}
+        self.ephemeral: dict[str, int] = {}
         self.queues: dict[Any, set[bytes]] = {}
         self.counters: dict[Any, int] = {}
         self.sequence = -1
@@ -121,7 +123,7 @@ class ShadowTruth(Truth):
         self.led_with = b""
         self.users: dict[int, str] = {}
         """Whose a wish is."""
-        self.rights = Rights()
+        self.rights = Rights(names)
         self.past: dict[str, dict[int, tuple[str, str]]] = {}
         """Path of a register -> LSN of a change -> its version, and the value."""
         self.heard: dict[tuple[int, bytes], int] = {}
@@ -129,9 +131,12 @@ class ShadowTruth(Truth):
         self.said: dict[int, set[bytes]] = {}
         """Session -> what it has said as a leader, or to become one."""
 
+    def place(self, path: str) -> Path:
+        return parse_path(self.names.real(path).encode())
+
     def executed(self, state: GroupState, entry: Entry, was_open: bool, reply: bytes) -> None:
         argv, header = entry.content.argv, entry.header
-        if not argv[0].isdigit():
+        if not argv[0].isdigit() or argv[1] == b"NAMESPACE":  # nobody's: it is the node's
             return
         if argv[1] == b"MARK":
             if b"DURABLE" in argv and reply == b"+OK":
@@ -153,13 +158,13 @@ class ShadowTruth(Truth):
             return
         if any(str(word).startswith("/h/") for word in wish[1:]):
             if wish[0] == "CREATE" and "SEQUENTIAL" in wish and not reply.startswith(b"-"):
-                path = reply[1:]
-                number = int(path.decode().removeprefix(f"{SEQUENCE}/n"))
+                path = self.names.plain(reply[1:].decode())
+                number = int(path.removeprefix(f"{SEQUENCE}/n"))
                 require(number > self.sequence, f"number {number} is given out again")
                 self.sequence = number
                 self.ephemeral[path] = session
             elif wish[0] == "DELETE" and reply == b"+OK":
-                self.ephemeral.pop(wish[1].encode(), None)
+                self.ephemeral.pop(wish[1], None)
             elif wish[0] == "PUT" and "IFLOCK" in wish and reply == b"+OK":
                 self._check_fence(state, *wish[1:])
             if wish[:3] == ("ELECT", "CAMPAIGN", LEADER) or wish[:2] == ("PUT", LEADER):
@@ -173,20 +178,20 @@ class ShadowTruth(Truth):
         if wish[0] != "COUNTER":
             super()._note(state, session, lsn, wish, reply)
             return
-        element = state.namespace.state.elements.find(parse_path(wish[-1].encode()))
+        element = state.namespace.state.elements.find(self.place(wish[-1]))
         self.counted = self.counters.get(element, 0)
         super()._note(state, session, lsn, wish, reply)
         self.counters[element] = self.counted
 
     def _check_fence(self, state: GroupState, path: str, _: str, __: str, token: str) -> None:
         space = state.namespace.state
-        element = space.elements.find(parse_path(path.encode()))
+        element = space.elements.find(self.place(path))
         claims = space.synchronisation.claims.of(element, Phase.HELD, Mode.WRITE)
         held = [claim.token.text.decode() for _, claim in claims]
         require(token in held, f"{path} is written under {token}, held are {held}")
 
     def _check_leader(self, space: Any, lsn: int) -> None:
-        element = space.elements.find(parse_path(LEADER.encode()))
+        element = space.elements.find(self.place(LEADER))
         if element is None:
             return
         claims = list(space.synchronisation.claims.of(element, Phase.HELD, Mode.WRITE))
@@ -203,7 +208,7 @@ class ShadowTruth(Truth):
         self.leader, self.led_with = now, data
 
     def _check_awaited(self, space: Any, lsn: int) -> None:
-        element = space.elements.find(parse_path(AWAITED.encode()))
+        element = space.elements.find(self.place(AWAITED))
         if element is None:
             return
         sync, ready = space.synchronisation, space.queues.ready(element)
@@ -233,7 +238,7 @@ class ShadowTruth(Truth):
             path = words[1 if name == "CREATE" else 0]
             is_done = reply == b"+OK" and name in ("PUT", "CREATE")
             if is_done and str(path).startswith(REGISTER):
-                element = space.elements.find(parse_path(path.encode()))
+                element = space.elements.find(self.place(path))
                 version = space.elements.there(element).version.text.decode()
                 self.past.setdefault(path, {})[lsn] = version, space.data.of(element).decode()
 
@@ -247,7 +252,7 @@ class ShadowTruth(Truth):
                 del self.heard[key]
 
     def _see_queue(self, state: GroupState) -> None:
-        element = state.namespace.state.elements.find(parse_path(QUEUE.encode()))
+        element = state.namespace.state.elements.find(self.place(QUEUE))
         self.pushed = self.queues.setdefault(element, set())
 
     def final(self, session: int, csn: int, value: bytes) -> None:
@@ -267,11 +272,11 @@ class ShadowTruth(Truth):
         self._check_heard(replica, machine.namespace.state)
         self._check_awaited(machine.namespace.state, replica.commit_lsn)
         for path, session in list(self.ephemeral.items()):
-            is_there = elements.find(parse_path(path)) is not None
+            is_there = elements.find(self.place(path)) is not None
             if session in replica.table:
-                require(is_there, f"{path!r} is gone, and its session is not")
+                require(is_there, f"{path} is gone, and its session is not")
             else:
-                require(not is_there, f"{path!r} outlives its session")
+                require(not is_there, f"{path} outlives its session")
                 del self.ephemeral[path]
 
 
@@ -309,14 +314,14 @@ class Executor(Replica):
 class Shadow:
     """What the committed entries make."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.truth = world, ShadowTruth()
+    def __init__(self, world: World, names: Names = ALONE) -> None:
+        self.world, self.names, self.truth = world, names, ShadowTruth(names)
         rng = stream(world.seed, "shadow")
         self.state = ShadowState(self.truth, rng)
         self.state.audience.on_notice = lambda notice: self.truth.notices.append(notice)
         self.replica = Executor(self.state, rng.random)
         self.replica.table = ShadowTable(self.truth)
-        self.told = {root: Told(root) for root in ROOTS}
+        self.told = {root: Told(root, names) for root in ROOTS}
 
     def commit(self, entry: Entry, at_lsn: dict[int, tuple[bytes, int]], number: int) -> None:
         """Execute the next entry; note its result, and look."""

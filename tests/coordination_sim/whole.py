@@ -13,31 +13,39 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
 from coordination_sim.callers import Callers
 from coordination_sim.faults import Faults
 from coordination_sim.groups_of_nodes import GroupMachine, Scope
+from coordination_sim.guests_of_nodes import Households, NodeGuests
 from coordination_sim.lines import Line, NodesNetwork, NoGuard
 from coordination_sim.loop import Loop, stream
 from coordination_sim.nodes import Node
 from coordination_sim.operators import Operators
 from coordination_sim.plants import PLANTS
 from coordination_sim.pool_truth import PoolTruth
+from coordination_sim.rights import Users
 from coordination_sim.runs import ALL, Outcome, outcome_of
 from coordination_sim.truth import WrongError
 from coordination_sim.weather import Options, Weather
+from coordination_sim.whole_mistakes import WHOLE_PLANTS
 from coordination_sim.world import SEARCH_STEPS_MAX, TRACE_LINES, World
 from histories.check import check
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
+from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS
 from millstream.coordination.core.replica import Replica
 from simulated_disk import SimulatedDisk
 
+ALL_PLANTS = PLANTS | WHOLE_PLANTS
 CALM_MS = 60_000.0
+NAMES_MS = 90_000.0
+"""So much longer it takes until what nobody asks for any more is undone, and sessions end."""
 ROUND_MS = 1000.0
 SETTLE_MS = 4000.0
 
@@ -76,12 +84,15 @@ class WholeWorld:
         self, seed: int, options: Options = ALL, *, trace: int | str | None = None
     ) -> None:
         self.seed, self.options, self.trace = seed, options, trace
-        plant = PLANTS.get(options.plant or "")
+        self.plant = plant = ALL_PLANTS.get(options.plant or "")
         self.replica_class: type[Replica] = plant.replica if plant else Replica
         self.loop = Loop()
-        self.weather = Weather.drawn(seed, options)._replace(journalled=True, namespaces=False)
+        self.weather = Weather.drawn(seed, options)._replace(journalled=True)
         self.counts: Counter[str] = Counter()
         self.lines: deque[str] = deque(maxlen=TRACE_LINES)
+        self.vocabulary: tuple[Any, Any] = (NoGuard(), REGISTER_COMMANDS)
+        if self.weather.namespaces:
+            self.vocabulary = (Users(), GROUP_COMMANDS)
         self.calm = False
         self.rng = stream(seed, "whole world")
         self.network = NodesNetwork(seed, self.loop, self.weather, self.counts)
@@ -96,6 +107,7 @@ class WholeWorld:
             self.add_node()
         self.callers = self.clients = Callers(self)
         self.operators = Operators(self)
+        self.households = Households(self)
         self.faults = NodeFaults(self)  # type: ignore[arg-type]
 
     # ---- making
@@ -113,11 +125,17 @@ class WholeWorld:
         self.at_coord[node.coord.text] = node
         return node
 
-    def scope(self, group_id: bytes) -> Scope:
+    def scope(self, group_id: bytes, number: int) -> Scope:
         """Return a group."""
         if group_id not in self.scopes:
-            self.scopes[group_id] = Scope(self, group_id)
+            self.scopes[group_id] = Scope(self, group_id, number)
         return self.scopes[group_id]
+
+    def restored(self, group_id: bytes, source_id: bytes, lsn: int) -> None:
+        """A group begins with what another one was."""
+        source = self.scopes[source_id]
+        scope = self.scopes[group_id] = Scope(self, group_id, 0, source)
+        scope.truth.inherit(source.truth, lsn)
 
     def disk_of(self, node: Node, group_id: bytes) -> SimulatedDisk:
         """Return an empty disk."""
@@ -128,7 +146,7 @@ class WholeWorld:
     def front_of(self, node: Node, line: Line) -> Front:
         """Return a node's end of a connection."""
         return Front(
-            node.requests, NoGuard(), REGISTER_COMMANDS, FRONT_COMMANDS,
+            node.requests, *self.vocabulary, FRONT_COMMANDS,
             number=next(self._connections), attached=node.attached,
             chance_bytes=self.callers.rng.randbytes, on_output=lambda _: line.go_on_soon(),
             call_later=self.loop.after,
@@ -172,18 +190,28 @@ class WholeWorld:
     # ---- the run
 
     def run(self) -> None:
-        """Let the weather come, then heal."""
+        """Let the weather come, then heal; with the mistake that is planted, if one is."""
+        with self.plant.patch() if self.plant is not None else nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         for node in self.machines:
             self.loop.after(self.rng.random() * 3000 * (node.number > 0), node.start)
         self.callers.begin()
         self.operators.begin()
+        if self.weather.namespaces:
+            self.households.begin()
         self.loop.run_until(SETTLE_MS)
         self.faults.begin()
         end = min(self.weather.duration_ms + SETTLE_MS, self.options.until_s * 1000)
         self.loop.run_until(end)
         if self.options.until_s * 1000 > end:
             self._heal()
-        verdict = check(self.callers.history(), SEARCH_STEPS_MAX)
+        operations = self.callers.history()
+        self.households.check()
+        for guests in self.households.guests.values():
+            operations += guests.history()
+        verdict = check(operations, SEARCH_STEPS_MAX)
         self.counts["histories"] += verdict.keys
         self.counts["histories undecided"] += verdict.undecided
         if verdict.wrong:
@@ -194,7 +222,9 @@ class WholeWorld:
         self.network.heal()
         for node in self.machines:
             node.mend()
+        self.households.each(NodeGuests.finish)
         end = self.loop.now + CALM_MS + 400 * self.weather.delay_ms
+        end += NAMES_MS * self.weather.namespaces
         goals: dict[bytes, Any] = {}
         why = ""
         while self.loop.now < end:
@@ -234,7 +264,7 @@ class WholeWorld:
                 return f"group {number} is new"
             if client.open:
                 return f"group {number}: no commit"
-        return ""
+        return self.households.amiss()
 
     def _pools_differ(self) -> str:
         """Return whether nodes of one pool know different things."""
@@ -267,7 +297,8 @@ class WholeWorld:
     @staticmethod
     def _end_of(replica: Any) -> tuple[Any, ...]:
         values = sorted(replica.machine.values.items())
-        return replica.status, replica.epoch, replica.view, replica.log.head, values
+        ends = getattr(replica.machine, "ends", None)
+        return replica.status, replica.epoch, replica.view, replica.log.head, values, ends
 
     # ---- the trace
 

@@ -59,7 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- clients and readers
 
-    @rule(p=PARTITION, key=KEY, op=st.integers(0, 10), n=st.integers(0, 5), is_odd=st.booleans())
+    @rule(p=PARTITION, key=KEY, op=st.integers(0, 11), n=st.integers(0, 5), is_odd=st.booleans())
     def write(self, p, key, op, n, is_odd):
         self.engine.write(p, key, op, n, is_odd=is_odd)
 

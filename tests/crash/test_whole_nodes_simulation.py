@@ -21,20 +21,32 @@ from pool_plants import PLANTS as POOL_PLANTS
 TESTS = Path(__file__).parents[1]
 SEEDS, CASES = 8, 4
 """About 15 s of processor time."""
+REGISTERS = Options(without=frozenset(("namespaces",)))
+"""Whole runs with clients of namespaces take a minute each: here they are short ones."""
 
 
 @pytest.mark.parametrize("case", range(CASES))
 def test_whatever_happens_all_groups_keep_their_word_and_come_back(case: int) -> None:
     for seed in range(case, SEEDS, CASES):
-        outcome = run(seed)
-        assert outcome.wrong is None, f"{outcome.wrong}\n{command(seed, Options(), is_whole=True)}"
+        outcome = run(seed, REGISTERS)
+        assert outcome.wrong is None, f"{outcome.wrong}\n{command(seed, REGISTERS, is_whole=True)}"
 
 
 def test_groups_come_and_go_and_clients_are_answered() -> None:
     total: Counter[str] = Counter()
     for seed in (0, 2):
-        total += run(seed).counts
+        total += run(seed, REGISTERS).counts
     for what in ("GROUP CREATE OK", "calls answered", "answers to strangers", "histories"):
+        assert total[what] > 0, total
+
+
+def test_clients_of_namespaces_in_several_groups_are_told_the_truth() -> None:
+    faults = ("namespaces", "crash", "isolate_primary", "move_primary", "reconfigure")
+    options = Options(only=frozenset(faults))
+    outcomes = [run(seed, options) for seed in (0, 1)]
+    assert [outcome.wrong for outcome in outcomes] == [None, None]
+    total = outcomes[0].counts + outcomes[1].counts
+    for what in ("requests of namespaces ok", "messages", "names: ok OK"):
         assert total[what] > 0, total
 
 
@@ -58,7 +70,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
         found = subprocess.run(
-            [sys.executable, "-m", "coordination_sim", "--whole", "--seed", "2"],
+            [sys.executable, "-m", "coordination_sim", "--whole", "--only=namespaces,crash"],
             env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
             text=True,
         )  # fmt: skip

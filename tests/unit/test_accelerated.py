@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import millstream.coordination.core.durable
+import millstream.coordination.core.namespace.tables
 import millstream.kv.core.session
 import millstream.storage.core.records  # noqa: F401 - the modules that have twins
 from millstream import accelerated
@@ -47,11 +48,12 @@ def test_the_extra_names_the_version_of_the_package() -> None:
     assert wanted in extras["optional-dependencies"]["fast"]
 
 
-def test_there_are_nine_and_their_owners_have_the_chosen_ones(variant: str) -> None:
+def test_there_are_eleven_and_their_owners_have_the_chosen_ones(variant: str) -> None:
     found = {twin.name: twin for twin in accelerated.twins()}
     assert set(found) == {
         "receive", "freeze", "encode_many", "cut_frames",
         "decode_entries", "check_chain", "encode_log", "chain", "decode_body",
+        "SortedMap", "Table",
     }  # fmt: skip
     for name, twin in found.items():
         chosen = twin.compiled if variant == "compiled" else twin.python

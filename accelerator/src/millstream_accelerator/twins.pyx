@@ -22,7 +22,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "e9a81f45139d"
+SPECIFICATION = "ea3ec33df5ba"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -729,3 +729,5 @@ cdef list _cut_frames(bytes data, Py_ssize_t start, list offsets, list stops):
 
 
 include "entries.pxi"
+include "sorted_map.pxi"
+include "tables.pxi"

@@ -32,6 +32,7 @@ _SET: Final = Struct(">BBHBBHIIQII")
 _GIVEN: Final = Struct(">IIQQIH")
 """Flags, expiry, rev, CAS, options, length of the extended metadata."""
 _NO_CONFLICTS: Final = 0x08
+_SIDECAR: Final = 0x80000000
 _META_VERSION: Final = b"\1"
 _SECTION: Final = Struct(">BH")
 _LINEAGE: Final = 0x80
@@ -71,6 +72,8 @@ class GivenWrite(NamedTuple):
     rev: int
     lineage: bytes
     is_insert: bool = False
+    sidecar: bytes = b""
+    """See `documents.stored`; empty: the document has none."""
 
 
 OneWrite = TypeVar("OneWrite", Write, GivenWrite)
@@ -113,8 +116,11 @@ def _given_frame(
     """Return the partition, and a SET_WITH_META or ADD_WITH_META frame."""
     partition_id = partition_of(key_bytes_of(write.key), partition_count)
     meta = _META_VERSION + _SECTION.pack(_LINEAGE, len(write.lineage)) + write.lineage
-    extras = _GIVEN.pack(write.flags, write.expiry, write.rev, write.cas, _NO_CONFLICTS, len(meta))
-    body = extras + write.key + write.value + meta
+    options, sidecar = _NO_CONFLICTS, write.sidecar
+    if sidecar:
+        options, sidecar = options | _SIDECAR, sidecar + len(sidecar).to_bytes(4, "big")
+    extras = _GIVEN.pack(write.flags, write.expiry, write.rev, write.cas, options, len(meta))
+    body = b"".join((extras, write.key, write.value, sidecar, meta))
     opcode = Opcode.ADD_WITH_META if write.is_insert else Opcode.SET_WITH_META
     head = HEADER.pack(
         REQUEST, opcode, len(write.key), len(extras), write.datatype & datatype_mask,

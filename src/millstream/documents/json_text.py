@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate
 from math import isinf
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = [
     "Cut",
     "cut",
     "is_plain_object",
+    "may_repeat",
     "parse",
     "parse_exactly",
 ]
@@ -43,8 +45,11 @@ _INT_DIGITS: Final = 4000
 _BACKSLASH: Final = 0x5C
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""One down, or, as signed bytes, one up."""
 _COLON: Final = b'":'
-"""What stands behind a name, at least where nothing but machines wrote the text."""
+"""What stands behind a name, unless there are spaces between."""
+_SPACED_COLON: Final = re.compile(rb'"[ \t\r\n]+:').search
 
 
 class _Anything(msgspec.Struct):
@@ -106,10 +111,20 @@ def cut(text: bytes) -> Cut:
             special[name] = bytes(raw)
         else:
             kept[name] = raw
-    if colons != len(members):  # members may be repeated
+    if colons != len(members) or _SPACED_COLON(text):  # members may be repeated
         kept = {name: kept[name] for name in parse_exactly(text) if name in kept}
     body = _encode(kept)
     return Cut(special, body, parse(body))
+
+
+def may_repeat(text: bytes, members: int) -> bool:
+    """Return whether objects in a text may have members of the same name. Hot path.
+
+    Args:
+        text: of a value.
+        members: how many there are in the value, at all depths.
+    """
+    return text.count(_COLON) != members or _SPACED_COLON(text) is not None
 
 
 def parse(text: bytes) -> Any:
@@ -178,14 +193,12 @@ def _float(text: str) -> float:
 def _check_depth(text: bytes) -> None:
     if text.count(b"[") + text.count(b"{") <= JSON_DEPTH_MAX:
         return
-    brackets = _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS)
-    for _ in range(JSON_DEPTH_MAX):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if not brackets:
-            return
-    raise UsageError(
-        f"the body is not JSON that is taken here: deeper than {JSON_DEPTH_MAX}", code="bad_json"
-    )
+    brackets = _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS)
+    if max(accumulate(memoryview(brackets).cast("b")), default=0) > JSON_DEPTH_MAX:
+        raise UsageError(
+            f"the body is not JSON that is taken here: deeper than {JSON_DEPTH_MAX}",
+            code="bad_json",
+        )
 
 
 def _no_json(error: Exception) -> UsageError:

@@ -116,11 +116,11 @@ def _stem(run: _Run, children: list[_Run], below: dict[int, list[_Run]]) -> None
 
 def purged(tree: RevisionTree, revs: Iterable[str]) -> RevisionTree:
     """Return the tree without leaves, and what led to them alone."""
-    numbers = {tree.branch_of_leaf(rev) for rev in revs} - {None}
-    if not numbers:
-        return tree
+    numbers = {rev: number for number, rev in enumerate(tree.leaf_revs())}
     runs = _runs(tree)
-    gone = {id(runs[number]) for number in numbers if number is not None}
+    gone = {id(runs[numbers[rev]]) for rev in revs if rev in numbers}
+    if not gone:
+        return tree
     below = _children(runs)
     for run in sorted(runs, key=lambda one: one.first, reverse=True):
         if id(run) not in gone:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.documents.revisions import Path, parse_rev
+from millstream.documents.revisions import Path, checked_rev, parse_rev, to_bytes
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import Leaf
 
@@ -73,8 +73,9 @@ def text_of(
         special = _special(document, leaf, shown)
         if special:
             head += b"," + _encode(special)[1:-1]
-    body = content.body
-    return head + (b"}" if body == b"{}" else b"," + body[1:])
+    # What kv wrote may have spaces around its braces.
+    rest = content.body.strip()[1:].lstrip()
+    return head + (rest if rest == b"}" else b"," + rest)
 
 
 def _special(document: StoredDocument, leaf: Leaf, shown: Shown) -> dict[str, Any]:
@@ -101,14 +102,19 @@ def _special(document: StoredDocument, leaf: Leaf, shown: Shown) -> dict[str, An
 
 
 def _revs_info(document: StoredDocument, path: Path) -> list[dict[str, str]]:
-    tree, contents = document.tree, document.contents
+    contents = document.contents
+    deleted = {
+        (generation, branch.at(generation))
+        for branch in document.tree.branches
+        for generation in branch.deleted
+    }
     return [
         {
             "rev": rev,
-            "status": "deleted" if tree.is_deletion(rev)
+            "status": "deleted" if (path.start - number, to_bytes(signature)) in deleted
             else "available" if rev in contents else "missing",
         }
-        for rev in path.revs()
+        for number, (rev, signature) in enumerate(zip(path.revs(), path.ids, strict=True))
     ]  # fmt: skip
 
 
@@ -191,10 +197,14 @@ def differences(document: StoredDocument | None, revs: Sequence[str]) -> dict[st
     """Return which revisions are missing, and what of ours may be their ancestors.
 
     Empty: none is missing.
+
+    Raises:
+        UsageError: `bad_request`: not a revision.
     """
     if document is None or not document.exists:
-        return {"missing": list(revs)} if revs else {}
-    missing = document.tree.missing(revs)
+        return {"missing": [checked_rev(rev) for rev in revs]} if revs else {}
+    leaves = set(document.tree.leaf_revs())
+    missing = document.tree.missing(rev for rev in revs if rev not in leaves)
     if not missing:
         return {}
     ancestors = document.tree.possible_ancestors(missing)

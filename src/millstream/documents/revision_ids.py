@@ -19,7 +19,7 @@ from hashlib import md5
 from struct import Struct
 from typing import Any, Final
 
-from millstream.documents.json_text import parse_exactly
+from millstream.documents.json_text import may_repeat, parse_exactly
 from millstream.documents.revisions import parse_rev, to_bytes
 from millstream.documents.stored import Attachment
 
@@ -70,11 +70,10 @@ def signature_of(
         parent: the revision that it replaces.
         attachments: all that it has, in the document's order.
     """
-    term = _object(content)
-    # Each member is a pair in the term and a name before a colon in the text; where they are not
-    # as many there may be members of the same name.
-    if body.count(b'":') != term.count(_TUPLE_OF_2):
-        term = _object(parse_exactly(body))
+    sizes: list[int] = []
+    term = _object(content, sizes)
+    if may_repeat(body, sum(sizes)):
+        term = _object(parse_exactly(body), sizes)
     head = _HEADS[is_deleted] + _parent(parent)
     attached = _attached(attachments) if attachments else _NIL
     whole = b"".join((head, term, attached, _NIL))
@@ -103,9 +102,11 @@ def _attached(attachments: Mapping[str, Attachment]) -> bytes:
     return b"".join(parts)
 
 
-def _object(members: Mapping[str, Any]) -> bytes:
+def _object(members: Mapping[str, Any], sizes: list[int]) -> bytes:
+    """Return the term of an object; how many members it has is put behind `sizes`."""
     if not members:
         return b"h\x01j"
+    sizes.append(len(members))
     parts = [b"h\x01", _COUNT(_LIST, len(members))]
     add = parts.append
     for name, value in members.items():
@@ -115,16 +116,16 @@ def _object(members: Mapping[str, Any]) -> bytes:
             text = value.encode()
             add(_COUNT(_BINARY, len(text)) + text)
         elif kind is dict:
-            add(_object(value))
+            add(_object(value, sizes))
         elif kind is list:
-            add(_array(value))
+            add(_array(value, sizes))
         else:
             add(_scalar(value))
     add(_NIL)
     return b"".join(parts)
 
 
-def _array(values: list[Any]) -> bytes:
+def _array(values: list[Any], sizes: list[int]) -> bytes:
     if not values:
         return _NIL
     if len(values) <= _STRING_LIST_MAX and set(map(type, values)) == {int}:
@@ -138,9 +139,9 @@ def _array(values: list[Any]) -> bytes:
         if kind is str:
             parts.append(_binary(value.encode()))
         elif kind is dict:
-            parts.append(_object(value))
+            parts.append(_object(value, sizes))
         elif kind is list:
-            parts.append(_array(value))
+            parts.append(_array(value, sizes))
         else:
             parts.append(_scalar(value))
     parts.append(_NIL)

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.documents.json_text import is_plain_object
+from millstream.documents.pruning import stemmed
 from millstream.documents.revisions import SIGNATURE_BYTES, Path
 from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
 from millstream.errors import CorruptionError, UsageError
@@ -50,7 +51,9 @@ __all__ = [
     "Content",
     "Packed",
     "StoredDocument",
+    "blobs_of",
     "by_kv",
+    "is_sidecar",
     "load",
     "pack",
 ]
@@ -297,6 +300,29 @@ def _written_by_kv(
     return Content(EMPTY_BODY, {**attachments, VALUE_ATTACHMENT: shown}, value)
 
 
+def is_sidecar(data: bytes) -> bool:
+    """Return whether these bytes are a sidecar."""
+    try:
+        _unpacked(data)
+    except (IndexError, ValueError, msgspec.MsgspecError):
+        return False
+    return True
+
+
+def blobs_of(sidecar: bytes) -> frozenset[bytes]:
+    """Return the names of the blobs that a sidecar names: SHA-256 of attachments of its leaves.
+
+    Raises:
+        CorruptionError: it is none.
+    """
+    try:
+        contents = _unpacked(sidecar).contents
+    except (IndexError, ValueError, msgspec.MsgspecError) as error:
+        raise CorruptionError(f"a sidecar cannot be read ({error})", code="bad_sidecar") from error
+    attachments = [one for entry in contents if entry for one in entry.attachments.values()]
+    return frozenset(one.sha256 for one in attachments if one.sha256)
+
+
 def pack(document: StoredDocument) -> Packed:
     """Return a document as it is written.
 
@@ -317,7 +343,14 @@ def pack(document: StoredDocument) -> Packed:
         else:
             value = content.body
             entries[number] = _Entry(b"", dict(content.attachments), content.value)
-    return Packed(value, _sidecar(tree, entries, is_purged=document.is_purged))
+    sidecar = _sidecar(tree, entries, is_purged=document.is_purged)
+    if len(sidecar) > SIDECAR_BYTES_MAX:
+        raise UsageError(
+            f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
+            f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
+            code="too_large",
+        )
+    return Packed(value, sidecar)
 
 
 def _entry_of(content: Content | None) -> _Entry | None:
@@ -335,14 +368,7 @@ def _is_kv_value(content: Content) -> bool:
 
 def _sidecar(tree: RevisionTree, entries: list[_Entry | None], *, is_purged: bool) -> bytes:
     parts = _Sidecar(list(tree.branches), dict(tree.foreign), entries, is_purged)
-    sidecar = bytes((_VERSION,)) + _encode(parts)
-    if len(sidecar) > SIDECAR_BYTES_MAX:
-        raise UsageError(
-            f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
-            f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
-            code="too_large",
-        )
-    return sidecar
+    return bytes((_VERSION,)) + _encode(parts)
 
 
 def by_kv(
@@ -351,7 +377,8 @@ def by_kv(
     """Return the sidecar after kv changed a document that has one.
 
     A put extends the winner; a deletion or expiration extends every live leaf by a deletion. The
-    other leaves stay.
+    other leaves stay. `REVS_LIMIT_DEFAULT` generations are kept. It is never refused: what expires
+    has to go, however much is known of it.
 
     Args:
         bucket_uuid: of the bucket.
@@ -383,7 +410,8 @@ def by_kv(
         before = entries[number] or _IN_FRAME
         is_going = is_deleted or tree.branches[number].is_deleted
         entries[number] = _Entry(b"", {} if is_going else _without_value(before.attachments))
-    return _sidecar(tree.with_children(children, is_deleted=is_deleted), entries, is_purged=False)
+    grown = stemmed(tree.with_children(children, is_deleted=is_deleted), REVS_LIMIT_DEFAULT)
+    return _sidecar(grown, entries, is_purged=False)
 
 
 def _signature(base: blake2b, parent: str) -> str:

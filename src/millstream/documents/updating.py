@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 
 from millstream.documents.pruning import purged, stemmed
 from millstream.documents.revision_ids import signature_of
-from millstream.documents.revisions import Path, parse_rev
+from millstream.documents.revisions import Path, checked_rev, parse_rev
 from millstream.documents.sent import Sent
-from millstream.documents.stored import EMPTY_BODY, Attachment, Content, StoredDocument
+from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import EMPTY, RevisionTree
 from millstream.errors import ConditionError, UsageError
 
@@ -85,14 +85,20 @@ def interactive(
     parent = _parent(present, sent.rev)
     generation = 1 if parent is None else parse_rev(parent)[0] + 1
     before = _content(present, parent)
-    content = _content_sent(sent, kept, generation, [before] if before is not None else [])
+    kept = {name: one._replace(revpos=generation) for name, one in kept.items()}
+    content = _content_sent(sent, kept, [before] if before is not None else [])
     signature = signature_of(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
         attachments=content.attachments,
     )  # fmt: skip
     rev = f"{generation}-{signature}"
     tree = EMPTY if present is None else present.tree
-    tree = stemmed(tree.extended(parent, signature, is_deleted=sent.is_deleted), revs_limit)
+    if parent is not None and len(tree.branches) > 1 and tree.contains(rev):
+        # A peer sent the same edit, without its ancestors: it learns them.
+        tree = tree.merged(Path(generation, [signature, parse_rev(parent)[1]]))
+    else:
+        tree = tree.extended(parent, signature, is_deleted=sent.is_deleted)
+    tree = stemmed(tree, revs_limit)
     return Change(_with(present, tree, rev, content), rev)
 
 
@@ -147,12 +153,28 @@ def replicated(
     present = document if document is not None and document.exists else None
     tree = EMPTY if present is None else present.tree
     if present is not None and tree.contains(rev):
-        return Change(None, rev)
+        return Change(_with_ancestors(present, path, revs_limit), rev)
     known = [] if present is None else list(present.contents.values())
-    content = _content_sent(sent, kept, path.start, known)
-    path = Path(path.start, path.ids[:revs_limit])
+    told = sent.attachments or {}
+    kept = {
+        name: one._replace(revpos=_revpos(told.get(name, {}), path.start))
+        for name, one in kept.items()
+    }
+    content = _content_sent(sent, kept, known)
     tree = stemmed(tree.merged(path, is_deleted=sent.is_deleted), revs_limit)
     return Change(_with(present, tree, rev, content), rev)
+
+
+def _with_ancestors(present: StoredDocument, path: Path, revs_limit: int) -> StoredDocument | None:
+    """Return a document that learned where a revision comes from, None if it knew."""
+    tree = present.tree.merged(path)
+    if tree is present.tree:
+        return None
+    tree = stemmed(tree, revs_limit)
+    if list(tree.branches) == list(present.tree.branches):
+        return None
+    known = present.contents
+    return StoredDocument(tree, {rev: known[rev] for rev in tree.leaf_revs() if rev in known})
 
 
 def sent_path(sent: Sent) -> Path:
@@ -184,9 +206,7 @@ def _with(
     return StoredDocument(tree, contents)
 
 
-def _content_sent(
-    sent: Sent, kept: Mapping[str, Attachment], generation: int, known: Sequence[Content]
-) -> Content:
+def _content_sent(sent: Sent, kept: Mapping[str, Attachment], known: Sequence[Content]) -> Content:
     """Return what a revision holds; `known`: what its stubs may speak of."""
     if not sent.attachments:
         return Content(sent.body, _NOTHING)
@@ -195,7 +215,7 @@ def _content_sent(
     for name, entry in sent.attachments.items():
         new = kept.get(name)
         if new is not None:
-            attachments[name] = new._replace(revpos=_revpos(entry, generation))
+            attachments[name] = new
             continue
         found = _stub(name, entry, known)
         attachments[name] = found[0]
@@ -221,12 +241,13 @@ def _stub(
         if name in content.attachments
     ]
     digest = entry.get("digest")
-    same = [one for one in found if _digest(one[0]) == digest]
-    if not found or (digest is not None and not same and len(known) > 1):
+    if digest is not None:
+        found = [one for one in found if _digest(one[0]) == digest]
+    if not found:
         raise ConditionError(
             f"Invalid attachment stub: no revision here has {name!r}", code="missing_stub"
         )
-    return (same or found)[0]
+    return found[0]
 
 
 def _digest(attachment: Attachment) -> str:
@@ -234,16 +255,18 @@ def _digest(attachment: Attachment) -> str:
 
 
 def purge(document: StoredDocument | None, revs: Sequence[str]) -> Purge:
-    """Return what a purge of leaves makes of a document; what is no leaf is left alone."""
+    """Return what a purge of leaves makes of a document; what is no leaf is left alone.
+
+    Raises:
+        UsageError: `bad_request`: not a revision.
+    """
     if document is None or not document.exists:
         return Purge(None, [])
-    gone = [rev for rev in dict.fromkeys(revs) if document.tree.branch_of_leaf(rev) is not None]
+    leaves = set(document.tree.leaf_revs())
+    gone = [rev for rev in dict.fromkeys(map(checked_rev, revs)) if rev in leaves]
     if not gone:
         return Purge(None, [])
     tree = purged(document.tree, gone)
     left = set(tree.leaf_revs())
     contents = {rev: one for rev, one in document.contents.items() if rev in left}
-    for rev in left - contents.keys():
-        if tree.leaf(rev) == (rev, True):
-            contents[rev] = Content(EMPTY_BODY, _NOTHING)
     return Purge(StoredDocument(tree, contents, is_purged=True), gone)

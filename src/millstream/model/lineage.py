@@ -78,7 +78,7 @@ def as_of(lineage: bytes, generation: int) -> bytes:
 
 
 def is_lineage(data: bytes) -> bool:
-    """Return whether a branch, which is never 0, wrote it. Hot path of whoever is sent lineages."""
+    """Return whether it is one; no branch is 0. Hot path of whoever is sent lineages."""
     numbers = len(data.translate(None, _MORE))
     return numbers >= 2 and not numbers & 1 and data[-1] < 0x80 and data[0] != 0
 

@@ -79,8 +79,10 @@ def test_what_a_document_had_elsewhere_is_in_its_frame(write: GivenWrite, opaque
     assert (packet.opcode, packet.key, packet.cas) == (opcode, write.key, 0)
     assert (packet.datatype, packet.opaque) == (write.datatype, opaque)
     change = given_change(packet, knows_lineage=True)
+    options = 0x80000008 if write.sidecar else 0x08
     assert change == (
-        write.flags, write.expiry, write.rev, write.cas, 0x08, write.value, write.lineage
+        write.flags, write.expiry, write.rev, write.cas, options, write.value, write.lineage,
+        write.sidecar,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 from changing_bucket import ChangingBucket
 from false_documents import FalseDocuments
 from millstream.access.users import UserStore
-from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.errors import AccessError, ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.core.bucket import Bucket
@@ -154,6 +154,8 @@ class FakeScan:
             if (first is None or doc_id >= first) and (last is None or doc_id <= last):
                 self.read.append(doc_id)
                 yield doc_id, self.texts[doc_id]
+
+
 class FakeChanges:
     def __init__(self, bucket):
         self._bucket = bucket
@@ -162,6 +164,30 @@ class FakeChanges:
         if bucket != self._bucket.name:
             raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
         return self._bucket.changes
+
+
+class FakeFunctions:
+    """Refuses changes whose text has `refuse`; `meanwhile` happens while it is asked."""
+
+    def __init__(self):
+        self.refuse = None
+        self.meanwhile = lambda: None
+        self.asked = []
+
+    async def validates(self, bucket):
+        return self.refuse is not None
+
+    async def validate(self, bucket, changes, user, security):
+        self.asked.append((list(changes), msgspec.json.decode(user), security))
+        self.meanwhile()
+        refusal = AccessError("not that", code="forbidden")
+        return [refusal if self.refuse in change.new else None for change in changes]
+
+    async def filter(self, bucket, design, name, documents, request):
+        return [b'"pass":true' in text for text in documents]
+
+    async def filter_by_view(self, bucket, design, view, documents):
+        return [b'"pass":true' in text for text in documents]
 
 
 class FakeShared:
@@ -192,6 +218,7 @@ class FakeHost:
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
         self.scan = FakeScan()
+        self.functions = FakeFunctions()
         self.changing = ChangingBucket()
         self.changes = FakeChanges(self.changing)
         self.dropped = []

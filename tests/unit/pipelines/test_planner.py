@@ -1,4 +1,4 @@
-"""The planner's rules one by one; all of them together: `test_planner_schedules`."""
+"""The planner's rules one by one; all of them together: `tests/crash/test_planner_schedules`."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class AsyncClient(GroupClients):
 
     def subscribe(
         self, path: str, scope: str = "ELEMENT", *, with_data: bool = False,
-        after: int | None = None,
+        after: int | None = None, durable: str | None = None,
     ) -> Subscription:  # fmt: skip
         """Return the changes of an element, to be iterated over; on a connection of its own.
 
@@ -272,9 +272,19 @@ class AsyncClient(GroupClients):
             scope: `ELEMENT`; `CHILDREN`: also which children it has; `TREE`: also all below.
             with_data: changes have the data of their moment.
             after: go on after this LSN (`Subscription.lsn`); None: from now on.
+            durable: a name under which the group remembers, for this client's session, what was
+                worked off. A change was, once the next one is asked for or `async with` is left
+                without an error; who subscribes under the name again goes on behind that. `after`
+                comes first.
 
         Raises:
             UsageError: `bad_scope`.
+
+        For example:
+
+            async with client.subscribe("/app", "TREE", durable="index") as changes:
+                async for change in changes:
+                    print(change.op, change.path)
         """
         groups: list[Client] = []
 
@@ -286,7 +296,13 @@ class AsyncClient(GroupClients):
             self.note_seen(groups[0], lsn)
 
         following = Following(path, scope, with_data=with_data, after=after)
-        return Subscription(self.addresses, self.greeting, self.tls, following, look, on_seen)
+        place = None
+        if durable is not None:
+            words = words_of((path, *(() if scope == "ELEMENT" else (scope,))))
+            place = self.places.named(durable.encode(), lambda: self.at(path), words)
+        return Subscription(
+            self.addresses, self.greeting, self.tls, following, look, on_seen, place
+        )
 
     # ---- transactions
 

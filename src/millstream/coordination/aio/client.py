@@ -59,6 +59,8 @@ CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
 LONG_BYTES: Final = 64 * 1024
 """If more than this was sent since the last reply, it counts whether the node takes it."""
+_CONFIRMING: Final = ([b"subscribe"], [b"unsubscribe"])
+"""Begin what is pushed in place of a reply."""
 _NOT_YET: Final = object()
 
 
@@ -311,9 +313,9 @@ class Client:
     def _received(self, link: _Link, reply: Any) -> None:
         if link is not self._link:
             return
-        if not isinstance(reply, hiredis.PushNotification):
+        if not isinstance(reply, hiredis.PushNotification) or reply[:1] in _CONFIRMING:
             self._step(core.Received(reply))
-        elif reply and reply[0] == b"retry":
+        elif reply[:1] == [b"retry"]:
             self._step(core.Noticed())
 
     def _moving(self, link: _Link) -> None:

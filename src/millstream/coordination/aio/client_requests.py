@@ -22,6 +22,7 @@ from millstream.coordination.core.effects import Code, Reply, Resume
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.forcing import FORCE, without_force
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.pool_effects import FIRST_GROUP
@@ -33,7 +34,7 @@ __all__ = ["ClientRequests"]
 
 _ELSEWHERE = Reply(0, Code.NOTPRIMARY)
 _AMBIGUOUS = Reply(0, Code.CONFLICT)
-_NAMING = (b"CREATENAMESPACE", b"DELETENAMESPACE")
+_NAMING = frozenset({b"CREATENAMESPACE", b"DELETENAMESPACE"})
 _NOT_HERE = Reply(
     0, Code.OK,
     error("BADARG", "it is for the system group: no GROUP before it; one to create in is behind"),
@@ -79,14 +80,15 @@ class ClientRequests:
             if gid != FIRST_GROUP:
                 done(_NOT_HERE)
                 return
-            if body.argv[1] in _NAMING:
+            if _is_naming(body.argv[1:]):
                 placed = self._placed(body)
                 if isinstance(placed, bytes):
                     done(Reply(0, Code.OK, placed))
                     return
                 body, done = placed, self._settling(placed, done)
         if runner := self._runner(gid, done):
-            done = self._doubting(gid, body.argv[1:], done)
+            if gid != FIRST_GROUP:
+                done = self._doubting(gid, body.argv[1:], done)
             runner.request(
                 body, done, instance=instance, session=session, csn=csn, kind=kind,
                 is_counted=is_counted,
@@ -100,7 +102,8 @@ class ClientRequests:
             done(_NOT_HERE)
             return
         if runner := self._runner(gid, done):
-            done = self._doubting(gid, body.argv, done)
+            if gid != FIRST_GROUP:
+                done = self._doubting(gid, body.argv, done)
             runner.read(body, done, seen, session)
 
     def _placed(self, body: Body) -> Body | bytes:
@@ -112,8 +115,6 @@ class ClientRequests:
 
     def _doubting(self, gid: int, words: tuple[bytes, ...], done: Done) -> Done:
         """Return who takes replies of a group that may have a namespace no more."""
-        if gid == FIRST_GROUP:
-            return done
 
         def look(reply: Reply) -> None:
             if reply.value.startswith(_ABSENT):
@@ -201,9 +202,17 @@ class ClientRequests:
 
 def _is_of_system(words: tuple[bytes, ...]) -> bool:
     """Return whether a command is the system group's whatever it is about."""
-    if words[:1] == (b"CONFIG",):
-        return words[2:3] != () and words[2].upper() == b"GLOBAL"
-    return words[:1] != () and words[0] in _NAMING
+    if words[:1] == (FORCE,):
+        words = words[1:]
+    name = words[0] if words else b""
+    if name == b"CONFIG":
+        return len(words) > 2 and words[2].upper() == b"GLOBAL"
+    return name in _NAMING
+
+
+def _is_naming(words: tuple[bytes, ...]) -> bool:
+    """Return whether a command makes or deletes a namespace."""
+    return any(word in _NAMING for word in without_force(words)[:1])
 
 
 def _nobody_asks(_: Reply) -> None:

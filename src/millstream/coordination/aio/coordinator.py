@@ -119,7 +119,9 @@ class Coordinator:
         )
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
-        self.namespaces = Namespaces(self.groups.running, self.pool, self.peers)
+        self.namespaces = Namespaces(
+            self.groups.running, self.pool, self.peers, asyncio.get_running_loop()
+        )
         self.requests = ClientRequests(
             self.groups.running, self.pool, self.namespaces, _settings(directory, listening)
         )

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from millstream.coordination.aio.client import DEADLINE_S, Client
+from millstream.coordination.aio.durable_places import DurablePlaces
 from millstream.coordination.core.client_errors import MissingError
 from millstream.coordination.core.client_table import TIME_OUT_MS
 from millstream.coordination.core.client_values import places_of, root_of
@@ -56,6 +57,7 @@ class GroupClients:
         self._groups = {_SYSTEM: self.raw}
         self._where: dict[str, int] = {}
         self._seen: dict[Client, int] = {}
+        self.places = DurablePlaces()
         self.held: set[bytes] = set()
         """Paths of what this client's locks and the like hold or await."""
 

@@ -63,7 +63,7 @@ STEP_EVENTS_MAX: Final = 128
 TURN_S: Final = 0.002
 """How long a replica takes events before others have their turn."""
 Asking = Read | Resume | Reconfigure | MovePrimary | TakeSnapshot
-_OfClients = Request | Read | Touch
+_OF_CLIENTS: Final = frozenset((Request, Read, Touch))
 OnReply = Callable[[Reply], None]
 SendTo = Callable[[bytes, Envelope], None]
 
@@ -220,8 +220,8 @@ class GroupRunner:
     def _take_some(self) -> None:
         """Have the replica take what clients want, or one other event, which may be long."""
         events, some = self._events, [self._events.popleft()]
-        if isinstance(some[0], _OfClients):
-            while events and isinstance(events[0], _OfClients) and len(some) < STEP_EVENTS_MAX:
+        if type(some[0]) in _OF_CLIENTS:
+            while events and type(events[0]) in _OF_CLIENTS and len(some) < STEP_EVENTS_MAX:
                 some.append(events.popleft())
         now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
         effects = self.replica.step(now_ms, wall_ms, *some)
@@ -244,12 +244,13 @@ class GroupRunner:
             self._on_change(GroupChanged(replica.group_id, *state))
 
     def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Reply):
+            if on_reply := self._waiting.pop(effect.ticket, None):
+                on_reply(effect)
+            return
         match effect:
             case Send(receiver, envelope):
                 self._send(receiver, envelope)
-            case Reply(ticket):
-                if on_reply := self._waiting.pop(ticket, None):
-                    on_reply(effect)
             case CallSoon():
                 self._loop.call_soon(self.take, Soon())
             case SetTimer(after_ms):

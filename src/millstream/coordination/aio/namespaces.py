@@ -60,13 +60,15 @@ class Namespaces:
         groups: those that run here, by id.
         pool: what the node knows of others.
         peers: its connections to them.
+        loop: has the time, and calls again.
     """
 
     def __init__(
-        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, peers: Peers
-    ) -> None:
+        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, peers: Peers,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:  # fmt: skip
         self._groups, self._pool, self._peers = groups, pool, peers
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._settler = Settler()
         self._waiting: dict[int, Done] = {}
         self._ticket = 0
@@ -242,7 +244,7 @@ class Namespaces:
         if runner is None:
             return None
         state = state_of(runner)
-        seen = (state, state.registry.names.changes, state.settings.changes)
+        seen = (state, state.registry.names.changes, state.settings.values.changes)
         if seen != self._seen:
             names = state.registry.settled()
             self._seen = seen

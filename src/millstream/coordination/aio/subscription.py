@@ -9,8 +9,10 @@ Invariants:
    the node, and goes on from there (`QUEUED_MAX` of the node bounds what waits).
 2. A connection that says nothing for `QUIET_S` is given up: nodes speak more often.
 3. Waiting may be cancelled, nothing is lost by it.
+4. Under a name (`durable`), a change is acknowledged once its reader asks for the next one, or
+   leaves `async with` without an error: so each is worked off at least once.
 
-Elsewhere: what to ask for and what is new (`core.following`).
+Elsewhere: what to ask for and what is new (`core.following`), names (`aio.durable_places`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, Final, Self
 import hiredis
 
 from millstream.coordination.aio.client import PORT, packed
+from millstream.coordination.aio.durable_places import DurablePlace
 from millstream.coordination.core.caller import (
     BACK_OFF_LONG_MS,
     BACK_OFF_MAX_MS,
@@ -40,12 +43,14 @@ from millstream.coordination.core.versions import Version
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.model.addresses import parse_address
 
-__all__ = ["CONNECT_S", "QUIET_S", "Subscription"]
+__all__ = ["ACKNOWLEDGED_MAX", "CONNECT_S", "QUIET_S", "Subscription"]
 
 QUIET_S: Final = 25.0
 """A node says something every ten seconds."""
 CONNECT_S: Final = 5.0
 """So long connecting and the greeting may take."""
+ACKNOWLEDGED_MAX: Final = 64
+"""Changes that are acknowledged together while more are ready; before waiting all are."""
 _TIRED_AFTER: Final = 300
 """Attempts that failed one after another; the pauses are longer from then on."""
 _READ_BYTES: Final = 64 * 1024
@@ -63,6 +68,7 @@ class Subscription:
         look: returns the version of the element, by a quorum's word: asked once, so that no member
             that lags says that there is none.
         on_seen: called with the LSN of each change that is handed out.
+        durable: what is told how far changes were worked off.
 
     `lsn` is what to go on from (`after=`) once this is gone. Iterating may raise:
 
@@ -75,7 +81,7 @@ class Subscription:
     def __init__(
         self, addresses: Sequence[str], greeting: Sequence[bytes], tls: ssl.SSLContext | None,
         following: Following, look: Callable[[], Awaitable[Version]] | None = None,
-        on_seen: Callable[[int], None] = lambda _: None,
+        on_seen: Callable[[int], None] = lambda _: None, durable: DurablePlace | None = None,
     ) -> None:  # fmt: skip
         self._addresses, self._greeting, self._tls = list(addresses), greeting, tls
         self._following, self._look, self._on_seen = following, look, on_seen
@@ -86,6 +92,12 @@ class Subscription:
         self._failures = self._at = 0
         self._over: Over | None = None
         self._lsn = following.lsn
+        self._durable = durable
+        self._handed_lsn: int | None = None
+        self._done_lsn: int | None = None
+        """Up to where changes were handed out, and up to where their reader asked for more."""
+        self._done = 0
+        """So many that it asked for more after were not acknowledged yet."""
 
     @property
     def lsn(self) -> int | None:
@@ -105,6 +117,21 @@ class Subscription:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.close()
+        if kind is None:
+            self._note_done()
+        if kind is None or issubclass(kind, Exception):  # else it is to end at once
+            await self._acknowledge()
+
+    def _note_done(self) -> None:
+        self._done += self._done_lsn != self._handed_lsn
+        self._done_lsn = self._handed_lsn
+
+    async def _acknowledge(self) -> None:
+        """Have the group remember what was worked off."""
+        lsn = self._done_lsn
+        if self._durable is not None and lsn is not None and self._done:
+            await self._durable.acknowledge(lsn)
+            self._done = 0
 
     def close(self, error: MillstreamError | None = None) -> None:
         """End it; who waits for a change gets the error, or the end of the loop."""
@@ -116,6 +143,9 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Change:
+        self._note_done()
+        if not self._ready or self._done >= ACKNOWLEDGED_MAX:
+            await self._acknowledge()
         while not self._ready:
             self._lsn = self._following.lsn
             if self._over is not None:
@@ -126,18 +156,25 @@ class Subscription:
         change = self._ready.popleft()
         self._on_seen(change.lsn)
         if change.part == change.parts - 1:
-            self._lsn = change.lsn
+            self._lsn = self._handed_lsn = change.lsn
         return change
 
     async def _step(self) -> None:
         if self._look is not None:
-            self._following.seen = (await self._look()).lsn
+            await self._look_first(self._look)
             self._look = None
         try:
             await self._read_some()
         except (OSError, RemoteProtocolError):  # a time-out is one
             self._hang_up()
             await self._pause()
+
+    async def _look_first(self, look: Callable[[], Awaitable[Version]]) -> None:
+        following = self._following
+        if self._durable is not None:
+            heard_lsn = await self._durable.begin()
+            following.lsn = heard_lsn if following.lsn is None else following.lsn
+        following.seen = (await look()).lsn
 
     async def _read_some(self) -> None:
         if self._streams is None:

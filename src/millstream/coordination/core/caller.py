@@ -152,6 +152,12 @@ class _Link(Enum):
     READY = 4
 
 
+def _name_in(argv: Sequence[bytes]) -> bytes:
+    """Return the name of a command that may have a number and FORCE before it."""
+    words = argv[2:] if argv[0] == b"CSN" else argv
+    return words[1] if words[0] == b"FORCE" and len(words) > 1 else words[0]
+
+
 class Caller:
     """One client with one session. `step` is all there is to call.
 
@@ -291,7 +297,7 @@ class Caller:
             self._since_ms = self._now
         self._flight.append(item)
         is_for_group = not isinstance(item, _Step) or item in (*_OF_SESSION, _Step.INFO)
-        if is_for_group and argv[2 * (argv[0] == b"CSN")] not in _NAMING:
+        if is_for_group and _name_in(argv) not in _NAMING:
             argv = (*self._prefix, *argv)
         self._effects.append(Transmit(argv))
         if item in _OF_SESSION:
@@ -490,7 +496,7 @@ class Caller:
         if self._link is _Link.PAUSING and self._until_ms <= self._now:
             self._link = _Link.NONE
         is_owed = self._flight or self._link is _Link.CONNECTING
-        if is_owed and self._now - self._since_ms >= ATTEMPT_MS:
+        if is_owed and self._now >= self._since_ms + ATTEMPT_MS:
             self._leave(None)
         if self._link is _Link.READY:
             if self._now >= self._beat_ms:  # also while a long reply is under way

@@ -21,14 +21,13 @@ from typing import Final
 from millstream.coordination.core.configuration import SIZES
 from millstream.coordination.core.effects import Code, MovePrimary, Reconfigure
 from millstream.coordination.core.epochs import Epochs
-from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.messages import Envelope, LearnOk, PrepareOk
 
-__all__ = ["CHANGE_MS_MAX", "LAG_MAX", "MOVE_MS_MAX", "READY_MS", "WARM_MS", "Changing"]
+__all__ = ["CHANGE_MS_MAX", "LAG_MAX", "MOVE_MS_MAX", "READY_BEATS", "WARM_MS", "Changing"]
 
 LAG_MAX: Final = 1000
 """Committed entries that a member may lack and still be near enough to begin an epoch."""
-READY_MS: Final = 3 * HEARTBEAT_MS
+READY_BEATS: Final = 3
 """Who has not answered for so long is not ready."""
 WARM_MS: Final = 5000.0
 """A change is given up if for so long nobody it waits for has come nearer."""
@@ -147,7 +146,9 @@ class Changing(Epochs):
 
     def is_ready(self, member: bytes) -> bool:
         """Return whether it lives and is nearly as far as the primary."""
-        heard = member == self.id or self.now_ms - self.heard_at(member) <= READY_MS
+        heard = (
+            member == self.id or self.now_ms - self.heard_at(member) <= READY_BEATS * self.beat_ms
+        )
         return heard and self.lag(member) <= LAG_MAX
 
     def _lags(self, members: list[bytes]) -> bytes:
@@ -190,7 +191,7 @@ class Changing(Epochs):
     @property
     def holding(self) -> bool:
         """Also while this primary lets the next one come up to the end of the log."""
-        return super().holding or (self._move is not None and self._move.is_handing_over)
+        return self.closing or (self._move is not None and self._move.is_handing_over)
 
     def _go_on_moving(self) -> None:
         move = self._move

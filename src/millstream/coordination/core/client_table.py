@@ -84,6 +84,11 @@ _NEW: Final = Verdict(Past.NEW)
 
 
 class _Session:
+    __slots__ = (
+        "age", "executed", "highest", "instance", "replies", "reply_bytes", "secret",
+        "time_out_ms",
+    )  # fmt: skip
+
     def __init__(self, instance: bytes, time_out_ms: int, secret: bytes, age: int) -> None:
         self.instance = instance
         self.time_out_ms = time_out_ms
@@ -110,13 +115,15 @@ class _Session:
 
     def store(self, csn: int, value: bytes, lsn: int) -> None:
         self.executed.add(csn)
-        self.reach(csn)
-        self.replies[csn] = (value, lsn)
+        if csn > self.highest:
+            self.reach(csn)
+        replies = self.replies
+        replies[csn] = (value, lsn)
         self.reply_bytes += len(value)
-        while len(self.replies) > REPLIES_MAX or (
-            self.reply_bytes > REPLIES_BYTES_MAX and len(self.replies) > 1
+        while len(replies) > REPLIES_MAX or (
+            self.reply_bytes > REPLIES_BYTES_MAX and len(replies) > 1
         ):
-            _, (oldest, _) = self.replies.popitem(last=False)
+            _, (oldest, _) = replies.popitem(last=False)
             self.reply_bytes -= len(oldest)
 
     def copy(self, age: int) -> _Session:
@@ -222,12 +229,13 @@ class ClientTable:
         known = self._sessions.get(session)
         if known is None or known.instance != instance:
             return Verdict(Past.EXPIRED)
-        return known.judge(csn)
+        return _NEW if csn > known.highest else known.judge(csn)
 
     def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
         """Keep the reply of a request that was just executed for the first time."""
         if session:
-            self._own(session).store(csn, value, lsn)
+            known = self._sessions[session]
+            (known if known.age == self._age else self._own(session)).store(csn, value, lsn)
 
     def wait(self, session: int, csn: int) -> None:
         """Note a request that was executed, and waits for its reply: it has none yet."""

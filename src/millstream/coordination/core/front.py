@@ -44,6 +44,7 @@ from millstream.coordination.core.front_prefixes import (
     prefixes_of,
 )
 from millstream.coordination.core.listener import BARRED, Listener
+from millstream.coordination.core.namespace.admission import forced
 from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.transactions import Transaction
@@ -235,7 +236,7 @@ class Front:
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False
-        if self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
+        if not self.listener.is_empty and self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
             self._put(self.listener.take(OUT_BYTES_MAX - self._out_bytes, self.protocol))
         if self._is_fresh:
             if self.sessions and not (self._is_heard and len(self.sessions) == 1):
@@ -416,7 +417,7 @@ class Front:
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
             return self.say(self.transaction.queue(argv))
         wish = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
-        return self._handle(name, argv) if wish is None else self.wish(wish)
+        return self._handle(name, argv) if wish is None else self._wish(wish, NO_PREFIXES)
 
     def _handle(self, name: bytes, argv: list[bytes]) -> None:
         handler = self._handlers.get(name)
@@ -435,7 +436,7 @@ class Front:
     def _run_prefixed(self, argv: list[bytes]) -> None:
         found = prefixes_of(argv)
         if found is None:
-            return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid"))
+            return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid, FORCE"))
         prefixes, at = found
         name = argv[at].upper()
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
@@ -451,7 +452,7 @@ class Front:
                 return self.say(NO_LOGIN)
             wish = parse(argv[at:], prefixes.stamp)
         if wish is not None:
-            return self.wish(wish, prefixes)
+            return self._wish(forced(wish) if prefixes.passes_locks else wish, prefixes)
         if prefixes.gid is not None:
             self.gid = prefixes.gid
         self.prefixes = prefixes
@@ -462,16 +463,18 @@ class Front:
 
     def wish(self, wish: Wish | bytes, prefixes: Prefixes = NO_PREFIXES) -> None:
         """Have a group do what was understood, or answer what was not."""
+        is_refused = not isinstance(wish, bytes) and self.is_stranger  # perhaps since it waits
+        return self.say(NO_LOGIN) if is_refused else self._wish(wish, prefixes)
+
+    def _wish(self, wish: Wish | bytes, prefixes: Prefixes) -> None:
+        """Do it for somebody who has logged in, or need not."""
         if isinstance(wish, bytes):
             return self.say(wish)
-        if self.is_stranger:  # perhaps since it waits
-            return self.say(NO_LOGIN)
         # There, access lists decide; and everybody may ask who they are.
         is_of_namespace = wish.key.startswith(b"/") or wish.argv[0] == b"ACL"
         if self.principal is not None and not self.principal.is_admin and not is_of_namespace:
-            return self.say(
-                error("NOPERM", f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}")
-            )
+            what = f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}"
+            return self.say(error("NOPERM", what))
         gid = prefixes.gid
         if gid is None:
             gid = self.backend.group_of(wish.key)

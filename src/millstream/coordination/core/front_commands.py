@@ -23,7 +23,7 @@ from millstream.coordination.core.front_listening import (
 )
 from millstream.coordination.core.front_sessions import session_command
 from millstream.coordination.core.front_users import user_command
-from millstream.coordination.core.namespace.admission import admit, begin_transaction
+from millstream.coordination.core.namespace.admission import admit, begin_transaction, forced
 from millstream.coordination.core.namespace.configuring import PATTERN_BYTES_MAX
 from millstream.coordination.core.namespace.keys import in_key_pattern
 from millstream.coordination.core.values import (
@@ -184,7 +184,8 @@ def _exec(front: Front, argv: list[bytes]) -> bytes | None:
         return words
     if len(words) == 1:
         return array(())
-    front.wish(admit(words, front.prefixes.stamp), front.prefixes)
+    wish = admit(words, front.prefixes.stamp)
+    front.wish(forced(wish) if front.prefixes.passes_locks else wish, front.prefixes)
     return None
 
 

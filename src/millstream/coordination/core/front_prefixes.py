@@ -1,4 +1,4 @@
-"""What a client may say before a command: CSN number, CTS ms, SEEN version, GROUP gid.
+"""What a client may say before a command: CSN number, CTS ms, SEEN version, GROUP gid, FORCE.
 
 Invariants:
 1. What makes no sense is refused whole; none of it counts.
@@ -19,7 +19,9 @@ CSN_MAX: Final = (1 << 63) - 1
 _U64: Final = 1 << 64
 _DIGITS_MAX: Final = 20
 _FIELDS: Final = {b"CSN": "csn", b"CTS": "stamp", b"SEEN": "seen", b"GROUP": "gid"}
-PREFIXES: Final = frozenset(_FIELDS)
+_FORCE: Final = b"FORCE"
+"""The one without a value."""
+PREFIXES: Final = frozenset((*_FIELDS, _FORCE))
 
 
 class Prefixes(NamedTuple):
@@ -29,6 +31,7 @@ class Prefixes(NamedTuple):
     stamp: int = 0
     seen: int = 0
     gid: int | None = None
+    passes_locks: bool = False
 
 
 NO_PREFIXES: Final = Prefixes()
@@ -37,14 +40,21 @@ NO_PREFIXES: Final = Prefixes()
 def prefixes_of(argv: list[bytes]) -> tuple[Prefixes, int] | None:
     """Return what stands before the command, and where that is; None if it makes no sense."""
     known: dict[str, int] = {}
-    at = 0
+    at, passes_locks = 0, False
     while at < len(argv) and (name := argv[at].upper()) in PREFIXES:
+        if name == _FORCE:
+            passes_locks, at = True, at + 1
+            continue
         value = _value(name, argv[at + 1]) if at + 1 < len(argv) else None
         if value is None:
             return None
         known[_FIELDS[name]] = value
         at += 2
-    return (Prefixes(**known), at) if at < len(argv) else None
+    if at == len(argv):
+        return None
+    csn, gid = known.get("csn"), known.get("gid")
+    stamp, seen = known.get("stamp", 0), known.get("seen", 0)
+    return Prefixes(csn, stamp, seen, gid, passes_locks), at
 
 
 def _value(name: bytes, text: bytes) -> int | None:

@@ -36,8 +36,12 @@ class GroupState:
 
     def __init__(self) -> None:
         self.registers = Registers()
-        self.namespace = Namespace()
         self._seen: tuple[Settings, int] | None = None
+        self._have(Namespace())
+
+    def _have(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self._settings, self._open = namespace.state.settings, namespace.open
 
     @property
     def format_max(self) -> int:
@@ -51,10 +55,11 @@ class GroupState:
     def apply(self, entry: Entry) -> bytes:
         """Execute a command; those of namespaces are logged with a number before their name."""
         header, argv = entry.header, entry.content.argv
-        of_namespace = bool(argv) and argv[0].isdigit()
-        if self.namespace.waiting(header.session, header.csn) is not None:
-            of_namespace = True  # its number has been used: it is what waits that is meant
-        return self.namespace.apply(entry) if of_namespace else self.registers.apply(entry)
+        if argv and argv[0].isdigit():
+            return self.namespace.apply(entry)
+        if self.waiting(header.session, header.csn) is not None:
+            return self.namespace.apply(entry)  # its number is that of what waits, which is meant
+        return self.registers.apply(entry)
 
     def weight(self, session: int) -> int:
         """Return how much ends with a session."""
@@ -74,19 +79,18 @@ class GroupState:
 
     def waiting(self, session: int, csn: int) -> Verdict | None:
         """Return whether a request waits, and for what is there."""
-        return self.namespace.waiting(session, csn)
+        return self.namespace.waiting(session, csn) if len(self._open) else None
 
     def take_answers(self) -> list[Answer]:
         """Return the final replies of requests that waited."""
-        return self.namespace.take_answers()
+        return self.namespace.take_answers() if self.namespace.answers else []
 
     def take_settings(self) -> Mapping[bytes, bytes] | None:
         """Return what is set for the group, if something was set or unset since the last call."""
-        settings = self.namespace.state.settings
-        seen = settings, settings.changes
-        if seen == self._seen:
+        settings, seen = self._settings, self._seen
+        if seen is not None and seen[1] == settings.values.changes and seen[0] is settings:
             return None
-        self._seen = seen
+        self._seen = settings, settings.values.changes
         return dict(settings.own(GROUP))
 
     def offers(self) -> Iterator[Offer]:
@@ -126,7 +130,7 @@ class GroupState:
         yield from self.registers.restore(pieces)
         self.audience.skip()
         state_format = self.namespace.state.tables.state_format
-        self.namespace = Namespace(self.audience)
+        self._have(Namespace(self.audience))
         self.namespace.use_format(state_format)
         if not pieces.is_at_end:
             yield from self.namespace.restore(pieces)

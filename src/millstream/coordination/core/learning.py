@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import dropwhile
+from math import inf
 from typing import Final
 
 from millstream.coordination.core.entries import Entry, check_chain
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, Learn, LearnOk
 from millstream.coordination.core.normal import BATCH_BYTES_MAX
-from millstream.coordination.core.reading import QUORUM_MS
 from millstream.coordination.core.recovering import Recovering
 from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.snapshots import Snapshot
@@ -40,7 +40,7 @@ class _Pupil:
     lsn: int = -1
     """So far its log is known to be this one; -1: it was never heard."""
     sent_lsn: int = -1
-    heard_ms: float = -QUORUM_MS
+    heard_ms: float = -inf
     idle: int = 0
     """Heartbeats since it came nearer."""
     format_max: int = 0

@@ -62,6 +62,11 @@ class Listener:
         """Of messages that are not taken."""
         return self.subscriber.waiting_bytes
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be told."""
+        return not self.subscriber.waiting and not self._notices
+
     def take(self, bytes_max: int, protocol: int) -> bytes:
         """Return messages to be sent, about so many bytes of them."""
         messages = self.subscriber.take(bytes_max)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from millstream.coordination.core.entries import GENESIS, HEADER_BYTES, Entry, Header, Link
 
-__all__ = ["Log", "Mark", "size_of"]
+__all__ = ["Log", "Mark", "size_of", "size_of_all"]
 
 
 class Mark(NamedTuple):
@@ -29,13 +29,17 @@ def size_of(entry: Entry) -> int:
     return HEADER_BYTES + len(entry.body)
 
 
+def size_of_all(entries: Sequence[Entry]) -> int:
+    """Return their bytes in a message."""
+    return HEADER_BYTES * len(entries) + sum([len(body) for _, body in entries])
+
+
 class Log:
     """Entries above `base`; LSNs are the first argument everywhere."""
 
     def __init__(self, base: Link = GENESIS) -> None:
         self.base = base
         """The end of what a snapshot stands for."""
-        self._hashes: list[bytes] = []
         self._headers: list[Header] = []
         self._entries: list[Entry | None] = []
         self._holes: list[int] = []
@@ -43,13 +47,10 @@ class Log:
         """The last LSN."""
         self.head = base
         """What the next entry hangs on."""
+        self.last: Header | None = None
+        """The header at the end."""
         self.size = 0
         """Bytes of all entries above `base`, as in a message."""
-
-    @property
-    def last(self) -> Header | None:
-        """The header at the end."""
-        return self._headers[-1] if self._headers else None
 
     @property
     def holes(self) -> Sequence[int]:
@@ -66,7 +67,7 @@ class Log:
         if lsn == self.base.lsn:
             return self.base.hash
         if self.base.lsn < lsn <= self.op_lsn:
-            return self._hashes[lsn - self.base.lsn - 1]
+            return self._headers[lsn - self.base.lsn - 1].hash
         return None
 
     def link_at(self, lsn: int) -> Link | None:
@@ -89,6 +90,14 @@ class Log:
         assert header.follows(self.head)
         self._put(header, entry)
 
+    def extend(self, entries: Sequence[Entry], end: Link) -> None:
+        """Put some at the end, where they belong; `end`: of the log with them (`check_chain`)."""
+        headers = [header for header, _ in entries]
+        self._headers += headers
+        self._entries += entries
+        self.size += _size_of_all(headers)
+        self.head, self.op_lsn, self.last = end, end.lsn, headers[-1]
+
     def append_hole(self, header: Header) -> None:
         """Put a header whose body is damaged at the end."""
         assert header.follows(self.head)
@@ -96,15 +105,14 @@ class Log:
         self._holes.append(header.lsn)
 
     def _put(self, header: Header, entry: Entry | None) -> None:
-        self.head = link = header.link
-        self.op_lsn = header.lsn
+        self.head, self.op_lsn, self.last = header.link, header.lsn, header
         self.size += HEADER_BYTES + header.body_length
-        self._hashes.append(link.hash)
         self._headers.append(header)
         self._entries.append(entry)
 
     def _find_end(self) -> None:
-        self.head = self._headers[-1].link if self._headers else self.base
+        self.last = self._headers[-1] if self._headers else None
+        self.head = self.base if self.last is None else self.last.link
         self.op_lsn = self.head.lsn
 
     def replace_above(self, lsn: int, suffix: Iterable[Entry]) -> None:
@@ -112,7 +120,7 @@ class Log:
         assert self.base.lsn <= lsn <= self.op_lsn
         kept = lsn - self.base.lsn
         self.size -= _size_of_all(self._headers[kept:])
-        del self._hashes[kept:], self._headers[kept:], self._entries[kept:]
+        del self._headers[kept:], self._entries[kept:]
         self._holes = [hole for hole in self._holes if hole <= lsn]
         self._find_end()
         for entry in suffix:
@@ -121,17 +129,17 @@ class Log:
     def begin_at(self, base: Link) -> None:
         """Forget everything; a snapshot stands for all up to `base`."""
         self.base, self.size = base, 0
-        self._hashes, self._headers, self._entries, self._holes = [], [], [], []
+        self._headers, self._entries, self._holes = [], [], []
         self._find_end()
 
     def drop_prefix(self, lsn: int) -> None:
         """Forget what is up to `lsn`; a snapshot stands for it."""
         dropped = lsn - self.base.lsn
-        assert 0 <= dropped <= len(self._hashes)
+        assert 0 <= dropped <= len(self._headers)
         if dropped:
-            link = Link(lsn, self._hashes[dropped - 1], self._headers[dropped - 1].ts_ms)
+            link = self._headers[dropped - 1].link
             self.size -= _size_of_all(self._headers[:dropped])
-            del self._hashes[:dropped], self._headers[:dropped], self._entries[:dropped]
+            del self._headers[:dropped], self._entries[:dropped]
             self._holes = [hole for hole in self._holes if hole > lsn]
             self.base = link
             self._find_end()
@@ -139,9 +147,11 @@ class Log:
     def after(self, lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
         """Return entries right behind `lsn`, up to a hole or a limit; one if any is here."""
         found: list[Entry] = []
-        size = 0
-        while len(found) < count_max and (entry := self.entry_at(lsn + len(found) + 1)):
-            size += size_of(entry)
+        size, begin = 0, lsn - self.base.lsn
+        for entry in self._entries[begin : begin + count_max] if begin >= 0 else ():
+            if entry is None:
+                break
+            size += HEADER_BYTES + len(entry.body)
             if found and size > bytes_max:
                 break
             found.append(entry)
@@ -162,10 +172,10 @@ class Log:
         """Return what this log has above `lsn`."""
         start = max(0, lsn - self.base.lsn)
         return tuple(
-            Mark(digest, entry is not None)
-            for digest, entry in zip(self._hashes[start:], self._entries[start:], strict=True)
+            Mark(header.hash, entry is not None)
+            for header, entry in zip(self._headers[start:], self._entries[start:], strict=True)
         )
 
 
-def _size_of_all(headers: Iterable[Header]) -> int:
-    return sum(HEADER_BYTES + header.body_length for header in headers)
+def _size_of_all(headers: Sequence[Header]) -> int:
+    return HEADER_BYTES * len(headers) + sum([header.body_length for header in headers])

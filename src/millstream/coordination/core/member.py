@@ -43,6 +43,7 @@ from millstream.coordination.core.effects import (
 )
 from millstream.coordination.core.entries import (
     HASH_BYTES,
+    HEADER_BYTES,
     ID_BYTES,
     NOBODY,
     NOTHING,
@@ -52,28 +53,19 @@ from millstream.coordination.core.entries import (
     argv_of,
     number_in,
 )
-from millstream.coordination.core.log import Log, size_of
+from millstream.coordination.core.log import Log
 from millstream.coordination.core.messages import Envelope, Payload
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId, unknown_state
 from millstream.coordination.core.standing import Standing
+from millstream.coordination.core.tuning import HEARTBEAT_MS, Tuned
 from millstream.errors import CorruptionError
 
-__all__ = ["APPLY_ENTRIES_MAX", "HEARTBEAT_MS", "TUNED", "Member", "Status", "epoch_in"]
+__all__ = ["APPLY_ENTRIES_MAX", "Member", "Status", "epoch_in"]
 
-HEARTBEAT_MS: Final = 100
-"""Between two signs of life of a primary, and two tries of whatever has to be tried again."""
 APPLY_ENTRIES_MAX: Final = 512
 """Entries applied in one step; one may take a tenth of a millisecond and more."""
-TUNED: Final = {
-    b"GROUP.SNAPSHOT.ENTRIES": "snapshot_entries",
-    b"GROUP.LOG.RETAIN": "retain_entries",
-    b"GROUP.BATCH.MAX": "batch_entries_max",
-    b"GROUP.PIPELINE": "pipeline_max",
-}
-"""Settings of the group, and which attribute of a replica says the same. None decides anything
-between members: each is about what one of them sends or keeps."""
 _EPOCH: Final = Struct(">IQ16sI")
 _NO_BODY: Final = b"-BADARG the log has no request here"
 _WAKE: Final = SetTimer(HEARTBEAT_MS)
@@ -93,12 +85,13 @@ class Status(Enum):
     RETIRED = "RETIRED"
 
 
-class Member(ABC):
+class Member(Tuned, ABC):
     """State and primitives; `chance` returns numbers from 0 to below 1."""
 
     apply_entries_max = APPLY_ENTRIES_MAX
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
+        super().__init__()
         self.machine = machine
         self.chance = chance
         self.effects: list[Effect] = []
@@ -121,8 +114,6 @@ class Member(ABC):
         """So far entries of this log are known to be committed."""
         self.leading = False
         self.suspended = False
-        self._built_in: dict[str, int] = {}
-        """Of what settings have changed: what it is without them."""
         self.deposed = False
         """Suspended for good: a member of the group is in a higher view."""
         self._waiting: dict[int, list[int]] = {}
@@ -398,13 +389,14 @@ class Member(ABC):
         session: int = 0, csn: int = 0, claim: bool = False,
     ) -> Entry:  # fmt: skip
         """Put a new entry at the log's end."""
+        log = self.log
         entry = log_entries.chain(
-            self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
+            log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
             ts_ms=self.clocks.stamp_ms(self.wall_ms, self.now_ms), body=body,
             instance=instance, session=session, csn=csn, claim=claim,
         )  # fmt: skip
-        self.log.append(entry)
-        self.uncommitted_bytes += size_of(entry)
+        log.append(entry)
+        self.uncommitted_bytes += HEADER_BYTES + entry.header.body_length
         return entry
 
     def advance(self, lsn: int) -> bool:
@@ -421,7 +413,8 @@ class Member(ABC):
         while self.commit_lsn < end and self.has_state:
             entry = self.log.entry_at(self.commit_lsn + 1)
             assert entry is not None
-            ends = self._ends_epoch(entry)
+            header = entry.header
+            ends = header.kind is Kind.RECONFIG and self._ends_epoch(entry)
             if ends and entry.lsn < self.log.op_lsn:
                 self.contradict("an entry behind the end of its epoch")
                 self._to_apply_lsn = self.commit_lsn
@@ -431,7 +424,7 @@ class Member(ABC):
                 self._to_apply_lsn = self.commit_lsn
                 break
             self.commit_lsn += 1
-            size = size_of(entry)
+            size = HEADER_BYTES + header.body_length
             self.bytes_since += size
             self.uncommitted_bytes = max(0, self.uncommitted_bytes - size)
             self._apply(entry)
@@ -482,7 +475,9 @@ class Member(ABC):
             self._apply_other(entry)
         for answer in self.machine.take_answers():
             self.table.store(*answer, header.lsn)
-        self._tune()
+        settings = self.machine.take_settings()
+        if settings is not None:
+            self.tune(settings)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:
@@ -531,19 +526,9 @@ class Member(ABC):
         self._epoch_record = head + pieces.take(_EPOCH.unpack(head)[-1])
         yield from self.table.restore(pieces)
         yield from self.machine.restore(pieces)
-        self._tune()
-
-    def _tune(self) -> None:
-        """Take what the group's settings say from this entry on."""
         settings = self.machine.take_settings()
         if settings is not None:
-            for key, attribute in TUNED.items():
-                if attribute not in self._built_in and key in settings:
-                    self._built_in[attribute] = getattr(self, attribute)
-                if attribute in self._built_in:
-                    kept = settings.get(key)
-                    number = int(kept) if kept else self._built_in[attribute]
-                    setattr(self, attribute, number)
+            self.tune(settings)
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header

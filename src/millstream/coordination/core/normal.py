@@ -23,12 +23,14 @@ Source: Liskov and Cowling 2012, section 4.1; V2R2, "Request Processing".
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
+from millstream.coordination.core import entries as log_entries
 from millstream.coordination.core.client_table import Past
 from millstream.coordination.core.effects import Code, Request, Send
-from millstream.coordination.core.entries import GENESIS, Entry, Kind
-from millstream.coordination.core.log import size_of
+from millstream.coordination.core.entries import GENESIS, HEADER_BYTES, Entry, Kind
+from millstream.coordination.core.log import size_of_all
 from millstream.coordination.core.member import Member, Status, outcome
 from millstream.coordination.core.messages import (
     Commit,
@@ -41,6 +43,7 @@ from millstream.coordination.core.messages import (
     PrepareOk,
 )
 from millstream.coordination.core.repair import Asking, Repair
+from millstream.errors import CorruptionError
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -117,18 +120,18 @@ class Normal(Member):
             return self.reply(request.ticket, Code.NOTPRIMARY)
         if self.suspended or self.is_short:
             return self.reply(request.ticket, Code.NOQUORUM)
-        key = (request.session, request.csn)
         if request.kind is Kind.REQUEST and request.session:
+            key = (request.session, request.csn)
             verdict = self.judge(request.instance, *key)
-            lsn = self._in_flight.get(key)
-            if request.is_counted and (lsn is not None or verdict.past in _USED):
+            past, lsn = verdict.past, self._in_flight.get(key)
+            if request.is_counted and (lsn is not None or past in _USED):
                 return self.reply(request.ticket, Code.SESSIONMOVED)
-            if verdict.past is Past.STORED:
+            if past is Past.STORED:
                 return self.reply(request.ticket, *outcome(verdict))
             if lsn is not None:
                 self._waiting.setdefault(lsn, []).append(request.ticket)
                 return None
-            if verdict.past is Past.WAITING:
+            if past is Past.WAITING:
                 return self.look_again(request)
         if self.holding:
             return self.hold(request)
@@ -148,9 +151,10 @@ class Normal(Member):
     @property
     def swamped(self) -> bool:
         """Whether too much is logged and not committed, or not on the own disk."""
-        return self.disk_is_behind or (
+        return (
             self.log.op_lsn - self.commit_lsn >= UNCOMMITTED_ENTRIES_MAX
             or self.uncommitted_bytes >= UNCOMMITTED_BYTES_MAX
+            or self.disk_is_behind
         )
 
     @property
@@ -163,17 +167,18 @@ class Normal(Member):
 
     def order(self, request: Request) -> None:
         """Put a request into the log."""
-        session, csn = request.session, request.csn
+        ticket, body, instance, session, csn, kind, _ = request
         is_open = bool(session) and self.machine.waiting(session, csn) is not None
-        entry = self.add(request.kind, request.body, request.instance, session, csn, is_open)
-        self._waiting.setdefault(entry.lsn, []).append(request.ticket)
+        entry = self.add(kind, body, instance, session, csn, is_open)
+        self._waiting.setdefault(entry.header.lsn, []).append(ticket)
 
     def add(self, kind: Kind, *of_request: object) -> Entry:
         """Put an entry into the log; it leaves at the end of this step if the pipeline allows."""
         entry = self.next_entry(kind, *of_request)  # type: ignore[arg-type]
-        if entry.header.session:
-            self._in_flight[(entry.header.session, entry.header.csn)] = entry.lsn
-        self._open_bytes += size_of(entry)
+        header = entry.header
+        if header.session:
+            self._in_flight[header.session, header.csn] = header.lsn
+        self._open_bytes += HEADER_BYTES + header.body_length
         self._is_new = True
         return entry
 
@@ -204,7 +209,7 @@ class Normal(Member):
         self._write(entries)
         self.flushed_lsn = entries[-1].lsn
         self._batches.append(self.flushed_lsn)
-        self._open_bytes -= sum(map(size_of, entries))
+        self._open_bytes -= size_of_all(entries)
 
     def drop_open_batch(self) -> None:
         """Forget what was neither sent nor written: nobody else will ever know of it."""
@@ -218,8 +223,8 @@ class Normal(Member):
     def _commit_hash(self) -> bytes:
         return self.log.hash_at(self.commit_lsn) or GENESIS.hash
 
-    def _write(self, entries: list[Entry]) -> None:
-        op, size = self.write(entries), sum(map(size_of, entries))
+    def _write(self, entries: Sequence[Entry]) -> None:
+        op, size = self.write(entries), size_of_all(entries)
         self._writing[op], self._sizes[op] = entries[-1].lsn, size
         self.unwritten_bytes += size
 
@@ -357,6 +362,15 @@ class Normal(Member):
         return False
 
     def _take(self, entries: tuple[Entry, ...]) -> None:
+        try:
+            end = log_entries.check_chain(self.log.head, self.group_id, entries)
+        except CorruptionError:
+            return self._take_some(entries)
+        self.log.extend(entries, end)
+        return self._write(entries)
+
+    def _take_some(self, entries: tuple[Entry, ...]) -> None:
+        """Take those that hang on the end: others are here already, or later than the next one."""
         new, log = [], self.log
         for entry in entries:
             header = entry.header
@@ -376,7 +390,7 @@ class Normal(Member):
         if self.log.hash_at(asked.lsn) != asked.hash or self.shared_bytes >= SHARE_BYTES_MAX:
             return
         entries = self.log.after(asked.lsn, self.batch_entries_max, BATCH_BYTES_MAX)
-        self.shared_bytes += sum(map(size_of, entries))
+        self.shared_bytes += size_of_all(entries)
         op_lsn = self.flushed_lsn if self.leading else self.log.op_lsn
         answer = NewState(
             op_lsn, self.commit_lsn, self._commit_hash,
@@ -409,5 +423,5 @@ class Normal(Member):
         floor_lsn = max(asked.lsn - asked.number, 0)
         entries = self.log.ending_at(asked.lsn, floor_lsn, self.batch_entries_max, BATCH_BYTES_MAX)
         if entries:
-            self.shared_bytes += sum(map(size_of, entries))
+            self.shared_bytes += size_of_all(entries)
             self.send(envelope.sender, Entries(tuple(entries)))

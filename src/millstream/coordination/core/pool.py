@@ -42,7 +42,7 @@ from millstream.coordination.core.pool_file import (
     encode_node_file,
     lost_pool_file,
 )
-from millstream.coordination.core.pool_gossip import REMOVED, TICK_MS
+from millstream.coordination.core.pool_gossip import REMOVED
 from millstream.coordination.core.pool_messages import (
     Address,
     Board,
@@ -110,7 +110,7 @@ class Pool(Administration):
         """Do what needs no disk; the rest waits for it."""
         match event:
             case Timer():
-                self._out.append(SetTimer(TICK_MS))
+                self._out.append(SetTimer(self.tick_ms))
                 self._give_up_waiting()
             case Admin(argv=argv) if argv[:1] and argv[0].upper() in _QUESTIONS:
                 self.on_admin(event)
@@ -195,7 +195,7 @@ class Pool(Administration):
         return True
 
     def _tick(self) -> None:
-        self._out.append(SetTimer(TICK_MS))
+        self._out.append(SetTimer(self.tick_ms))
         self.tick_foundings()
         self.tick_admin()
         self.tick_gossip()
@@ -220,7 +220,7 @@ class Pool(Administration):
             is_changed = self.is_changed
             self.join(start.join)
             self.is_changed = is_changed  # what a node says of itself begins anew at each start
-        self.effects.append(SetTimer(TICK_MS * self.chance()))
+        self.effects.append(SetTimer(self.tick_ms * self.chance()))
 
     def _load(self, content: bytes) -> None:
         kept = decode_node_file(content)

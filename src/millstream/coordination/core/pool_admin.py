@@ -34,7 +34,7 @@ from millstream.coordination.core.pool_effects import (
     Refusal,
 )
 from millstream.coordination.core.pool_file import Phase
-from millstream.coordination.core.pool_gossip import REMOVED, TICK_MS
+from millstream.coordination.core.pool_gossip import REMOVED
 from millstream.coordination.core.pool_groups import GroupCommands
 from millstream.coordination.core.pool_messages import Address
 from millstream.coordination.core.pool_replies import (
@@ -161,7 +161,7 @@ class Administration(GroupCommands):
             if self.has_heard(node, asked_ms):
                 return over(error("CONFLICT", "it is alive: say LEAVE to it, or stop it before"))
             # What waits to be taken may be its answer.
-            if self._rounds[ticket] <= SILENT_MS // TICK_MS or self.deferred:
+            if self._rounds[ticket] <= SILENT_MS // self.tick_ms or self.deferred:
                 return None
             try:
                 self._bury_node(node, asked_ms)

@@ -1,8 +1,9 @@
 """How the nodes of a pool learn of one another and of the groups: joining, leaving, gossip.
 
 Invariants:
-1. Every `TICK_MS` a node pings some others; whose tables differ exchange them, each way at most
-   once per ping. So what one node knows all know soon, also if messages are lost.
+1. Every `TICK_MS`, or what is set for all groups, a node pings some others; whose tables differ
+   exchange them, each way at most once per ping. So what one node knows all know soon, also if
+   messages are lost.
 2. Nodes of another pool are not listened to, except that they are told so, until one of them asks
    to join: then both pools become one, whoever else joins whom at the same time.
 3. A removed node is not listened to, whoever speaks of it; it is told, and then is alone for ever:
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from millstream.coordination.core.entries import NOBODY
+from millstream.coordination.core.namespace.keys import KEYS, number_of
 from millstream.coordination.core.pool_board import Boards
 from millstream.coordination.core.pool_effects import GroupChanged, Posted, Warn
 from millstream.coordination.core.pool_messages import (
@@ -38,7 +40,9 @@ from millstream.coordination.core.pool_tables import digest_of
 __all__ = ["FANOUT", "REMOVED", "TICK_MS", "Gossip"]
 
 TICK_MS: Final = 500
-"""Between two rounds of gossip, and two tries of whatever has to be tried again."""
+"""Between two rounds of gossip, if nothing else is set, and the longest time between two tries of
+whatever has to be tried again."""
+_INTERVAL: Final = KEYS[b"GLOBAL.VDS.INTERVAL"]
 FANOUT: Final = 3
 """Nodes that are pinged in a round."""
 REMOVED: Final = (
@@ -55,17 +59,37 @@ class Gossip(Boards):
         super().__init__(chance)
         self.joining: tuple[Address, ...] = ()
         self.join_refusal = ""
+        self._ticks = 0
 
     # ---- gossip
 
+    @property
+    def _round_ms(self) -> int:
+        kept = self.setting(_INTERVAL.name)
+        return number_of((kept and _INTERVAL.read(kept)) or _INTERVAL.default)
+
+    @property
+    def _ticks_per_round(self) -> int:
+        return -(-self._round_ms // TICK_MS)
+
+    @property
+    def tick_ms(self) -> float:
+        """Between two Timers."""
+        return self._round_ms / self._ticks_per_round
+
     def tick_gossip(self) -> None:
-        """Ping some nodes; try again to join."""
+        """Ping some nodes if it is time; try again to join."""
         self._note_led()
+        self._ticks += 1
+        if self._ticks % self._ticks_per_round == 0:
+            self._ping_some()
+        self._try_to_join()
+
+    def _ping_some(self) -> None:
         others = self.tables.others()
         for _ in range(min(FANOUT, len(others))):
             chosen = others.pop(int(self.chance() * len(others)))
             self.ping(chosen.node_id)
-        self._try_to_join()
 
     def _note_led(self) -> None:
         for group_id in sorted(self.states):

@@ -108,9 +108,13 @@ class NodeInfo(NamedTuple):
     is_gone: bool = False
 
     @property
-    def age(self) -> tuple[int, int]:
-        """Return what orders the words of one node."""
-        return self.incarnation, self.turn
+    def age(self) -> tuple[int, int, bool]:
+        """Return what orders the words of one node.
+
+        At the same turn it may have told nodes of another pool that it is none of theirs: that is
+        over once the pools are one, and all the others have heard that it is here.
+        """
+        return self.incarnation, self.turn, not self.is_gone
 
 
 class Founding(NamedTuple):

@@ -24,11 +24,12 @@ Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from millstream.coordination.core.client_table import TIME_OUT_MS, Past
 from millstream.coordination.core.effects import Code, Read, Request, Resume
-from millstream.coordination.core.member import HEARTBEAT_MS, Status
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     Envelope,
     GetEntries,
@@ -39,11 +40,12 @@ from millstream.coordination.core.messages import (
 from millstream.coordination.core.normal import Normal
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import AGAIN_MS_MAX
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = [
     "CHECKS_MAX",
-    "FETCHING_MS",
     "FETCHING_MS_MAX",
+    "QUORUM_BEATS",
     "QUORUM_MS",
     "READS_MAX",
     "RECHECK_MS",
@@ -58,10 +60,9 @@ RECHECK_MS: Final = 2 * HEARTBEAT_MS
 """After so long without an answer another check is begun; those before may be answered yet."""
 CHECKS_MAX: Final = 16
 """That are under way; beyond that the oldest one's reads wait for the answers to the next one."""
-QUORUM_MS: Final = 2 * HEARTBEAT_MS + 400
-"""A primary that no quorum answered for so long suspends."""
-FETCHING_MS: Final = QUORUM_MS + AGAIN_MS_MAX
-"""So long who asked for what it lacks counts as one that answers: it asks again by then."""
+QUORUM_BEATS: Final = 2
+QUORUM_MS: Final = 400
+"""A primary that no quorum answered for so long and `QUORUM_BEATS` heart-beats suspends."""
 FETCHING_MS_MAX: Final = 5000.0
 """No longer than this after a quorum answered: perhaps another member could lead and commit."""
 
@@ -85,7 +86,7 @@ class _Check(NamedTuple):
 class Reading(Normal):
     """Reads, QuorumCheck, QuorumCheckOk."""
 
-    _round = 0
+    _round = _ticks = 0
     _is_asked = False
     """Something was to be read in this step."""
 
@@ -267,13 +268,18 @@ class Reading(Normal):
 
     # ---- loss of the quorum
 
+    @property
+    def quorum_ms(self) -> float:
+        """So long a primary goes on that no quorum answers."""
+        return QUORUM_BEATS * self.beat_ms + QUORUM_MS
+
     def heard_from(self, member: bytes) -> None:
         """Note that a member answered."""
         self._answered_ms[member] = self.now_ms
 
     def heard_at(self, member: bytes) -> float:
         """Return when a member answered last."""
-        return self._answered_ms.get(member, -QUORUM_MS)
+        return self._answered_ms.get(member, -inf)
 
     def fetches(self, envelope: Envelope) -> None:
         """Note that a member of this view asks for what it lacks: it is there, and hears this one.
@@ -297,14 +303,14 @@ class Reading(Normal):
     def _hears_quorum(self) -> bool:
         """Whether a quorum answers, or did lately and is completed by members that fetch."""
         now, fetched = self.now_ms, self._fetching_ms
-        answers = {m for m in self.members if now - self.heard_at(m) <= QUORUM_MS}
+        answers = {m for m in self.members if now - self.heard_at(m) <= self.quorum_ms}
         self.is_short = len(answers) < self.quorum
         if not self.is_short:
             self._had_quorum_ms = now
         elif now - self._had_quorum_ms <= FETCHING_MS_MAX:
-            answers.update(
-                m for m in self.members if now - fetched.get(m, -FETCHING_MS) < FETCHING_MS
-            )
+            # Who asked for what it lacks asks again within this time.
+            long_ms = self.quorum_ms + AGAIN_MS_MAX
+            answers.update(m for m in self.members if now - fetched.get(m, -inf) < long_ms)
         return len(answers) >= self.quorum
 
     def resumed(self) -> None:
@@ -320,6 +326,8 @@ class Reading(Normal):
 
     def tick_primary(self) -> None:
         """Show a sign of life, or ask for another view if there is no quorum."""
+        self._ticks += 1
+        is_beat = self._ticks % self.ticks_per_beat == 0
         self.heard_from(self.id)
         self.clocks.hear(self.id, self.wall_ms, self.now_ms)
         self.clocks.compare(self.members)
@@ -327,8 +335,10 @@ class Reading(Normal):
             self.suspend()
         if self.suspended:
             self.propose()
-        else:
+        elif is_beat:
             self.remind()
         checks = self._checks
-        if self.leading and not (checks and self.now_ms - checks[-1].since_ms < RECHECK_MS):
+        is_due = is_beat or self.suspended or checks
+        is_early = checks and self.now_ms - checks[-1].since_ms < RECHECK_MS
+        if self.leading and is_due and not is_early:
             self._quorum_check()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
+from millstream.coordination.core import sorted_map
 from millstream.coordination.core.client_table import Verdict
 from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.snapshots import Pieces
@@ -103,7 +104,7 @@ class Registers:
     format_max = 1
 
     def __init__(self) -> None:
-        self.values = SortedMap[tuple[bytes, Version]]()
+        self.values: SortedMap[tuple[bytes, Version]] = sorted_map.SortedMap()
 
     def apply(self, entry: Entry) -> bytes:
         """Execute SET or CAS."""
@@ -169,7 +170,7 @@ class Registers:
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Read what `freeze` wrote."""
-        self.values = SortedMap()
+        self.values = sorted_map.SortedMap()
         for _ in range(pieces.number()):
             key, value = pieces.text(), pieces.text()
             version = Version(pieces.number(4), pieces.number(4), pieces.number())

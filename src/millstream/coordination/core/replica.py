@@ -43,7 +43,7 @@ from millstream.coordination.core.effects import (
     WriteStanding,
 )
 from millstream.coordination.core.log import size_of
-from millstream.coordination.core.member import HEARTBEAT_MS, Status
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     Commit,
     DoViewChange,
@@ -74,6 +74,7 @@ from millstream.coordination.core.messages import (
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.throttling import Throttling
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Replica"]
 
@@ -248,7 +249,7 @@ class Replica(Throttling):
                 self.leave(self.view + 1)
 
     def _tick(self, _: Timer) -> None:
-        self.wake_after(HEARTBEAT_MS)
+        self.wake_after(self.tick_ms)
         self.answer_stale_reads()
         self.tick_changes()
         self.tick_snapshots()

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.formats import Formats
-from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.register import Offer
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = [
     "ENDED_MAX",
@@ -164,7 +164,7 @@ class Sessions(Formats):
 
     def touch(self, session: int) -> None:
         """Note that the client of a session lives, if this is the primary."""
-        if self.leading and not self.suspended and session in self.table:
+        if session and self.leading and not self.suspended and session in self.table:
             self._silence.hear(session, self.now_ms)
 
     def sessions_after(self, number: int) -> list[Shown]:

@@ -124,7 +124,8 @@ ADMIN USER LIST = all users
 HELP [command] = this
 EXIT = leave the shell
 """
-_PREFIXES: Final = frozenset((b"CSN", b"CTS", b"SEEN", b"GROUP"))
+_PREFIXES: Final = {b"CSN": 2, b"CTS": 2, b"SEEN": 2, b"GROUP": 2, b"FORCE": 1}
+"""And how many words each is."""
 _KEYWORD: Final = re.compile(r"[A-Z][A-Z_-]+(?![a-z.])")
 _LINES: Final = [line.partition(" = ")[::2] for line in _TEXT.strip().splitlines()]
 
@@ -158,7 +159,7 @@ def help_lines(words: Sequence[str]) -> list[str]:
 
 _MORE: Final = (
     "HELP and a command say more of it. Before a command may stand: CSN number, CTS ms, SEEN "
-    "version, GROUP number."
+    "version, GROUP number, FORCE (administrators pass the locks of others)."
 )
 
 
@@ -180,8 +181,8 @@ def completions(line: str, names_below: Callable[[str], Iterable[str]]) -> list[
         parent, _, begin = word.rpartition("/")
         names = names_below(parent or "/")
         return sorted(f"{parent}/{name}" for name in names if name.startswith(begin))
-    while len(before) > 1 and before[0].encode() in _PREFIXES:
-        before = before[2:]
+    while len(before) >= (size := _PREFIXES.get(before[0].encode(), 0) if before else 0) > 0:
+        before = before[size:]
     return sorted(each for each in _next(before) if each.startswith(word.upper()))
 
 
@@ -224,8 +225,8 @@ def _chosen(usages: Iterable[str]) -> set[str]:
 def without_prefixes(words: Sequence[bytes]) -> list[bytes]:
     """Return the words of a command without `CSN number` and the like."""
     rest = list(words)
-    while len(rest) > 2 and rest[0].upper() in _PREFIXES:
-        rest = rest[2:]
+    while len(rest) > (size := _PREFIXES.get(rest[0].upper(), 0) if rest else 0) > 0:
+        rest = rest[size:]
     return rest
 
 

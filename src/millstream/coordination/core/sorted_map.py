@@ -13,9 +13,13 @@ Elsewhere: what is kept in one (`register`), who freezes (`snapshotting`).
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final, Generic, NamedTuple, TypeVar
+
+from millstream import accelerated
 
 __all__ = ["CHUNK_KEYS_MAX", "Cut", "SortedMap"]
 
@@ -41,7 +45,7 @@ class Cut(NamedTuple, Generic[V]):
 
 
 class SortedMap(Generic[V]):
-    """Keys are bytes.
+    """Keys are bytes, and None is no value.
 
     Chunks that become small are not joined: their number is bounded by that of the keys there ever
     were at once.
@@ -139,6 +143,10 @@ class SortedMap(Generic[V]):
                 yield chunk.keys[at], chunk.values[at]
             index += 1
 
+    def under(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, V]]:
+        """Yield keys that begin so, from `prefix + start` on; nothing may change meanwhile."""
+        return takewhile(lambda item: item[0].startswith(prefix), self.after(prefix + start))
+
     def number(self, begin: bytes, end: bytes) -> int:
         """Return how many keys there are from one on up to, not including, another."""
         found, index = 0, max(bisect_right(self._firsts, begin) - 1, 0)
@@ -204,3 +212,6 @@ def _items(chunks: list[_Chunk[V]]) -> Iterator[tuple[bytes, V]]:
     while chunks:
         chunk = chunks.pop()  # each goes when it is done: all at once would take long
         yield from zip(chunk.keys, chunk.values, strict=True)
+
+
+accelerated.bind(sys.modules[__name__], "SortedMap", Cut, also=(_Chunk, _items))

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.fetching import Fetching
-from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.messages import Envelope, GetState
-from millstream.coordination.core.reading import QUORUM_MS
 from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
 
@@ -60,7 +59,7 @@ class Throttling(Fetching):
     def full(self) -> bool:
         """Also if so much was let in as those who lag can bear."""
         limit = self._limit_lsn
-        return super().full or (limit is not None and self.log.op_lsn >= limit)
+        return self.swamped or (limit is not None and self.log.op_lsn >= limit)
 
     def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
         """Also note how far who asks is."""
@@ -98,7 +97,7 @@ class Throttling(Fetching):
                 self._waited_ms.pop(member, None)
                 continue
             place = self._place_of(member)
-            lives = place is not None and self.now_ms - place.heard_ms <= QUORUM_MS
+            lives = place is not None and self.now_ms - place.heard_ms <= self.quorum_ms
             if member != self.id and place is not None and lives:
                 lag = self.commit_lsn - place.lsn
                 if 2 * lag > self.retain_entries:

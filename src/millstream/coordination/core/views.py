@@ -38,23 +38,27 @@ from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.repair import Repair
 
 __all__ = [
-    "FAILURES_MAX", "JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "PATIENCE_SPREAD_MS", "Views",
+    "FAILURES_MAX", "JOIN_SHARE", "PATIENCE_MS", "PATIENCE_MS_MAX", "PATIENCE_SPREAD_MS", "Views",
 ]  # fmt: skip
 
-PATIENCE_MS: Final = 600.0
-"""A member that has not heard its primary for so long, or a little longer, asks for another."""
-PATIENCE_SPREAD_MS: Final = 300.0
+PATIENCE_MS: Final = 600
+"""A member that has not heard its primary for so long, or a little longer, asks for another; if
+nothing else is set."""
+PATIENCE_SPREAD_MS: Final = 300
 """So much longer at most: drawn anew each time, so that members do not ask all at once."""
 PATIENCE_MS_MAX: Final = 5000.0
 """The time grows by half with every attempt that fails, up to this."""
 FAILURES_MAX: Final = 8
 """Attempts that are counted: after so many the time is at its end, whatever was drawn."""
-JOIN_MS: Final = 300.0
-"""Who has not heard the primary for so long joins in when another one asks."""
+JOIN_SHARE: Final = 0.5
+"""Of the shortest silence after which members ask: who has not heard the primary for so long joins
+in when another one asks."""
 
 
 class Views(Reading):
     """StartViewChange, DoViewChange, StartView, GetView, GetEntries, Entries."""
+
+    view_time_out_ms = PATIENCE_MS, PATIENCE_MS + PATIENCE_SPREAD_MS
 
     def begin_views(self) -> None:
         """Have heard the primary just now."""
@@ -75,9 +79,14 @@ class Views(Reading):
         self._heard_ms = self.now_ms
 
     def _new_patience(self) -> None:
-        drawn = PATIENCE_MS + PATIENCE_SPREAD_MS * self.chance()
-        grown = 1.5 ** min(self._failures, FAILURES_MAX)
-        self._patience_ms = min(PATIENCE_MS_MAX, drawn * grown)
+        self._drawn = self.chance()
+        self._grown = 1.5 ** min(self._failures, FAILURES_MAX)
+
+    @property
+    def _patience_ms(self) -> float:
+        least, most = self.view_time_out_ms
+        drawn = least + (most - least) * self._drawn
+        return min(max(PATIENCE_MS_MAX, most), drawn * self._grown)
 
     def heard_from(self, member: bytes) -> None:
         """Also forget its proposal: it follows this primary."""
@@ -111,7 +120,7 @@ class Views(Reading):
         """Join a member that does not hear the primary either; go once a quorum agrees."""
         known = self._proposals.get(envelope.sender, 0)
         self._proposals[envelope.sender] = max(asked.proposed, known)
-        silent = self.now_ms - self._heard_ms >= JOIN_MS
+        silent = self.now_ms - self._heard_ms >= JOIN_SHARE * self.view_time_out_ms[0]
         if asked.resigned and envelope.sender == self.primary and envelope.view == self.view:
             silent, self._why = True, "the primary handed over"
         joins = not self.leading and silent and self.id not in self._proposals

@@ -6,6 +6,8 @@ Elsewhere: which errors have which status (`gateway.core.errors`).
 from __future__ import annotations
 
 import asyncio
+import zlib
+from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
 import msgspec
@@ -22,6 +24,7 @@ __all__ = [
     "DATABASE_PATH",
     "DESIGN",
     "HOST",
+    "OBJECT_BYTES_MAX",
     "SIGNER",
     "USER",
     "answer",
@@ -32,8 +35,14 @@ __all__ = [
     "require",
 ]
 
+OBJECT_BYTES_MAX: Final = 1024 * 1024
+"""Body of a request that is one object, where nothing else is said."""
 BODY_SECONDS: Final = 30.0
 """How long a request's body may take to arrive."""
+_PIECE_BYTES: Final = 64 * 1024
+"""Inflated at once."""
+_GZIP_WINDOW: Final = 31
+"""zlib's way to say: with a gzip header."""
 HOST: Final = web.AppKey("host", NodeHost)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
@@ -73,7 +82,7 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
     pieces, size = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.content.iter_any():
+            async for piece in _plain_pieces(request):
                 size += len(piece)
                 if size > bytes_max:
                     raise UsageError(
@@ -88,19 +97,39 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
     return b"".join(pieces)
 
 
+async def _plain_pieces(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield a body, inflated if it came compressed.
+
+    Raises:
+        UsageError: `bad_request`, `bad_content_type`.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding == "identity":
+        async for piece in request.content.iter_any():
+            yield piece
+        return
+    if encoding != "gzip":
+        raise UsageError("Content-Encoding: gzip or identity is wanted", code="bad_content_type")
+    inflate = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        async for piece in request.content.iter_any():
+            rest = piece
+            while rest and not inflate.eof:
+                yield inflate.decompress(rest, _PIECE_BYTES)
+                rest = inflate.unconsumed_tail
+    except zlib.error as error:
+        raise UsageError(f"the body is no gzip: {error}", code="bad_request") from error
+    if not inflate.eof:
+        raise UsageError("the body is no whole gzip stream", code="bad_request")
+
+
 async def read_object(request: web.Request) -> dict[str, Any]:
     """Return the JSON object in a request's body; an empty body is an empty object.
 
     Raises:
         UsageError: `bad_content_type`, `bad_json`, `body_timeout`.
     """
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await request.read()
-    except TimeoutError as error:
-        raise UsageError(
-            f"the body did not arrive within {BODY_SECONDS:g} s", code="body_timeout"
-        ) from error
+    body = await read_body(request, OBJECT_BYTES_MAX)
     if not body:
         return {}
     if request.content_type != "application/json":

@@ -69,6 +69,8 @@ STOP_SECONDS: Final = 2.0
 LINGER_SECONDS: Final = 1.0
 """How long the rest of a body is taken in after its request was refused."""
 BACKLOG: Final = 1024
+_HANDLER: Final = {"auto_decompress": False}
+"""Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
@@ -91,7 +93,9 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
         host: a `NodeHost`, or of a node without data what it has.
         refusal: how a node without data refuses what it has not.
     """
-    application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
+    application = web.Application(
+        middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
+    )
     application[HOST] = cast("NodeHost", host)
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
     application.on_response_prepare.append(add_shared_headers)
@@ -148,6 +152,7 @@ class HttpServer:
                 access_log=None,  # type: ignore[arg-type] # None means none, as in AppRunner
                 keepalive_timeout=IDLE_SECONDS,
                 lingering_time=LINGER_SECONDS,
+                auto_decompress=False,
                 max_line_size=HEADER_BYTES_MAX,
                 max_field_size=HEADER_BYTES_MAX,
             )

@@ -2,13 +2,15 @@
 
 Invariants:
 1. A file has its name once all of it is on the disk, and the directories are synced before
-   `put` returns: a document that names it can be written then.
+   `put` returns, also where somebody else has just put the same bytes: a document that names it
+   can be written then.
 2. A file never changes. The same bytes are there once.
 3. What was begun and not finished lies under `blobs/new`, which is emptied at a start.
 
-They are kept as long as their bucket: nothing says yet of a blob that no record names it.
+They are kept as long as their bucket: that no record names one is not found out.
 
-Elsewhere: which documents name them (`documents.stored`).
+Elsewhere: which documents name them (`documents.stored`), those of other nodes
+(`kv.aio.blob_fetching`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from millstream.errors import UnavailableError
+from millstream.kv.core.blobs import BlobPiece
 from millstream.runtime.files import sync_directory
 
 __all__ = ["READ_BYTES", "BlobFiles", "PutBlob"]
@@ -44,12 +47,28 @@ class BlobFiles:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        for left in path.glob(f"{_NEW}/*"):
+        self._synced = set[Path]()
+        """Directories whose own names are durable, since this process looked."""
+        self._unsynced = set[bytes]()
+        """What has its name already, but not yet for ever."""
+
+    def prepare(self) -> None:
+        """Remove what was not finished, and make durable what a kill left readable; blocks."""
+        for left in self._path.glob(f"{_NEW}/*"):
             left.unlink()
+        for directory in self._path.glob("??"):
+            sync_directory(directory)
+        if self._path.exists():
+            sync_directory(self._path)
+            sync_directory(self._path.parent)
 
     def _file(self, sha256: bytes) -> Path:
         name = sha256.hex()
         return self._path / name[:2] / name[2:]
+
+    def has(self, sha256: bytes) -> bool:
+        """Return whether the bytes are here, durably."""
+        return sha256 not in self._unsynced and self._file(sha256).exists()
 
     async def put(self, pieces: AsyncIterator[bytes]) -> PutBlob:
         """Keep bytes, durably.
@@ -74,25 +93,28 @@ class BlobFiles:
             ) from error
         finally:
             if file is not None:
-                file.close()
                 temporary.unlink(missing_ok=True)
+                _close(file)
         return PutBlob(sha256.digest(), md5.digest(), length)
 
     def _create(self, temporary: Path) -> BinaryIO:
         temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return temporary.open("xb", buffering=0)
+        return temporary.open("xb")
 
     def _finish(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
         target = self._file(sha256)
-        if target.exists():
-            return
-        os.fsync(file.fileno())
-        if not target.parent.exists():
+        if not target.exists():
+            file.flush()
+            os.fsync(file.fileno())
             target.parent.mkdir(mode=0o700, exist_ok=True)
+            self._unsynced.add(sha256)
+            temporary.rename(target)
+        sync_directory(target.parent)  # that it is there does not say that its name lasts
+        if target.parent not in self._synced:
             sync_directory(self._path)
             sync_directory(self._path.parent)
-        temporary.rename(target)
-        sync_directory(target.parent)
+            self._synced.add(target.parent)
+        self._unsynced.discard(sha256)
 
     async def read(self, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
         """Yield the bytes in [begin, end).
@@ -120,6 +142,24 @@ class BlobFiles:
                 left -= len(piece)
                 yield piece
 
+    def piece(self, sha256: bytes, offset: int, size: int) -> BlobPiece | None:
+        """Return at most `size` bytes from an offset on, None if it is not here; blocks."""
+        try:
+            with self._file(sha256).open("rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                file.seek(min(offset, length))
+                return BlobPiece(length, file.read(size))
+        except OSError:
+            return None
+
     def size(self) -> int:
         """Return the bytes of all files; blocks."""
         return sum(file.stat().st_size for file in self._path.glob("??/*") if file.is_file())
+
+
+def _close(file: BinaryIO) -> None:
+    """Close a file, whatever is left in its buffer."""
+    try:
+        file.close()
+    except OSError:  # the disk is full: what was not written is of a file that is gone
+        return

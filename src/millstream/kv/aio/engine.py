@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from millstream.documents.tokens import History, is_valid, parse_token
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.kv.aio.blob_fetching import BlobFetcher
 from millstream.kv.aio.blobs import BlobFiles
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
@@ -167,6 +168,8 @@ class BucketEngine:
         reading: ReadingBack,
         replicator: Replicator,
         path: Path,
+        blobs: BlobFiles,
+        fetcher: BlobFetcher,
     ) -> None:
         self.bucket = bucket
         self.path = path
@@ -183,7 +186,8 @@ class BucketEngine:
             bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
         )
         self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
-        self.blobs = BlobFiles(path / "blobs")
+        self.blobs = blobs
+        self._fetcher = fetcher
         self.local = LocalStore(path / "local", self._is_history)
 
     @classmethod
@@ -307,6 +311,10 @@ class BucketEngine:
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
             window=HistoryWindow(), purge_age_s=purge_age_s,
         )  # fmt: skip
+        blobs = BlobFiles(path / "blobs")
+        await asyncio.to_thread(blobs.prepare)
+        fetcher = BlobFetcher(bucket, blobs, link_to)
+        bucket.keep_blobs(fetcher, blobs.piece)
         replicator = Replicator(bucket, copies, link_to)
         published = bucket.published
         published.add("copies", copies.statistics)
@@ -325,7 +333,7 @@ class BucketEngine:
         flusher.catch_up()
         return cls(
             bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator,
-            path,
+            path, blobs, fetcher,
         )  # fmt: skip
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
@@ -385,6 +393,7 @@ class BucketEngine:
         An error met here is told as any other: by `on_fatal`.
         """
         await self.replicator.stop()
+        await self._fetcher.stop()
         await self.pager.stop()
         await self.compactor.stop()
         await self.flusher.stop()

@@ -4,8 +4,8 @@
     key: "s" | name of a setting              value: bytes
 
 A version of a `_local` document is stamped with where the database stood, durably, when it was
-written. One whose stamp is no longer part of history counts no more; then the one before does. So a
-checkpoint never speaks of changes that the database has lost since.
+written. One whose stamp is no longer part of history counts no more; then the one before does. So
+a checkpoint never speaks of changes that the database has lost since.
 
 Invariants:
 1. What a write returned is durable.

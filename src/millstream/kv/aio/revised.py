@@ -1,8 +1,8 @@
 """Reading and changing documents with their revisions, waiting for the disk where it must.
 
 Invariants:
-1. What is to be durable is when it is returned, or is refused as `ambiguous`: history went back, or
-   nobody can say.
+1. What is to be durable is when it is returned, or is refused as `ambiguous`: history went back,
+   or nobody can say.
 2. Changes asked for together wait for the disk together.
 3. The loop is given back after `TURN_DOCUMENTS` changes.
 

@@ -33,6 +33,8 @@ from millstream.errors import (
 )
 from millstream.kv.aio.feeding import FeedSession
 from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
+from millstream.kv.core.blob_commands import BLOB_COMMANDS
+from millstream.kv.core.blobs import BlobPiece
 from millstream.kv.core.bucket import Bucket, Streaming
 from millstream.kv.core.cluster_config import cluster_config
 from millstream.kv.core.documents import DOCUMENT_COMMANDS
@@ -61,6 +63,7 @@ OWN_USER: Final = User(NODE_USER, ("read:*", "stream:*"), {})
 COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
     **ADMINISTRATION_COMMANDS,
+    **BLOB_COMMANDS,
 }  # fmt: skip
 
 
@@ -220,6 +223,33 @@ class KvServer:
             status = Status.ETMPFAIL
         if connection in self.connections:
             done(status)
+            connection.advance()
+
+    def read_blob(
+        self,
+        session: KvSession,
+        name: bytes,
+        offset: int,
+        size: int,
+        done: Callable[[BlobPiece | None], None],
+    ) -> None:
+        """Read a piece of an attachment in a thread; the connection's requests wait meanwhile."""
+        connection = next(c for c in self.connections if c.session is session)
+        assert session.bucket is not None
+        read = partial(session.bucket.read_blob, name, offset, size)
+        task = self.loop.create_task(self._read_blob(connection, read, done), name="kv read blob")
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _read_blob(
+        self,
+        connection: KvConnection,
+        read: Callable[[], BlobPiece | None],
+        done: Callable[[BlobPiece | None], None],
+    ) -> None:
+        piece = await asyncio.to_thread(read)
+        if connection in self.connections:
+            done(piece)
             connection.advance()
 
     def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:

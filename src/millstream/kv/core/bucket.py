@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.acknowledged import Acknowledged
+from millstream.kv.core.blobs import NOT_KEPT, BlobPiece, Blobs
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import (
@@ -50,6 +51,9 @@ _CLOSED: dict[bytes, Entry] = {}
 
 
 def _nobody_waits() -> None: ...
+
+
+def _nobody_has(name: bytes, offset: int, size: int) -> BlobPiece | None: ...
 
 
 async def _nobody_changes(partition_id: int, state: PartitionState) -> None: ...
@@ -145,6 +149,10 @@ class Bucket:
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
         """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
         be later. In the engine: in steps (`kv.aio.pager`)."""
+        self.blobs: Blobs = NOT_KEPT
+        """The attachments; copies that follow bring what they lack by it."""
+        self.read_blob: Callable[[bytes, int, int], BlobPiece | None] = _nobody_has
+        """Returns the piece (name, offset, length) of a blob, None if it is not here; blocks."""
         self._shared_slices = SharedSlices()
         self.streams: dict[str, Streaming] = {}
         """The connections that stream, by the name that each has given itself."""
@@ -225,6 +233,14 @@ class Bucket:
     def _reopen_all(self) -> None:
         for partition in self.partitions:
             self.reopen(partition.partition_id)
+
+    def keep_blobs(
+        self, blobs: Blobs, read: Callable[[bytes, int, int], BlobPiece | None]
+    ) -> None:
+        """Let attachments be kept on this node: see `blobs` and `read_blob`."""
+        self.blobs, self.read_blob = blobs, read
+        for partition in self.partitions:
+            partition.blobs = blobs
 
     # -- changes
 

@@ -9,8 +9,9 @@ Elsewhere: the other changes (`kv.core.partition`), the commands (`kv.core.docum
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from millstream.kv.core.changing import ChangingPartition
 from millstream.kv.core.entry import Entry, value_of
 from millstream.kv.core.expiry import absolute_expiry
 from millstream.kv.core.revising import put_over
@@ -18,9 +19,6 @@ from millstream.model.lineage import born
 from millstream.model.sides import has_sidecar
 from millstream.wire.frames import mutation
 from millstream.wire.mcbp import Status
-
-if TYPE_CHECKING:
-    from millstream.kv.core.partition import Partition
 
 __all__ = ["count"]
 
@@ -31,7 +29,7 @@ _NO_CREATE: Final = 0xFFFFFFFF
 
 
 def count(
-    partition: Partition,
+    partition: ChangingPartition,
     key: bytes,
     delta: int,
     initial: int,
@@ -66,7 +64,7 @@ def count(
 
 
 def _store(
-    partition: Partition, key: bytes, value: bytes, flags: int, expiry: int, now_ns: int
+    partition: ChangingPartition, key: bytes, value: bytes, flags: int, expiry: int, now_ns: int
 ) -> bytes:
     """As `Partition.store`, on the counters' side of the queue."""
     entry = partition.entry(key)
@@ -83,7 +81,7 @@ def _store(
 
 
 def _count_on(
-    partition: Partition, entry: Entry, value: bytes, flags: int, expiry: int, now_ns: int
+    partition: ChangingPartition, entry: Entry, value: bytes, flags: int, expiry: int, now_ns: int
 ) -> bytes:
     queue, old = partition.queue, entry.frame
     old_seqno, rev, cas = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from millstream.access.users import UserStore
+    from millstream.kv.core.blobs import BlobPiece
     from millstream.kv.core.bucket import Bucket
     from millstream.model.partitions import PartitionState
     from millstream.wire.mcbp import Packet, Status
@@ -64,6 +65,16 @@ class Host(Protocol[_Session]):
         done: Callable[[Status], None],
     ) -> None:
         """Give a partition's copy another state; `done` is called once that is durable."""
+
+    def read_blob(
+        self,
+        session: _Session,
+        name: bytes,
+        offset: int,
+        size: int,
+        done: Callable[[BlobPiece | None], None],
+    ) -> None:
+        """Read a piece of an attachment of the session's bucket; None: it is not here."""
 
     def wipe(self, session: _Session, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""

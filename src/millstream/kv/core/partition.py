@@ -28,6 +28,7 @@ from struct import Struct
 from typing import Final
 
 from millstream.kv.core.acknowledged import Acknowledged
+from millstream.kv.core.blobs import NOT_KEPT, Blobs
 from millstream.kv.core.counting import count
 from millstream.kv.core.entry import value_of
 from millstream.kv.core.expiry import Expiries, absolute_expiry
@@ -77,6 +78,7 @@ class Partition(ReadCopy):
         "_log",
         "acknowledged",
         "awaited_seqno",
+        "blobs",
         "bucket_uuid",
         "design_keys",
         "doubtful_seqno",
@@ -151,6 +153,8 @@ class Partition(ReadCopy):
         self.residents.on_sidecars = self._on_sidecars
         self.table = self.residents.table
         """That of `residents`, for the hot path."""
+        self.blobs: Blobs = NOT_KEPT
+        """Of its bucket, which says so, too."""
         self.bucket_uuid = ""
         """Of its bucket, which says so: ids of revisions are computed from it."""
         self.queue = MutationQueue(max(top_seqno, high_seqno), queue_bytes_max)

@@ -34,7 +34,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, Protocol
 
+from millstream.documents.stored import blobs_of
 from millstream.errors import LocalProtocolError
+from millstream.kv.core.blobs import Blobs, BlobsMissing
 from millstream.kv.core.entry import Entry
 from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.mutation_queue import MutationQueue
@@ -43,7 +45,7 @@ from millstream.kv.core.states import FOLLOWING
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
-from millstream.model.sides import has_sidecar
+from millstream.model.sides import has_sidecar, sidecar_of
 from millstream.storage.core.records import (
     NOTHING_OWED,
     ChangeColumns,
@@ -75,6 +77,7 @@ class Copy(Protocol):
     queue: MutationQueue
     residents: Residents
     expiries: Expiries
+    blobs: Blobs
     design_keys: set[bytes]
 
     @property
@@ -210,7 +213,8 @@ class Replica:
         Raises:
             LocalProtocolError: `bad_state`; `bad_order`: it is not above the last one, or outside
                 the snapshot.
-            NotInMemory: the change before it has to be read from the disk first.
+            NotInMemory: the change before it has to be read from the disk first, or attachments
+                that it names brought.
         """
         partition, queue, key = self._partition, self._partition.queue, key_of(frame)
         cas, seqno = _cas_seqno(frame)
@@ -219,7 +223,7 @@ class Replica:
         self._check_following()
         entry, old_seqno = partition.former(key)
         if has_sidecar(side):
-            partition.residents.expect_sidecars()
+            self._look_beside(side)
         if entry is None:
             entry = partition.residents.add(key, b"", side)
             if key.startswith(DESIGN_PREFIX):
@@ -235,6 +239,15 @@ class Replica:
         partition.last_cas = max(partition.last_cas, cas)
         if seqno == self.range_end:
             self._complete()
+
+    def _look_beside(self, side: bytes) -> None:
+        """A document with a sidecar comes: what it names has to be here before it."""
+        partition = self._partition
+        names = blobs_of(sidecar_of(side))
+        missing = partition.blobs.missing(names) if names else []
+        if missing:
+            raise BlobsMissing(partition.blobs, partition.partition_id, missing)
+        partition.residents.expect_sidecars()
 
     def apply_advance(self, seqno: int) -> None:
         """Take note that the open snapshot has no other change up to `seqno`.

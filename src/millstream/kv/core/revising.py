@@ -1,8 +1,9 @@
 """Changes of documents that have a sidecar: revision trees, and the bodies of losing leaves.
 
 The frame of such a document is its winning revision, as any kv client reads it; the sidecar has
-the rest. Who writes over HTTP brings both (`write_document`). A kv write, a deletion or an expiration
-knows of no revisions: it extends the winner, or deletes every leaf, and leaves the others alone.
+the rest. Who writes over HTTP brings both (`write_document`). A kv write, a deletion or an
+expiration knows of no revisions: it extends the winner, or deletes every leaf, and leaves the
+others alone.
 
 Invariants:
 1. A change takes the document it replaces into the queue's care before its entry has the new side:
@@ -19,18 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from millstream.documents.stored import by_kv
+from millstream.kv.core.changing import ChangingPartition
 from millstream.kv.core.entry import Entry
 from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import lineage_of, side_of
 from millstream.wire.frames import change_of, deletion, mutation
 from millstream.wire.mcbp import Datatype, Status
-
-if TYPE_CHECKING:
-    from millstream.kv.core.partition import Partition
 
 __all__ = ["bury", "put_over", "write_document"]
 
@@ -39,7 +38,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 def put_over(
-    partition: Partition,
+    partition: ChangingPartition,
     entry: Entry,
     value: bytes,
     flags: int,
@@ -59,7 +58,7 @@ def put_over(
 
 
 def bury(
-    partition: Partition,
+    partition: ChangingPartition,
     entry: Entry,
     time_s: int,
     now_ns: int,
@@ -73,7 +72,7 @@ def bury(
 
 
 def write_document(
-    partition: Partition, key: bytes, value: bytes | None, sidecar: bytes, now_ns: int
+    partition: ChangingPartition, key: bytes, value: bytes | None, sidecar: bytes, now_ns: int
 ) -> bytes | Status:
     """Set a document to what its winning revision has, and its sidecar; return the frame.
 
@@ -110,7 +109,7 @@ def write_document(
     return frame
 
 
-def _next(partition: Partition, entry: Entry, now_ns: int) -> tuple[int, int, int, int]:
+def _next(partition: ChangingPartition, entry: Entry, now_ns: int) -> tuple[int, int, int, int]:
     """Return the seqno of an entry's change, 0 for none; seqno, rev and CAS of the next one."""
     seqno = partition.queue.high_seqno + 1
     if not entry.frame:
@@ -119,14 +118,14 @@ def _next(partition: Partition, entry: Entry, now_ns: int) -> tuple[int, int, in
     return old_seqno, seqno, old_rev + 1, partition.next_cas(now_ns, old_cas)
 
 
-def _change(partition: Partition, entry: Entry, frame: bytes, side: bytes) -> None:
+def _change(partition: ChangingPartition, entry: Entry, frame: bytes, side: bytes) -> None:
     old = entry.frame
     old_seqno: int = _cas_seqno_rev(old)[1] if old else 0
     partition.queue.append(entry, frame, old_seqno, old)
     partition.residents.replace(entry, frame, side)
 
 
-def _lineage(partition: Partition, entry: Entry, rev: int) -> bytes:
+def _lineage(partition: ChangingPartition, entry: Entry, rev: int) -> bytes:
     """Return the lineage of the next change, whose rev is given."""
     lineage, branch = lineage_of(entry.side), partition.failover_log[0].branch
     if decode(lineage).runs[-1][0] == branch:
@@ -135,7 +134,7 @@ def _lineage(partition: Partition, entry: Entry, rev: int) -> bytes:
 
 
 def _side_by_kv(
-    partition: Partition, entry: Entry, seqno: int, rev: int, *, is_deleted: bool
+    partition: ChangingPartition, entry: Entry, seqno: int, rev: int, *, is_deleted: bool
 ) -> bytes:
     sidecar = by_kv(
         partition.bucket_uuid, entry.key, entry.side, is_deleted,

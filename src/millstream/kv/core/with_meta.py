@@ -4,7 +4,8 @@
     extras  flags u32, expiry u32 (of a deletion its time), rev u64, CAS u64,
             then options u32 if they have 28 or 30 bytes,
             then the length of extended metadata u16 if they have 26 or 30
-    value   the document's, then the extended metadata: version u8 (1), {id u8, length u16, data}*
+    value   the document's, then, with option 0x80000000, which is ours, a sidecar and its length
+            u32, then the extended metadata: version u8 (1), {id u8, length u16, data}*
 
 Invariants:
 1. It takes the rights to write and to stream: who may bring documents as they were elsewhere is
@@ -20,6 +21,9 @@ Invariants:
    Where deletions were forgotten, so is what finds nothing, or a key of another birth: the key may
    have had later revs of that lineage here.
 
+5. A document with a sidecar has one afterwards: the one that is given, else what a kv write makes
+   of it. One that cannot be read is not stored.
+
 Elsewhere: the other changes (`kv.core.partition`), their commands (`kv.core.documents`); the
 protocol is that of the released servers, the section with the lineage is ours.
 """
@@ -29,8 +33,10 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream.documents.stored import by_kv, is_sidecar
 from millstream.kv.core.partition import Partition
 from millstream.model.lineage import born, decode, is_lineage, with_run
+from millstream.model.sides import has_sidecar, lineage_of, side_of, sidecar_of
 from millstream.wire.frames import change_of, deletion, expiration, mutation
 from millstream.wire.mcbp import Packet, Status
 
@@ -48,14 +54,16 @@ _FORCE: Final = 0x01 | 0x08
 _ACCEPT: Final = 0x02
 _NEW_CAS: Final = 0x04
 _EXPIRED: Final = 0x10
-_OPTIONS: Final = _FORCE | _ACCEPT | _NEW_CAS | _EXPIRED
+_SIDECAR: Final = 0x80000000
+_OPTIONS: Final = _FORCE | _ACCEPT | _NEW_CAS | _EXPIRED | _SIDECAR
+_SIZE: Final = Struct(">I")
 _SECOND_NS: Final = 1_000_000_000
 
 
 class GivenChange(NamedTuple):
     """A change as it was elsewhere; `expiry` of a deletion is its time, 0 for now.
 
-    `options` are those of the request; `lineage` is None where none came.
+    `options` are those of the request; `lineage` is None where none came, `sidecar` empty.
     """
 
     flags: int
@@ -65,7 +73,7 @@ class GivenChange(NamedTuple):
     options: int
     value: bytes
     lineage: bytes | None
-    sidecar: bytes = b""
+    sidecar: bytes
 
 
 def given_change(packet: Packet, *, knows_lineage: bool) -> GivenChange | Status:
@@ -92,8 +100,20 @@ def given_change(packet: Packet, *, knows_lineage: bool) -> GivenChange | Status
     lineage = _lineage_in(value[len(value) - meta_bytes :]) if meta_bytes else b""
     if lineage is None or (lineage and not knows_lineage):
         return Status.EINVAL
-    value = value[: len(value) - meta_bytes]
-    return GivenChange(flags, expiry, rev, cas, options, value, lineage or None)
+    value, sidecar = value[: len(value) - meta_bytes], b""
+    if options & _SIDECAR:
+        found = _sidecar_in(value) if knows_lineage else None
+        if found is None:
+            return Status.EINVAL
+        value, sidecar = found
+    return GivenChange(flags, expiry, rev, cas, options, value, lineage or None, sidecar)
+
+
+def _sidecar_in(value: bytes) -> tuple[bytes, bytes] | None:
+    """Cut the sidecar off the end of a value; None: there is none."""
+    end = len(value) - _SIZE.size
+    begin = end - _SIZE.unpack_from(value, end)[0] if end >= 0 else -1
+    return (value[:begin], value[begin:end]) if 0 <= begin < end else None
 
 
 def _lineage_in(meta: bytes) -> bytes | None:
@@ -131,9 +151,12 @@ def store_given(
     """Store a change under the key of a request; return its frame.
 
     KEY_EEXISTS: invariant 2, the CAS named is not the document's, or, of an insert, there is a
-    document. KEY_ENOENT: a CAS is named and there is no document. LOCKED: it is locked.
+    document. KEY_ENOENT: a CAS is named and there is no document. LOCKED: it is locked. EINVAL:
+    the sidecar is none.
     """
     key = packet.key
+    if change.sidecar and not is_sidecar(change.sidecar):
+        return Status.EINVAL
     live = partition.live(key, now_ns)
     if is_insert and live is not None:
         return Status.KEY_EEXISTS
@@ -142,7 +165,8 @@ def store_given(
     if partition.locks and partition.locks.cas_of(key, now_ns):
         return Status.LOCKED
     entry = partition.entry(key)
-    old, old_lineage = (entry.frame, entry.side) if entry else (b"", b"")
+    old, old_side = (entry.frame, entry.side) if entry else (b"", b"")
+    old_lineage = lineage_of(old_side)
     old_seqno = 0
     if old:
         former = change_of(old)
@@ -162,20 +186,39 @@ def store_given(
             partition.partition_id, packet, change, seqno, now_ns, is_deletion=is_deletion
         )
 
-    if old and framed(old_seqno) == old:
-        change = change._replace(lineage=old_lineage)
+    is_there = old and framed(old_seqno) == old
+    if is_there:
+        change = change._replace(
+            lineage=old_lineage, sidecar=change.sidecar or sidecar_of(old_side)
+        )
     else:
         former_rev = former.rev if old else 0
         change = _with_ids_of_its_own(partition, change, seqno, former_rev, old_lineage)
     frame = framed(seqno)
     lineage = _lineage_from_here(partition, change, seqno, old_lineage)
+    sidecar = change.sidecar or _sidecar_by_kv(
+        partition, key, old_side, seqno, change.rev, is_deletion=is_deletion
+    )
+    if sidecar:
+        partition.residents.expect_sidecars()
+    side = side_of(lineage, sidecar)
     if entry is None:
-        entry = partition.residents.add(key, b"", lineage)
+        entry = partition.residents.add(key, b"", side)
     partition.queue.append(entry, frame, old_seqno, old)
-    partition.residents.replace(entry, frame, lineage)  # the queue may owe the log the old
+    partition.residents.replace(entry, frame, side)  # the queue may owe the log the old
     if change.expiry and not is_deletion:
         partition.expiries.add(entry.key, change.expiry)
     return frame
+
+
+def _sidecar_by_kv(
+    partition: Partition, key: bytes, old_side: bytes, seqno: int, rev: int, *, is_deletion: bool
+) -> bytes:
+    """Return the sidecar that a document has next which has one, and is given none."""
+    if not has_sidecar(old_side):
+        return b""
+    branch = partition.failover_log[0].branch
+    return by_kv(partition.bucket_uuid, key, old_side, is_deletion, branch, seqno, rev)
 
 
 def _with_ids_of_its_own(

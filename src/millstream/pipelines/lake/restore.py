@@ -155,12 +155,12 @@ def writes_of(task: RestoreTask, designs: dict[str, bytes]) -> Iterator[GivenWri
 
 def _write(row: Mapping[str, Any], *, is_insert: bool) -> GivenWrite:
     try:
-        lineage = decode_meta(row["meta"]).lineage
+        meta = decode_meta(row["meta"])
     except ValueError as error:
         raise CorruptionError(
             f"document {row['key']!r} of the backup has no lineage: {error}", code="bad_meta"
         ) from error
     return GivenWrite(
         key_from_text(row["key"]), row["value"], row["flags"], row["datatype"], row["expiry"],
-        row["cas"] & UINT64_MAX, row["rev"] & UINT64_MAX, lineage, is_insert=is_insert,
+        row["cas"] & UINT64_MAX, row["rev"] & UINT64_MAX, meta.lineage, is_insert, meta.sidecar,
     )  # fmt: skip

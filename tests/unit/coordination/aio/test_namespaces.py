@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinators import Nodes, until
+from millstream.coordination.aio.async_client import AsyncClient
 from talking import follow, once
 
 
@@ -47,8 +48,19 @@ async def test_names_are_unique_over_groups_and_found_from_any_node(tmp_path: Pa
         )
         assert await follow(nodes, "DELETENAMESPACE", "/there", "FORCE") == b"OK"
         assert (await follow(nodes, "GET", "/there")).startswith("ERROR_DOES_NOT_EXISTS")
-        assert await follow(nodes, "CREATENAMESPACE", "/there") == b"OK"
-        assert await follow(nodes, "DELETENAMESPACE", "/here") == b"OK"
+        assert await follow(nodes, "FORCE", "CREATENAMESPACE", "/there", "GROUP", "2") == b"OK"
+        assert await follow(nodes, "CREATE", "BINARY", "/there/a") == b"OK"
+        addresses = [f"127.0.0.1:{port}" for port in nodes.coord_ports.values()]
+        async with AsyncClient(addresses) as holder:
+            await holder.lock("/there/a").acquire()
+            assert (await follow(nodes, "PUT", "/there/a", "x")).startswith("LOCKED")
+            assert await follow(nodes, "FORCE", "PUT", "/there/a", "x") == b"OK"
+            assert await follow(nodes, "FORCE", "GET", "/there/a") == b"x"
+            assert (await follow(nodes, "DELETENAMESPACE", "/there", "FORCE")).startswith("LOCKED")
+            assert await follow(nodes, "FORCE", "DELETENAMESPACE", "/there", "FORCE") == b"OK"
+        assert (await follow(nodes, "GET", "/there")).startswith("ERROR_DOES_NOT_EXISTS")
+        assert await follow(nodes, "FORCE", "CONFIG", "GET", "GLOBAL", "GLOBAL.VDS.*") != {}
+        assert await follow(nodes, "FORCE", "DELETENAMESPACE", "/here") == b"OK"
         assert nodes.fatal == []
 
 

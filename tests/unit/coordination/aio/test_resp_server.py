@@ -204,6 +204,7 @@ async def test_checks_of_who_is_gone_are_given_up_and_of_more_than_enough_none_b
 
     users.check_password = check_slowly  # type: ignore[method-assign]
     monkeypatch.setattr(user_guard, "CHECKS_WAITING_MAX", 5)
+    monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
     async with serving(guard) as running:
         async with AsyncExitStack() as stack:
             for _ in range(5):
@@ -214,7 +215,9 @@ async def test_checks_of_who_is_gone_are_given_up_and_of_more_than_enough_none_b
                 writer.write(b"AUTH ada pw\r\nPING\r\n")
                 assert (await reader.readline()).startswith(b"-BUSY")
                 assert await reader.readline() == b"+PONG\r\n"
-        await turns(lambda: not len(guard._tasks))
+        with monkeypatch.context() as later:
+            later.setattr(resp_server, "LOGIN_S_MAX", 0.02)
+            await turns(lambda: not len(guard._tasks))
         go_on.set()
         async with running.client() as (reader, writer):
             writer.write(b"AUTH ada pw\r\n")

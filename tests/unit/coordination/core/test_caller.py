@@ -249,6 +249,15 @@ def test_a_node_that_says_nothing_is_left() -> None:
     assert Disconnect() in script.pass_ms(1)
 
 
+def test_when_it_wakes_the_time_of_an_attempt_is_over() -> None:
+    script = Script()
+    script.now = 7477.1730421342445  # with what is added taken away again, it is a bit less
+    assert script.now + ATTEMPT_MS - script.now < ATTEMPT_MS
+    script.call(1)
+    script.now += ATTEMPT_MS
+    assert Disconnect() in script.step(Tick())
+
+
 def test_attempts_become_rarer() -> None:
     script = Script()
     script.call(1, within=10 * LONG_MS)
@@ -549,3 +558,23 @@ def test_a_group_that_is_named_is_named_each_time() -> None:
     effects = caller.step(0.0, Connected())
     assert Transmit((b"GROUP", b"2", b"SESSION", b"OPEN", b"TTL", b"10000")) in effects
     assert Transmit((b"VDS",)) in effects
+
+
+@pytest.mark.parametrize(
+    ("words", "prefix"),
+    [
+        ((b"PUT",), (b"GROUP", b"2")), ((b"FORCE", b"PUT"), (b"GROUP", b"2")),
+        ((b"DELETENAMESPACE", b"/a"), ()), ((b"FORCE", b"DELETENAMESPACE", b"/a"), ()),
+        ((b"FORCE",), (b"GROUP", b"2")),
+    ],
+)  # fmt: skip
+def test_no_group_is_named_where_the_system_group_is_meant(
+    words: tuple[bytes, ...], prefix: tuple[bytes, ...]
+) -> None:
+    caller = Caller(["one:1"], lambda: 0.5, group=2)
+    caller.step(0.0, Call(1, words, True, 5000.0))
+    caller.step(0.0, Connected())
+    caller.step(0.0, Received({}))
+    caller.step(0.0, Received(ErrorReply("UNKNOWN_COMMAND VDS")))
+    effects = caller.step(0.0, Received(SESSION))
+    assert Transmit((*prefix, b"CSN", b"1", *words)) in effects

@@ -4,17 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordination_backend import FakeGuard
+from coordination_backend import FakeGuard, RegisterBackend
 from coordination_backend import FrontClient as Client
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.front import (
+    _BEFORE_LOGIN,
     OUT_BYTES_MAX,
     OUTSTANDING_MAX,
     READS_FIRST,
     REPLIES_BYTES_MAX,
     TURN_REQUESTS_MAX,
 )
+from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.versions import NEVER
 
@@ -186,6 +188,10 @@ def test_without_a_login_little_is_allowed() -> None:
     assert client.say("RESET", "SET k v").startswith("+RESET\r\n-NOAUTH")
 
 
+def test_what_a_stranger_may_say_is_no_command_of_the_groups() -> None:
+    assert not _BEFORE_LOGIN & GROUP_COMMANDS.keys()
+
+
 def test_who_is_no_administrator_leaves_registers_alone() -> None:
     client = Client(guard=FakeGuard({"bob": ("pw", False)}))
     client.say("AUTH bob pw")
@@ -209,6 +215,37 @@ def test_a_principal_is_in_the_log() -> None:
     client.say("AUTH ada pw", "SET k v")
     asked = client.backend.asked[0][2]  # type: ignore[attr-defined]
     assert (asked.principal, asked.groups) == (b"ada", (ADMINS,))
+
+
+def test_administrators_pass_the_locks_of_others_by_force() -> None:
+    backend = RegisterBackend(GroupState())
+    users = FakeGuard({"ada": ("pw", True), "bob": ("pw", False)})
+    holder, ada, bob = (Client(backend, users, vocabulary=GROUP_COMMANDS) for _ in range(3))
+    for name, client in (("ada", holder), ("ada", ada), ("bob", bob)):
+        client.say(f"AUTH {name} pw")
+    holder.say("CREATENAMESPACE /n", "CREATE BINARY /n/a", "ACL SET /n/a MODE 777", "LOCK /n/a")
+    assert ada.say("CSN 1 PUT /n/a x").startswith("-LOCKED /n/a WRITE")
+    assert ada.say("FORCE CSN 2 PUT /n/a x", "csn 3 force cts 9 put /n/a y") == "+OK\r\n+OK\r\n"
+    assert backend.asked[-1][2].argv == (b"9", b"FORCE", b"PUT", b"/n/a", b"y")  # type: ignore[attr-defined]
+    assert ada.say("FORCE GET /n/a") == "$1\r\ny\r\n"
+    assert bob.say("FORCE PUT /n/a z").startswith("-NOPERM FORCE w")
+    assert bob.say("FORCE GET /n/a").startswith("-NOPERM FORCE w")
+    assert ada.say("FORCE PING", "FORCE SET k v", "FORCE GET k") == "+PONG\r\n+OK\r\n$1\r\nv\r\n"
+    assert ada.say("FORCE", "FORCE CSN 5").startswith("-BADARG CSN number, CTS ms")
+    assert ada.say("GET /n/a").startswith("-LOCKED"), "it was for one command"
+
+
+def test_a_transaction_passes_locks_by_force_before_exec() -> None:
+    backend = RegisterBackend(GroupState())
+    holder, ada = (Client(backend, vocabulary=GROUP_COMMANDS) for _ in range(2))
+    holder.say("CREATENAMESPACE /n", "CREATE BINARY /n/a", "LOCK /n/a")
+    ada.say("MULTI", "PUT /n/a x")
+    assert ada.say("EXEC").startswith("-EXECABORT 0 LOCKED")
+    ada.say("MULTI", "PUT /n/a x")
+    assert ada.say("FORCE EXEC") == "*1\r\n+OK\r\n"
+    ada.say("MULTI")
+    assert ada.say("FORCE PUT /n/a x").startswith("-BADARG in a transaction only EXEC")
+    assert ada.say("EXEC").startswith("-EXECABORT")
 
 
 # ---- bounds and ends

@@ -12,11 +12,12 @@ def test_messages_are_taken_in_pieces(protocol: int, sign: bytes) -> None:
     listener = Listener(lambda: None)
     for text in (b"one", b"two", b"three"):
         listener.subscriber.say(b"/a", text)
-    assert listener.waiting_bytes == 11
+    assert (listener.waiting_bytes, listener.is_empty) == (11, False)
     begin = sign + b"3\r\n$7\r\nmessage\r\n$2\r\n/a\r\n"
     assert listener.take(4, protocol) == begin + b"$3\r\none\r\n" + begin + b"$3\r\ntwo\r\n"
     assert listener.take(100, protocol) == begin + b"$5\r\nthree\r\n"
     assert (listener.take(100, protocol), listener.waiting_bytes) == (b"", 0)
+    assert listener.is_empty
 
 
 def test_what_is_barred() -> None:

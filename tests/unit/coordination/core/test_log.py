@@ -21,6 +21,13 @@ def test_entries_are_found_by_lsn() -> None:
     assert log.last == entries[2].header
 
 
+def test_some_at_once_are_taken_as_one_after_the_other() -> None:
+    log, one_by_one, entries = log_of("ab"), log_of("abcd"), chained("abcd")
+    log.extend(entries[2:], entries[3].header.link)
+    assert vars(log) == vars(one_by_one)
+    assert [log.entry_at(lsn) for lsn in range(1, 5)] == entries
+
+
 def test_what_does_not_follow_is_not_taken() -> None:
     log = log_of("ab")
     with pytest.raises(AssertionError):

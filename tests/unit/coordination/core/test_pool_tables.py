@@ -32,7 +32,9 @@ def fresh() -> PoolTables:
     return PoolTables(ME)
 
 
-infos = st.builds(info, st.integers(1, 4), st.integers(1, 3), st.integers(0, 1))
+infos = st.builds(
+    info, st.integers(1, 4), st.integers(1, 3), st.integers(0, 1), is_gone=st.booleans()
+)
 records = st.builds(Founding, st.integers(1, 3), st.just((ME.node_id,)), st.just(True), st.just(0))
 words = st.one_of(infos, records, records.map(lambda one: one.group_id))
 
@@ -61,6 +63,16 @@ def test_the_order_of_what_is_heard_does_not_matter(
     assert one.message() == other.message()
     assert one.digest == digest_of(other.message(is_answer=True))
     assert not set(one.foundings) & set(one.tombstones)
+
+
+def test_what_a_node_told_strangers_does_not_count_once_they_are_of_its_pool() -> None:
+    tables = fresh()
+    assert tables.note_node(info(1, turn=2, is_gone=True))  # of another pool, when it was told so
+    assert tables.note_node(info(1, turn=2))
+    assert not tables.note_node(info(1, turn=2, is_gone=True))
+    assert tables.others() == [info(1, turn=2)]
+    assert tables.note_node(info(1, turn=3, is_gone=True))  # it has left
+    assert tables.others() == []
 
 
 def test_a_node_believes_nobody_about_itself() -> None:

@@ -6,8 +6,8 @@ import coordination_world
 from coordination_group import Group
 from millstream.coordination.core import replica as replica_module
 from millstream.coordination.core.effects import Code, Message
-from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.messages import GetView, Prepare, StartEpoch, StartView
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 SEEDS = 40
 FOUND = (20613,)

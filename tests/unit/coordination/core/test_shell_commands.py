@@ -90,6 +90,11 @@ def test_help_says_how_a_command_is_written() -> None:
 
 def test_prefixes_and_namespaces() -> None:
     assert without_prefixes(b"csn 7 CTS 1 PUT /a/b x".split()) == [b"PUT", b"/a/b", b"x"]
+    assert without_prefixes(b"force CTS 1 PUT /a/b x".split()) == [b"PUT", b"/a/b", b"x"]
+    assert without_prefixes(b"CSN 1".split()) == [b"CSN", b"1"]
+    assert without_prefixes([b"FORCE"]) == [b"FORCE"]
+    assert without_prefixes([]) == []
+    assert completions("FORCE CSN 4 LOO", lambda _: ()) == ["LOOKUP"]
     assert root_of(b"LOCK READ /a/b /c".split()) == b"/a"
     assert root_of(b"LIST /".split()) == b""
     assert root_of(b"PING".split()) == b""

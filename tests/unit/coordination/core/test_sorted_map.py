@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core import sorted_map
-from millstream.coordination.core.sorted_map import SortedMap
 
+pytestmark = pytest.mark.usefixtures("variant")
 puts = st.lists(st.tuples(st.binary(max_size=2), st.integers()), max_size=60)
 
 
@@ -17,7 +17,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(puts)
 def test_it_has_what_was_put(changes: list[tuple[bytes, int]]) -> None:
-    found, expected = SortedMap[int](), dict(changes)
+    found, expected = sorted_map.SortedMap[int](), dict(changes)
     for key, value in changes:
         found.put(key, value)
     assert list(found.items()) == sorted(expected.items())
@@ -28,7 +28,7 @@ def test_it_has_what_was_put(changes: list[tuple[bytes, int]]) -> None:
 
 @given(puts, st.lists(st.binary(max_size=2), min_size=2, max_size=2))
 def test_keys_between_two_are_counted(changes: list[tuple[bytes, int]], ends: list[bytes]) -> None:
-    found, (begin, end) = SortedMap[int](), sorted(ends)
+    found, (begin, end) = sorted_map.SortedMap[int](), sorted(ends)
     for key, value in changes:
         found.put(key, value)
     assert found.number(begin, end) == sum(begin <= key < end for key, _ in found.items())
@@ -36,7 +36,7 @@ def test_keys_between_two_are_counted(changes: list[tuple[bytes, int]], ends: li
 
 @given(puts, st.lists(st.integers(0, 60), max_size=4))
 def test_a_view_stays_as_it_was(changes: list[tuple[bytes, int]], when: list[int]) -> None:
-    found, expected, views = SortedMap[int](), dict[bytes, int](), []
+    found, expected, views = sorted_map.SortedMap[int](), dict[bytes, int](), []
     for at, (key, value) in enumerate(changes):
         if at in when:
             views.append((found.items(), sorted(expected.items())))
@@ -50,7 +50,7 @@ def test_a_view_stays_as_it_was(changes: list[tuple[bytes, int]], when: list[int
 def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
     changes: list[tuple[bytes, int]], gone: list[bytes], start: bytes
 ) -> None:
-    found, expected = SortedMap[int](), dict(changes)
+    found, expected = sorted_map.SortedMap[int](), dict(changes)
     for key, value in changes:
         found.put(key, value)
     view, before = found.items(), sorted(expected.items())
@@ -61,6 +61,12 @@ def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
     assert list(found.after(start)) == sorted(
         (key, value) for key, value in expected.items() if key >= start
     )
+    for prefix in (b"", start, start[:1]):
+        assert list(found.under(prefix, start)) == sorted(
+            (key, value)
+            for key, value in expected.items()
+            if key.startswith(prefix) and key >= prefix + start
+        )
     for key in gone:
         found.put(key, 1)
         expected[key] = 1
@@ -72,7 +78,7 @@ def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
 def test_what_is_cut_out_can_be_put_back(
     changes: list[tuple[bytes, int]], begin: bytes, end: bytes, is_put_back: bool
 ) -> None:
-    found, everything = SortedMap[int](), dict(changes)
+    found, everything = sorted_map.SortedMap[int](), dict(changes)
     for key, value in changes:
         found.put(key, value)
     view = found.items()

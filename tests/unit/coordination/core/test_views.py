@@ -1,5 +1,7 @@
 """A view is left if a quorum wants it, entered durably, and begins with all committed."""
 
+import pytest
+
 from coordination_group import Group
 from coordination_logs import GROUP, chained
 from millstream.coordination.core.effects import (
@@ -9,9 +11,14 @@ from millstream.coordination.core.effects import (
     Image,
     Message,
     MovePrimary,
+    Request,
+    SetTimer,
     Start,
     TakeSnapshot,
+    Timer,
 )
+from millstream.coordination.core.entries import Body
+from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.journal import is_of_the_view
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
@@ -21,6 +28,7 @@ from millstream.coordination.core.messages import (
     Payload,
     Prepare,
     PrepareOk,
+    QuorumCheck,
     StartView,
     StartViewChange,
 )
@@ -43,6 +51,100 @@ def test_another_one_leads_when_the_primary_is_gone() -> None:
     group.tick(times=5)
     assert not group.replicas[old].leading
     assert len({replica.log.head for replica in group.replicas}) == 1
+
+
+def configured(*settings: str) -> Group:
+    """Return a group with these settings."""
+    group = Group(3, machine=GroupState)
+    for ticket, setting in enumerate(settings, start=1):
+        words = tuple(word.encode() for word in ("0 CONFIG SET GROUP " + setting).split())
+        group.step(group.leader, Request(ticket, Body(argv=words)))
+        group.tick(times=2)
+        assert group.replies[ticket].value == b"+OK"
+    return group
+
+
+def ticks_until_another_leads(group: Group) -> int:
+    """Cut off who leads; return for how many tenths of a second the others wait."""
+    old = group.leader
+    group.tick(times=3)
+    group.without(old)
+    others = [number for number in range(3) if number != old]
+    for ticks in range(1, 200):
+        group.tick(*others)
+        if group.leader != old:
+            return ticks
+    raise AssertionError("nobody leads")
+
+
+@pytest.mark.parametrize(
+    ("settings", "ticks"),
+    [
+        ((), 8), (("GROUP.VIEW.TIMEOUT 300-400 ms",), 4),
+        (("GROUP.VIEW.TIMEOUT 2-3 s",), 26), (("GROUP.VIEW.TIMEOUT 8-9 s",), 86),
+        (("GROUP.VIEW.TIMEOUT 3-4 s", "GROUP.HEARTBEAT 1 s"), 36),
+    ],
+)  # fmt: skip
+def test_members_ask_for_another_primary_after_the_time_that_is_set(
+    settings: tuple[str, ...], ticks: int
+) -> None:
+    found = ticks_until_another_leads(configured(*settings))
+    assert ticks - 10 * ("HEARTBEAT" in str(settings)) <= found <= ticks
+
+
+def test_a_member_takes_the_time_from_the_log_and_from_a_snapshot() -> None:
+    group = configured("GROUP.VIEW.TIMEOUT 2-3 s")
+    leader = group.leader
+    group.step(leader, TakeSnapshot(9))
+    group.tick(times=20)
+    for number in {0, 1, 2} - {leader}:
+        group.start(number)
+    group.tick(times=5)
+    assert {replica.view_time_out_ms for replica in group.replicas} == {(2000, 3000)}
+    assert ticks_until_another_leads(group) > 20
+    unset = tuple(b"0 CONFIG UNSET GROUP GROUP.VIEW.TIMEOUT".split())
+    group.whole()
+    group.tick(times=5)
+    group.step(group.leader, Request(10, Body(argv=unset)))
+    group.tick(times=5)
+    assert ticks_until_another_leads(group) == 8
+
+
+def test_a_primary_shows_life_as_often_as_is_set_and_keeps_its_view() -> None:
+    for beat_ms, ticks_per_beat in ((100, 1), (250, 3), (1000, 10)):
+        group = configured("GROUP.VIEW.TIMEOUT 6-9 s", f"GROUP.HEARTBEAT {beat_ms} ms")
+        leader, view = group.leader, group.replicas[group.leader].view
+        group.tick(times=20)
+        group.sent.clear()
+        group.tick(times=60)
+        to = (leader + 1) % 3
+        signs = [each for each in group.sent if each[:2] == (leader, to)]
+        checks = [each for each in signs if isinstance(each[2].payload, QuorumCheck)]
+        assert len(checks) == 60 // ticks_per_beat
+        assert len(signs) == 2 * len(checks)
+        assert group.replicas[leader].leading
+        assert group.replicas[leader].view == view
+        assert not group.replicas[leader].suspended
+
+
+def test_a_primary_without_a_quorum_suspends_some_heart_beats_later() -> None:
+    for settings, least, most in (
+        ((), 500, 800), (("GROUP.VIEW.TIMEOUT 6-9 s", "GROUP.HEARTBEAT 2 s"), 4300, 6500)
+    ):  # fmt: skip
+        group = configured(*settings)
+        replica = group.replicas[group.leader]
+        group.without(group.leader)
+        before = group.now
+        while not replica.suspended:
+            group.tick(group.leader)
+        assert least < group.now - before < most
+
+
+def test_members_are_woken_at_least_as_often_as_a_sign_is_due() -> None:
+    for beat_ms, wake_ms in ((40, 40.0), (100, 100.0), (250, 250 / 3), (2000, 100.0)):
+        group = configured("GROUP.VIEW.TIMEOUT 6-9 s", f"GROUP.HEARTBEAT {beat_ms} ms")
+        for replica in group.replicas:
+            assert SetTimer(wake_ms) in replica.step(group.now, int(group.now), Timer())
 
 
 def test_after_a_fail_over_between_equal_logs_none_is_written_anew() -> None:

@@ -5,6 +5,7 @@ from base64 import b64encode
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from millstream.errors import UnavailableError
 from millstream.gateway.aio.server import make_application
 
 
@@ -17,6 +18,24 @@ async def client(open_host):
 @pytest.fixture
 async def guarded(guarded_host):
     async with TestClient(TestServer(make_application(guarded_host))) as client:
+        yield client
+
+
+def _no_data(bucket):
+    return UnavailableError(f"no data of {bucket!r} here", code="no_data")
+
+
+@pytest.fixture
+async def dataless(open_host):
+    """The pages of a node without data, which has design documents alone."""
+    async with TestClient(TestServer(make_application(open_host, _no_data))) as client:
+        yield client
+
+
+@pytest.fixture
+async def guarded_dataless(guarded_host):
+    """The same where there are users."""
+    async with TestClient(TestServer(make_application(guarded_host, _no_data))) as client:
         yield client
 
 

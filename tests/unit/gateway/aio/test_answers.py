@@ -1,3 +1,6 @@
+import gzip
+
+
 async def test_who_is_nobody_may_look_at_the_door_only(guarded, body):
     await body(await guarded.get("/"))
     await body(await guarded.get("/_up"))
@@ -19,3 +22,14 @@ async def test_rights_decide(guarded, body, bob):
     ):
         response = await guarded.request(method, path, headers=bob)
         assert (await body(response, 403))["error"] == "forbidden"
+
+
+async def test_a_body_may_come_compressed(client, body):
+    coded = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    whole = gzip.compress(b'{"n":1}')
+    await body(await client.put("/orders/x", data=whole, headers=coded), 201)
+    assert (await body(await client.get("/orders/x")))["n"] == 1
+    await body(await client.put("/orders/y", data=whole[:-9], headers=coded), 400)
+    await body(await client.put("/orders/y", data=b"{}", headers=coded), 400)
+    other = coded | {"Content-Encoding": "br"}
+    await body(await client.put("/orders/y", data=b"{}", headers=other), 415)

@@ -10,7 +10,7 @@ async def test_a_checkpoint_is_kept_and_replaced(client, body):
     assert made == {"ok": True, "id": "_local/abc", "rev": "0-1"}
     found = await client.get(path)
     assert await found.text() == (
-        '{"_id":"_local/abc","_rev":"0-1","session_id": "s", "history": [{"recorded_seq": 1.0}]}\n'
+        '{"_id":"_local/abc","_rev":"0-1","session_id":"s","history":[{"recorded_seq": 1.0}]}\n'
     )
     again = await body(await client.put(path, json=CHECKPOINT | {"_rev": "0-1"}), 201)
     assert again["rev"] == "0-2"
@@ -51,9 +51,7 @@ async def test_what_is_refused(client, body, text, error):
 async def test_they_are_listed_and_copied(client, body):
     for name in ("b", "a"):
         await body(await client.put(f"/orders/_local/{name}", json={"n": name}), 201)
-    copied = await client.request(
-        "COPY", "/orders/_local/a", headers={"Destination": "_local/c"}
-    )
+    copied = await client.request("COPY", "/orders/_local/a", headers={"Destination": "_local/c"})
     assert (await body(copied, 201))["id"] == "_local/c"
     listed = await body(await client.get("/orders/_local_docs"))
     assert [row["id"] for row in listed["rows"]] == ["_local/a", "_local/b", "_local/c"]

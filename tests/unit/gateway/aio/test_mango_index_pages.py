@@ -76,10 +76,10 @@ async def test_removing(client, body, open_host, design):
     assert (await make(client, body, "a", ddoc="d", name="n"))["result"] == "created"
 
 
-async def test_what_else_a_design_document_has_stays(client, body, open_host):
+async def test_what_else_a_design_document_has_stays(client, dataless, body, open_host):
     await make(client, body, "a", ddoc="d", name="n")
-    design = await body(await client.get("/orders/_design/d"))
-    await body(await client.put("/orders/_design/d", json=design | {"autoupdate": True}), 201)
+    design = await body(await dataless.get("/orders/_design/d"))
+    await body(await dataless.put("/orders/_design/d", json=design | {"autoupdate": True}), 201)
     await body(await client.delete(f"{PATH}/d/json/n"))
     assert await stored(open_host, "d") == {"language": "query", "autoupdate": True}
 
@@ -115,8 +115,8 @@ async def test_refusals(client, body, content, code):
     assert (await body(await client.post(PATH, json=content), 400))["error"] == code
 
 
-async def test_other_languages_are_left_alone(client, body):
-    await client.put("/orders/_design/js", json={"views": {"v": {"map": "doc => 1"}}})
+async def test_other_languages_are_left_alone(client, dataless, body):
+    await dataless.put("/orders/_design/js", json={"views": {"v": {"map": "doc => 1"}}})
     found = await make(client, body, "a", ddoc="js", status=400)
     assert found["error"] == "invalid_ddoc_lang"
     await body(await client.delete(f"{PATH}/js/json/v"), 400)

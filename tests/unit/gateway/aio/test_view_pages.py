@@ -59,12 +59,12 @@ async def test_refusals(client, open_host, body, error, status, code, reason):
         assert await body(await client.get(path), status) == {"error": code, "reason": reason}
 
 
-async def test_a_deleted_design_document_is_said_to_be(client, open_host, body):
+async def test_a_deleted_design_document_is_said_to_be(client, dataless, open_host, body):
     path = "/orders/_design/sales"
-    made = await body(await client.put(path, json={"language": "javascript"}), 201)
+    made = await body(await dataless.put(path, json={"language": "javascript"}), 201)
     open_host.indexes.refusal = ConditionError("why", code="missing")
     assert (await body(await client.get(VIEW), 404))["reason"] == "missing"
-    await body(await client.delete(f"{path}?rev={made['rev']}"))
+    await body(await dataless.delete(f"{path}?rev={made['rev']}"))
     assert (await body(await client.get(VIEW), 404))["reason"] == "deleted"
     assert (await body(await client.get(path + "/_info"), 404))["reason"] == "deleted"
 

@@ -81,7 +81,7 @@ async def test_what_the_page_cache_has_is_read_in_the_loop(tmp_path: Path) -> No
     async with reading(tmp_path) as (_, reader):
         found = reader.find(1, b"a")
         assert found is not None
-        assert (found.key, change_of(found.frame).value, found.lineage) == (
+        assert (found.key, change_of(found.frame).value, found.side) == (
             b"a",
             b"va",
             b"lineage",

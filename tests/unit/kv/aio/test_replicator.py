@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 from session_double import HostDouble, new_session
 
+from millstream.documents.stored import pack
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import replicator as replicator_module
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import plain_link
 from millstream.kv.core import feed as feed_module
+from millstream.kv.core.blob_commands import PIECE_BYTES_MAX
+from millstream.kv.core.blobs import BlobPiece
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import value_of
+from millstream.kv.core.revising import write_document
 from millstream.kv.core.session import KvSession
 from millstream.kv.core.taking_feed import TakingFeed
 from millstream.model.bucket_map import BucketMap, NodeAddress
@@ -23,6 +27,7 @@ from millstream.model.lineage import decode
 from millstream.model.partitions import PartitionState
 from millstream.upr.aio.server import StreamSession
 from millstream.wire.mcbp import Feature, Opcode, Packet, cut_packets, request
+from revised_documents import signature, with_leaf
 
 ACTIVE, REPLICA, PENDING, DEAD = (
     PartitionState[name] for name in ("ACTIVE", "REPLICA", "PENDING", "DEAD")
@@ -67,6 +72,7 @@ class LinkDouble:
         host.buckets = {"b": cluster.source.bucket}
         host.config = self.config  # type: ignore[method-assign]
         host.open_stream = self.open_stream  # type: ignore[method-assign,assignment]
+        host.read_blob = self.read_blob  # type: ignore[attr-defined]
         self.session = new_session(host)
 
     def config(self, bucket: Bucket | None) -> bytes:
@@ -80,6 +86,16 @@ class LinkDouble:
         )
         return self.stream
 
+    def read_blob(
+        self,
+        session: KvSession,
+        name: bytes,
+        offset: int,
+        size: int,
+        done: Callable[[BlobPiece | None], None],
+    ) -> None:
+        done(self.cluster.source.bucket.read_blob(name, offset, size))
+
     async def open(self) -> frozenset[int]:
         if self.cluster.failure is not None:
             self.cluster.failed += 1
@@ -89,6 +105,9 @@ class LinkDouble:
 
     async def demand(self, frame: bytes, what: str) -> Packet:
         return cut_packets(self.session.receive(frame, NOW), FRAME_BYTES_MAX)[0][0]
+
+    async def ask(self, frame: bytes) -> Packet:
+        return await self.demand(frame, "")
 
     async def read(self) -> bytes:
         socket = self.socket
@@ -217,6 +236,34 @@ async def test_copies_follow_what_the_map_says(cluster: Cluster) -> None:
     status = cluster.copy.replicator.status(0)
     assert status is not None
     assert (status.node, status.is_streaming, status.failure) == ("n1", True, "")
+
+
+async def test_attachments_are_here_before_the_documents_that_name_them(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def large() -> AsyncIterator[bytes]:
+        yield bytes(PIECE_BYTES_MAX)
+        yield b"and more"
+
+    put = await cluster.source.blobs.put(large())
+    partition = cluster.source.bucket.partitions[0]
+    data = bytes(PIECE_BYTES_MAX) + b"and more"
+    document = with_leaf(None, "1-" + signature(1), blobs=(data,))
+    write_document(partition, b"k", *pack(document), NOW)
+    lost = with_leaf(None, "1-" + signature(1), blobs=(b"lost",))
+    write_document(partition, b"l", *pack(lost), NOW)
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    assert cluster.copy.blobs.has(put.sha256)
+    assert cluster.copy.blobs.piece(put.sha256, PIECE_BYTES_MAX, 99) == (len(data), b"and more")
+    ours, theirs = (one.bucket.partitions[0].entry(b"k") for one in (cluster.source, cluster.copy))
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.frame, ours.side) == (theirs.frame, theirs.side)
+    assert set(cluster.has(0)) == {"a", "k", "l"}, "what nobody has is not waited for"
+    assert "is lost" in caplog.text.replace("it is lost", "is lost")
+    assert len(cluster.links) == 3
 
 
 async def test_lineages_are_the_same_on_both_disks(cluster: Cluster) -> None:

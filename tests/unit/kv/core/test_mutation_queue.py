@@ -107,20 +107,20 @@ def test_a_part_of_a_block_goes_if_its_frames_are_large() -> None:
     queue.check()
 
 
-def test_a_million_increments_keep_one_item() -> None:
+def test_ever_so_many_increments_keep_one_item() -> None:
     queue = MutationQueue(0)
     queue.append_counter(K, b"0")
     hold = queue.open_hold(None)
     assert hold is not None
-    for seqno in range(1, 1_000_000):
+    for seqno in range(1, 200_000):
         queue.append_counter(K, b"%d" % seqno, seqno, b"%d" % (seqno - 1))
-        if seqno % 300_000 == 0:
+        if seqno % 60_000 == 0:
             assert len(queue.freeze().frames) == 1
     assert (len(queue.counters), len(queue.blocks), len(queue.holds.kept)) == (1, 0, 1)
     assert queue.frame_bytes == 6
-    assert frames_of(queue, 0, 1_000_000) == [b"999999"]
+    assert frames_of(queue, 0, 200_000) == [b"199999"]
     assert frames_of(queue, 0, 1) == [b"0"]
-    assert queue.freeze() == ([1_000_000], [b"k"], [b"999999"], [900_001], [b"lineage"])
+    assert queue.freeze() == ([200_000], [b"k"], [b"199999"], [180_001], [b"lineage"])
     queue.check()
 
 

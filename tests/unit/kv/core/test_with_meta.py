@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 from log_double import NOW, SECOND
 from session_double import UserDouble, UsersDouble, ask, new_session
 
+from millstream.documents.stored import StoredDocument, load, pack
 from millstream.kv.core.session import KvSession
 from millstream.kv.core.with_meta import LINEAGE_BYTES_MAX, NUMBER_MAX
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.lineage import Lineage, born, decode, encode
 from millstream.model.partitions import partition_of
 from millstream.model.revision import Revisions
+from millstream.model.sides import lineage_of, sidecar_of
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+from revised_documents import signature, with_leaf
 
 KEY = b"k"
 PARTITION = partition_of(KEY, 4)
@@ -360,3 +363,63 @@ def test_no_bytes_make_it_fail(value: bytes, size: int, extras: bytes) -> None:
         Opcode.SET_WITH_META, vbucket=PARTITION, key=KEY, extras=extras[:size], value=value
     )
     assert ask(session, frame)[0].status in (0, Status.EINVAL, Status.KEY_EEXISTS)
+
+
+SIDECAR = 0x80000000
+
+
+def with_sidecar(sidecar: bytes, value: bytes = b"v") -> bytes:
+    return value + sidecar + len(sidecar).to_bytes(4, "big")
+
+
+def revised(session: KvSession) -> StoredDocument:
+    assert session.bucket is not None
+    entry = session.bucket.partitions[PARTITION].entry(KEY)
+    assert entry is not None
+    return load(session.bucket.uuid, KEY, entry.frame, entry.side)
+
+
+def test_a_sidecar_is_stored_as_it_was_elsewhere() -> None:
+    session = ours()
+    two, one_rev = "2-" + signature(2), "1-" + signature(1)
+    document = with_leaf(with_leaf(None, two, b'{"a":2}'), one_rev, b'{"a":1}')
+    value, sidecar = pack(document)
+    assert value is not None
+    given = with_sidecar(sidecar, value)
+    answer = do(session, options=SIDECAR, meta=meta_of(FOREIGN), value=given)
+    assert answer.status == Status.SUCCESS
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    entry = partition.table[KEY]
+    assert sidecar_of(entry.side) == sidecar
+    assert decode(lineage_of(entry.side)).birth_branch == 77
+    assert change_of(entry.frame).value == value
+    assert not partition.is_linear
+    assert revised(session).winner.rev == two
+    assert revised(session).contents[one_rev].body == b'{"a":1}'
+
+
+def test_without_one_the_document_goes_on_as_by_kv() -> None:
+    session = ours()
+    two = "2-" + signature(2)
+    given = with_sidecar(pack(with_leaf(None, two)).sidecar, b"{}")
+    assert do(session, options=SIDECAR, value=given).status == Status.SUCCESS
+    assert do(session, rev=9, value=b'{"b":1}').status == Status.SUCCESS
+    assert revised(session).tree.path(revised(session).winner.rev).ids[1:] == [two[2:]]
+    assert do(session, Opcode.DEL_WITH_META, rev=10).status == Status.SUCCESS
+    assert revised(session).winner.is_deleted
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"v", b"\0\0\0\0", b"\0\0\0\7abc", with_sidecar(b"none"), b"\2\0\0\0\1"]
+)
+def test_what_is_no_sidecar_is_refused(value: bytes) -> None:
+    session = ours()
+    assert do(session, options=SIDECAR, value=value).status == Status.EINVAL
+    assert session.bucket is not None
+    assert session.bucket.partitions[PARTITION].high_seqno == 0
+
+
+def test_only_our_own_give_sidecars() -> None:
+    given = with_sidecar(pack(with_leaf(None, "1-" + signature(1))).sidecar, b"{}")
+    assert do(new_session(), options=SIDECAR, value=given).status == Status.EINVAL

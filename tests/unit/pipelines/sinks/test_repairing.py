@@ -1,4 +1,4 @@
-"""The rules one by one; schedules of all of them are in `test_planner_schedules`."""
+"""The rules one by one; schedules of all of them are in `tests/crash/test_planner_schedules`."""
 
 from __future__ import annotations
 

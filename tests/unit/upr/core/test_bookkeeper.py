@@ -1,4 +1,4 @@
-"""Effects one by one; whole lives of readers are in test_bookkeeper_schedules."""
+"""Effects one by one; whole lives of readers are in tests/crash/test_bookkeeper_schedules."""
 
 import pytest
 

@@ -10,7 +10,7 @@ import pytest
 from hosted_views import OTHER, PARTITIONS, SUM, hosted_views, until
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.position import Position, position_from_json, position_to_json
-from millstream.views.aio import outside_writer
+from millstream.views.aio import indexing, outside_writer
 from millstream.views.aio import staging as staging_module
 from millstream.views.core import offers
 from millstream.views.core.back_index import first_rows_of
@@ -360,6 +360,7 @@ async def test_map_errors_are_kept(hosted, writer):
 async def offering(tmp_path, monkeypatch):
     """A bucket whose views the node keeps, and whose builds are offered; a pipeline has asked."""
     monkeypatch.setattr(offers, "OFFER_CHANGES_MIN", 10)
+    monkeypatch.setattr(indexing, "LOOK_S", 0.1)
     async with hosted_views(tmp_path, SUM) as made:
         await made.apply({})
         made.written = {}

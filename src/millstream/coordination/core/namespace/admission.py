@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from millstream.coordination.core.namespace.commands import parse
+from millstream.coordination.core.namespace.forcing import FORCE
 from millstream.coordination.core.namespace.machine import COMMANDS, QUEUED
 from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
@@ -19,19 +20,34 @@ from millstream.coordination.core.namespace.transactions import Transaction, loo
 from millstream.coordination.core.register_commands import Parser, Wish
 from millstream.coordination.core.values import error
 
-__all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction"]
+__all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction", "forced"]
 
 
 def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
     """Return what a command asks for, or why it makes no sense; `stamp`: the client's ms."""
+    words = (argv[0].upper(), *argv[1:])
     try:
-        call = parse(argv, _ALL)
+        call = parse(words, _ALL)
     except Refused as refused:
         return refused.value
-    words = (argv[0].upper(), *argv[1:])
     logged = (b"%d" % stamp, *words) if call.is_change else words
     key = joined(call.paths[0]) if call.paths else b""
     return Wish(call.is_change, logged, key, call.is_stale, call.needs_session)
+
+
+def forced(wish: Wish | bytes) -> Wish | bytes:
+    """Return a wish that passes the locks of others; where there are none, the same.
+
+    There are none of registers, nor where a namespace is made. An error stays what it is.
+    """
+    if isinstance(wish, bytes):
+        return wish
+    argv = wish.argv
+    if wish.is_change:
+        is_open = not argv[0].isdigit() or argv[1] == b"CREATENAMESPACE"
+        return wish if is_open else wish._replace(argv=(argv[0], FORCE, *argv[1:]))
+    is_open = argv[0] == b"GET" and not argv[1].startswith(b"/")
+    return wish if is_open else wish._replace(argv=(FORCE, *argv))
 
 
 def _admit_config(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:

@@ -8,6 +8,7 @@ Invariants:
 2. `_nodes` knows every element with claims on it or below it, with their number: so who looks
    below an element meets none but those. Elements that move take this with them.
 3. `number` is the number of claims that `of` gives.
+4. Which tokens are current is known without a search, unless changes were taken back since.
 
 Elsewhere: what waits (`waits`), what becomes of claims (`synchronisation`).
 
@@ -16,9 +17,9 @@ Source: V2R2, "LOCK".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import chain, pairwise
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -32,6 +33,9 @@ _NUMBER: Final = Struct(">Q")
 _CLAIM: Final = Struct(">QIIQ")
 _HOLD: Final = Struct(">BIIQ")
 _NODE: Final = Struct(">QQQ")
+_HELD: Final = Struct(">QQ")
+_AT: Final = Struct(">QBB")
+_ABOVE_ALL: Final = key_of(0)
 
 
 class Mode(IntEnum):
@@ -108,7 +112,7 @@ def _decode_hold(text: bytes) -> Hold:
 
 
 def _at(element: int, phase: Phase, mode: Mode) -> bytes:
-    return key_of(element) + bytes((phase, mode))
+    return _AT.pack(element, phase, mode)
 
 
 class Claims:
@@ -125,6 +129,10 @@ class Claims:
         self._nodes = tables.add(lambda node: _NODE.pack(*node), lambda t: _Node(*_NODE.unpack(t)))
         self._below = tables.add(as_bytes, as_bytes)
         """Parent, element -> nothing, for those of `_nodes`."""
+        self._tokens: dict[Version, int] = {}
+        self._tokens_as_of = 0
+        """On how many elements something is held under a token, as of so many changes of `_held`:
+        no part of the state."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -149,7 +157,29 @@ class Claims:
 
     def held_by(self, session: int, element: int) -> Hold | None:
         """Return what a session holds on an element."""
-        return self._held.get(key_of(session) + key_of(element))
+        return self._held.get(_HELD.pack(session, element))
+
+    def holds_any(self, session: int) -> bool:
+        """Return whether a session holds something on any element."""
+        return next(self._held.under(key_of(session)), None) is not None
+
+    def is_current(self, token: Version) -> bool:
+        """Return whether anybody holds something under this token."""
+        if self._tokens_as_of != self._held.changes:
+            self._tokens = {}
+            for _, hold in self._held.after(b""):
+                self._tokens[hold.token] = self._tokens.get(hold.token, 0) + 1
+            self._tokens_as_of = self._held.changes
+        return token in self._tokens
+
+    def _count_token(self, token: Version, more: int) -> None:
+        """Note the change of `_held` that was just made, if all before it are known."""
+        if self._tokens_as_of != self._held.changes - 1:
+            return
+        number = self._tokens.pop(token, 0) + more
+        if number:
+            self._tokens[token] = number
+        self._tokens_as_of += 1
 
     def elements_of(self, session: int) -> list[int]:
         """Return the elements on which a session holds something."""
@@ -218,13 +248,13 @@ class Claims:
         """Have a new claim."""
         at = _at(element, phase, mode)
         self._claims.put(at + name, claim)
-        self._numbers.put(at, self.number(element, phase, mode) + 1)
+        self._numbers.put(at, (self._numbers.get(at) or 0) + 1)
         self._count(self._elements.line(element), 1, int(mode is Mode.WRITE))
 
     def remove(self, element: int, phase: Phase, mode: Mode, name: bytes) -> Claim:
         """Have a claim no more; return it."""
         at = _at(element, phase, mode)
-        claim, left = self._claims.delete(at + name), self.number(element, phase, mode) - 1
+        claim, left = self._claims.delete(at + name), (self._numbers.get(at) or 0) - 1
         assert claim is not None
         if left:
             self._numbers.put(at, left)
@@ -235,15 +265,18 @@ class Claims:
 
     def hold(self, element: int, mode: Mode, claim: Claim) -> None:
         """Let a session hold something; what it held there before, it holds no more."""
-        key = key_of(claim.session) + key_of(element)
-        self.release(claim.session, element)
+        key = _HELD.pack(claim.session, element)
+        if self._held.get(key) is not None:
+            self.release(claim.session, element)
         self._held.put(key, Hold(mode, claim.token))
+        self._count_token(claim.token, 1)
         self.put(element, Phase.HELD, mode, key_of(claim.session), claim)
 
     def release(self, session: int, element: int) -> Hold | None:
         """Let a session hold nothing on an element; return what it held."""
-        hold = self._held.delete(key_of(session) + key_of(element))
+        hold = self._held.delete(_HELD.pack(session, element))
         if hold is not None:
+            self._count_token(hold.token, -1)
             self.remove(element, Phase.HELD, hold.mode, key_of(session))
         return hold
 
@@ -271,17 +304,18 @@ class Claims:
         self._count(line[1:], node.claims, node.writes)
         return tuple(before)
 
-    def _count(self, line: Iterable[int], claims: int, writes: int) -> None:
-        numbers = (*line, 0)
-        for number, parent in pairwise(numbers):
+    def _count(self, line: Sequence[int], claims: int, writes: int) -> None:
+        nodes, below = self._nodes, self._below
+        parent, above = 0, _ABOVE_ALL
+        for number in reversed(line):
             key = key_of(number)
-            node = self._nodes.get(key)
+            node = nodes.get(key)
             if node is None:
-                self._below.put(key_of(parent) + key, b"")
-                node = _Node(parent, 0, 0)
-            node = _Node(parent, node.claims + claims, node.writes + writes)
-            if node.claims:
-                self._nodes.put(key, node)
+                below.put(above + key, b"")
+                nodes.put(key, _Node(parent, claims, writes))
+            elif node.claims + claims:
+                nodes.put(key, _Node(parent, node.claims + claims, node.writes + writes))
             else:
-                self._nodes.delete(key)
-                self._below.delete(key_of(parent) + key)
+                nodes.delete(key)
+                below.delete(above + key)
+            parent, above = number, key

@@ -7,6 +7,8 @@ Invariants:
 1. What is logged was understood before; that it is parsed again at work gives the same call, as
    nothing but the words is looked at.
 2. Keywords are taken in any case; paths and data are bytes as they are.
+3. A call keeps nothing of being executed, so what was understood lately, and is short, is not
+   parsed again: `_understood` says what the words say.
 
 Elsewhere: the commands (a mapping in the module of each kind), all of them (`machine`).
 """
@@ -22,6 +24,10 @@ from millstream.coordination.core.namespace.state import Job
 
 __all__ = ["Call", "Command", "Words", "parse", "sub_commands"]
 
+UNDERSTOOD_MAX: Final = 4096
+"""Commands known without parsing them; when they are as many, they are forgotten."""
+UNDERSTOOD_BYTES_MAX: Final = 512
+"""Of the words of one of them."""
 _DIGITS_MAX: Final = 20
 
 
@@ -104,6 +110,9 @@ class Words:
             raise self.wrong()
 
 
+_understood: Final[dict[tuple[bytes, ...], tuple[Command, Call]]] = {}
+
+
 def parse(words: Sequence[bytes], commands: Mapping[bytes, tuple[str, Command]]) -> Call:
     """Understand a command.
 
@@ -111,12 +120,21 @@ def parse(words: Sequence[bytes], commands: Mapping[bytes, tuple[str, Command]])
         Refused: UNKNOWN_COMMAND, BADARG, BADPATH, TOOBIG.
     """
     name = words[0].upper() if words else b""
-    known = commands.get(name)
-    if known is None:
+    named = commands.get(name)
+    if named is None:
         shown = name[:64].decode("ascii", "replace")
         raise Refused("UNKNOWN_COMMAND", f"there is no command {shown}")
-    usage, command = known
-    return command(Words(words[1:], usage))
+    usage, command = named
+    given = tuple(words)
+    known = _understood.get(given)
+    if known is not None and known[0] is command:
+        return known[1]
+    call = command(Words(given[1:], usage))
+    if sum(map(len, given)) <= UNDERSTOOD_BYTES_MAX:
+        if len(_understood) >= UNDERSTOOD_MAX:
+            _understood.clear()
+        _understood[given] = command, call
+    return call
 
 
 def sub_commands(known: Mapping[bytes, tuple[str, Command]]) -> Command:

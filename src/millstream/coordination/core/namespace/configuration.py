@@ -54,35 +54,33 @@ class Settings(Family):
 
     def __init__(self, tables: Tables, elements: Elements) -> None:
         self._elements, self._tables = elements, tables
-        self._values = tables.add(as_bytes, as_bytes)
+        self.values = tables.add(as_bytes, as_bytes)
+        """Where and key -> value."""
         self._numbers: dict[tuple[int, bytes], int] = {}
         """What counts for an element and a key, since something was set or moved."""
+        self._several: dict[tuple[int, tuple[bytes, ...]], tuple[int, ...]] = {}
+        """The same for some keys at once."""
         self._numbers_as_of = 0, 0
-
-    @property
-    def changes(self) -> int:
-        """How often something was set, on this member."""
-        return self._values.changes
 
     def put(self, where: int, key: Key, value: bytes) -> None:
         """Keep a value that the key has read."""
-        self._values.put(key_of(where) + key.name, value)
+        self.values.put(key_of(where) + key.name, value)
 
     def remove(self, where: int, key: Key) -> None:
         """Keep no value."""
-        self._values.delete(key_of(where) + key.name)
+        self.values.delete(key_of(where) + key.name)
 
     def own(self, where: int) -> Iterator[tuple[bytes, bytes]]:
         """Return names and values of what was set there, in order."""
         prefix = key_of(where)
-        for at, value in self._values.under(prefix):
+        for at, value in self.values.under(prefix):
             yield at[len(prefix) :], value
 
     def find(self, where: int, key: Key) -> Setting:
         """Return what counts for an element, for the group, or for all groups."""
-        if len(self._values):
+        if len(self.values):
             for at in self._upwards(where):
-                value = self._values.get(key_of(at) + key.name)
+                value = self.values.get(key_of(at) + key.name)
                 if value is not None:
                     return Setting(key, value, at)
         return Setting(key, key.default, None)
@@ -94,16 +92,29 @@ class Settings(Family):
 
     def number(self, where: int, name: bytes) -> int:
         """Return the number that counts for a key of an element."""
-        as_of = self._values.changes, self._tables.reversals
-        if self._numbers_as_of != as_of or len(self._numbers) >= NUMBERS_MAX:
-            self._numbers.clear()
-            self._numbers_as_of = as_of
+        self._forget_numbers_if_old()
         known = self._numbers.get((where, name))
         return known if known is not None else self._found_number(where, name)
 
+    def numbers(self, where: int, names: tuple[bytes, ...]) -> tuple[int, ...]:
+        """Return the numbers that count for some keys of an element."""
+        self._forget_numbers_if_old()
+        known = self._several.get((where, names))
+        if known is None:
+            known = self._several[where, names] = tuple(self.number(where, n) for n in names)
+        return known
+
+    def _forget_numbers_if_old(self) -> None:
+        as_of = self.values.changes, self._tables.reversals
+        known = max(len(self._numbers), len(self._several))
+        if self._numbers_as_of != as_of or known >= NUMBERS_MAX:
+            self._numbers.clear()
+            self._several.clear()
+            self._numbers_as_of = as_of
+
     def _found_number(self, where: int, name: bytes) -> int:
         above = self._elements.line(where)[1:2]
-        own = self._values.get(key_of(where) + name)
+        own = self.values.get(key_of(where) + name)
         if own is not None or not above:
             number = number_of(self.find(where, KEYS[name]).value)
         else:
@@ -116,7 +127,7 @@ class Settings(Family):
 
         None if nothing at all is set.
         """
-        if not len(self._values):
+        if not len(self.values):
             return None
         numbers = [self.number(element, name) for element in elements]
         return min(numbers) if numbers else number_of(self.find(GROUP, KEYS[name]).value)

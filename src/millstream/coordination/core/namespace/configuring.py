@@ -1,7 +1,8 @@
 """Commands on configuration: CONFIG GET, SET, UNSET.
 
 Invariants:
-1. A key that belongs elsewhere, or a value that it does not read, is refused before it is logged.
+1. A key that belongs elsewhere, or a value that it does not read, is refused before it is logged;
+   one that does not go with what else is set, when it is executed.
 
 Elsewhere: which keys there are (`keys`), what counts (`configuration`).
 
@@ -22,13 +23,16 @@ from millstream.coordination.core.namespace.configuration import (
 )
 from millstream.coordination.core.namespace.family import Want
 from millstream.coordination.core.namespace.keys import (
+    BEATS_MIN,
     FIXED,
     KEYS,
     VALUE_BYTES_MAX,
     Key,
     Owner,
+    number_of,
 )
 from millstream.coordination.core.namespace.paths import Path, parse_path
+from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state import Job
 from millstream.coordination.core.values import OK, array, bulk, mapping
 
@@ -40,7 +44,8 @@ _SETS: Final = {
     b"GROUP": (GROUP, (Owner.GROUP, Owner.NAMESPACE, Owner.ELEMENT)),
     b"GLOBAL": (GLOBAL, (Owner.GLOBAL,)),
 }
-_WHY_FIXED: Final = "ADMIN GROUP CREATE chooses the journal, times are built in"
+_WHY_FIXED: Final = "ADMIN GROUP CREATE chooses the journal"
+_BEATING: Final = (b"GROUP.HEARTBEAT", b"GROUP.VIEW.TIMEOUT")
 _OF_ELEMENTS: Final = (Owner.NAMESPACE, Owner.ELEMENT)
 
 
@@ -133,6 +138,7 @@ def _set(words: Words) -> Call:
 
 def _put(job: Job, number: int, key: Key, value: bytes) -> None:
     job.state.settings.put(number, key, value)
+    _check_times(job, key)
     if key.name == b"SUBS.MIN.HISTORY" and value == b"0":
         job.state.marks.end_of(number)
 
@@ -141,7 +147,32 @@ def _unset(words: Words) -> Call:
     place = _place(words)
     key = _key(words, place)
     words.end()
-    return _change(place, lambda job, number: job.state.settings.remove(number, key))
+
+    def remove(job: Job, number: int) -> None:
+        job.state.settings.remove(number, key)
+        _check_times(job, key)
+
+    return _change(place, remove)
+
+
+def _check_times(job: Job, key: Key) -> None:
+    """Refuse a silence that is over before a few heart-beats were lost.
+
+    Raises:
+        Refused: BADCONFIG.
+    """
+    if key.name not in _BEATING:
+        return
+    beat_ms, silence_ms = (
+        number_of(job.state.settings.find(GROUP, KEYS[name]).value.partition(b"-")[0])
+        for name in _BEATING
+    )
+    if silence_ms < BEATS_MIN * beat_ms:
+        raise Refused(
+            "BADCONFIG",
+            f"GROUP.VIEW.TIMEOUT would be {silence_ms} ms, and has to be {BEATS_MIN} times "
+            f"GROUP.HEARTBEAT, {beat_ms} ms, at least: set the other one first",
+        )
 
 
 def _change(place: _Place, change: Callable[[Job, int], None]) -> Call:

@@ -164,13 +164,7 @@ class Elements(Family):
 
     def find(self, path: Path) -> int | None:
         """Return the number of what is there."""
-        number = _ALL
-        for name in path:
-            found = self._children.get(_KEY.pack(number) + name)
-            if found is None:
-                return None
-            (number,) = _KEY.unpack(found)
-        return number
+        return self._children.descend(path)
 
     def at(self, path: Path) -> int:
         """Return the number of what has to be there.
@@ -178,7 +172,7 @@ class Elements(Family):
         Raises:
             Refused: ERROR_DOES_NOT_EXISTS.
         """
-        found = self.find(path)
+        found = self._children.descend(path)
         if found is None:
             raise Refused("ERROR_DOES_NOT_EXISTS", joined(path).decode())
         return found
@@ -295,19 +289,19 @@ class Elements(Family):
         if one.owner and self.owned(one.owner) >= OWNED_MAX:
             raise Refused("QUOTA", f"a session has {OWNED_MAX} ephemeral elements at most")
         number = self._next_number()
-        asker, key = run.asker, _KEY.pack(number)
-        self._elements.put(key, one._replace(
-            parent=parent, name=name, created_version=run.version, version=run.version,
-            child_version=run.version, created_ts=run.ts_ms, ts=run.ts_ms,
-            created_cts=asker.stamp, cts=asker.stamp, created_client=run.client,
-            client=run.client,
+        version, ts_ms, stamp, client = run.version, run.ts_ms, run.asker.stamp, run.client
+        key = _KEY.pack(number)
+        self._elements.put(key, Element(
+            parent, name, one.type, one.is_ephemeral, one.is_sequential, one.owner, one.nchildren,
+            one.sequence, version, version, version, ts_ms, ts_ms, stamp, stamp, one.data_len,
+            client, client,
         ))  # fmt: skip
         self._children.put(_KEY.pack(parent) + name, key)
         if one.owner:
             self._ephemeral.put(_KEY.pack(one.owner) + key, b"")
         self._count_child(run, parent, 1, sequence)
         for family in self._creating:
-            family.created(run, number)
+            family.created(run, number, parent, one.data_len)
         return number
 
     def _next_number(self) -> int:
@@ -318,10 +312,14 @@ class Elements(Family):
 
     def _count_child(self, run: Run, parent: int, more: int, sequence: int | None = None) -> None:
         if parent != _ALL:
-            above = self.there(parent)
-            self.put(parent, above._replace(
-                nchildren=above.nchildren + more, child_version=run.version, ts=run.ts_ms,
-                client=run.client, sequence=above.sequence if sequence is None else sequence,
+            (
+                above, name, kind, is_ephemeral, is_sequential, owner, nchildren, last, created,
+                version, _, created_ts, _, created_cts, cts, data_len, created_client, _,
+            ) = self.there(parent)  # fmt: skip
+            self._elements.put(_KEY.pack(parent), Element(
+                above, name, kind, is_ephemeral, is_sequential, owner, nchildren + more,
+                last if sequence is None else sequence, created, version, run.version,
+                created_ts, run.ts_ms, created_cts, cts, data_len, created_client, run.client,
             ))  # fmt: skip
 
     def put(self, number: int, one: Element) -> None:
@@ -334,15 +332,19 @@ class Elements(Family):
         Raises:
             Refused: QUOTA.
         """
-        one = self.there(number)
-        size = one.data_len if data_len is None else data_len
-        self.put(number, one._replace(
-            version=run.version, ts=run.ts_ms, cts=run.asker.stamp, client=run.client,
-            data_len=size,
+        (
+            parent, name, kind, is_ephemeral, is_sequential, owner, nchildren, sequence, created,
+            _, child, created_ts, _, created_cts, _, before, created_client, _,
+        ) = self.there(number)  # fmt: skip
+        size = before if data_len is None else data_len
+        self._elements.put(_KEY.pack(number), Element(
+            parent, name, kind, is_ephemeral, is_sequential, owner, nchildren, sequence, created,
+            run.version, child, created_ts, run.ts_ms, created_cts, run.asker.stamp, size,
+            created_client, run.client,
         ))  # fmt: skip
-        if size != one.data_len:
+        if size != before:
             for family in self._resizing:
-                family.resized(run, number, size - one.data_len)
+                family.resized(run, number, size - before)
 
     def count_bytes(self, run: Run, number: int, more: int) -> None:
         """Note that it holds more bytes besides its data, or less if that is negative.
@@ -384,6 +386,8 @@ class Elements(Family):
         is_deleted: bool = False,
     ) -> None:  # fmt: skip
         """Note what happens to an element, for subscribers."""
+        if not run.is_heard:
+            return
         line, path = self.place(number)
         kind = self.there(number).type.text
         run.happened.append(Happened(op, path, kind, line, data, is_deleted))

@@ -2,7 +2,8 @@
 
 Invariants:
 1. A family is asked and told in the order that `state` lists them, which is the same everywhere.
-2. Who raises `Refused` in `guard`, `created`, `resized` or `counted` forbids the whole command.
+2. Who raises `Refused` in `guard`, `created`, `resized`, `counted` or `moved` forbids the whole
+   command.
 
 Elsewhere: which families there are (`state`), who calls (`elements`, `machine`).
 """
@@ -42,8 +43,11 @@ class Family:
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused if the asker may not do this now."""
 
-    def created(self, run: Run, element: int) -> None:
-        """An element begins; its parent's record is up to date."""
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
+        """An element begins, with so many bytes; its parent's record is up to date.
+
+        A root's parent is 0.
+        """
 
     def resized(self, run: Run, element: int, more: int) -> None:
         """An element's data has so many bytes more; fewer if negative."""

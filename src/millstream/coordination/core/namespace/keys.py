@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN
 
 __all__ = [
+    "BEATS_MIN",
     "FIXED",
     "KEYS",
     "MEANINGS",
@@ -31,6 +32,7 @@ __all__ = [
     "in_key_pattern",
     "is_true",
     "number_of",
+    "numbers_of",
 ]
 
 VALUE_BYTES_MAX: Final = 1024
@@ -72,6 +74,12 @@ class Key(NamedTuple):
 def number_of(value: bytes) -> int:
     """Return the number that a kept value begins with."""
     return int(value.split(b" ", 1)[0])
+
+
+def numbers_of(value: bytes) -> int | tuple[int, int]:
+    """Return the number that a kept value begins with, or both ends of a range."""
+    least, _, most = value.split(b" ", 1)[0].partition(b"-")
+    return (int(least), int(most)) if most else int(least)
 
 
 def is_true(value: bytes) -> bool:
@@ -161,7 +169,13 @@ _ALL: Final = (
     _size(b"LIMIT.BYTES", Owner.NAMESPACE, 1024 * _MIB, 0, 1024 * 1024 * _MIB),
     Key(b"GROUP.JOURNAL", Owner.GROUP, b"fsync", _journal, "fsync or none, at creation only"),
     _time(b"GROUP.HEARTBEAT", Owner.GROUP, 100, 10, 10_000),
-    Key(b"GROUP.VIEW.TIMEOUT", Owner.GROUP, b"600-900 ms", _view_time_out, "two times, low-high"),
+    Key(
+        b"GROUP.VIEW.TIMEOUT",
+        Owner.GROUP,
+        b"600-900 ms",
+        _view_time_out,
+        "two times, low-high, 100 ms to 60000 ms",
+    ),
     _count(b"GROUP.SNAPSHOT.ENTRIES", Owner.GROUP, 10_000, 100, 10_000_000),
     _count(b"GROUP.LOG.RETAIN", Owner.GROUP, 100_000, 1000, 10_000_000),
     _count(b"GROUP.BATCH.MAX", Owner.GROUP, 512, 1, 4096),
@@ -172,7 +186,7 @@ _ALL: Final = (
     _words(b"GLOBAL.AUTH.ISSUER", Owner.GLOBAL),
     _words(b"GLOBAL.AUTH.AUDIENCE", Owner.GLOBAL),
     _words(b"GLOBAL.AUTH.GROUPS", Owner.GLOBAL, b"groups"),
-    _time(b"GLOBAL.VDS.INTERVAL", Owner.GLOBAL, 1000, 100, 60_000),
+    _time(b"GLOBAL.VDS.INTERVAL", Owner.GLOBAL, 500, 100, 60_000),
     _words(b"NODE.LISTEN", Owner.NODE),
     _words(b"NODE.ADVERTISE", Owner.NODE),
     _words(b"NODE.DATA", Owner.NODE),
@@ -181,10 +195,10 @@ _ALL: Final = (
     _words(b"NODE.TLS.CA", Owner.NODE),
 )
 KEYS: Final = {key.name: key for key in sorted(_ALL)}
-FIXED: Final = frozenset(
-    (b"GROUP.JOURNAL", b"GROUP.HEARTBEAT", b"GROUP.VIEW.TIMEOUT", b"GLOBAL.VDS.INTERVAL")
-)
-"""Keys that cannot be set: the journal is chosen when a group is founded, times are built in."""
+FIXED: Final = frozenset((b"GROUP.JOURNAL",))
+"""Keys that cannot be set: the journal is chosen when a group is founded."""
+BEATS_MIN: Final = 3
+"""Signs of life of a primary that may get lost before a member asks for another one."""
 
 
 MEANINGS: Final = {
@@ -197,8 +211,8 @@ MEANINGS: Final = {
     b"LIMIT.ELEMENTS": "elements of the whole namespace",
     b"LIMIT.BYTES": "bytes in all elements of a namespace, attributes of users among them",
     b"GROUP.JOURNAL": "chosen by ADMIN GROUP CREATE; not to be set",
-    b"GROUP.HEARTBEAT": "built in; not to be set",
-    b"GROUP.VIEW.TIMEOUT": "built in; not to be set",
+    b"GROUP.HEARTBEAT": "between two signs of life of a primary",
+    b"GROUP.VIEW.TIMEOUT": "after such a silence members ask for another; three beats at least",
     b"GROUP.SNAPSHOT.ENTRIES": "entries after which the primary asks for a snapshot",
     b"GROUP.LOG.RETAIN": "entries that are kept behind a snapshot, for members that lag",
     b"GROUP.BATCH.MAX": "entries in one message to the others",
@@ -209,7 +223,7 @@ MEANINGS: Final = {
     b"GLOBAL.AUTH.ISSUER": "who issues tokens, exactly their `iss`",
     b"GLOBAL.AUTH.AUDIENCE": "for whom tokens are, one of their `aud`",
     b"GLOBAL.AUTH.GROUPS": "the claim of a token that names groups",
-    b"GLOBAL.VDS.INTERVAL": "built in; not to be set",
+    b"GLOBAL.VDS.INTERVAL": "between two rounds of gossip, in which nodes tell where groups are",
     b"NODE.LISTEN": "`--coord`, `--peer`",
     b"NODE.ADVERTISE": "what others are told to connect to",
     b"NODE.DATA": "`--data`",

@@ -34,6 +34,11 @@ class Sums(NamedTuple):
     bytes: int = 0
 
 
+_NONE: Final = Sums()
+_OF_CHILDREN: Final = (b"LIMIT.CHILDREN", b"LIMIT.DATA")
+_OF_ROOTS: Final = (b"LIMIT.ELEMENTS", b"LIMIT.BYTES")
+
+
 def _encode(sums: Sums) -> bytes:
     return _SUMS.pack(*sums)
 
@@ -53,7 +58,7 @@ class Limits(Family):
 
     def sums(self, root: int) -> Sums:
         """Return what a namespace has."""
-        return self._sums.get(key_of(root)) or Sums()
+        return self._sums.get(key_of(root)) or _NONE
 
     def _check(self, element: int, name: bytes, number: int) -> None:
         most = self._settings.number(element, name)
@@ -61,16 +66,21 @@ class Limits(Family):
             path = self._elements.path(element).decode()
             raise Refused("QUOTA", f"{path}: {name.decode()} is {most}; delete some, or raise it")
 
-    def created(self, run: Run, element: int) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Count an element, what it holds, and its parent's children.
 
         Raises:
             Refused: QUOTA.
         """
-        self._check_parent(element)
-        size = self._elements.there(element).data_len
-        self._check_data(element, size)
+        if not parent or not self._has_room(parent, size):
+            self._check_parent(element)
+            self._check_data(element, size)
         self._count(element, 1, size)
+
+    def _has_room(self, parent: int, size: int) -> bool:
+        """Return whether a new element may be there, for which nothing was set yet."""
+        children_max, size_max = self._settings.numbers(parent, _OF_CHILDREN)
+        return self._elements.there(parent).nchildren <= children_max and size <= size_max
 
     def _check_parent(self, element: int) -> None:
         parent = self._elements.there(element).parent
@@ -79,16 +89,18 @@ class Limits(Family):
 
     def _count(self, element: int, more: int, more_bytes: int) -> None:
         root = self._elements.line(element)[-1]
-        elements, size = self.sums(root)
-        sums = Sums(elements + more, size + more_bytes)
-        if more > 0:
-            self._check(root, b"LIMIT.ELEMENTS", sums.elements)
-        if more_bytes > 0:
-            self._check(root, b"LIMIT.BYTES", sums.bytes)
-        if sums == Sums():
-            self._sums.delete(key_of(root))
+        key = key_of(root)
+        before, size_before = self._sums.get(key) or _NONE
+        elements, size = before + more, size_before + more_bytes
+        elements_max, size_max = self._settings.numbers(root, _OF_ROOTS)
+        if more > 0 and elements > elements_max:
+            self._check(root, b"LIMIT.ELEMENTS", elements)
+        if more_bytes > 0 and size > size_max:
+            self._check(root, b"LIMIT.BYTES", size)
+        if elements or size:
+            self._sums.put(key, Sums(elements, size))
         else:
-            self._sums.put(key_of(root), sums)
+            self._sums.delete(key)
 
     def resized(self, run: Run, element: int, more: int) -> None:
         """Count bytes that an element holds.

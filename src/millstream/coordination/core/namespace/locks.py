@@ -76,7 +76,10 @@ def guarded(job: Job, paths: tuple[Path, ...]) -> tuple[int, ...]:
         Refused: ERROR_DOES_NOT_EXISTS, NOPERM.
     """
     need_session(job)
-    elements = tuple(job.state.elements.at(path) for path in paths)
+    return _guarded(job, tuple(map(job.state.elements.at, paths)))
+
+
+def _guarded(job: Job, elements: tuple[int, ...]) -> tuple[int, ...]:
     for element in elements:
         job.state.guard(job, element, Want.SYNC)
     return elements
@@ -88,10 +91,14 @@ def there(job: Job, paths: tuple[Path, ...]) -> tuple[int, ...]:
     Raises:
         Refused: NOTHELD, if one does not exist; NOPERM.
     """
+    elements = []
     for path in paths:
-        if job.state.elements.find(path) is None:
+        element = job.state.elements.find(path)
+        if element is None:
             raise Refused("NOTHELD", f"there is no {joined(path).decode()}")
-    return guarded(job, paths)
+        elements.append(element)
+    need_session(job)
+    return _guarded(job, tuple(elements))
 
 
 # ---- LOCK
@@ -124,17 +131,19 @@ def _lock(words: Words) -> Call:
 def _wishing(wish: Wish) -> Call:
     def execute(job: Job) -> bytes:
         elements = guarded(job, wish.paths)
-        if any(job.state.synchronisation.primitive(element) for element in elements):
-            raise Refused("SYNCTYPE", "there is a semaphore or a barrier; DESTROY ends it")
-        _check_data(job, elements[0], wish)
+        for element in elements:
+            if job.state.synchronisation.primitive(element) is not None:
+                raise Refused("SYNCTYPE", "there is a semaphore or a barrier; DESTROY ends it")
+        if wish.data is not None:
+            _check_binary(job, elements[0])
         return _get(job, elements, wish)
 
     return Call(execute, wish.paths, needs_session=True)
 
 
-def _check_data(job: Job, element: int, wish: Wish) -> None:
+def _check_binary(job: Job, element: int) -> None:
     kind = job.state.elements.there(element).type
-    if wish.data is not None and kind is not Type.BINARY:
+    if kind is not Type.BINARY:
         raise Refused("WRONGTYPE", kind.name)
 
 
@@ -145,9 +154,9 @@ def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
     if name is not None and waits.there(name).offer:
         waits.join(job, name, token=wish.token)
         return sync.claim(job, name)
-    is_upgrade, rival = False, None
-    if not all(claims.covers(session, element, mode) for element in elements):
-        is_upgrade = any(claims.held_by(session, element) for element in elements)
+    is_upgrade, rival, holds_any = False, None, claims.holds_any(session)
+    if not holds_any or not all(claims.covers(session, element, mode) for element in elements):
+        is_upgrade = holds_any and any(claims.held_by(session, element) for element in elements)
         rival = claims.rival(elements, mode, session, b"" if is_upgrade else None)
     if rival is None:
         token = sync.take(job, elements, mode)

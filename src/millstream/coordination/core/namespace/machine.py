@@ -30,6 +30,7 @@ from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
 from millstream.coordination.core.namespace.commands import Call, Command, Words, parse
 from millstream.coordination.core.namespace.configuring import CONFIG
 from millstream.coordination.core.namespace.counters import COUNTER
+from millstream.coordination.core.namespace.forcing import FORCE, force_of, without_force
 from millstream.coordination.core.namespace.lists import LIST
 from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
 from millstream.coordination.core.namespace.naming import NAMESPACE, NAMING_COMMANDS
@@ -72,10 +73,12 @@ QUEUED: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"SET": SET,
 }
 """What a client may send, and but for a few a transaction may have."""
+_EXEC: Final = {b"EXEC": exec_of(QUEUED)}
 COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     **QUEUED,
     **SUBSCRIBE_COMMANDS,
-    b"EXEC": exec_of(QUEUED),
+    **_EXEC,
+    FORCE: force_of({**QUEUED, **_EXEC}),
     b"NAMESPACE": NAMESPACE,
 }
 """All commands: name -> how it is written, and how it is understood."""
@@ -101,7 +104,10 @@ class Namespace:
         self.audience = audience if audience is not None else Audience()
         """Who listens on this member; that is no part of the state."""
         self.audience.may_hear = self._may_hear
-        self._answers: list[Answer] = []
+        self.answers: list[Answer] = []
+        """The final replies that entries since `take_answers` brought requests that waited."""
+        self.open = self.state.synchronisation.waits.open
+        """Requests that wait: without any of them nothing has to be looked up."""
 
     @property
     def format_max(self) -> int:
@@ -115,19 +121,22 @@ class Namespace:
     def apply(self, entry: Entry) -> bytes:
         """Execute a logged command and return its reply."""
         header, body = entry.header, entry.content
-        stamp, *words = body.argv or (b"",)
+        argv = body.argv or (b"",)
         asker = Asker(
             header.session, header.csn, header.instance, body.principal, body.groups,
-            _stamp_in(stamp), header.claim,
+            _stamp_in(argv[0]), header.claim,
         )  # fmt: skip
-        return self.execute(Job(self.state, asker, version_of(header), header.ts_ms), words)
+        job = Job(self.state, asker, version_of(header), header.ts_ms)
+        job.is_heard = len(self.state.marks) > 0 or not self.audience.is_empty
+        return self.execute(job, argv[1:])
 
-    def execute(self, job: Job, words: list[bytes]) -> bytes:
+    def execute(self, job: Job, words: Sequence[bytes]) -> bytes:
         """Carry out a command that changes something, and what follows from it."""
         mark = job.mark()
         try:
             reply = self._executed(job, words)
-            self._finish(job)
+            for family in self.state.finishing:
+                family.finished(job)
         except Refused as refused:
             job.roll_back(mark)
             reply = refused.value
@@ -135,15 +144,17 @@ class Namespace:
         return reply
 
     def _settle(self, job: Job) -> None:
-        self._answers += job.answers
+        self.answers += job.answers
         self.state.tables.settle()
-        announce(self.state, self.audience, job)
+        if job.notices or not self.audience.is_empty:
+            announce(self.state, self.audience, job)
 
-    def _executed(self, job: Job, words: list[bytes]) -> bytes:
-        sync, asker = self.state.synchronisation, job.asker
-        waiting = sync.waits.opened(asker.session, asker.csn)
-        if waiting is not None:
-            return sync.come_again(job, waiting)
+    def _executed(self, job: Job, words: Sequence[bytes]) -> bytes:
+        if len(self.open):
+            sync = self.state.synchronisation
+            waiting = sync.waits.opened(job.asker.session, job.asker.csn)
+            if waiting is not None:
+                return sync.come_again(job, waiting)
         call = self._understood(words)
         if not call.is_change:
             raise Refused("BADARG", "this command changes nothing, and is not logged")
@@ -151,13 +162,18 @@ class Namespace:
 
     def _understood(self, words: Sequence[bytes]) -> Call:
         call = parse(words, COMMANDS)
-        name = words[0].upper()
+        if SINCE:
+            self._refuse_later(words)
+        return call
+
+    def _refuse_later(self, words: Sequence[bytes]) -> None:
+        plain = without_force(words)
+        name = plain[0].upper()
         known = self.state.tables.state_format
-        for each in names_in(words) if name == b"EXEC" else (name,):
+        for each in names_in(plain) if name == b"EXEC" else (name,):
             if SINCE.get(each, 1) > known:
                 shown = each.decode()
                 raise Refused("UNKNOWN_COMMAND", f"{shown} needs all members to be upgraded first")
-        return call
 
     def _finish(self, job: Job) -> None:
         for family in self.state.finishing:
@@ -225,7 +241,7 @@ class Namespace:
 
     def take_answers(self) -> list[Answer]:
         """Return the final replies that the last entry brought requests that waited."""
-        answers, self._answers = self._answers, []
+        answers, self.answers = self.answers, []
         return answers
 
     def offers(self) -> Iterator[Offer]:

@@ -105,6 +105,9 @@ class Marks(Family):
         self._heard = tables.add(_number, _number_in)
         """Session and name -> LSN."""
 
+    def __len__(self) -> int:
+        return len(self._marks)
+
     def at(self, place: Place) -> Mark | None:
         """Return the mark of a place."""
         return self._marks.get(_PLACE.pack(*place))

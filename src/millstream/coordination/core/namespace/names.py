@@ -82,6 +82,7 @@ class Name(NamedTuple):
     standing: Standing
     deletion: Version = NEVER
     is_forced: bool = False
+    passes_locks: bool = False
 
 
 class Names(Protocol):
@@ -153,6 +154,7 @@ class Step(NamedTuple):
     id: Version
     deletion: Version = NEVER
     is_forced: bool = False
+    passes_locks: bool = False
 
 
 # ---- entries of the system group; each gives what is known of the name after it
@@ -167,11 +169,13 @@ def reserve(names: Names, root: bytes, gid: int, version: Version) -> Name:
     return known
 
 
-def begin_deletion(names: Names, root: bytes, is_forced: bool, version: Version) -> Name | None:
+def begin_deletion(
+    names: Names, root: bytes, is_forced: bool, version: Version, passes_locks: bool = False
+) -> Name | None:
     """Note that a namespace is being deleted; a name that is only reserved stays what it is."""
     known = names.get(root)
     if known and known.standing is Standing.CONFIRMED:
-        known = known._replace(standing=Standing.DELETING, deletion=version, is_forced=is_forced)
+        known = Name(known.gid, known.id, Standing.DELETING, version, is_forced, passes_locks)
         names.put(root, known)
     return known
 
@@ -254,7 +258,9 @@ def _refuse(roots: Roots, refused: Version, answer: Answer) -> Answer:
 def step_of(root: bytes, name: Name, is_late: bool) -> Step | None:
     """Return what has to be asked of the target; `is_late`: nobody confirmed it in time."""
     if name.standing is Standing.DELETING:
-        return Step(name.gid, Do.DROP, root, name.id, name.deletion, name.is_forced)
+        return Step(
+            name.gid, Do.DROP, root, name.id, name.deletion, name.is_forced, name.passes_locks
+        )  # fmt: skip
     if name.standing is Standing.RESERVED and is_late:
         return Step(name.gid, Do.UNDO, root, name.id)
     return None

@@ -58,7 +58,8 @@ GID_MAX: Final = (1 << 63) - 1
 RESERVED: Final = b"RESERVED"
 """The first word of a reply: by this request; group, id follow."""
 DELETING: Final = b"DELETING"
-"""The same: by this request or an earlier one; group, id, deletion's id, 1 if forced follow."""
+"""The same: by this request or an earlier one; group, id, deletion's id, 1 if forced, 1 if it
+passes locks follow."""
 AWAITED: Final = b"AWAITED"
 """The same: by an earlier request that is not settled; group, id follow."""
 _TOP: Final = Element(0, b"", Type.ROOT)
@@ -69,8 +70,8 @@ def words_of(step: Step) -> tuple[bytes, ...]:
     root, words = b"/" + step.root, [step.id.text]
     if step.do in (Do.DROP, Do.KEEP):
         words.append(step.deletion.text)
-    if step.do is Do.DROP and step.is_forced:
-        words.append(b"FORCE")
+    if step.do is Do.DROP:
+        words += [b"FORCE"] * step.is_forced + [b"LOCKED"] * step.passes_locks
     return (b"NAMESPACE", step.do.value, root, *words)
 
 
@@ -174,7 +175,9 @@ def _delete_namespace(words: Words) -> Call:
         if known.standing is Standing.RESERVED:
             return _begun(AWAITED, known)
         return _begun(
-            DELETING, names.begin_deletion(table, path[0], is_forced, job.version) or known
+            DELETING,
+            names.begin_deletion(table, path[0], is_forced, job.version, job.passes_locks)
+            or known,
         )
 
     return Call(execute, ())
@@ -184,7 +187,7 @@ def _begun(word: bytes, name: Name) -> bytes:
     """Return what is said of a namespace of another group; a node goes on with it."""
     words = [word, b"%d" % name.gid, name.id.text]
     if word == DELETING:
-        words += [name.deletion.text, b"%d" % name.is_forced]
+        words += [name.deletion.text, b"%d" % name.is_forced, b"%d" % name.passes_locks]
     return status(b" ".join(words))
 
 
@@ -228,11 +231,13 @@ def _reserve(words: Words) -> Call:
 
 def _begin_deletion(words: Words) -> Call:
     path, is_forced = parse_root(words.take()), words.has(b"FORCE")
+    passes_locks = words.has(b"LOCKED")
     words.end()
 
     def execute(job: Job) -> bytes:
         table = job.state.registry.names
-        return _shown(names.begin_deletion(table, path[0], is_forced, job.version))
+        begun = names.begin_deletion(table, path[0], is_forced, job.version, passes_locks)
+        return _shown(begun)
 
     return _step(path, execute)
 
@@ -294,10 +299,11 @@ def _undo(words: Words) -> Call:
 def _drop(words: Words) -> Call:
     path, reservation = _root_and_id(words)
     deletion = taken_version(words)
-    is_forced = words.has(b"FORCE")
+    is_forced, passes_locks = words.has(b"FORCE"), words.has(b"LOCKED")
     words.end()
 
     def execute(job: Job) -> bytes:
+        job.passes_locks = passes_locks
         answer = names.drop(_Roots(job), path[0], reservation, deletion, is_forced)
         return status(answer.value)
 
@@ -310,12 +316,12 @@ NAMESPACE: Final[tuple[str, Command]] = (
         {
             b"RESERVE": ("NAMESPACE RESERVE root gid", _reserve),
             b"CONFIRM": ("NAMESPACE CONFIRM root id", _confirm),
-            b"DELETE": ("NAMESPACE DELETE root [FORCE]", _begin_deletion),
+            b"DELETE": ("NAMESPACE DELETE root [FORCE] [LOCKED]", _begin_deletion),
             b"KEEP": ("NAMESPACE KEEP root id deletion", _keep),
             b"FREE": ("NAMESPACE FREE root id", _free),
             b"CREATE": ("NAMESPACE CREATE root id owner [data]", _create),
             b"UNDO": ("NAMESPACE UNDO root id", _undo),
-            b"DROP": ("NAMESPACE DROP root id deletion [FORCE]", _drop),
+            b"DROP": ("NAMESPACE DROP root id deletion [FORCE] [LOCKED]", _drop),
         }
     ),
 )

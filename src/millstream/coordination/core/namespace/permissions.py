@@ -206,7 +206,7 @@ class Permissions(Family):
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused (NOPERM) if the asker may not."""
         asker = run.asker
-        if self.passes(asker):
+        if not asker.principal or self.passes(asker):
             return
         if want is Want.TREE:
             if self._elements.there(element).type is Type.ROOT:
@@ -233,11 +233,12 @@ class Permissions(Family):
         if not Permissions.passes(run.asker):
             raise Refused("NOPERM", f"{what.decode()} w: it is for administrators")
 
-    def created(self, run: Run, element: int) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Let an element begin with what its parent says; a namespace is its creator's."""
-        parent, principal = self._elements.there(element).parent, run.asker.principal
-        above = self.of(parent) if parent else _NOBODYS
-        self.put(element, above.of_child(principal))
+        principal = run.asker.principal
+        if principal or len(self._lists):
+            above = self.of(parent) if parent else _NOBODYS
+            self.put(element, above.of_child(principal))
 
     def deleted(self, run: Run, element: int) -> None:
         """Forget its list."""

@@ -23,7 +23,9 @@ from millstream.coordination.core.versions import Version
 __all__ = ["Registry"]
 
 _VERSION: Final = Struct(">IIQ")
-_NAME: Final = Struct(">Q?IIQIIQ")
+_NAME: Final = Struct(">QBIIQIIQ")
+_IS_FORCED, _PASSES_LOCKS = 1, 2
+"""Flags of a name."""
 
 
 def _encode_version(version: Version) -> bytes:
@@ -37,16 +39,20 @@ def _decode_version(text: bytes) -> Version:
 
 
 def _encode_name(name: Name) -> bytes:
-    packed = _NAME.pack(name.gid, name.is_forced, *name.id, *name.deletion)
+    flags = _IS_FORCED * name.is_forced | _PASSES_LOCKS * name.passes_locks
+    packed = _NAME.pack(name.gid, flags, *name.id, *name.deletion)
     return packed + name.standing.value
 
 
 def _decode_name(text: bytes) -> Name:
     if len(text) < _NAME.size:
         raise ValueError("a name has another length")
-    gid, is_forced, *numbers = _NAME.unpack_from(text)
+    gid, flags, *numbers = _NAME.unpack_from(text)
     standing = Standing(text[_NAME.size :])
-    return Name(gid, Version(*numbers[:3]), standing, Version(*numbers[3:]), is_forced)
+    return Name(
+        gid, Version(*numbers[:3]), standing, Version(*numbers[3:]),
+        bool(flags & _IS_FORCED), bool(flags & _PASSES_LOCKS),
+    )  # fmt: skip
 
 
 def _encode_answer(answer: Answer) -> bytes:
@@ -90,9 +96,9 @@ class Registry(Family):
         """Refuse an id for ever."""
         self._refused.put(_encode_version(refused), answer)
 
-    def created(self, run: Run, element: int) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Give a root an id."""
-        if not self._elements.there(element).parent:
+        if not parent:
             self.set_id(element, run.version)
 
     def deleted(self, run: Run, element: int) -> None:

@@ -9,14 +9,17 @@ Elsewhere: who makes one (`machine`), what commands do (their modules).
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.tables import Tables
 from millstream.coordination.core.register import Answer
 from millstream.coordination.core.versions import Version
 
 __all__ = ["Answer", "Asker", "Happened", "Notice", "Run"]
+
+CLIENTS_MAX: Final = 8_192
+"""Sessions whose names are known as clients see them."""
 
 
 class Asker(NamedTuple):
@@ -35,9 +38,12 @@ class Asker(NamedTuple):
     @property
     def client(self) -> bytes:
         """As clients see it: instance, hyphen, session; nothing without a session."""
-        if not self.session:
-            return b""
-        return b"%b-%d" % (self.instance.hex().encode(), self.session)
+        return _client(self.instance, self.session) if self.session else b""
+
+
+@lru_cache(maxsize=CLIENTS_MAX)
+def _client(instance: bytes, session: int) -> bytes:
+    return b"%b-%d" % (instance.hex().encode(), session)
 
 
 class Happened(NamedTuple):
@@ -68,6 +74,18 @@ class Notice(NamedTuple):
 class Run:
     """A command at work, or the end of sessions, as every part of the state sees it."""
 
+    is_in_transaction = False
+    passes_locks = False
+    """An administrator has it done whatever others have locked."""
+    counted = 0
+    """How many numbers this entry has given out, for what counts over the whole entry."""
+    worked = 0
+    """How many elements this entry has gone through, for what is done to all below one."""
+    is_heard = True
+    """Whether somebody may hear of what happens, now or later: else nothing is told."""
+    looked_at = 0
+    """How many members of sets its commands have gone through."""
+
     def __init__(
         self,
         tables: Tables,
@@ -80,18 +98,11 @@ class Run:
         self.tables, self.asker = tables, asker
         self.version, self.ts_ms = version, ts_ms
         self.is_reading = is_reading
-        self.is_in_transaction = False
-        self.counted = 0
-        """How many numbers this entry has given out, for what counts over the whole entry."""
-        self.worked = 0
-        """How many elements this entry has gone through, for what is done to all below one."""
-        self.looked_at = 0
-        """How many members of sets its commands have gone through."""
         self.happened: list[Happened] = []
         self.notices: list[Notice] = []
         self.answers: list[Answer] = []
 
-    @cached_property
+    @property
     def client(self) -> bytes:
         """Whose command it is, as clients see it."""
         return self.asker.client

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.namespace.forcing import FORCE, without_force
 from millstream.coordination.core.namespace.names import (
     Answer,
     Do,
@@ -83,6 +84,7 @@ class Wanted(NamedTuple):
     words: tuple[bytes, ...] = ()
     """Of the step, if it is CREATE: they say more than the step."""
     is_forced: bool = False
+    passes_locks: bool = False
 
 
 class Ask(NamedTuple):
@@ -103,11 +105,12 @@ class Settled(NamedTuple):
 def wanted_of(words: tuple[bytes, ...], principal: bytes, reply: bytes) -> Wanted | None:
     """Return what is to be carried through after the system group's reply; None: it is final.
 
-    `words` are those of CREATENAMESPACE or DELETENAMESPACE.
+    `words` are those of CREATENAMESPACE or DELETENAMESPACE, perhaps with FORCE before.
     """
     begun = reply.removeprefix(b"+").split(b" ")
     if begun[0] not in (RESERVED, DELETING, AWAITED) or len(begun) < 3:
         return None
+    passes_locks, words = words[0] == FORCE, without_force(words)
     root, is_creation = words[1].removeprefix(b"/"), words[0] == b"CREATENAMESPACE"
     versions = [parse_version(text) for text in begun[2:4]]
     if versions[0] is None:
@@ -119,10 +122,11 @@ def wanted_of(words: tuple[bytes, ...], principal: bytes, reply: bytes) -> Wante
         step = Step(name.gid, Do.CREATE, root, name.id)
         data = words[2:3] if len(words) in (3, 5) else ()
         return Wanted(root, True, name, step, (*words_of(step), principal, *data))
-    if len(versions) < 2 or versions[1] is None or len(begun) < 5:
+    if len(versions) < 2 or versions[1] is None or len(begun) < 6:
         return None
-    step = Step(name.gid, Do.DROP, root, name.id, versions[1], begun[4] == b"1")
-    return Wanted(root, False, name, step, is_forced=words[-1].upper() == b"FORCE")
+    flags = begun[4] == b"1", begun[5] == b"1"
+    step = Step(name.gid, Do.DROP, root, name.id, versions[1], *flags)
+    return Wanted(root, False, name, step, (), words[-1].upper() == FORCE, passes_locks)
 
 
 class _Chain:
@@ -257,7 +261,8 @@ def _value_of(chain: _Chain, wanted: Wanted) -> bytes:
         return OK if is_there else chain.refusal or _UNDONE
     if answer in (Answer.GONE, Answer.DELETED):
         return OK
-    if wanted.is_forced and not chain.first.is_forced:
+    first = chain.first
+    if wanted.is_forced > first.is_forced or wanted.passes_locks > first.passes_locks:
         return _NOT_FORCED
     return error(answer.name if answer else "ERR", f"/{wanted.root.decode()} stays")
 

@@ -73,12 +73,9 @@ class State:
     def _is_read_open(self, element: int) -> bool:
         return self.settings.truth(element, b"LOCK.READ.OPEN")
 
-    def check_token(self, element: int, token: Version, session: int = 0) -> None:
-        """Raise Refused (FENCED) unless this grant of a lock is a current one.
-
-        On the element or above, or one of the session's own.
-        """
-        self.synchronisation.check_token(element, token, session)
+    def check_token(self, token: Version) -> None:
+        """Raise Refused (FENCED) unless this grant of a lock, on any element, is a current one."""
+        self.synchronisation.check_token(token)
 
 
 class Job(Run):

@@ -18,6 +18,7 @@ Source: V2R2, "LOCK", "SEMAPHORE", "Barriers".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from struct import Struct
 from typing import Final, NamedTuple, NoReturn
 
@@ -46,6 +47,7 @@ __all__ = ["SHOWN_MAX", "Primitive", "Synchronisation", "granted"]
 SHOWN_MAX: Final = 1000
 """Holders, and those who wait, that are shown of one element."""
 _PRIMITIVE: Final = Struct(">?Q?Q")
+_HAD: Final = (Phase.HELD, Phase.OFFERED)
 
 
 class Primitive(NamedTuple):
@@ -92,7 +94,7 @@ class Synchronisation(Family):
 
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Refuse as LOCKED what the locks of others forbid; only a WRITE lock allows writing."""
-        if want in (Want.SYNC, Want.LOOK) or not len(self.claims):
+        if want in (Want.SYNC, Want.LOOK) or run.passes_locks or not len(self.claims):
             return
         claims, session = self.claims, run.asker.session
         line = self._elements.line(element)
@@ -145,21 +147,10 @@ class Synchronisation(Family):
         text = b" ".join((path, rival.mode.name.encode(), claim.client, token))
         raise Refused("LOCKED", text.decode())
 
-    def check_token(self, element: int, token: Version, session: int = 0) -> None:
-        """Raise FENCED unless this is the token of a lock that is held now.
-
-        By anybody here or above, or anywhere by this session.
-        """
-        claims = self.claims
-        for held in claims.elements_of(session) if session else ():
-            hold = claims.held_by(session, held)
-            if hold is not None and hold.token == token:
-                return
-        for number in self._elements.line(element):
-            for mode in (*LOCKS, Mode.UNIT) if number == element else LOCKS:
-                if any(claim.token == token for _, claim in claims.of(number, Phase.HELD, mode)):
-                    return
-        raise Refused("FENCED", "the lock of this token is held no more")
+    def check_token(self, token: Version) -> None:
+        """Raise FENCED unless this is the token of what is held now, by anybody, anywhere."""
+        if not self.claims.is_current(token):
+            raise Refused("FENCED", "the lock of this token is held no more")
 
     # ---- getting, giving back
 
@@ -308,8 +299,23 @@ class Synchronisation(Family):
         """Who waits where it was, or is, may get it now."""
         before = self.claims.moved(element)
         if before is not None:
+            if run.passes_locks:
+                self._refuse_meeting(element)
             self.waits.free_above(before)
             self.waits.free(element)
+
+    def _refuse_meeting(self, element: int) -> None:
+        """Raise LOCKED if locks came to where locks of others forbid them, held or offered."""
+        above = self._elements.line(element)[1:]
+        for number in (element, *self.claims.below(element)):
+            for mode, phase in product(LOCKS, _HAD):
+                for _, claim in self.claims.of(number, phase, mode):
+                    self._refuse_above(above, mode, claim.session)
+
+    def _refuse_above(self, line: Iterable[int], mode: Mode, session: int) -> None:
+        for other in (Mode.WRITE,) if mode is Mode.READ else LOCKS:
+            for phase in _HAD:
+                self._refuse_others(line, phase, other, session)
 
     def deleted(self, run: Run, element: int) -> None:
         """End all that was claimed here."""
@@ -342,14 +348,15 @@ class Synchronisation(Family):
 
     def finished(self, run: Run) -> None:
         """Offer what has become free."""
-        while freed := self.waits.take_freed():
-            if len(self.waits):
+        waits = self.waits
+        while len(waits.freed) and (freed := waits.take_freed()):
+            if len(waits):
                 self._offer_locks(run, freed)
             for element in freed:
-                if len(self.waits):
+                if len(waits):
                     self._offer_units(run, element)
                 self._end_if_unused(run, element)
-                if len(self.waits):
+                if len(waits):
                     self._offer_first(run, element, Mode.ITEM, self.ready(element))
             for element in freed:
                 self._elements.drop_orphan(run, element)

@@ -11,18 +11,21 @@ Elsewhere: what the records are (the modules of their commands), who marks (`mac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import takewhile
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
+from millstream import accelerated
+from millstream.coordination.core import sorted_map
 from millstream.coordination.core.snapshots import Pieces, unknown_state
 from millstream.coordination.core.sorted_map import Cut, SortedMap
 
 __all__ = ["Table", "Tables", "as_bytes"]
 
 _LENGTHS: Final = Struct(">II")
+_NUMBER: Final = Struct(">Q")
 V = TypeVar("V")
 _Undo = list[tuple["Table[Any]", bytes, Any]]
 
@@ -41,14 +44,27 @@ class Table(Generic[V]):
         self._undo, self._encode, self._decode = undo, encode, decode
         self.since = since
         """The state format that it is part of, and all later ones."""
-        self._map = SortedMap[V]()
-        self.get: Callable[[bytes], V | None] = self._map.get
-        """Return the record of a key."""
         self.changes = 0
         """How often it has been changed, on this member."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._map: SortedMap[V] = sorted_map.SortedMap()
+        self.get: Callable[[bytes], V | None] = self._map.get
+        """Return the record of a key."""
 
     def __len__(self) -> int:
         return len(self._map)
+
+    def descend(self, names: Sequence[bytes]) -> int | None:
+        """Return where names lead from number 0, each kept under a number and itself as one."""
+        key = _NUMBER.pack(0)
+        for name in names:
+            found = self.get(key + name)
+            if found is None:
+                return None
+            key = cast("bytes", found)
+        return int.from_bytes(key, "big")
 
     def put(self, key: bytes, value: V) -> None:
         """Have this record under a key."""
@@ -69,8 +85,7 @@ class Table(Generic[V]):
 
     def under(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, V]]:
         """Yield keys that begin so, from `prefix + start` on; the same holds."""
-        found = self._map.after(prefix + start)
-        return takewhile(lambda item: item[0].startswith(prefix), found)
+        return self._map.under(prefix, start)
 
     def number_under(self, prefix: bytes) -> int:
         """Return how many keys begin so, at little cost however many they are."""
@@ -109,8 +124,7 @@ class Table(Generic[V]):
         Raises:
             CorruptionError: `unknown_state`.
         """
-        self._map = SortedMap()
-        self.get = self._map.get
+        self._begin_anew()
         self.changes += 1
         for _ in range(pieces.number()):
             size, length = pieces.number(4), pieces.number(4)
@@ -187,3 +201,6 @@ def _end_of(prefix: bytes) -> bytes:
     """Return the least key behind all that begin so."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1])
+
+
+accelerated.bind(sys.modules[__name__], "Table", also=(_end_of,))

@@ -204,7 +204,7 @@ def _check(words: Words) -> Call:
             job.state.guard(job, number, Want.LOOK)
             one = elements.there(number)
             if kind == b"IFLOCK" and version is not None:
-                is_so = _holds(job, number, version)
+                is_so = _is_current(job, version)
             else:
                 is_so = version == (one.version if kind == b"CAS" else one.child_version)
         if not is_so:
@@ -214,9 +214,9 @@ def _check(words: Words) -> Call:
     return Call(execute, (path,), is_change=False)
 
 
-def _holds(job: Job, number: int, token: Version) -> bool:
+def _is_current(job: Job, token: Version) -> bool:
     try:
-        job.state.check_token(number, token)
+        job.state.check_token(token)
     except Refused:
         return False
     return True

@@ -321,7 +321,7 @@ def _put(words: Words) -> Call:
         if one.type is not Type.BINARY:
             raise Refused("WRONGTYPE", one.type.name)
         if token is not None:
-            job.state.check_token(number, token, job.asker.session)
+            job.state.check_token(token)
         if version is not None and version != one.version:
             raise Refused("CAS_MISMATCH", one.version.text.decode())
         job.state.data.put(job, number, data)

@@ -100,11 +100,11 @@ class Waits:
     def __init__(self, tables: Tables, elements: Elements, claims: Claims) -> None:
         self._elements, self._claims = elements, claims
         self._waits = tables.add(_encode, _decode)
-        self._open = tables.add(as_bytes, as_bytes)
+        self.open = tables.add(as_bytes, as_bytes)
         """Session and request number -> name of the wait."""
         self._offers = tables.add(as_bytes, as_bytes)
         """Names of offers that may lapse -> nothing."""
-        self._freed = tables.add(as_bytes, as_bytes)
+        self.freed = tables.add(as_bytes, as_bytes)
         """Elements near which somebody may have got what it waits for; none between entries."""
 
     def __len__(self) -> int:
@@ -120,13 +120,15 @@ class Waits:
 
     def opened(self, session: int, csn: int) -> bytes | None:
         """Return the name of the wait that a request has begun or joined."""
-        if not len(self._open):
+        if not len(self.open):
             return None
-        return self._open.get(key_of(session) + key_of(csn))
+        return self.open.get(key_of(session) + key_of(csn))
 
     def names_of(self, session: int) -> list[bytes]:
         """Return the waits of a session, in order."""
-        return sorted({name for _, name in self._open.under(key_of(session))})
+        if not len(self.open):
+            return []
+        return sorted({name for _, name in self.open.under(key_of(session))})
 
     def mine(self, session: int, mode: Mode, elements: tuple[int, ...]) -> bytes | None:
         """Return what a session waits with for just this."""
@@ -138,6 +140,8 @@ class Waits:
 
     def number_awaited(self, session: int) -> int:
         """Return how many elements the waits of a session are about, one by one."""
+        if not len(self.open):
+            return 0
         return sum(len(self.there(name).elements) for name in self.names_of(session))
 
     def offers(self) -> Iterator[tuple[bytes, Wait]]:
@@ -178,9 +182,9 @@ class Waits:
             self._close(wait.session, csns[1][0])
             run.answers.append(Answer(wait.session, csns[1][0], PENDING))
             csns = csns[0], csns[2]
-        elif sum(1 for _ in self._open.under(key_of(wait.session))) >= OPEN_MAX:
+        elif sum(1 for _ in self.open.under(key_of(wait.session))) >= OPEN_MAX:
             raise Refused("QUOTA", f"{OPEN_MAX} requests of this session wait; cancel some")
-        self._open.put(key_of(wait.session) + key_of(csn), name)
+        self.open.put(key_of(wait.session) + key_of(csn), name)
         self._waits.put(name, wait._replace(csns=csns))
         return PENDING
 
@@ -242,7 +246,7 @@ class Waits:
         self._offers.delete(name)
 
     def _close(self, session: int, csn: int) -> None:
-        self._open.delete(key_of(session) + key_of(csn))
+        self.open.delete(key_of(session) + key_of(csn))
 
     # ---- what has become free
 
@@ -253,13 +257,13 @@ class Waits:
         """
         if len(self._waits):
             self.free_above(self._elements.line(element)[1:])
-        self._freed.put(key_of(element), _AROUND)
+        self.freed.put(key_of(element), _AROUND)
 
     def free_above(self, line: Iterable[int]) -> None:
         """Note that what is below these elements is less than before."""
         for number in line:
-            if self._freed.get(key_of(number)) is None and self._is_locked_for(number):
-                self._freed.put(key_of(number), _ALONE)
+            if self.freed.get(key_of(number)) is None and self._is_locked_for(number):
+                self.freed.put(key_of(number), _ALONE)
 
     def _is_locked_for(self, element: int) -> bool:
         return any(self._claims.number(element, Phase.WAITING, mode) for mode in LOCKS)
@@ -269,10 +273,8 @@ class Waits:
 
         True: who waits above and below it is to be looked at, too.
         """
-        if not len(self._freed):
-            return {}
-        noted = list(self._freed.after(b""))
+        noted = list(self.freed.after(b""))
         for key, _ in noted:
-            self._freed.delete(key)
+            self.freed.delete(key)
         found = {_NUMBER.unpack(key)[0]: how == _AROUND for key, how in noted}
         return {one: how for one, how in found.items() if self._elements.get(one) is not None}

@@ -4,9 +4,10 @@ from millstream.coordination.core.namespace.admission import (
     NAMESPACE_COMMANDS,
     admit,
     begin_transaction,
+    forced,
 )
 from millstream.coordination.core.namespace.transactions import pack_command
-from millstream.coordination.core.register_commands import Wish
+from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Wish
 
 
 def test_changes_carry_the_client_s_time() -> None:
@@ -18,6 +19,24 @@ def test_changes_carry_the_client_s_time() -> None:
 def test_reads_say_whether_any_state_will_do() -> None:
     asked = admit([b"get", b"/ns/a", b"STALEREAD"], 0)
     assert asked == Wish(False, (b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True)
+
+
+def test_what_is_forced_says_so_before_its_name() -> None:
+    put = admit([b"put", b"/ns/a", b"x"], 17)
+    assert forced(put) == Wish(True, (b"17", b"FORCE", b"PUT", b"/ns/a", b"x"), b"/ns/a")
+    look = admit([b"get", b"/ns/a", b"STALEREAD"], 0)
+    assert forced(look) == Wish(False, (b"FORCE", b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True)
+
+
+def test_where_no_locks_are_nothing_is_forced() -> None:
+    wishes = [
+        admit([b"CREATENAMESPACE", b"/ns"], 0), admit([b"PUT", b"ns"], 0),
+        REGISTER_COMMANDS[b"SET"]([b"SET", b"7", b"v"], 0),
+        REGISTER_COMMANDS[b"GET"]([b"GET", b"k"], 0),
+    ]  # fmt: skip
+    for wish in wishes:
+        assert wish is not None
+        assert forced(wish) == wish
 
 
 def test_what_belongs_to_a_session_asks_for_one() -> None:

@@ -86,10 +86,12 @@ def test_other_sets_are_for_administrators(tree: Tree) -> None:
     [
         "CONFIG",
         "CONFIG GET /myroot",
-        "CONFIG SET GROUP GROUP.HEARTBEAT 200 ms",
+        "CONFIG SET GROUP GROUP.HEARTBEAT 9 ms",
+        "CONFIG SET GROUP GROUP.VIEW.TIMEOUT 900",
+        "CONFIG SET /myroot GROUP.HEARTBEAT 200 ms",
         "CONFIG SET GROUP GROUP.JOURNAL none",
         "CONFIG SET GROUP GROUP.BATCH.MAX 4097",
-        "CONFIG SET GLOBAL GLOBAL.VDS.INTERVAL 2 s",
+        "CONFIG SET GLOBAL GLOBAL.VDS.INTERVAL 2 minutes",
         "CONFIG GET /myroot SUBS.MIN.HISTORY more",
         "CONFIG GET /myroot SUBS.* SOURCE",
         "CONFIG GET /myroot GROUP.PIPELINE SOURCE",
@@ -112,6 +114,28 @@ def test_what_is_no_command_is_refused(tree: Tree, command: str) -> None:
     before = tree.bytes
     assert code(tree.do(*command.split())) == b"BADARG"
     assert tree.bytes == before
+
+
+def test_times_of_a_group_have_to_go_together(tree: Tree) -> None:
+    def change(words: str) -> bytes:
+        return tree.do("CONFIG", *words.split())
+
+    assert change("SET GROUP GROUP.HEARTBEAT 200 ms") == b"+OK"
+    before = tree.bytes
+    for refused in (
+        "SET GROUP GROUP.HEARTBEAT 201 ms", "SET GROUP GROUP.VIEW.TIMEOUT 599-900 ms"
+    ):  # fmt: skip
+        assert code(change(refused)) == b"BADCONFIG"
+        assert tree.bytes == before
+    assert change("SET GROUP GROUP.VIEW.TIMEOUT 3-4 s") == b"+OK"
+    assert change("SET GROUP GROUP.HEARTBEAT 1 s") == b"+OK"
+    assert change("UNSET GROUP GROUP.VIEW.TIMEOUT") == (
+        b"-BADCONFIG GROUP.VIEW.TIMEOUT would be 600 ms, and has to be 3 times GROUP.HEARTBEAT, "
+        b"1000 ms, at least: set the other one first"
+    )
+    assert change("UNSET GROUP GROUP.HEARTBEAT") == b"+OK"
+    assert change("UNSET GROUP GROUP.VIEW.TIMEOUT") == b"+OK"
+    assert change("SET GLOBAL GLOBAL.VDS.INTERVAL 2 s") == b"+OK"
 
 
 def test_what_is_not_there_has_no_configuration(tree: Tree) -> None:

@@ -10,7 +10,7 @@ def test_hooks_do_nothing_unless_told() -> None:
     family, run = Family(), Run(Tables(), Asker(), NEVER, 0)
     for want in Want:
         family.guard(run, 1, want)
-    family.created(run, 1)
+    family.created(run, 1, 0, 0)
     family.resized(run, 1, 5)
     family.moved(run, 1)
     family.deleted(run, 1)

@@ -12,6 +12,7 @@ from millstream.coordination.core.namespace.keys import (
     in_key_pattern,
     is_true,
     number_of,
+    numbers_of,
 )
 
 
@@ -42,6 +43,9 @@ from millstream.coordination.core.namespace.keys import (
         (b"GROUP.JOURNAL", b"NONE", b"none"),
         (b"GROUP.JOURNAL", b"often", None),
         (b"GROUP.VIEW.TIMEOUT", b"1-2 s", b"1000-2000 ms"),
+        (b"GROUP.VIEW.TIMEOUT", b"300 - 300", b"300-300 ms"),
+        (b"GROUP.VIEW.TIMEOUT", b"99-600 ms", None),
+        (b"GROUP.VIEW.TIMEOUT", b"600-60001 ms", None),
         (b"GROUP.VIEW.TIMEOUT", b"900-600 ms", None),
         (b"GROUP.VIEW.TIMEOUT", b"900", None),
         (b"GROUP.VIEW.TIMEOUT", b"600-900 KB", None),
@@ -81,3 +85,9 @@ def test_keys_are_in_order_and_say_whose_they_are() -> None:
 def test_patterns_are_those_of_the_shell(pattern: str, name: str) -> None:
     expected = fnmatch.fnmatchcase(name, pattern)
     assert in_key_pattern(name.encode(), pattern.lower().encode()) == expected
+
+
+def test_a_kept_value_is_a_number_or_a_range() -> None:
+    assert numbers_of(b"100 ms") == 100
+    assert numbers_of(b"512") == 512
+    assert numbers_of(b"600-900 ms") == (600, 900)

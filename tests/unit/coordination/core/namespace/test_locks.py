@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.coordination.core.namespace.locks import ELECTED_BYTES_MAX, PATHS_MAX
+from millstream.coordination.core.namespace.transactions import pack_command
 from millstream.coordination.core.values import items
 from namespace_clients import Client, Group, word
 
@@ -206,16 +207,44 @@ def test_a_write_that_is_fenced(group: Group, ann: Client, bob: Client) -> None:
     assert group.read("GET", "/ns/a/x", session=12) == b"=1"
 
 
-def test_a_lock_of_another_place_fences_the_writes_of_who_holds_it(
+def test_a_lock_of_another_place_fences_writes_whoever_holds_it(
     group: Group, ann: Client, bob: Client
 ) -> None:
     token = token_of(ann.do("LOCK", "/ns/a", "TOKEN"))
     assert ann.do("PUT", "/ns/b", "1", "IFLOCK", token) == b"+OK"
-    assert word(bob.do("PUT", "/ns/b", "2", "IFLOCK", token)) == "FENCED", "it is not bob's"
+    assert bob.do("PUT", "/ns/b", "2", "IFLOCK", token) == b"+OK", "the grant is current"
     assert bob.do("LOCK", "/ns/a")[:1] != b"-"
     ann.do("LOCK", "RELEASE", "/ns/a")
-    assert word(ann.do("PUT", "/ns/b", "3", "IFLOCK", token)) == "FENCED"
-    assert group.read("GET", "/ns/b", session=12) == b"=1"
+    for client in (ann, bob):
+        assert word(client.do("PUT", "/ns/b", "3", "IFLOCK", token)) == "FENCED"
+    assert group.read("GET", "/ns/b", session=12) == b"=2"
+
+
+def test_a_token_of_several_locks_is_current_until_the_last_one_is_let_go(
+    group: Group, ann: Client, bob: Client
+) -> None:
+    token = token_of(ann.do("LOCK", "GROUP", "/ns/a", "/ns/b", "TOKEN"))
+    check = ("CHECK", "/ns/b", "IFLOCK", token)
+    ann.do("LOCK", "RELEASE", "/ns/a")
+    assert group.read(*check) == b"+OK"
+    assert bob.do("LOCK", "READ", "/ns/b")[:1] != b"-"
+    group.end(ann.session)
+    assert word(group.read(*check)) == "CHECK_FAILED"
+
+
+def test_what_is_known_of_tokens_is_taken_back_with_the_rest(
+    group: Group, ann: Client, bob: Client
+) -> None:
+    token = token_of(ann.do("LOCK", "/ns/a", "TOKEN"))
+    assert bob.do("PUT", "/ns/b", "1", "IFLOCK", token) == b"+OK"
+    release = pack_command([b"LOCK", b"RELEASE", b"/ns/a"])
+    other = pack_command([b"LOCK", b"/ns/b"])
+    failing = pack_command([b"CHECK", b"/ns/b", b"ABSENT"])
+    assert word(ann.do("EXEC", release, other, failing)) == "EXECABORT"
+    begin, _, lsn = token.rpartition(b":")
+    later = b"%b:%d" % (begin, int(lsn) + 2)
+    assert word(bob.do("PUT", "/ns/b", "2", "IFLOCK", later)) == "FENCED"
+    assert bob.do("PUT", "/ns/b", "3", "IFLOCK", token) == b"+OK"
 
 
 def test_letting_go(group: Group, ann: Client, bob: Client) -> None:

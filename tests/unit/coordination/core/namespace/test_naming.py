@@ -100,6 +100,31 @@ def test_a_deletion_is_worked_off_by_whoever_leads(groups: Groups) -> None:
     assert groups.target.do(*create) == b"+DELETED"
 
 
+def test_a_deletion_passes_locks_if_it_is_to(groups: Groups) -> None:
+    confirmed(groups)
+    groups.target.do("CREATE", "BINARY", "/ns/a")
+    groups.target.do("LOCK", "/ns/a", session=9)
+    begun = groups.system.do("DELETENAMESPACE", "/ns", "FORCE")
+    assert begun.endswith(b" 1 0")
+    assert groups.go_on(NameKeeper(), 0.0) == 1
+    assert groups.target.read("LOOKUP", "/ns/a") == b"+OK"
+    begun = groups.system.do("FORCE", "DELETENAMESPACE", "/ns", "FORCE")
+    assert begun.endswith(b" 1 1")
+    assert groups.system.do("FORCE", "DELETENAMESPACE", "/ns", "FORCE") == begun
+    groups.system.again()
+    assert groups.go_on(NameKeeper(), 0.0) == 1
+    assert groups.target.read("LOOKUP", "/ns/a") != b"+OK"
+
+
+def test_a_namespace_without_elements_keeps_what_is_locked(groups: Groups) -> None:
+    confirmed(groups)
+    groups.target.do("LOCK", "/ns", session=9)
+    begun = groups.system.do("FORCE", "DELETENAMESPACE", "/ns")
+    assert begun.endswith(b" 0 1")
+    assert groups.go_on(NameKeeper(), 0.0) == 1
+    assert list(groups.system.machine.state.registry.names.after(b"")) == []
+
+
 def test_what_is_too_big_is_kept(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     reservation = confirmed(groups)
     groups.target.do("CREATE", "BINARY", "/ns/a")
@@ -118,6 +143,7 @@ def test_steps_are_written_as_they_are_understood() -> None:
     assert words_of(Step(1, Do.DROP, b"n", one, other, True)) == (
         b"NAMESPACE", b"DROP", b"/n", b"1:2:3", b"4:5:6", b"FORCE",
     )  # fmt: skip
+    assert words_of(Step(1, Do.DROP, b"n", one, other, False, True))[5:] == (b"LOCKED",)
     assert words_of(Step(None, Do.KEEP, b"n", one, other)) == (
         b"NAMESPACE", b"KEEP", b"/n", b"1:2:3", b"4:5:6",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from millstream.coordination.core.namespace.tables import Tables, as_bytes
 from millstream.coordination.core.snapshots import Pieces
 from millstream.errors import CorruptionError
 
+pytestmark = pytest.mark.usefixtures("variant")
 KEYS = st.binary(max_size=2)
 CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.none() | st.binary(max_size=3)), max_size=30)
 
@@ -99,6 +100,17 @@ def test_keys_with_one_beginning_are_found_together() -> None:
     assert [key for key, _ in table.under(b"b")] == [b"b1", b"b2", b"b3"]
     assert [key for key, _ in table.under(b"b", b"2")] == [b"b2", b"b3"]
     assert [key for key, _ in table.after(b"b3")] == [b"b3", b"c"]
+
+
+def test_names_lead_from_one_number_to_the_next() -> None:
+    tables = made()
+    table = tables.first  # type: ignore[attr-defined]
+    table.put(bytes(8) + b"ns", (7).to_bytes(8, "big"))
+    table.put((7).to_bytes(8, "big") + b"a", (300).to_bytes(8, "big"))
+    assert [table.descend(names) for names in ((), (b"ns",), (b"ns", b"a"))] == [0, 7, 300]
+    assert table.descend((b"a",)) is None
+    assert table.descend((b"ns", b"b")) is None
+    assert table.descend((b"ns", b"a", b"a")) is None
 
 
 def test_what_is_no_record_is_no_state() -> None:

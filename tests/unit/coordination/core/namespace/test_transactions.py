@@ -154,6 +154,8 @@ def test_a_condition_on_a_lock_asks_the_lock(tree: Tree) -> None:
     status_and_token = items(tree.do("LOCK", "/ns/a", "TOKEN", session=8))
     token = status_and_token[1][1:].decode()
     assert tree.read("CHECK", "/ns/a", "IFLOCK", token) == b"+OK"
+    tree.do("CREATE", "BINARY", "/ns/else")
+    assert tree.read("CHECK", "/ns/else", "IFLOCK", token, session=9) == b"+OK"
     assert tree.read("CHECK", "/ns/a", "IFLOCK", "1:2:9") == b"-CHECK_FAILED /ns/a IFLOCK"
     tree.do("LOCK", "RELEASE", "/ns/a", session=8)
     assert tree.read("CHECK", "/ns/a", "IFLOCK", token) == b"-CHECK_FAILED /ns/a IFLOCK"

@@ -1,0 +1,31 @@
+"""A bucket on a real disk, opened as a node does, and edits for its documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millstream.documents.sent import parse_sent
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
+from millstream.documents.updating import interactive
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.revised import Decide
+
+NOW = 1_700_000_000_000_000_000
+LIMIT = REVS_LIMIT_DEFAULT
+
+
+async def opened(path: Path) -> BucketEngine:
+    failures: list[Exception] = []
+    return await BucketEngine.open(
+        path, name="b", uuid="00", partition_count=4, flush_interval_ms=1,
+        on_persisted=lambda: None, on_fatal=failures.append, on_corrupt=failures.append,
+    )  # fmt: skip
+
+
+def put(text: bytes = b"{}") -> Decide:
+    """Return an edit as a client makes it."""
+
+    def decide(document: StoredDocument | None) -> StoredDocument | None:
+        return interactive(document, parse_sent(text), revs_limit=LIMIT).document
+
+    return decide

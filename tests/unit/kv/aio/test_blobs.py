@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import UnavailableError
+from millstream.kv.aio import blobs
+from millstream.kv.aio.blobs import READ_BYTES, BlobFiles
+
+DATA = bytes(range(256)) * 2000
+
+
+async def cut(data: bytes, size: int = 10_000) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+async def read(files: BlobFiles, sha256: bytes, begin: int, end: int) -> bytes:
+    return b"".join([piece async for piece in files.read(sha256, begin, end)])
+
+
+def files_in(path: Path) -> list[str]:
+    return sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
+
+
+async def test_bytes_are_kept_under_their_hash_and_read_by_ranges(tmp_path: Path) -> None:
+    files = BlobFiles(tmp_path / "blobs")
+    files.prepare()
+    assert not (tmp_path / "blobs").exists(), "nothing was ever attached"
+    put = await files.put(cut(DATA))
+    name = hashlib.sha256(DATA).hexdigest()
+    assert put == (bytes.fromhex(name), hashlib.md5(DATA).digest(), len(DATA))
+    assert files_in(tmp_path) == [f"blobs/{name[:2]}/{name[2:]}"]
+    assert files.has(put.sha256)
+    assert len(DATA) > READ_BYTES
+    assert await read(files, put.sha256, 0, len(DATA)) == DATA
+    assert await read(files, put.sha256, 7, 300_009) == DATA[7:300_009]
+    assert files.piece(put.sha256, 5, 100) == (len(DATA), DATA[5:105])
+    assert files.piece(put.sha256, len(DATA) + 5, 100) == (len(DATA), b"")
+    assert files.size() == len(DATA)
+    with pytest.raises(UnavailableError, match="too short") as short:
+        await read(files, put.sha256, 0, len(DATA) + 1)
+    assert short.value.code == "blob_missing"
+
+
+async def test_the_same_bytes_are_there_once(tmp_path: Path) -> None:
+    files = BlobFiles(tmp_path)
+    first, second = await files.put(cut(DATA)), await files.put(cut(DATA, 77))
+    assert first == second
+    assert len(files_in(tmp_path)) == 1
+    nothing = await files.put(cut(b""))
+    assert await read(files, nothing.sha256, 0, 0) == b""
+
+
+async def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    files = BlobFiles(tmp_path)
+    assert not files.has(bytes(32))
+    assert files.piece(bytes(32), 0, 10) is None
+    with pytest.raises(UnavailableError) as missing:
+        await read(files, bytes(32), 0, 10)
+    assert missing.value.code == "blob_missing"
+
+
+async def test_what_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield DATA
+        raise ConnectionError("gone")
+
+    files = BlobFiles(tmp_path)
+    with pytest.raises(UnavailableError):  # an error of the operating system, like a full disk
+        await files.put(broken())
+    assert files_in(tmp_path) == []
+
+
+async def test_a_start_removes_what_was_not_finished(tmp_path: Path) -> None:
+    files = BlobFiles(tmp_path)
+    put = await files.put(cut(DATA))
+    (tmp_path / "new" / "half").write_bytes(DATA[:9])
+    again = BlobFiles(tmp_path)
+    again.prepare()
+    assert again.has(put.sha256)
+    assert len(files_in(tmp_path)) == 1
+
+
+async def test_names_are_durable_before_put_returns_whoever_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(blobs, "sync_directory", synced.append)
+    files = BlobFiles(tmp_path / "blobs")
+    put = await files.put(cut(DATA))
+    directory = tmp_path / "blobs" / put.sha256.hex()[:2]
+    assert synced == [directory, tmp_path / "blobs", tmp_path]
+    await files.put(cut(DATA))
+    assert synced[3:] == [directory], "that it was there already does not say that it lasts"
+    again = BlobFiles(tmp_path / "blobs")
+    again.prepare()
+    assert synced[4:] == [directory, tmp_path / "blobs", tmp_path]

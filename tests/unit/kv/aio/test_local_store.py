@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ConditionError, UnavailableError
+from millstream.kv.aio import local_store
+from millstream.kv.aio.local_store import VERSIONS_MAX, LocalStore, Version, thinned
+
+
+def store_at(path: Path, gone: frozenset[str] = frozenset()) -> LocalStore:
+    return LocalStore(path / "local", lambda stamp: stamp not in gone)
+
+
+async def test_documents_are_kept_over_a_restart(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    assert store.read("a") is None
+    assert store.all() == []
+    assert not (tmp_path / "local").exists()
+    assert await store.write("b", b'{"n":1}', None, "s1") == 1
+    assert await store.write("a", b"{}", None, "s1") == 1
+    assert await store.write("b", b'{"n":2}', 1, "s2") == 2
+    store.close()
+    store = store_at(tmp_path)
+    found = store.read("b")
+    assert found is not None
+    assert (found.rev, found.body) == (2, b'{"n":2}')
+    assert [doc_id for doc_id, _ in store.all()] == ["a", "b"]
+    store.close()
+
+
+async def test_revisions(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    with pytest.raises(ConditionError, match="conflict"):
+        await store.write("a", b"{}", 3, "s")
+    await store.write("a", b"{}", 0, "s")
+    with pytest.raises(ConditionError, match="conflict"):
+        await store.write("a", b"{}", 7, "s")
+    assert await store.write("a", b"{}", None, "s") == 1
+    assert await store.write("a", None, 1, "s") == 0
+    assert store.read("a") is None
+    assert store.all() == []
+    with pytest.raises(ConditionError, match="missing"):
+        await store.write("a", None, None, "s")
+    assert await store.write("a", b"{}", None, "s") == 1
+    store.close()
+
+
+async def test_what_speaks_of_lost_changes_counts_no_more(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    await store.write("a", b'{"n":1}', None, "old")
+    await store.write("a", b'{"n":2}', 1, "lost")
+    await store.write("b", b"{}", None, "lost")
+    store.close()
+    store = store_at(tmp_path, frozenset({"lost"}))
+    found = store.read("a")
+    assert found is not None
+    assert found.body == b'{"n":1}'
+    assert store.read("b") is None
+    assert [doc_id for doc_id, _ in store.all()] == ["a"]
+    assert await store.write("a", b'{"n":3}', 1, "new") == 2
+    store.close()
+
+
+def test_versions_are_thinned() -> None:
+    versions = [Version(1, b"", "", 1)]
+    for number in range(2, 40):
+        versions = thinned([Version(1, b"", "", number), *versions])
+        numbers = [one.number for one in versions]
+        assert numbers == sorted(numbers, reverse=True)
+        assert numbers[0] == number
+        assert len(numbers) <= VERSIONS_MAX
+    assert numbers[-1] <= 39 - 4
+
+
+async def test_settings_are_apart_from_documents(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    assert store.setting("limit") is None
+    await store.set("limit", b"7")
+    await store.write("limit", b"{}", None, "s")
+    assert store.setting("limit") == b"7"
+    store.close()
+    assert store_at(tmp_path).setting("limit") == b"7"
+
+
+async def test_there_are_at_most_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_store, "LOCAL_DOCUMENTS_MAX", 2)
+    store = store_at(tmp_path)
+    await store.write("a", b"{}", None, "s")
+    await store.write("b", b"{}", None, "s")
+    with pytest.raises(UnavailableError, match="at most 2"):
+        await store.write("c", b"{}", None, "s")
+    assert await store.write("a", b"{}", 1, "s") == 2
+    store.close()

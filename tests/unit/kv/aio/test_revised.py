@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.kv.aio.revised import TURN_DOCUMENTS
+from millstream.kv.core.revised import Made
+from running_bucket import LIMIT, opened, put
+
+
+async def test_documents_survive_a_restart(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    edits = [(b"k%d" % number, put(b'{"n":%d}' % number)) for number in range(3 * TURN_DOCUMENTS)]
+    done = await engine.documents.update(edits, LIMIT, is_durable=True)
+    assert all(isinstance(one, Made) and one.seqno for one in done)
+    assert all(p.persisted_seqno == p.high_seqno for p in engine.bucket.partitions)
+    await engine.stop()
+    engine = await opened(tmp_path)
+    for key, _ in edits[:20]:
+        found = await engine.documents.read(key, LIMIT, is_durable=True)
+        assert found is not None
+        assert found.document.winner.rev.startswith("1-")
+    again = await engine.documents.update(edits[:5], LIMIT, is_durable=True)
+    assert [type(one) for one in again] == [ConditionError] * 5
+    await engine.stop()
+
+
+async def test_one_refusal_among_others(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    done = await engine.documents.update(
+        [(b"a", put()), (b"a", put()), (b"b", put())], LIMIT, is_durable=True
+    )
+    assert [isinstance(one, MillstreamError) for one in done] == [False, True, False]
+    await engine.stop()
+
+
+async def test_history_that_goes_back_makes_it_ambiguous(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partition_for(b"a")
+
+    async def lose(number: int, seqno: int) -> None:
+        engine.bucket.partitions[number].epoch += 1
+
+    engine.documents._until_durable = lose
+    [done] = await engine.documents.update([(b"a", put())], LIMIT, is_durable=True)
+    assert isinstance(done, UnavailableError)
+    assert done.code == "ambiguous"
+    assert partition.high_seqno == 1
+    [accepted] = await engine.documents.update([(b"b", put())], LIMIT, is_durable=False)
+    assert isinstance(accepted, Made)
+    await engine.stop()
+
+
+async def test_a_failed_disk_is_told(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+
+    async def fail(number: int, seqno: int) -> None:
+        raise UnavailableError("gone", code="disk_failed")
+
+    engine.documents._until_durable = fail
+    [done] = await engine.documents.update([(b"a", put())], LIMIT, is_durable=True)
+    assert isinstance(done, UnavailableError)
+    assert done.code == "disk_failed"
+    await engine.stop()
+
+
+async def test_a_majority_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partition_for(b"a")
+    reached = [0]
+    monkeypatch.setattr(type(partition), "has_copies", property(lambda _: True))
+    monkeypatch.setattr(type(partition), "majority_seqno", property(lambda _: reached[0]))
+    waiting = asyncio.ensure_future(
+        engine.documents.update([(b"a", put())], LIMIT, is_durable=True)
+    )
+    await engine.until_persisted(partition.partition_id, 1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reached[0] = 1
+    engine.bucket.made_durable()
+    [done] = await waiting
+    assert isinstance(done, Made)
+    await engine.stop()

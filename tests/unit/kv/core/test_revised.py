@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from log_double import NOW, SECOND, new_bucket
+
+from millstream.documents.sent import parse_sent
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
+from millstream.documents.updating import interactive, purge
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.kv.core.revised import Made, RevisedDocuments
+from millstream.model.limits import VALUE_BYTES_MAX
+from millstream.model.partitions import PartitionState
+
+LIMIT = REVS_LIMIT_DEFAULT
+
+
+def put(documents: RevisedDocuments, key: bytes, text: bytes) -> Made:
+    def decide(document: StoredDocument | None) -> StoredDocument | None:
+        return interactive(document, parse_sent(text), revs_limit=LIMIT).document
+
+    return documents.update(key, decide, NOW, LIMIT)
+
+
+def test_a_document_is_written_and_read() -> None:
+    bucket = new_bucket(4)
+    documents = RevisedDocuments(bucket)
+    assert documents.read(b"k", NOW, LIMIT) is None
+    made = put(documents, b"k", b'{"a":1}')
+    found = documents.read(b"k", NOW, LIMIT)
+    assert found is not None
+    assert found.document.winner.rev == "1-23202479633c2b380f79507a776743d5"
+    assert (found.partition, found.seqno) == (made.partition, made.seqno)
+    assert made.seqno == 1
+    with pytest.raises(ConditionError):
+        put(documents, b"k", b'{"a":2}')
+
+
+def test_what_kv_wrote_is_a_document_and_goes_on_as_one() -> None:
+    bucket = new_bucket(1)
+    documents = RevisedDocuments(bucket)
+    partition = bucket.partitions[0]
+    partition.put(b"k", b'{"a":1}', 0, 0, 0, 0, NOW)
+    partition.put(b"k", b'{"a":2}', 0, 0, 0, 0, NOW)
+    linear = documents.read(b"k", NOW, LIMIT)
+    assert linear is not None
+    rev = linear.document.winner.rev
+    assert rev.startswith("2-")
+    put(documents, b"k", b'{"_rev":"%b","a":3}' % rev.encode())
+    found = documents.read(b"k", NOW, LIMIT)
+    assert found is not None
+    path = found.document.tree.winner_path()
+    assert path.revs()[1] == rev
+    assert path.start == 3
+    partition.put(b"k", b'{"a":4}', 0, 0, 0, 0, NOW)
+    later = documents.read(b"k", NOW, LIMIT)
+    assert later is not None
+    assert later.document.tree.winner_path().revs()[1:] == path.revs()
+
+
+def test_nothing_is_written_where_nothing_changes() -> None:
+    bucket = new_bucket(1)
+    documents = RevisedDocuments(bucket)
+    made = put(documents, b"k", b"{}")
+    same = documents.update(b"k", lambda document: None, NOW, LIMIT)
+    assert same.seqno == 0
+    assert bucket.partitions[0].high_seqno == made.seqno
+
+
+def test_what_has_expired_is_gone_before_it_is_looked_at() -> None:
+    bucket = new_bucket(1)
+    bucket.partitions[0].put(b"k", b"{}", 0, NOW // SECOND + 1, 0, 0, NOW)
+    found = RevisedDocuments(bucket).read(b"k", NOW + 2 * SECOND, LIMIT)
+    assert found is not None
+    assert found.document.winner.is_deleted
+
+
+def test_a_purge_is_a_change_that_leaves_no_document() -> None:
+    bucket = new_bucket(1)
+    documents = RevisedDocuments(bucket)
+    made = put(documents, b"k", b"{}")
+    assert made.document is not None
+    rev = made.document.winner.rev
+    purged = documents.update(b"k", lambda one: purge(one, [rev]).document, NOW, LIMIT)
+    assert purged.seqno == made.seqno + 1
+    found = documents.read(b"k", NOW, LIMIT)
+    assert found is not None
+    assert not found.document.exists
+    assert put(documents, b"k", b"{}").document is not None
+
+
+def test_refusals() -> None:
+    bucket = new_bucket(1)
+    documents = RevisedDocuments(bucket)
+    put(documents, b"k", b"{}")
+    with pytest.raises(UsageError, match="at most"):
+        put(documents, b"large", b'{"a":"%b"}' % (b"x" * VALUE_BYTES_MAX))
+    bucket.partitions[0].lock(b"k", 10, NOW)
+    with pytest.raises(UnavailableError, match="locked"):
+        documents.update(b"k", lambda one: one, NOW, LIMIT)
+    bucket.partitions[0].state = PartitionState.DEAD
+    with pytest.raises(UnavailableError):
+        documents.read(b"k", NOW, LIMIT)
