@@ -39,6 +39,7 @@ from millstream.gateway.aio import (
     part_pages,
     partition_pages,
     promotion_pages,
+    replication_pages,
     session_pages,
     shared_pages,
     user_pages,
@@ -75,7 +76,7 @@ PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
     mango_pages, local_pages, bulk_pages, listing_pages, changes_pages, document_pages,
-    attachment_pages, design_pages, database_pages,
+    attachment_pages, design_pages, replication_pages, database_pages,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from millstream.access.users import UserStore
 from millstream.documents.tokens import TokenWriter, Vector
 from millstream.errors import MillstreamError
 from millstream.gateway.core.document_host import DocumentHost
+from millstream.gateway.core.replication_host import ReplicationHost
 from millstream.kv.core.changes_feed import Piece
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
@@ -462,6 +463,10 @@ class NodeHost(FrontHost, Protocol):
     @property
     def changes(self) -> ChangesHost:
         """What happens in the databases."""
+
+    @property
+    def replications(self) -> ReplicationHost:
+        """Jobs that bring databases in step."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None

@@ -40,6 +40,7 @@ class Scheduler:
         open_peers: reaches both ends of a job.
         schedule: which jobs run.
         clock_ns: Unix time.
+        on_ended: called with the name of a job whose run is over, whatever comes next.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Scheduler:
         open_peers: OpenPeers,
         schedule: Schedule | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        on_ended: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._open_peers = open_peers
         self._schedule = schedule or Schedule()
         self._clock_ns = clock_ns
+        self._on_ended = on_ended
         self._jobs: dict[str, Job] = {}
         self._runs: dict[str, Run] = {}
         self._tasks = Tasks()
@@ -117,6 +120,7 @@ class Scheduler:
         else:
             self._schedule.ended(name, error, self._now_ms())
         self._running.pop(name, None)
+        self._on_ended(name)
         self._happened.set()
 
     async def _stop(self, name: str) -> None:

@@ -116,6 +116,11 @@ class Run:
         return None if self._started is None else self._started.pair
 
     @property
+    def started(self) -> Started | None:
+        """Where it began, once that is known."""
+        return self._started
+
+    @property
     def has_changed_nothing(self) -> bool:
         """Whether there was nothing to do."""
         return not self.statistics.rows_read and not self.entries
