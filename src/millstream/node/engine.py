@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from millstream.access.kv_login import Login
 from millstream.access.users import NODE_USER, UserStore
@@ -42,6 +42,7 @@ from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
+from millstream.node.coverage import Coverage
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
@@ -138,6 +139,7 @@ class Engine:
         self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
         self.documents = Documents(self._buckets, self.changes)
         self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
+        self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(
             self.documents, self.changes, lambda name: name in self.served,
             lambda: self.create_bucket(REPLICATOR, REPLICATOR_PARTITIONS), time.time_ns,
@@ -289,6 +291,10 @@ class Engine:
             self._figures(),
             {name: bucket.published.read() for name, bucket in self.served.items()},
         )
+
+    def replication_tasks(self) -> list[dict[str, Any]]:
+        """Return the replications that run."""
+        return self.replications.tasks()
 
     def _figures(self) -> dict[str, float]:
         statuses = self.bucket_statuses()

@@ -150,9 +150,7 @@ class Replications:
 
     @asynccontextmanager
     async def _opened(self, job: Job) -> AsyncIterator[tuple[Peer, Peer]]:
-        reached = replace(
-            job, source=self._reached(job.source), target=self._reached(job.target)
-        )
+        reached = replace(job, source=self._reached(job.source), target=self._reached(job.target))
         async with http_peers(reached, self._tls) as peers:
             yield peers
 

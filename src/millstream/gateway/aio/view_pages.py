@@ -151,7 +151,7 @@ async def _tasks(request: web.Request) -> web.Response:
     tasks = await host.indexes.tasks()
     found = [t for t in tasks if user is None or user.may("read", str(t.get("database")))]
     is_admin = user is None or user.may("admin", "")
-    return answer(found + (host.replications.tasks() if is_admin else []))
+    return answer(found + (host.replication_tasks() if is_admin else []))
 
 
 async def _temporary(request: web.Request) -> web.Response:

@@ -50,6 +50,3 @@ class ReplicationHost(Protocol):
 
     def documents(self) -> list[dict[str, Any]]:
         """Return all documents that are jobs, by id, and how each is."""
-
-    def tasks(self) -> list[dict[str, Any]]:
-        """Return what runs, as `_active_tasks` shows it."""
