@@ -64,7 +64,7 @@ def text_of(
         following: names of attachments that follow the text.
     """
     content = document.contents[leaf.rev]
-    head = b'{"_id":%b,"_rev":"%b"' % (_encode(doc_id), leaf.rev.encode())
+    head = b'{"_id":%b,"_rev":%b' % (_encode(doc_id), _encode(leaf.rev))
     if leaf.is_deleted:
         head += b',"_deleted":true'
     if content.attachments:
@@ -170,8 +170,12 @@ def open_leaves(
     if revs is None:
         return [] if present is None else list(present.tree.leaves())
     found: dict[str, Leaf | str] = {}
+    there = {} if present is None else _leaves(present, revs)
     for rev in revs:
-        leaves = [] if present is None else _leaves(present, rev, latest=latest)
+        leaves = [there[rev]] if rev in there else []
+        if latest and present is not None and not leaves:
+            below = present.tree.leaves_below(checked_rev(rev))
+            leaves = [leaf for leaf in below if leaf.rev in present.contents]
         for leaf in leaves:
             found.setdefault(leaf.rev, leaf)
         if not leaves:
@@ -179,11 +183,12 @@ def open_leaves(
     return list(found.values())
 
 
-def _leaves(document: StoredDocument, rev: str, *, latest: bool) -> list[Leaf]:
-    if latest:
-        return [leaf for leaf in document.tree.leaves_below(rev) if leaf.rev in document.contents]
-    leaf = document.tree.leaf(rev)
-    return [] if leaf is None or rev not in document.contents else [leaf]
+def _leaves(document: StoredDocument, revs: Sequence[str]) -> dict[str, Leaf]:
+    """Return leaves whose content is known, those of `revs` at least."""
+    winner, known = document.winner, document.contents
+    if all(rev == winner.rev for rev in revs):
+        return {winner.rev: winner} if winner.rev in known else {}
+    return {leaf.rev: leaf for leaf in document.tree.leaves() if leaf.rev in known}
 
 
 def changed_revs(document: StoredDocument, *, all_leaves: bool) -> list[str]:
@@ -203,8 +208,7 @@ def differences(document: StoredDocument | None, revs: Sequence[str]) -> dict[st
     """
     if document is None or not document.exists:
         return {"missing": [checked_rev(rev) for rev in revs]} if revs else {}
-    leaves = set(document.tree.leaf_revs())
-    missing = document.tree.missing(rev for rev in revs if rev not in leaves)
+    missing = document.tree.missing(revs)
     if not missing:
         return {}
     ancestors = document.tree.possible_ancestors(missing)

@@ -16,8 +16,9 @@ HTTP (`documents.revision_ids`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from millstream.errors import UsageError
 
@@ -26,6 +27,7 @@ __all__ = [
     "SIGNATURE_BYTES",
     "SIGNATURE_TEXT_BYTES_MAX",
     "Path",
+    "all_to_bytes",
     "checked_rev",
     "is_foreign",
     "is_signature",
@@ -116,6 +118,18 @@ def to_bytes(signature: str) -> bytes:
     digest = _FOREIGN.copy()
     digest.update(signature.encode())
     return digest.digest()
+
+
+def all_to_bytes(ids: Sequence[Any]) -> bytes | None:
+    """Return the bytes of signatures that are all 32 hex digits, None where not all are."""
+    if set(map(type, ids)) != {str} or set(map(len, ids)) != {_HEX_DIGITS}:
+        return None
+    digits = "".join(ids)
+    try:
+        packed = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    return packed if packed.hex() == digits else None
 
 
 def is_foreign(signature: str, packed: bytes) -> bool:

@@ -9,9 +9,8 @@
 A change without a sidecar is of a *linear* document: its revisions are computed from its lineage.
 
 Invariants:
-1. The value is the winner's: its body, or, of a winner that kv wrote, what kv wrote. In the
-   sidecar its body is empty then; a deleted winner's is there. An empty body of another leaf is
-   `{}`.
+1. The value is a live winner's: its body, or, if kv wrote it, what kv wrote. In the sidecar its
+   body is empty then. An empty body of another leaf is `{}`.
 2. A value that is no JSON object, or has a top-level member whose name begins with `_`, is the
    body `{}` and an attachment `value` without a blob. What kv writes leaves other attachments
    alone.
@@ -24,7 +23,7 @@ what is stored (`documents.updating`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b, md5
 from struct import Struct
@@ -34,7 +33,7 @@ import msgspec
 
 from millstream.documents.json_text import is_plain_object
 from millstream.documents.pruning import stemmed
-from millstream.documents.revisions import SIGNATURE_BYTES, Path
+from millstream.documents.revisions import SIGNATURE_BYTES
 from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
 from millstream.errors import CorruptionError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
@@ -67,6 +66,7 @@ VALUE_ATTACHMENT: Final = "value"
 EMPTY_BODY: Final = b"{}"
 _VALUE_TYPE: Final = "application/octet-stream"
 _VERSION: Final = 1
+_VERSION_BYTE: Final = bytes((_VERSION,))
 _NUMBERS: Final = Struct(">QQQ")
 
 
@@ -106,25 +106,18 @@ class Packed(NamedTuple):
     sidecar: bytes
 
 
-class _Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of one leaf."""
-
-    body: bytes
-    attachments: dict[str, Attachment]
-    value: bytes | None = None
-
-
-class _Sidecar(msgspec.Struct, frozen=True, array_like=True):
+class _Sidecar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     branches: list[Branch]
     foreign: dict[bytes, str]
-    contents: list[_Entry | None]
+    contents: list[Content | None]
     is_purged: bool = False
 
 
 _decode: Final = msgspec.msgpack.Decoder(_Sidecar).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _NOTHING: Final[Mapping[str, Attachment]] = {}
-_IN_FRAME: Final = _Entry(b"", {})
+_IN_FRAME: Final = Content(b"", _NOTHING)
+_EMPTY: Final = Content(EMPTY_BODY, _NOTHING)
 
 
 class StoredDocument:
@@ -169,7 +162,7 @@ class _Linear(StoredDocument):
     """One that kv alone wrote; what it is asked for is computed then."""
 
     __slots__ = ("_generation", "_is_deleted", "_key", "_lineage", "_revisions", "_revs_limit",
-                 "_value")  # fmt: skip
+                 "_value", "_winner")  # fmt: skip
 
     def __init__(self, bucket_uuid: str, frame: bytes, lineage: bytes, revs_limit: int) -> None:
         super().__init__(EMPTY, {})
@@ -181,6 +174,7 @@ class _Linear(StoredDocument):
         self._is_deleted = change.is_deleted
         self._value = change.value
         self._revs_limit = revs_limit
+        self._winner: Leaf | None = None
 
     @property
     def tree(self) -> RevisionTree:
@@ -209,8 +203,10 @@ class _Linear(StoredDocument):
 
     @property
     def winner(self) -> Leaf:
-        rev = self._revisions.of(self._key, self._lineage, self._generation)
-        return Leaf(rev, self._is_deleted)
+        if self._winner is None:
+            rev = self._revisions.of(self._key, self._lineage, self._generation)
+            self._winner = Leaf(rev, self._is_deleted)
+        return self._winner
 
 
 @lru_cache(maxsize=64)
@@ -249,16 +245,17 @@ def load(
             code="bad_sidecar",
         ) from error
     tree = RevisionTree(parts.branches, parts.foreign)
-    contents: dict[str, Content] = {}
-    for branch, entry in zip(tree.leaf_revs(), parts.contents, strict=True):
-        if entry is not None:
-            contents[branch] = Content(entry.body or EMPTY_BODY, entry.attachments, entry.value)
+    revs = tree.leaf_revs()
+    contents = {
+        rev: one if one.body else one._replace(body=EMPTY_BODY)
+        for rev, one in zip(revs, parts.contents, strict=True)
+        if one is not None
+    }
     change = change_of(frame)
-    if not change.is_deleted and not tree.is_empty:
-        winner = tree.winner
-        kept = parts.contents[tree.winner_branch] or _IN_FRAME
-        generation = tree.branches[tree.winner_branch].last
-        contents[winner.rev] = _content_of(change.value, kept, generation)
+    if not change.is_deleted and revs:
+        number = tree.winner_branch
+        kept = parts.contents[number] or _IN_FRAME
+        contents[revs[number]] = _content_of(change.value, kept, tree.branches[number].last)
     return StoredDocument(tree, contents, is_purged=parts.is_purged)
 
 
@@ -279,7 +276,7 @@ def _unpacked(sidecar: bytes) -> _Sidecar:
     return parts
 
 
-def _content_of(value: bytes, kept: _Entry, generation: int) -> Content:
+def _content_of(value: bytes, kept: Content, generation: int) -> Content:
     """Return what a live winner holds."""
     if is_plain_object(value):
         return Content(value, kept.attachments, kept.value)
@@ -330,20 +327,19 @@ def pack(document: StoredDocument) -> Packed:
         UsageError: `too_large`: more revisions, attachments or conflicts than a document may have.
     """
     tree = document.tree
-    contents = document.contents
+    known = document.contents
     revs = tree.leaf_revs()
-    entries = [_entry_of(contents.get(rev)) for rev in revs]
+    contents = [known.get(rev) for rev in revs]
     value = None
-    if revs and not tree.winner.is_deleted:
+    if revs and not tree.branches[tree.winner_branch].is_deleted:
         number = tree.winner_branch
-        content = contents[revs[number]]
+        content = known[revs[number]]
         if _is_kv_value(content):
-            value = content.value
-            entries[number] = _Entry(b"", dict(content.attachments))
+            value, kept = content.value, None
         else:
-            value = content.body
-            entries[number] = _Entry(b"", dict(content.attachments), content.value)
-    sidecar = _sidecar(tree, entries, is_purged=document.is_purged)
+            value, kept = content.body, content.value
+        contents[number] = Content(b"", content.attachments, kept)
+    sidecar = _sidecar(tree, contents, is_purged=document.is_purged)
     if len(sidecar) > SIDECAR_BYTES_MAX:
         raise UsageError(
             f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
@@ -353,22 +349,15 @@ def pack(document: StoredDocument) -> Packed:
     return Packed(value, sidecar)
 
 
-def _entry_of(content: Content | None) -> _Entry | None:
-    if content is None:
-        return None
-    body = b"" if content.body == EMPTY_BODY else content.body
-    return _Entry(body, dict(content.attachments), content.value)
-
-
 def _is_kv_value(content: Content) -> bool:
     """Return whether it is what kv wrote, which then is the value again."""
     shown = content.attachments.get(VALUE_ATTACHMENT)
     return content.body == EMPTY_BODY and shown is not None and not shown.sha256
 
 
-def _sidecar(tree: RevisionTree, entries: list[_Entry | None], *, is_purged: bool) -> bytes:
-    parts = _Sidecar(list(tree.branches), dict(tree.foreign), entries, is_purged)
-    return bytes((_VERSION,)) + _encode(parts)
+def _sidecar(tree: RevisionTree, contents: Sequence[Content | None], *, is_purged: bool) -> bytes:
+    # As `_Sidecar` has them.
+    return _VERSION_BYTE + _encode((tree.branches, tree.foreign, contents, is_purged))
 
 
 def by_kv(
@@ -394,12 +383,13 @@ def by_kv(
     """
     parts = _unpacked(split(side)[1])
     tree = RevisionTree(parts.branches, parts.foreign)
-    entries = parts.contents
+    contents = parts.contents
     base = blake2b(bucket_uuid.encode() + b"\0" + key, digest_size=SIGNATURE_BYTES)
     base.update(_NUMBERS.pack(branch, seqno, rev))
+    written = _EMPTY if is_deleted else _IN_FRAME
     if tree.is_empty:
-        tree = tree.merged(Path(1, [_signature(base, "")]), is_deleted=is_deleted)
-        return _sidecar(tree, [_IN_FRAME], is_purged=False)
+        tree = tree.extended(None, _signature(base, ""), is_deleted=is_deleted)
+        return _sidecar(tree, [written], is_purged=False)
     if is_deleted:
         numbers = [n for n, one in enumerate(tree.branches) if not one.is_deleted]
     else:
@@ -407,19 +397,16 @@ def by_kv(
     children = {}
     for number in numbers:
         children[number] = _signature(base, tree.leaf_at(number).rev)
-        before = entries[number] or _IN_FRAME
-        is_going = is_deleted or tree.branches[number].is_deleted
-        entries[number] = _Entry(b"", {} if is_going else _without_value(before.attachments))
+        before = contents[number]
+        contents[number] = written
+        if before is not None and not is_deleted and not tree.branches[number].is_deleted:
+            kept = {name: one for name, one in before.attachments.items() if one.sha256}
+            contents[number] = Content(b"", kept)  # all but the value before
     grown = stemmed(tree.with_children(children, is_deleted=is_deleted), REVS_LIMIT_DEFAULT)
-    return _sidecar(grown, entries, is_purged=False)
+    return _sidecar(grown, contents, is_purged=False)
 
 
 def _signature(base: blake2b, parent: str) -> str:
     digest = base.copy()
     digest.update(parent.encode())
     return digest.hexdigest()
-
-
-def _without_value(attachments: dict[str, Attachment]) -> dict[str, Attachment]:
-    """Return what a put over kv leaves: all but the value before."""
-    return {name: one for name, one in attachments.items() if one.sha256}

@@ -17,7 +17,7 @@ short (`documents.pruning`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ import msgspec
 from millstream.documents.revisions import (
     SIGNATURE_BYTES,
     Path,
+    all_to_bytes,
     is_foreign,
     parse_rev,
     to_bytes,
@@ -33,6 +34,7 @@ from millstream.documents.revisions import (
 __all__ = ["EMPTY", "Branch", "Leaf", "RevisionTree"]
 
 _ROOT: Final = -1
+_NO_NAMES: Final[Mapping[bytes, str]] = {}
 
 
 class Leaf(NamedTuple):
@@ -81,16 +83,30 @@ class RevisionTree:
     Args:
         branches: numbered by their place.
         foreign: texts of signatures that are not 32 hex digits, by their 16 bytes.
+        former: a tree that it was made of; what is worked out of branches of both is taken over.
     """
 
-    __slots__ = ("_winner", "branches", "foreign")
+    __slots__ = ("_revs", "_winner", "branches", "foreign")
 
     def __init__(
-        self, branches: Sequence[Branch] = (), foreign: Mapping[bytes, str] | None = None
+        self,
+        branches: Sequence[Branch] = (),
+        foreign: Mapping[bytes, str] = _NO_NAMES,
+        former: RevisionTree | None = None,
     ) -> None:
         self.branches = branches
-        self.foreign: Mapping[bytes, str] = foreign or {}
+        self.foreign = foreign
         self._winner: int | None = None
+        self._revs: list[str] | None = None
+        if former is not None and former._revs is not None:
+            same = min(len(branches), len(former.branches))
+            self._revs = [
+                rev if before is branch else self._leaf(branch).rev
+                for rev, before, branch in zip(
+                    former._revs[:same], former.branches[:same], branches[:same], strict=True
+                )
+            ]
+            self._revs += [self._leaf(branch).rev for branch in branches[same:]]
 
     # ---- leaves
 
@@ -144,8 +160,10 @@ class RevisionTree:
         return None
 
     def leaf_revs(self) -> list[str]:
-        """Return the revisions of the leaves in the order of their branches."""
-        return [self._leaf(branch).rev for branch in self.branches]
+        """Return the revisions of the leaves in the order of their branches; not to be changed."""
+        if self._revs is None:
+            self._revs = [self._leaf(branch).rev for branch in self.branches]
+        return self._revs
 
     def leaves_below(self, rev: str) -> list[Leaf]:
         """Return the leaves that a revision led to, in the order of `leaves`; itself if a leaf."""
@@ -189,8 +207,20 @@ class RevisionTree:
         return self._place(*_packed(rev)) is not None
 
     def missing(self, revs: Iterable[str]) -> list[str]:
-        """Return those of the revisions that are not known, in their order."""
-        return [rev for rev in revs if not self.contains(rev)]
+        """Return those of the revisions that are not known, in their order.
+
+        Each branch is looked at once, however many are asked for.
+        """
+        asked = list(revs)
+        wanted: dict[int, dict[bytes, str]] = {}
+        for rev in asked:
+            generation, signature = _packed(rev)
+            wanted.setdefault(generation, {})[signature] = rev
+        known: set[str | None] = set()
+        for branch in self.branches:
+            for generation in _within(wanted, branch.first, branch.last):
+                known.add(wanted[generation].get(branch.at(generation)))
+        return [rev for rev in asked if rev not in known]
 
     def possible_ancestors(self, missing: Iterable[str]) -> list[str]:
         """Return the leaves whose generation is below the highest of what is missing."""
@@ -240,7 +270,9 @@ class RevisionTree:
     ) -> RevisionTree:
         """Return the tree with a child of a leaf, or with a first revision where `rev` is None."""
         if rev is None:
-            return self.merged(Path(1, [signature]), is_deleted=is_deleted)
+            packed = to_bytes(signature)
+            branch = Branch(_ROOT, 1, packed, (1,) if is_deleted else ())
+            return RevisionTree([*self.branches, branch], self._named([signature], [packed]), self)
         number = self.branch_of_leaf(rev)
         assert number is not None, "only leaves are extended"
         return self.with_children({number: signature}, is_deleted=is_deleted)
@@ -253,17 +285,18 @@ class RevisionTree:
         packed = [to_bytes(signature) for signature in children.values()]
         for number, signature in zip(children, packed, strict=True):
             branches[number] = _longer(branches[number], signature, is_deleted=is_deleted)
-        return RevisionTree(branches, self._named(children.values(), packed))
+        return RevisionTree(branches, self._named(children.values(), packed), self)
 
     def merged(self, path: Path, *, is_deleted: bool = False) -> RevisionTree:
         """Return the tree with a revision and its ancestors; the same one if it knows them all."""
-        packed = [to_bytes(signature) for signature in path.ids]
-        packed.reverse()
-        oldest = path.start - len(packed) + 1
-        grown = _Merge(list(self.branches), oldest, b"".join(packed)).run(is_deleted=is_deleted)
-        if grown is None:
-            return self
-        return RevisionTree(grown, self._named(reversed(path.ids), packed))
+        ids = path.ids[::-1]
+        oldest = path.start - len(ids) + 1
+        whole, foreign = all_to_bytes(ids), self.foreign
+        if whole is None:
+            packed = [to_bytes(signature) for signature in ids]
+            whole, foreign = b"".join(packed), self._named(ids, packed)
+        grown = _Merge(list(self.branches), oldest, whole).run(is_deleted=is_deleted)
+        return self if grown is None else RevisionTree(grown, foreign, self)
 
     def _named(self, texts: Iterable[str], packed: Iterable[bytes]) -> Mapping[bytes, str]:
         new = {
@@ -281,6 +314,13 @@ EMPTY: Final = RevisionTree()
 def _packed(rev: str) -> tuple[int, bytes]:
     generation, signature = parse_rev(rev)
     return generation, to_bytes(signature)
+
+
+def _within(generations: Collection[int], first: int, last: int) -> Iterable[int]:
+    """Return those of the generations from `first` to `last`."""
+    if last - first < len(generations):
+        return [one for one in range(first, last + 1) if one in generations]
+    return [one for one in generations if first <= one <= last]
 
 
 def _longer(branch: Branch, signatures: bytes, *, is_deleted: bool) -> Branch:
@@ -334,12 +374,16 @@ class _Merge:
         oldest, newest = self._oldest, self._newest
         found = []
         for number, branch in enumerate(self._branches):
-            low, high = max(branch.first, oldest), min(branch.last, newest)
+            first = branch.first
+            last = first + len(branch.signatures) // SIGNATURE_BYTES - 1
+            low = max(oldest, first)
+            high = min(newest, last)
             if low > high:
                 continue
-            is_low_same = branch.at(low) == self._at(low)
             # Makers who agree have the same behind nothing that differs; others are put up with.
-            if branch.at(high) == self._at(high):
+            is_high_same = branch.at(high) == self._at(high)
+            is_low_same = is_high_same if low == high else branch.at(low) == self._at(low)
+            if is_high_same:
                 found.append(_Met(low if is_low_same else high, high, number))
             elif is_low_same:
                 found.append(_Met(low, self._common_end(branch, low, high), number))

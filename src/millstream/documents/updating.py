@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from millstream.documents.pruning import purged, stemmed
 from millstream.documents.revision_ids import signature_of
-from millstream.documents.revisions import Path, checked_rev, parse_rev
+from millstream.documents.revisions import GENERATION_MAX, Path, checked_rev, parse_rev
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import EMPTY, RevisionTree
@@ -84,6 +84,8 @@ def interactive(
         _check_deletable(present, sent.rev)
     parent = _parent(present, sent.rev)
     generation = 1 if parent is None else parse_rev(parent)[0] + 1
+    if generation > GENERATION_MAX:
+        raise UsageError("the document has the last generation there is", code="bad_request")
     before = _content(present, parent)
     kept = {name: one._replace(revpos=generation) for name, one in kept.items()}
     content = _content_sent(sent, kept, [before] if before is not None else [])

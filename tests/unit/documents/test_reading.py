@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64encode
+from time import process_time
 
 import pytest
 
@@ -17,7 +18,7 @@ from millstream.documents.reading import (
 )
 from millstream.documents.revisions import Path
 from millstream.documents.stored import Attachment, Content, StoredDocument
-from millstream.documents.tree import EMPTY, Leaf
+from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
 from millstream.errors import UsageError
 
 OLD = Attachment("image/png", 1, 10, b"m" * 16, b"s" * 32, "", 10)
@@ -167,3 +168,23 @@ def test_differences():
     for present in (None, one):
         with pytest.raises(UsageError):
             differences(present, ["nonsense"])
+
+
+def test_revisions_may_have_quotes():
+    tree = EMPTY.merged(Path(1, ['a"}\\']))
+    one = StoredDocument(tree, {'1-a"}\\': Content(b'{"b":1}', {})})
+    assert json.loads(text_of("d", one, one.winner)) == {"_id": "d", "_rev": '1-a"}\\', "b": 1}
+
+
+def test_many_revisions_of_a_wide_document_are_answered_in_one_pass():
+    """Work by squares would be some ten million steps in each."""
+    wide = RevisionTree(
+        [Branch(-1, 1, bytes(32)), *(Branch(0, 2, n.to_bytes(16, "big")) for n in range(1, 3000))]
+    )
+    revs = wide.leaf_revs()
+    one = StoredDocument(wide, dict.fromkeys(revs, Content(b"{}", {})))
+    others = [f"2-{number:032x}" for number in range(3000, 6000)]
+    started = process_time()
+    assert differences(one, [*others, *revs])["missing"] == others
+    assert len(open_leaves(one, revs, latest=True)) == 3000
+    assert process_time() - started < 2

@@ -73,6 +73,8 @@ def test_it_knows_what_the_model_knows(sent):
                 leaf.rev for leaf in tree.leaves() if leaf.rev in {f"{g}-{s}" for g, s in below}
             ]
         assert not tree.contains("1-unknown")
+        known = [f"{generation}-{text}" for generation, text in naive.parents]
+        assert tree.missing(["1-unknown", *known, "9-x"]) == ["1-unknown", "9-x"]
 
 
 @EXAMPLES

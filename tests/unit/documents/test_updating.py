@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.documents.revisions import Path
+from millstream.documents.revisions import GENERATION_MAX, Path
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import Attachment, load, pack
 from millstream.documents.updating import interactive, purge, replicated, sent_path
@@ -170,6 +170,11 @@ def test_what_a_peer_has_to_say():
     refused("bad_request", sent_path, parse_sent(b"{}"))
     wrong = b'{"_rev":"3-x","_revisions":{"start":3,"ids":["c"]}}'
     refused("bad_request", sent_path, parse_sent(wrong))
+
+
+def test_generations_end():
+    last = told(None, Path(GENERATION_MAX, ["a"]))
+    refused("bad_request", edit, last, f'{{"_rev":"{GENERATION_MAX}-a"}}')
 
 
 def test_revisions_have_a_limit():

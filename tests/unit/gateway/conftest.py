@@ -6,7 +6,7 @@ import pytest
 from changing_bucket import ChangingBucket
 from false_documents import FalseDocuments
 from millstream.access.users import UserStore
-from millstream.errors import AccessError, ConditionError, UnavailableError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.core.bucket import Bucket
@@ -166,30 +166,6 @@ class FakeChanges:
         return self._bucket.changes
 
 
-class FakeFunctions:
-    """Refuses changes whose text has `refuse`; `meanwhile` happens while it is asked."""
-
-    def __init__(self):
-        self.refuse = None
-        self.meanwhile = lambda: None
-        self.asked = []
-
-    async def validates(self, bucket):
-        return self.refuse is not None
-
-    async def validate(self, bucket, changes, user, security):
-        self.asked.append((list(changes), msgspec.json.decode(user), security))
-        self.meanwhile()
-        refusal = AccessError("not that", code="forbidden")
-        return [refusal if self.refuse in change.new else None for change in changes]
-
-    async def filter(self, bucket, design, name, documents, request):
-        return [b'"pass":true' in text for text in documents]
-
-    async def filter_by_view(self, bucket, design, view, documents):
-        return [b'"pass":true' in text for text in documents]
-
-
 class FakeShared:
     def listed(self):
         return {"uuid": "n", "kv": 1, "buckets": []}
@@ -205,6 +181,27 @@ class FakeShared:
         return [b'{"_id":"%b"}' % one.id.encode() if one.id != "none" else None for one in asked]
 
 
+class FakeFunctions:
+    """`judge` is asked about each change, if it is set: (new text, old text) -> error or None."""
+
+    def __init__(self):
+        self.judge = None
+        self.asked = []
+
+    async def validates(self, bucket):
+        return self.judge is not None
+
+    async def validate(self, bucket, changes, user, security):
+        self.asked.append((msgspec.json.decode(user), security))
+        return [self.judge(*change) for change in changes]
+
+    async def filter(self, bucket, design, name, documents, request):
+        return [b'"pass":true' in text for text in documents]
+
+    async def filter_by_view(self, bucket, design, view, documents):
+        return [b'"pass":true' in text for text in documents]
+
+
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
@@ -215,10 +212,10 @@ class FakeHost:
         for name, roles in users:
             self.users.put(name, "secret", roles)
         self.designs = FakeDesigns()
+        self.functions = FakeFunctions()
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
         self.scan = FakeScan()
-        self.functions = FakeFunctions()
         self.changing = ChangingBucket()
         self.changes = FakeChanges(self.changing)
         self.dropped = []

@@ -32,7 +32,7 @@ from millstream.gateway.aio.document_pages import (
     written,
 )
 from millstream.gateway.aio.documents_in import PART_SECONDS
-from millstream.gateway.aio.documents_out import pieces_of
+from millstream.gateway.aio.documents_out import pieces_of, send_attachment_pieces
 from millstream.gateway.aio.writing import Edit, write_one
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
@@ -42,6 +42,7 @@ from millstream.gateway.core.attachments import (
     digest_of,
 )
 from millstream.gateway.core.documents import is_batch, named_rev, names_etag
+from millstream.gateway.core.multipart import one_line
 
 __all__ = ["routes"]
 
@@ -66,7 +67,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
     headers = {
         "ETag": f'"{b64encode(one.md5).decode()}"',
         "Content-MD5": digest_of(one.md5).removeprefix("md5-"),
-        "Content-Type": one.content_type,
+        "Content-Type": one_line(one.content_type),
         "Accept-Ranges": "none" if one.encoding else "bytes",
         "Cache-Control": "must-revalidate",
     }
@@ -95,12 +96,7 @@ async def _send(
 ) -> web.StreamResponse:
     response = web.StreamResponse(status=status, headers=headers)
     response.content_length = length
-    await response.prepare(request)
-    if request.method != "HEAD":
-        async for piece in pieces:
-            await response.write(piece)
-    await response.write_eof()
-    return response
+    return await send_attachment_pieces(request, response, pieces)
 
 
 async def _put(request: web.Request) -> web.Response:
@@ -126,12 +122,15 @@ async def _put(request: web.Request) -> web.Response:
 
 
 async def _body(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield what is in a request's body, as it came."""
     while True:
         try:
             async with asyncio.timeout(PART_SECONDS):
                 piece = await request.content.read(PIECE_BYTES)
         except TimeoutError as error:
             raise UsageError("the body does not arrive", code="body_timeout") from error
+        except web.RequestPayloadError as error:
+            raise UsageError(f"the body cannot be read: {error}", code="bad_request") from error
         if not piece:
             return
         yield piece

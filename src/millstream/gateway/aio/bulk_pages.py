@@ -21,10 +21,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import Sent, checked_id, parse_sent
 from millstream.documents.stored import StoredDocument
+from millstream.documents.tree import Leaf
 from millstream.documents.updating import Purge, purge, sent_path
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
@@ -273,10 +275,7 @@ async def _missing_revs(request: web.Request) -> web.Response:
 async def _bulk_get(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    try:
-        content = msgspec.json.decode(await read_body(request, BULK_BYTES_MAX))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    content = parse(await read_body(request, BULK_BYTES_MAX))
     asked = _asked(content)
     given: dict[str, str] = dict(request.query)
     for name in ("revs", "latest", "attachments"):
@@ -356,13 +355,18 @@ class _Getting:
                 yield b'{"error":%b}' % msgspec.json.encode(said)
                 continue
             assert document is not None, "a leaf is of a document"
-            if self._attachments or one.since is not None:
-                text = await inline_text(
-                    self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
-                )
-            else:
-                text = text_of(one.id, document, leaf, self._shown)
-            yield b'{"ok":%b}' % text
+            try:
+                yield b'{"ok":%b}' % await self._text(one, document, leaf)
+            except MillstreamError as error:
+                said = self._failed(one, error) | {"rev": leaf.rev}
+                yield b'{"error":%b}' % msgspec.json.encode(said)
+
+    async def _text(self, one: _Asked, document: StoredDocument, leaf: Leaf) -> bytes:
+        if not self._attachments and one.since is None:
+            return text_of(one.id, document, leaf, self._shown)
+        return await inline_text(
+            self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
+        )
 
     async def _found(self, one: _Asked) -> tuple[StoredDocument | None, Sequence[Any]]:
         revs = None if one.rev is None else [checked_rev(one.rev)]

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import parse
 from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
@@ -121,10 +122,7 @@ async def _security(request: web.Request) -> web.Response:
 async def _set_security(request: web.Request) -> web.Response:
     require(request, "admin")
     data = await read_body(request, SECURITY_BYTES_MAX)
-    try:
-        content = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    content = parse(data)
     if not isinstance(content, dict):
         raise UsageError("Request body must be a JSON object", code="bad_request")
     for group in ("admins", "members"):
@@ -198,7 +196,7 @@ def _key(options: Any, *names: str) -> str | None:
         if name in options:
             try:
                 return str(msgspec.json.decode(options[name]))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise UsageError(f"{name} is not JSON", code="query_parse_error") from error
     return None
 
@@ -215,7 +213,7 @@ def _count(options: Any, name: str) -> int | None:
 async def _infos(request: web.Request) -> web.Response:
     names = _readable(request)
     if request.method == "POST":
-        content = msgspec.json.decode(await read_body(request, SECURITY_BYTES_MAX))
+        content = parse(await read_body(request, SECURITY_BYTES_MAX))
         asked = content.get("keys") if isinstance(content, dict) else None
         if not isinstance(asked, list) or not all(isinstance(name, str) for name in asked):
             raise UsageError("`keys` member must exist.", code="bad_request")

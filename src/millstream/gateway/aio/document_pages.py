@@ -36,11 +36,12 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
-from millstream.gateway.aio.attaching import keep_inline
+from millstream.gateway.aio.attaching import keep, keep_inline
 from millstream.gateway.aio.documents_in import read_related
 from millstream.gateway.aio.documents_out import (
     inline_text,
     mixed,
+    pieces_of,
     related,
     send_attachment_pieces,
 )
@@ -243,7 +244,12 @@ async def _copy(request: web.Request) -> web.Response:
     content = found.contents[leaf.rev]
     sent = parse_sent(text_of(target, found, leaf, PLAIN))
     sent = sent._replace(rev=target_rev, path=None)
-    kept = {name: one for name, one in content.attachments.items() if one.sha256}
+    documents = request.app[HOST].documents
+    kept = dict(content.attachments)
+    for name, one in content.attachments.items():
+        if not one.sha256:  # the value of a document that is no JSON
+            pieces = pieces_of(documents, bucket, found, leaf.rev, name, is_plain=True)
+            kept[name] = await keep(documents, bucket, pieces, one.content_type)
     return await _write(request, bucket, Edit(target, sent, kept), 201)
 
 

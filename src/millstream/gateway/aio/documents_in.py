@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from millstream.documents.sent import Sent, parse_sent
 from millstream.documents.stored import Attachment
@@ -43,7 +44,11 @@ async def read_related(
         return await part_of(request, bucket, reader, bytes_max)
     except TimeoutError as error:
         raise UsageError("the body does not arrive", code="body_timeout") from error
-    except (ValueError, AssertionError) as error:  # what the reader of parts says of bad ones
+    except (
+        ValueError,
+        AssertionError,
+        BadHttpMessage,
+    ) as error:  # what the reader of parts says of bad ones
         raise UsageError(
             f"the multipart body cannot be read: {error}", code="bad_request"
         ) from error

@@ -32,7 +32,6 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents_out import inline_text
 from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.document_host import DocumentHost
-from millstream.views.core.collation import encode_key
 from millstream.views.core.query import (
     MISSING,
     QUERY_BODY_BYTES_MAX,
@@ -86,13 +85,11 @@ async def _queries(request: web.Request) -> web.StreamResponse:
 
 def _parsed(options: Mapping[str, Any]) -> Query:
     query = parse_query(options)
-    query.check(has_reduce=False, encode=_in_order)
+    query.check(has_reduce=False, encode=_key)
+    for key in (query.key, query.startkey, query.endkey):
+        if key is not MISSING:
+            _key(key)
     return query
-
-
-def _in_order(value: Any) -> bytes:
-    """Return what a key is compared by."""
-    return _key(value) if isinstance(value, str) else encode_key(value)
 
 
 def _key(value: Any) -> bytes:

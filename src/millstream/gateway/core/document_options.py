@@ -94,7 +94,7 @@ def parse_revs(text: str | Any) -> list[str]:
     """
     try:
         revs = msgspec.json.decode(text) if isinstance(text, str) else text
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError("a JSON array of revisions is wanted", code="bad_request") from error
     if not isinstance(revs, list):
         raise UsageError("a JSON array of revisions is wanted", code="bad_request")

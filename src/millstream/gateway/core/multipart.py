@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 __all__ = [
     "BOUNDARY_BYTES_MAX", "attachment_head", "end", "inner_head", "json_part", "missing_part",
+    "one_line",
 ]  # fmt: skip
 
 BOUNDARY_BYTES_MAX: Final = 70
@@ -47,7 +48,7 @@ def attachment_head(
     lines = [
         f"--{boundary}",
         f"Content-Disposition: attachment; {_filename(name)}",
-        f"Content-Type: {_one_line(content_type)}",
+        f"Content-Type: {one_line(content_type)}",
         f"Content-Length: {length}",
     ]
     if encoding:
@@ -66,6 +67,7 @@ def _filename(name: str) -> str:
     return f"filename*=UTF-8''{quote(name, safe='')}"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a content type as it may stand in a head, whatever was stored as one."""
     kept = "".join(c for c in text if c.isprintable() and c.isascii())
     return kept or "application/octet-stream"

@@ -1,72 +1,86 @@
 import gzip
-from hashlib import md5, sha256
+import hashlib
+from base64 import b64encode
 
 import pytest
 
 from false_documents import FalseDocuments
 from millstream.errors import UsageError
 from millstream.gateway.aio import attaching
-from millstream.gateway.aio.attaching import content_of, inflated, keep, keep_inline
+from millstream.gateway.aio.attaching import PIECE_BYTES, content_of, inflated, keep, keep_inline
+from millstream.gateway.core.attachments import ATTACHMENTS_MAX
 
 
-async def pieces(*data):
-    for piece in data:
-        yield piece
+async def pieces(data, size=7):
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
 
 
-async def gathered(source):
+async def whole(source):
     return b"".join([piece async for piece in source])
 
 
-async def test_bytes_are_kept_as_they_are():
-    documents = FalseDocuments({"b"})
-    kept = await keep(documents, "b", pieces(b"ab", b"c"), "image/png")
-    assert (kept.length, kept.stored_length, kept.encoding) == (3, 3, "")
-    assert kept.sha256 == sha256(b"abc").digest()
-    assert kept.md5 == md5(b"abc", usedforsecurity=False).digest()
-    assert await gathered(content_of(documents, "b", kept, is_plain=True)) == b"abc"
+@pytest.fixture
+def documents():
+    return FalseDocuments({"b"})
 
 
-async def test_texts_are_compressed():
-    documents = FalseDocuments({"b"})
-    kept = await keep(documents, "b", pieces(b"x" * 1000), "text/plain")
-    assert (kept.length, kept.encoding) == (1000, "gzip")
-    stored = await gathered(content_of(documents, "b", kept, is_plain=False))
-    assert len(stored) == kept.stored_length < 100
-    assert gzip.decompress(stored) == b"x" * 1000
-    assert stored[4:8] == bytes(4)  # no time in it: the same bytes everywhere
-    assert await gathered(content_of(documents, "b", kept, is_plain=True)) == b"x" * 1000
+async def test_bytes_are_described(documents):
+    kept = await keep(documents, "b", pieces(b"0123456789"), "image/png")
+    assert (kept.length, kept.stored_length, kept.encoding, kept.revpos) == (10, 10, "", 0)
+    assert kept.sha256 == hashlib.sha256(b"0123456789").digest()
+    assert await whole(content_of(documents, "b", kept, is_plain=True)) == b"0123456789"
 
 
-async def test_what_is_compressed_already_is_measured(monkeypatch):
-    documents = FalseDocuments({"b"})
-    coded = gzip.compress(b"y" * 5000)
-    kept = await keep(documents, "b", pieces(coded[:10], coded[10:]), "text/plain", "gzip")
-    assert (kept.length, kept.stored_length) == (5000, len(coded))
-    monkeypatch.setattr(attaching, "ATTACHMENT_BYTES_MAX", 4000)
-    with pytest.raises(UsageError, match="at most 4000"):
-        await keep(documents, "b", pieces(coded), "text/plain", "gzip")
-    with pytest.raises(UsageError, match="at most 4000"):
-        await keep(documents, "b", pieces(b"z" * 4001), "image/png")
+@pytest.mark.parametrize("is_packed", [True, False])
+async def test_compressed_bytes_are_given_back_as_they_were(documents, is_packed):
+    text = b"text" * PIECE_BYTES
+    data, encoding = (gzip.compress(text), "gzip") if is_packed else (text, "")
+    kept = await keep(documents, "b", pieces(data, 1000), "text/plain", encoding)
+    assert (kept.length, kept.encoding) == (len(text), "gzip")
+    assert kept.stored_length == len(documents.blobs[kept.sha256]) < len(text)
+    assert await whole(content_of(documents, "b", kept, is_plain=True)) == text
+    stored = await whole(content_of(documents, "b", kept, is_plain=False))
+    assert gzip.decompress(stored) == text
+    sizes = [len(piece) async for piece in inflated(pieces(stored, len(stored)))]
+    assert max(sizes) <= PIECE_BYTES
 
 
-async def test_a_stream_is_inflated_in_pieces():
-    coded = gzip.compress(b"abc" * 300_000)
-    found = [piece async for piece in inflated(pieces(coded))]
-    assert b"".join(found) == b"abc" * 300_000
-    assert max(map(len, found)) <= attaching.PIECE_BYTES
+@pytest.mark.parametrize("data", [b"no gzip", b"", gzip.compress(b"text")[:-9]])
+async def test_what_is_no_gzip_is_not_kept(documents, data):
+    with pytest.raises(UsageError, match="gzip"):
+        await keep(documents, "b", pieces(data), "text/plain", "gzip")
+    assert documents.blobs == {}
 
 
-async def test_inline_data():
-    documents = FalseDocuments({"b"})
-    table = {"a": {"data": "YWJj"}, "s": {"stub": True}, "t": {"data": "", "content_type": "a/b"}}
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+async def test_too_much_is_not_kept(documents, monkeypatch, encoding):
+    monkeypatch.setattr(attaching, "ATTACHMENT_BYTES_MAX", 100)
+    data = gzip.compress(b"a" * 101) if encoding else b"a" * 101
+    with pytest.raises(UsageError) as refused:
+        await keep(documents, "b", pieces(data), "text/plain", encoding)
+    assert (refused.value.code, documents.blobs) == ("attachment_too_large", {})
+
+
+async def test_only_what_stands_in_the_text_is_kept(documents):
+    table = {"a": {"data": b64encode(b"x").decode()}, "b": {"stub": True}, "c": {"follows": True}}
     kept = await keep_inline(documents, "b", table)
-    assert sorted(kept) == ["a", "t"]
-    assert (kept["a"].length, kept["t"].content_type) == (3, "a/b")
-    for bad in ({"a": 7}, {"a": {"data": "?"}}, {"_a": {"data": ""}},
-                {"a": {"data": "", "content_type": 7}}):  # fmt: skip
-        with pytest.raises(UsageError):
-            await keep_inline(documents, "b", bad)
-    many = {str(number): {"stub": True} for number in range(1001)}
-    with pytest.raises(UsageError, match="at most"):
-        await keep_inline(documents, "b", many)
+    assert [(name, one.content_type) for name, one in kept.items()] == [
+        ("a", "application/octet-stream")
+    ]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"a": 7},
+        {"_a": {"data": ""}},
+        {"a": {"data": "*"}},
+        {"a": {"data": "", "content_type": 7}},
+        {str(n): {"stub": True} for n in range(ATTACHMENTS_MAX + 1)},
+    ],
+)
+async def test_bad_tables(documents, table):
+    with pytest.raises(UsageError) as refused:
+        await keep_inline(documents, "b", table)
+    assert refused.value.code == "bad_request"

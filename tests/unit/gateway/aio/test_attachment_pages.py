@@ -1,92 +1,155 @@
 import gzip
+from base64 import b64decode, b64encode
+from hashlib import md5
 
 import pytest
 
-PATH = "/orders/doc/folder/name.bin"
-BINARY = {"Content-Type": "application/octet-stream"}
-TEXT = {"Content-Type": "text/plain"}
+DOC, PATH = "/orders/d", "/orders/d/a.bin"
+PLAIN = {"Accept-Encoding": "identity"}
+TYPE = {"Content-Type": "image/png"}
 
 
-async def test_an_attachment_lives(client, body):
-    made = await body(await client.put(PATH, data=b"0123456789", headers=BINARY), 201)
-    found = await client.get(PATH)
-    assert await found.read() == b"0123456789"
-    assert found.content_type == "application/octet-stream"
-    assert found.headers["Accept-Ranges"] == "bytes"
-    etag = found.headers["ETag"]
-    assert (await client.get(PATH, headers={"If-None-Match": etag})).status == 304
-    head = await client.head(PATH)
-    assert head.headers["Content-Length"] == "10"
-    await body(await client.put(PATH, data=b"x", headers=BINARY), 409)
-    next_rev = (
-        await body(await client.put(f"{PATH}?rev={made['rev']}", data=b"x", headers=BINARY), 201)
-    )["rev"]
-    assert await (await client.get(PATH)).read() == b"x"
-    other = await body(
-        await client.put(f"/orders/doc/more?rev={next_rev}", data=b"m", headers=BINARY), 201
-    )
-    shown = (await body(await client.get("/orders/doc")))["_attachments"]
-    assert {name: one["revpos"] for name, one in shown.items()} == {
-        "folder/name.bin": 2, "more": 3,
-    }  # fmt: skip
+async def put(client, body, data=b"0123456789", path=PATH, status=201, headers=TYPE):
+    return await body(await client.put(path, data=data, headers=headers), status)
+
+
+async def test_one_comes_changes_and_goes(client, open_host, body):
+    made = await put(client, body)
+    response = await client.get(PATH)
+    assert (response.status, await response.read()) == (200, b"0123456789")
+    assert (response.content_type, response.headers["Accept-Ranges"]) == ("image/png", "bytes")
+    digest = b64encode(md5(b"0123456789").digest()).decode()
+    assert response.headers["ETag"] == f'"{digest}"'
+    [stub] = (await body(await client.get(DOC)))["_attachments"].items()
+    assert stub == ("a.bin", {
+        "content_type": "image/png", "revpos": 1, "digest": f"md5-{digest}", "length": 10,
+        "stub": True,
+    })  # fmt: skip
+    assert (await put(client, body, status=409))["error"] == "conflict"
+    second = await put(client, body, b"new", f"{PATH}?rev={made['rev']}")
+    assert (await body(await client.get(DOC)))["_attachments"]["a.bin"]["revpos"] == 2
+    await body(await client.get(f"{PATH}?rev={made['rev']}"), 404)
+    third = await put(client, body, b"x", f"/orders/d/b/c?rev={second['rev']}")
+    assert await (await client.get("/orders/d/b/c")).read() == b"x"
+    found = (await body(await client.get(DOC)))["_attachments"]
+    assert {name: one["revpos"] for name, one in found.items()} == {"a.bin": 2, "b/c": 3}
+    await body(await client.delete(f"/orders/d/none?rev={third['rev']}"), 404)
     await body(await client.delete(PATH), 409)
-    await body(await client.delete(f"{PATH}?rev={other['rev']}"))
-    await body(await client.get(PATH), 404)
-    assert list((await body(await client.get("/orders/doc")))["_attachments"]) == ["more"]
+    fourth = await body(await client.delete(f"{PATH}?rev={third['rev']}"))
+    assert await body(await client.get(PATH), 404) == {
+        "error": "not_found", "reason": "Document is missing attachment",
+    }  # fmt: skip
+    fifth = await body(await client.delete(f"{DOC}?rev={fourth['rev']}"))
+    await body(await client.get("/orders/d/b/c"), 404)
+    await body(await client.delete(f"/orders/none/a?rev={fifth['rev']}"), 404)
+    waits = open_host.documents.durable_waits
+    await put(client, body, path="/orders/later/a?batch=ok", status=202)
+    assert open_host.documents.durable_waits == waits
+
+
+async def test_one_that_is_there_already_is_not_sent(client, body):
+    await put(client, body)
+    etag = (await client.get(PATH)).headers["ETag"]
+    response = await client.get(PATH, headers={"If-None-Match": etag})
+    assert (response.status, await response.read()) == (304, b"")
+    response = await client.head(PATH)
+    assert (response.status, response.headers["Content-Length"]) == (200, "10")
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "found", "shown"),
+    ("asked", "status", "part", "told"),
     [
-        ("bytes=0-3", 206, b"0123", "bytes 0-3/10"), ("bytes=7-", 206, b"789", "bytes 7-9/10"),
-        ("bytes=-2", 206, b"89", "bytes 8-9/10"), ("bytes=1-2,4-5", 200, b"0123456789", None),
+        ("bytes=0-3", 206, b"0123", "bytes 0-3/10"),
+        ("bytes=7-", 206, b"789", "bytes 7-9/10"),
+        ("bytes=-2", 206, b"89", "bytes 8-9/10"),
+        ("bytes=5-99", 206, b"56789", "bytes 5-9/10"),
+        ("bytes=0-1,3-4", 200, b"0123456789", None),
+        ("lines=1-2", 200, b"0123456789", None),
     ],
-)  # fmt: skip
-async def test_parts(client, body, asked, status, found, shown):
-    await body(await client.put(PATH, data=b"0123456789", headers=BINARY), 201)
-    part = await client.get(PATH, headers={"Range": asked})
-    assert part.status == status
-    assert await part.read() == found
-    assert part.headers.get("Content-Range") == shown
-    await body(await client.get(PATH, headers={"Range": "bytes=10-"}), 416)
+)
+async def test_parts(client, body, asked, status, part, told):
+    await put(client, body)
+    response = await client.get(PATH, headers={"Range": asked})
+    assert (response.status, await response.read()) == (status, part)
+    assert response.headers.get("Content-Range") == told
 
 
-async def test_texts_are_compressed_for_who_can_read_that(client, body):
-    path = "/orders/doc/t.txt"
-    await body(await client.put(path, data=b"hello " * 100, headers=TEXT), 201)
-    plain = await client.get(path, headers={"Accept-Encoding": "identity"})
-    assert "Content-Encoding" not in plain.headers
-    assert plain.headers["Content-Length"] == "600"
-    assert await plain.read() == b"hello " * 100
-    coded = await client.get(path, headers={"Accept-Encoding": "gzip"})
-    assert coded.headers["Content-Encoding"] == "gzip"
-    assert int(coded.headers["Content-Length"]) < 100
-    stub = (await body(await client.get("/orders/doc")))["_attachments"]["t.txt"]
-    assert stub["length"] == 600
+@pytest.mark.parametrize("asked", ["bytes=10-", "bytes=5-4", "bytes=-0"])
+async def test_parts_that_are_not_there(client, body, asked):
+    await put(client, body)
+    error = await body(await client.get(PATH, headers={"Range": asked}), 416)
+    assert error["error"] == "requested_range_not_satisfiable"
 
 
-async def test_what_comes_compressed_is_kept_so(client, body):
-    path = "/orders/doc/x"
-    coded = {**BINARY, "Content-Encoding": "gzip"}
-    await body(await client.put(path, data=gzip.compress(b"abc"), headers=coded), 201)
-    assert await (await client.get(path, headers={"Accept-Encoding": ""})).read() == b"abc"
-    broken = gzip.compress(b"abc")[:-9]
-    await body(await client.put("/orders/other/x", data=broken, headers=coded), 400)
-    await body(await client.put("/orders/other/x", data=b"nonsense", headers=coded), 400)
-    await body(await client.get("/orders/other"), 404)
-    await body(await client.put(path, data=b"", headers={**BINARY, "Content-Encoding": "br"}), 415)
+async def test_texts_are_stored_compressed(client, body, open_host):
+    text = b"a" * 1000
+    await put(client, body, text, headers={"Content-Type": "text/plain"})
+    [stored] = open_host.documents.blobs.values()
+    assert gzip.decompress(stored) == text
+    one = (await body(await client.get(DOC + "?att_encoding_info=true")))["_attachments"]["a.bin"]
+    assert (one["length"], one["encoding"], one["encoded_length"]) == (1000, "gzip", len(stored))
+    assert one["digest"] == "md5-" + b64encode(md5(stored).digest()).decode()
+    response = await client.get(PATH, headers=PLAIN | {"Range": "bytes=0-3"})
+    assert (response.status, await response.read()) == (200, text)
+    assert response.headers["Accept-Ranges"] == "none"
+    response = await client.get(PATH, headers={"Accept-Encoding": "gzip"})
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert response.headers["Content-Length"] == str(len(stored))
+    assert await response.read() == text
+    found = await body(await client.get(DOC + "?attachments=true"))
+    assert b64decode(found["_attachments"]["a.bin"]["data"]) == text
 
 
-async def test_what_is_missing(client, body):
+async def test_what_comes_compressed_is_what_it_was(client, body):
+    headers = {"Content-Type": "image/png", "Content-Encoding": "gzip"}
+    await put(client, body, gzip.compress(b"text" * 9), headers=headers)
+    response = await client.get(PATH, headers=PLAIN)
+    assert await response.read() == b"text" * 9
+    assert (await body(await client.get(DOC)))["_attachments"]["a.bin"]["length"] == 36
+    await put(client, body, b"x", "/orders/e/a", 415, {"Content-Encoding": "compress"})
+    await body(await client.get("/orders/e"), 404)
+    await put(client, body, b"no gzip", "/orders/e/a", 400, headers)
+
+
+async def test_types_cannot_end_a_head(client, body):
+    entry = {"data": "", "content_type": "a/b\r\nX-Bad: y"}
+    await body(await client.put(DOC, json={"_attachments": {"a.bin": entry}}), 201)
+    response = await client.get(PATH)
+    assert (response.status, await response.read()) == (200, b"")
+    assert "X-Bad" not in response.headers
+
+
+async def test_stubs_keep_what_is_there(client, body):
+    made = await put(client, body)
+    stub = {"a.bin": {"stub": True}}
+    kept = await body(await client.put(DOC, json={"_rev": made["rev"], "_attachments": stub}), 201)
+    assert (await body(await client.get(DOC)))["_attachments"]["a.bin"]["revpos"] == 1
+    unknown = {"_rev": kept["rev"], "_attachments": {"none": {"stub": True}}}
+    assert (await body(await client.put(DOC, json=unknown), 412))["error"] == "missing_stub"
+    await body(await client.put(DOC, json={"_rev": kept["rev"]}), 201)
     await body(await client.get(PATH), 404)
-    await body(await client.delete(PATH), 404)
-    await body(await client.put("/orders/doc", json={}), 201)
-    error = await body(await client.get(PATH), 404)
-    assert error["reason"] == "Document is missing attachment"
 
 
-async def test_rights(guarded, body, ada, bob):
-    await body(await guarded.put(PATH, data=b"x", headers=BINARY | bob), 403)
-    await body(await guarded.put(PATH, data=b"x", headers=BINARY | ada), 201)
-    assert (await guarded.get(PATH, headers=bob)).status == 200
-    await body(await guarded.get(PATH), 401)
+@pytest.mark.parametrize("name", ["_a", "%00a", "x" * 1025])
+async def test_bad_names(client, body, name):
+    response = await client.put(f"/orders/d/{name}", data=b"x", headers=TYPE)
+    assert response.status in (400, 404), await response.text()
+    await body(await client.get(DOC), 404)
+
+
+async def test_a_kept_value_that_is_lost(client, open_host, body):
+    await put(client, body)
+    open_host.documents.blobs.clear()
+    error = await body(await client.get(PATH), 503)
+    assert error["error"] == "blob_missing"
+
+
+async def test_who_may_what(guarded, body, ada, bob, cleo):
+    path = "/orders/att/a"
+    for headers, status in (({}, 401), (bob, 403), (cleo, 403)):
+        await put(guarded, body, path=path, status=status, headers=TYPE | headers)
+    made = await put(guarded, body, path=path, headers=TYPE | ada)
+    await body(await guarded.get(path, headers=cleo), 403)
+    assert (await guarded.get(path, headers=bob)).status == 200
+    await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=bob), 403)
+    await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=ada))

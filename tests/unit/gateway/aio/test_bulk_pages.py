@@ -1,129 +1,232 @@
+import json
+from base64 import b64encode
+
 import pytest
 
-ONE = "1-967a00dff5e02add41819138abb3284d"
+from millstream.errors import AccessError, UnavailableError
+
+BULK, GET = "/orders/_bulk_docs", "/orders/_bulk_get"
 
 
 async def bulk(client, body, docs, status=201, **more):
-    return await body(await client.post("/orders/_bulk_docs", json={"docs": docs, **more}), status)
+    return await body(await client.post(BULK, json={"docs": docs, **more}), status)
 
 
-async def test_answers_come_in_order_and_refusals_alone(client, body):
-    first = await bulk(client, body, [{"_id": "a"}, {"n": 1}, {"_id": "b"}])
-    assert [one["ok"] for one in first] == [True] * 3
-    assert first[0] == {"ok": True, "id": "a", "rev": ONE}
-    again = await bulk(
-        client, body, [{"_id": "a"}, {"_id": "c"}, {"_id": "b", "_rev": ONE}, {"_odd": 1}]
-    )
-    assert again[0] == {"id": "a", "error": "conflict", "reason": "Document update conflict."}
-    assert [one.get("ok") for one in again] == [None, True, True, None]
-    assert again[3]["error"] == "doc_validation"
-    assert await bulk(client, body, []) == []
+async def get(client, body, docs, options="", status=200):
+    return await body(await client.post(GET + options, json={"docs": docs}), status)
 
 
-async def test_peers_are_told_of_refusals_alone(client, body):
+@pytest.fixture
+async def forked(client, body):
+    """A document with leaves 3-c and 3-b, and one that is deleted."""
     docs = [
-        {"_id": "a", "_rev": "3-x", "_revisions": {"start": 3, "ids": ["x", "y"]}},
-        {"_id": "_bad", "_rev": "1-x"},
-        {"_id": "a" * 251, "_rev": "1-x"},
-        {"_id": "c"},
-        {"_id": "d", "_rev": "2-q", "_deleted": True},
+        {"_id": "d", "n": sig, "_revisions": {"start": 3, "ids": [sig, "a", "r"]}} for sig in "bc"
     ]
-    told = await bulk(client, body, docs, new_edits=False)
-    assert [one["error"] for one in told] == ["forbidden", "forbidden", "bad_request"]
-    assert (await body(await client.get("/orders/a")))["_rev"] == "3-x"
-    assert await bulk(client, body, docs[:1], new_edits=False) == []
+    docs.append({"_id": "gone", "_rev": "1-z", "_deleted": True})
+    assert await bulk(client, body, docs, new_edits=False) == []
+
+
+async def test_answers_are_in_order(client, open_host, body):
+    docs = [
+        {"_id": "a"},
+        {},
+        {"_id": "a", "n": 1},
+        {"_id": "b", "_x": 1},
+        {"_id": "c", "_rev": "1-a"},
+        7,
+    ]
+    first, second, *refused = await bulk(client, body, docs)
+    assert first == {"ok": True, "id": "a", "rev": "1-967a00dff5e02add41819138abb3284d"}
+    assert second["ok"]
+    assert len(second["id"]) == 32
+    told = [(one["id"], one.get("rev"), one["error"]) for one in refused]
+    assert told == [
+        ("a", None, "conflict"),
+        (None, None, "doc_validation"),
+        ("c", "1-a", "conflict"),
+        (None, None, "bad_request"),
+    ]
+    assert set(open_host.documents.database("orders").documents) == {"a", second["id"]}
+    assert open_host.documents.durable_waits == 1
+    await body(await client.post(BULK + "?batch=ok", json={"docs": [{}]}), 201)
+    assert open_host.documents.durable_waits == 1
+
+
+@pytest.mark.parametrize("bad", ["", "_x", "_local/x", "_design/", "x" * 251, 7, None])
+async def test_an_illegal_id(client, open_host, body, bad):
+    docs = [{"_id": "a", "_rev": "1-a"}, {"_id": bad, "_rev": "1-a"}, {"_id": "b", "_rev": "1-b"}]
+    assert (await bulk(client, body, docs, 400))["error"] == "illegal_docid"
+    assert open_host.documents.database("orders").documents == {}
+    [refused] = await bulk(client, body, docs, new_edits=False)
+    assert refused["error"] == "forbidden"
+    assert set(open_host.documents.database("orders").documents) == {"a", "b"}
+
+
+async def test_only_refusals_of_a_peers_revisions_are_told(client, body):
+    docs = [
+        {"_id": "a", "_rev": "1-a"},
+        {"_id": "b"},
+        {"_rev": "1-a"},
+        {"_id": "a", "_rev": "1-b"},
+    ]
+    second, third = await bulk(client, body, docs, new_edits=False)
+    assert (second["id"], second["error"]) == ("b", "bad_request")
+    assert third["error"] == "forbidden"
+    found = await body(await client.get("/orders/a?conflicts=true"))
+    assert (found["_rev"], found["_conflicts"]) == ("1-b", ["1-a"])
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "status"),
+    "data",
     [
-        ("{", "application/json", 400), ("{}", "application/json", 400),
-        ('{"docs": 7}', "application/json", 400), ('{"docs": [7]}', "application/json", 201),
-        ('{"docs": [{"_id": "_a"}]}', "application/json", 400),
-        ('{"docs": [{"_id": 7}]}', "application/json", 400),
-        ('{"docs": []}', "text/plain", 415),
+        b"", b"{", b"[]", b"7", b"{}", b'{"docs":7}', b'{"docs":{}}', b"\xff",
+        b'{"docs":[],"new_edits":7}', b'{"docs":[' + b"[" * 100_000, b"[" * 100_000,
     ],
 )  # fmt: skip
-async def test_requests_that_make_no_sense(client, body, text, kind, status):
-    response = await client.post("/orders/_bulk_docs", data=text, headers={"Content-Type": kind})
-    await body(response, status)
+async def test_bad_bodies(client, body, data):
+    headers = {"Content-Type": "application/json"}
+    await body(await client.post(BULK, data=data, headers=headers), 400)
+    if b'"docs":[]' not in data:
+        await body(await client.post(GET, data=data, headers=headers), 400)
+    if data != b"{}":
+        for name in ("_revs_diff", "_missing_revs", "_purge"):
+            await body(await client.post(f"/orders/{name}", data=data, headers=headers), 400)
 
 
-async def test_what_is_not_known(client, body):
-    await bulk(client, body, [{"_id": "a", "_rev": "2-x"}], new_edits=False)
-    asked = {"a": ["2-x", "3-y"], "b": ["1-a"], "_odd": ["1-a"]}
+async def test_bad_heads(client, body):
+    await body(await client.post(BULK, data=b'{"docs":[]}'), 415)
+    assert (await bulk(client, body, [], 201)) == []
+    missing = {"error": "not_found", "reason": "Database does not exist."}
+    for name in ("_bulk_docs", "_bulk_get"):
+        asked = {"docs": [{"id": "a", "_id": "a"}]}
+        if name == "_bulk_docs":
+            assert await body(await client.post(f"/none/{name}", json=asked), 404) == missing
+
+
+async def test_deep_documents_are_refused_alone(client, body):
+    deep = b'{"docs":[{"_id":"a"},{"_id":"b","x":' + b"[" * 400 + b"]" * 400 + b"}]}"
+    headers = {"Content-Type": "application/json"}
+    first, second = await body(await client.post(BULK, data=deep, headers=headers), 201)
+    assert (first["ok"], second["error"]) == (True, "bad_request")
+
+
+async def test_a_validator_refuses_some(client, open_host, body):
+    def judge(new, old):
+        return AccessError("no", code="forbidden") if json.loads(new).get("bad") else None
+
+    open_host.functions.judge = judge
+    first, second = await bulk(client, body, [{"_id": "a"}, {"_id": "b", "bad": 1}])
+    assert first["ok"]
+    assert second == {"id": "b", "error": "forbidden", "reason": "no"}
+
+
+async def test_revisions_are_read(client, open_host, body, forked):
+    asked = [
+        {"id": "d"}, {"id": "d", "rev": "3-b"}, {"id": "none"}, {"id": "none", "rev": "1-a"},
+        {"id": "d", "rev": "x"}, {"id": "d", "rev": 7}, {"id": "", "rev": "1-a"}, {"id": "gone"},
+        {"id": "x" * 300, "rev": "1-a"},
+    ]  # fmt: skip
+    results = (await get(client, body, asked, "?revs=true"))["results"]
+    assert [one["id"] for one in results] == [one["id"] for one in asked]
+    both, one, none, unknown, bad, number, empty, gone, long = [one["docs"] for one in results]
+    assert [doc["ok"]["_rev"] for doc in both] == ["3-c", "3-b"]
+    assert one[0]["ok"]["_revisions"] == {"start": 3, "ids": ["b", "a", "r"]}
+    assert none[0]["error"]["reason"] == "missing"
+    missing = {"id": "none", "rev": "1-a", "error": "not_found", "reason": "missing"}
+    assert unknown == [{"error": missing}]
+    assert bad[0]["error"]["error"] == number[0]["error"]["error"] == "bad_request"
+    assert empty[0]["error"]["error"] == long[0]["error"]["error"] == "not_found"
+    assert gone[0]["ok"] == {
+        "_id": "gone", "_rev": "1-z", "_deleted": True, "_revisions": {"start": 1, "ids": ["z"]},
+    }  # fmt: skip
+    assert await get(client, body, []) == {"results": []}
+
+
+async def test_latest_and_options_in_the_body(client, body, forked):
+    asked = {"docs": [{"id": "d", "rev": "2-a"}], "latest": True, "revs": True}
+    [one] = (await body(await client.post(GET, json=asked)))["results"]
+    assert [doc["ok"]["_rev"] for doc in one["docs"]] == ["3-c", "3-b"]
+    assert "_revisions" in one["docs"][0]["ok"]
+    [one] = (await body(await client.post(GET + "?latest=false", json=asked)))["results"]
+    assert one["docs"][0]["error"]["error"] == "not_found"
+    for bad in ([7], [{}], [{"id": 7}], [{"id": "d", "atts_since": 7}]):
+        await get(client, body, bad, status=400)
+    await get(client, body, [], "?revs=x", 400)
+
+
+async def test_attachments_are_read_inside(client, open_host, body):
+    data = b64encode(b"abc").decode()
+    await bulk(client, body, [{"_id": "a", "_attachments": {"x": {"data": data}}}])
+    [one] = (await get(client, body, [{"id": "a"}]))["results"]
+    assert one["docs"][0]["ok"]["_attachments"]["x"]["stub"]
+    [one] = (await get(client, body, [{"id": "a"}], "?attachments=true"))["results"]
+    found = one["docs"][0]["ok"]
+    assert found["_attachments"]["x"]["data"] == data
+    asked = [{"id": "a", "atts_since": [found["_rev"]]}]
+    [one] = (await get(client, body, asked, "?attachments=true"))["results"]
+    assert one["docs"][0]["ok"]["_attachments"]["x"]["stub"]
+    open_host.documents.blobs.clear()
+    [one] = (await get(client, body, [{"id": "a"}], "?attachments=true"))["results"]
+    assert one["docs"][0]["error"]["error"] == "blob_missing"
+
+
+@pytest.mark.parametrize("kind", ["mixed", "related"])
+async def test_revisions_as_parts(client, forked, kind):
+    asked = {"docs": [{"id": "d", "rev": "3-b"}, {"id": "d", "rev": "x"}]}
+    response = await client.post(GET, json=asked, headers={"Accept": f"multipart/{kind}"})
+    assert response.content_type == f"multipart/{kind}"
+    boundary = response.headers["Content-Type"].split('"')[1]
+    first, second, rest = (await response.text()).split(f"--{boundary}")[1:]
+    assert json.loads(first.partition("\r\n\r\n")[2])["_rev"] == "3-b"
+    assert json.loads(second.partition("\r\n\r\n")[2])["error"] == "bad_request"
+    assert rest == "--"
+
+
+async def test_revisions_are_compared(client, body, forked):
+    asked = {"d": ["3-b", "2-a", "4-z", "1-q"], "new": ["1-a"], "": ["1-a"], "gone": ["1-z"]}
     found = await body(await client.post("/orders/_revs_diff", json=asked))
-    assert found == {
-        "a": {"missing": ["3-y"], "possible_ancestors": ["2-x"]},
-        "b": {"missing": ["1-a"]},
-        "_odd": {"missing": ["1-a"]},
-    }
-    assert await body(await client.post("/orders/_revs_diff", json={"a": ["2-x"]})) == {}
-    missing = await body(await client.post("/orders/_missing_revs", json=asked))
-    assert missing["missing_revs"]["a"] == ["3-y"]
-    await body(await client.post("/orders/_revs_diff", json={"a": ["nonsense"]}), 400)
-    await body(await client.post("/orders/_revs_diff", json=[]), 400)
+    assert found["d"]["missing"] == ["4-z", "1-q"]
+    assert sorted(found["d"]["possible_ancestors"]) == ["3-b", "3-c"]
+    assert found["new"] == found[""] == {"missing": ["1-a"]}
+    assert "gone" not in found
+    found = await body(await client.post("/orders/_missing_revs", json=asked))
+    assert found["missing_revs"] == {"d": ["4-z", "1-q"], "new": ["1-a"], "": ["1-a"]}
+    for bad in ({"d": 7}, {"d": [7]}, {"d": ["x"]}, {"d": "3-b"}):
+        await body(await client.post("/orders/_revs_diff", json=bad), 400)
 
 
-async def test_documents_by_revision(client, body):
-    await bulk(client, body, [{"_id": "a"}, {"_id": "b", "n": 1}])
-    asked = {"docs": [{"id": "b"}, {"id": "a", "rev": ONE}, {"id": "a", "rev": "9-z"},
-                      {"id": "none"}, {"id": "a", "rev": "nonsense"}]}  # fmt: skip
-    found = await body(await client.post("/orders/_bulk_get?revs=true", json=asked))
-    results = found["results"]
-    assert [one["id"] for one in results] == ["b", "a", "a", "none", "a"]
-    assert results[0]["docs"][0]["ok"]["n"] == 1
-    assert results[1]["docs"][0]["ok"]["_revisions"]["start"] == 1
-    errors = [one["docs"][0]["error"]["error"] for one in results[2:]]
-    assert errors == ["not_found", "not_found", "bad_request"]
-    assert await body(await client.post("/orders/_bulk_get", json={"docs": []})) == {"results": []}
-    in_body = {"docs": [{"id": "a"}], "revs": True}
-    found = await body(await client.post("/orders/_bulk_get", json=in_body))
-    assert "_revisions" in found["results"][0]["docs"][0]["ok"]
-    parts = await client.post(
-        "/orders/_bulk_get", json=asked, headers={"Accept": "multipart/mixed"}
-    )
-    assert parts.content_type == "multipart/mixed"
-    text = await parts.text()
-    assert text.count("Content-Type") == 5
-    for bad in ({}, {"docs": [7]}, {"docs": [{"rev": "1-a"}]}):
-        await body(await client.post("/orders/_bulk_get", json=bad), 400)
+async def test_leaves_are_purged(client, body, forked):
+    path = "/orders/_purge"
+    purged = await body(await client.post(path, json={"d": ["3-c", "2-a"], "none": ["1-a"]}), 201)
+    assert purged == {"purge_seq": None, "purged": {"d": ["3-c"], "none": []}}
+    assert (await body(await client.get("/orders/d")))["_rev"] == "3-b"
+    await body(await client.post(path, json={"d": ["3-b"]}), 201)
+    assert (await body(await client.get("/orders/d"), 404))["reason"] == "missing"
+    assert (await body(await client.put("/orders/d", json={}), 201))["rev"].startswith("1-")
+    await body(await client.post(path, json={"_x": ["1-a"]}), 400)
 
 
-async def test_attachments_that_are_newer_come_with_it(client, body):
-    sent = {"_id": "a", "_attachments": {"x": {"data": "YQ=="}}}
-    [made] = await bulk(client, body, [sent])
-    asked = {"docs": [{"id": "a", "atts_since": []}, {"id": "a", "atts_since": [made["rev"]]}]}
-    found = await body(await client.post("/orders/_bulk_get", json=asked))
-    new, old = (one["docs"][0]["ok"]["_attachments"]["x"] for one in found["results"])
-    assert new["data"] == "YQ=="
-    assert old["stub"] is True
+async def test_all_is_committed(client, open_host, body):
+    made = await body(await client.post("/orders/_ensure_full_commit", json={}), 201)
+    assert made == {"ok": True, "instance_start_time": "1700000000"}
+    assert open_host.documents.durable_waits == 1
+    open_host.documents.failure = UnavailableError("no", code="disk_failed")
+    await body(await client.post("/orders/_ensure_full_commit", json={}), 503)
 
 
-async def test_a_purge_leaves_no_trace(client, body):
-    await bulk(client, body, [{"_id": "a", "_rev": "1-x"}, {"_id": "a", "_rev": "1-y"}],
-               new_edits=False)  # fmt: skip
-    purged = await body(
-        await client.post("/orders/_purge", json={"a": ["1-y", "7-q"], "b": ["1-a"]}), 201
-    )
-    assert purged == {"purge_seq": None, "purged": {"a": ["1-y"], "b": []}}
-    assert (await body(await client.get("/orders/a")))["_rev"] == "1-x"
-    await body(await client.post("/orders/_purge", json={"a": ["1-x"]}), 201)
-    assert (await body(await client.get("/orders/a"), 404))["reason"] == "missing"
-
-
-async def test_everything_is_made_durable(client, open_host, body):
-    before = open_host.documents.durable_waits
-    answer = await body(await client.post("/orders/_ensure_full_commit", json={}), 201)
-    assert answer == {"ok": True, "instance_start_time": "1700000000"}
-    assert open_host.documents.durable_waits == before + 1
-
-
-async def test_rights(guarded, body, ada, bob, cleo):
-    docs = {"docs": [{"_id": "a"}, {"_id": "_design/d"}]}
-    await body(await guarded.post("/orders/_bulk_docs", json=docs, headers=bob), 403)
-    told = await body(await guarded.post("/orders/_bulk_docs", json=docs, headers=cleo), 201)
-    assert [one.get("error") for one in told] == ["forbidden", None]
-    await body(await guarded.post("/orders/_bulk_docs", json=docs, headers=ada), 201)
-    await body(await guarded.post("/orders/_revs_diff", json={}, headers=bob))
-    await body(await guarded.post("/orders/_purge", json={}, headers=cleo), 403)
+async def test_who_may_what(guarded, body, ada, bob, cleo):
+    docs = {"docs": [{"_id": "bulk"}, {"_id": "_design/bulk"}]}
+    await body(await guarded.post(BULK, json=docs), 401)
+    await body(await guarded.post(BULK, json=docs, headers=bob), 403)
+    first, second = await body(await guarded.post(BULK, json=docs, headers=cleo), 201)
+    assert (first["id"], first["error"], second["ok"]) == ("bulk", "forbidden", True)
+    first, second = await body(await guarded.post(BULK, json=docs, headers=ada), 201)
+    assert (first["ok"], second["error"]) == (True, "conflict")
+    for name, asked in (("_bulk_get", {"docs": []}), ("_revs_diff", {}), ("_missing_revs", {})):
+        path = f"/orders/{name}"
+        await body(await guarded.post(path, json=asked), 401)
+        await body(await guarded.post(path, json=asked, headers=cleo), 403)
+        await body(await guarded.post(path, json=asked, headers=bob))
+    for name in ("_purge", "_ensure_full_commit"):
+        await body(await guarded.post(f"/orders/{name}", json={}, headers=bob), 403)
+        await body(await guarded.post(f"/orders/{name}", json={}, headers=ada), 201)

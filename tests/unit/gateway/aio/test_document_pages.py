@@ -1,163 +1,262 @@
+import json
+from base64 import b64encode
+
 import pytest
 
-EMPTY = "1-967a00dff5e02add41819138abb3284d"
-DELETED = "2-eec205a9d413992850a6e32678485900"
-DESIGN = {"views": {"by": {"map": "function (doc) { emit(1) }"}}}
+from millstream.errors import UsageError
+
+PATH = "/orders/d"
+CONFLICT = {"error": "conflict", "reason": "Document update conflict."}
 
 
-async def test_a_document_lives(client, body):
-    made = await client.put("/orders/a%2Fb", json={})
-    assert await body(made, 201) == {"ok": True, "id": "a/b", "rev": EMPTY}
-    assert made.headers["ETag"] == f'"{EMPTY}"'
-    assert made.headers["Location"] == "/orders/a%2Fb"
-    found = await client.get("/orders/a%2Fb")
-    assert await body(found) == {"_id": "a/b", "_rev": EMPTY}
-    same = await client.get("/orders/a%2Fb", headers={"If-None-Match": f'"{EMPTY}"'})
-    assert same.status == 304
-    await body(await client.put("/orders/a%2Fb", json={}), 409)
-    await body(await client.delete("/orders/a%2Fb"), 409)
-    gone = await body(await client.delete(f"/orders/a%2Fb?rev={EMPTY}"))
-    assert gone["rev"] == DELETED
-    assert (await body(await client.get("/orders/a%2Fb"), 404))["reason"] == "deleted"
-    shown = await body(await client.get(f"/orders/a%2Fb?rev={DELETED}"))
-    assert shown["_deleted"] is True
-    assert (await body(await client.delete("/orders/a%2Fb"), 404))["reason"] == "deleted"
-    again = await body(await client.put("/orders/a%2Fb", json={}), 201)
-    assert again["rev"].startswith("3-")
+async def put(client, body, content, path=PATH, status=201, **options):
+    return await body(await client.put(path, json=content, **options), status)
 
 
-async def test_what_is_missing(client, body):
-    missing = {"error": "not_found", "reason": "missing"}
-    assert await body(await client.get("/orders/x"), 404) == missing
-    assert await body(await client.delete("/orders/x?rev=1-a"), 404) == missing
-    assert await body(await client.get("/orders/x?open_revs=all"), 404) == missing
-    error = await body(await client.get("/none/x"), 404)
-    assert error["reason"] == "Database does not exist."
+async def put_leaf(client, body, rev, *older, path=PATH, **content):
+    number, _, signature = rev.partition("-")
+    content["_revisions"] = {"start": int(number), "ids": [signature, *older]}
+    return await put(client, body, content, f"{path}?new_edits=false")
+
+
+@pytest.fixture
+async def forked(client, body):
+    """A document with leaves 3-c, 3-b and the deleted 2-x."""
+    await put_leaf(client, body, "3-b", "a", "r", n="b")
+    await put_leaf(client, body, "3-c", "a", "r", n="c")
+    await put_leaf(client, body, "2-x", "r", _deleted=True)
+
+
+async def test_a_document_comes_changes_and_goes(client, open_host, body):
+    assert await body(await client.get(PATH), 404) == {"error": "not_found", "reason": "missing"}
+    response = await client.put(PATH, json={"n": 1})
+    made = await body(response, 201)
+    assert made["rev"].startswith("1-")
+    assert response.headers["ETag"] == f'"{made["rev"]}"'
+    assert response.headers["Location"] == PATH
+    response = await client.get(PATH)
+    assert response.headers["ETag"] == f'"{made["rev"]}"'
+    assert await response.text() == f'{{"_id":"d","_rev":"{made["rev"]}","n":1}}\n'
+    second = await put(client, body, {"_id": "d", "_rev": made["rev"]})
+    third = await put(client, body, {}, f"{PATH}?rev={second['rev']}")
+    fourth = await put(client, body, {}, headers={"If-Match": f'"{third["rev"]}"'})
+    gone = await body(await client.delete(f"{PATH}?rev={fourth['rev']}"))
+    assert gone["rev"].startswith("5-")
+    assert (await body(await client.get(PATH), 404))["reason"] == "deleted"
+    assert (await body(await client.delete(PATH), 404))["reason"] == "deleted"
+    tomb = await body(await client.get(f"{PATH}?rev={gone['rev']}"))
+    assert tomb == {"_id": "d", "_rev": gone["rev"], "_deleted": True}
+    assert (await put(client, body, {}))["rev"].startswith("6-")
+    assert open_host.documents.durable_waits == 8
+
+
+async def test_the_same_edit_gives_couchdbs_revision(client, body):
+    made = await put(client, body, {"a": 1})
+    assert made["rev"] == "1-23202479633c2b380f79507a776743d5"
+
+
+async def test_conflicts(client, body):
+    assert await put(client, body, {"_rev": "1-a"}, status=409) == CONFLICT
+    made = await put(client, body, {})
+    assert await put(client, body, {}, status=409) == CONFLICT
+    assert await body(await client.delete(PATH), 409) == CONFLICT
+    assert await body(await client.delete(PATH + "?rev=1-a"), 409) == CONFLICT
+    twice = {"_rev": made["rev"]}
+    error = await put(client, body, twice, f"{PATH}?rev=1-a", 400)
+    assert error["error"] == "bad_request"
+
+
+async def test_accepted_is_not_durable(client, open_host, body):
+    made = await put(client, body, {}, f"{PATH}?batch=ok", 202)
+    await body(await client.delete(f"{PATH}?batch=ok&rev={made['rev']}"), 202)
+    await body(await client.post("/orders?batch=ok", json={}), 202)
+    assert open_host.documents.durable_waits == 0
+
+
+async def test_one_that_did_not_change_is_not_sent_again(client, body):
+    etag = f'"{(await put(client, body, {}))["rev"]}"'
+    response = await client.get(PATH, headers={"If-None-Match": etag})
+    assert (response.status, await response.read(), response.headers["ETag"]) == (304, b"", etag)
+    await body(await client.get(PATH, headers={"If-None-Match": '"1-a"'}))
+    response = await client.head(PATH)
+    assert (response.status, response.headers["ETag"], await response.read()) == (200, etag, b"")
+
+
+async def test_an_id_is_made(client, body):
+    response = await client.post("/orders", json={"n": 1})
+    made = await body(response, 201)
+    assert response.headers["Location"] == f"/orders/{made['id']}"
+    assert (await body(await client.get(f"/orders/{made['id']}")))["n"] == 1
+    named = await body(await client.post("/orders/", json={"_id": "a/b"}), 201)
+    assert named["id"] == "a/b"
+    await body(await client.get("/orders/a%2Fb"))
+    await body(await client.post("/orders", data=b"{}"), 415)
+    for bad in ("", "_x", "_design/", "_local/x", "x" * 251, 7):
+        error = await body(await client.post("/orders", json={"_id": bad}), 400)
+        assert error["error"] == "illegal_docid"
+
+
+async def test_a_peers_revision_is_taken_as_it_is(client, forked, body):
+    found = await body(await client.get(PATH + "?meta=true&revs=true"))
+    assert (found["_rev"], found["n"]) == ("3-c", "c")
+    assert found["_conflicts"] == ["3-b"]
+    assert found["_deleted_conflicts"] == ["2-x"]
+    assert found["_revisions"] == {"start": 3, "ids": ["c", "a", "r"]}
+    assert found["_revs_info"] == [
+        {"rev": "3-c", "status": "available"},
+        {"rev": "2-a", "status": "missing"},
+        {"rev": "1-r", "status": "missing"},
+    ]
+    assert await put_leaf(client, body, "3-b", "a", "r") == {"ok": True, "id": "d", "rev": "3-b"}
+    assert (await body(await client.get(PATH + "?rev=3-b")))["n"] == "b"
+    assert (await body(await client.get(PATH + "?rev=2-a"), 404))["reason"] == "missing"
+    latest = await body(await client.get(PATH + "?rev=2-a&latest=true"))
+    assert latest["_rev"] == "3-c"
+    await put(client, body, {"_rev": "7-odd text"}, "/orders/e?new_edits=false")
+    assert (await body(await client.get("/orders/e")))["_rev"] == "7-odd text"
+    await put(client, body, {"n": 1}, "/orders/f?new_edits=false", 400)
+
+
+async def test_open_revisions_as_json(client, forked, body, open_host):
+    headers = {"Accept": "application/json"}
+
+    async def several(options, path=PATH):
+        response = await client.get(f"{path}?open_revs={options}", headers=headers)
+        return [one.get("ok", {}).get("_rev", one.get("missing")) for one in await body(response)]
+
+    assert await several("all") == ["3-c", "3-b", "2-x"]
+    assert await several('["3-b","9-z","2-a"]') == ["3-b", "9-z", "2-a"]
+    assert await several('["1-r","3-b"]&latest=true') == ["3-c", "3-b", "2-x"]
+    assert await several('["1-a"]', "/orders/none") == ["1-a"]
+    assert await several("[]", "/orders/d") == ["3-c", "3-b", "2-x"]
+    assert open_host.documents.durable_waits == 3 + 5
+    await body(await client.get("/orders/none?open_revs=all", headers=headers), 404)
+
+
+async def test_open_revisions_as_parts(client, forked):
+    response = await client.get(PATH + '?open_revs=["3-b","9-z"]&revs=true')
+    assert response.content_type == "multipart/mixed"
+    boundary = response.headers["Content-Type"].split('"')[1]
+    first, second = (await response.text()).split(f"--{boundary}")[1:3]
+    assert json.loads(first.partition("\r\n\r\n")[2])["_revisions"]["ids"] == ["b", "a", "r"]
+    assert 'error="true"' in second
+    assert json.loads(second.partition("\r\n\r\n")[2]) == {"missing": "9-z"}
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "status", "error"),
+    "data",
     [
-        ("x", "{", 400, "bad_request"),
-        ("x", "[]", 400, "bad_request"),
-        ("x", '{"_odd": 1}', 400, "doc_validation"),
-        ("x", '{"_id": "y"}', 400, "bad_request"),
-        ("x", '{"_rev": "nonsense"}', 400, "bad_request"),
-        ("x?rev=1-a", '{"_rev": "1-b"}', 400, "bad_request"),
-        ("x", '{"a": NaN}', 400, "bad_request"),
-        ("x", "[" * 100_000, 400, "bad_request"),
-        ("x", '{"_attachments": {"a": {"stub": true}}}', 412, "missing_stub"),
-        ("x", '{"_attachments": {"a": {"data": "???"}}}', 400, "bad_request"),
-        ("x", '{"_attachments": {"_a": {"data": ""}}}', 400, "bad_request"),
-        ("x" * 251, "{}", 400, "illegal_docid"),
-        ("x?new_edits=false", "{}", 400, "bad_request"),
+        b"", b"{", b"[]", b"7", b"\xff", b'{"a":NaN}', b'{"a":"\\ud800"}', b'{"_x":1}',
+        b'{"_id":"other"}', b'{"_id":7}', b'{"_rev":7}', b'{"_rev":"x"}', b'{"_rev":"0-a"}',
+        b'{"_rev":"1-"}', b'{"_rev":"-1-a"}', b'{"_rev":"1-a,b"}', b'{"_deleted":1}',
+        b'{"_revisions":7}', b'{"_revisions":{"start":1,"ids":[]}}',
+        b'{"_revisions":{"start":1,"ids":["a","b"]}}', b'{"_revisions":{"start":1,"ids":[7]}}',
+        b'{"_attachments":[]}', b'{"_attachments":{"a":7}}', b'{"_attachments":{"a":{}}}',
+        b'{"_attachments":{"_a":{"data":""}}}', b'{"_attachments":{"a":{"data":"*"}}}',
+        b'{"_attachments":{"a":{"data":7}}}', b'{"_attachments":{"a":{"follows":true}}}',
+        b'{"_attachments":{"a":{"data":"","content_type":7}}}',
+        b'{"_attachments":{"a":{"data":"AAAA","encoding":"gzip"}}}',
+        b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", b'{"a":' * 5000, b"[" * 100_000,
+        b'{"a":1e999}',
     ],
-)
-async def test_what_is_refused(client, body, path, text, status, error):
-    answer = await body(await client.put(f"/orders/{path}", data=text), status)
-    assert answer["error"] == error
+)  # fmt: skip
+async def test_bad_documents(client, body, data):
+    for path in (PATH, PATH + "?new_edits=false"):
+        await body(await client.put(path, data=data), 400)
+    headers = {"Content-Type": "application/json"}
+    if b'"_id":"other"' not in data:
+        await body(await client.post("/orders", data=data, headers=headers), 400)
+    await body(await client.get(PATH), 404)
 
 
-async def test_revisions_of_a_peer_become_conflicts(client, body):
-    await body(await client.put("/orders/x", json={"n": 1}), 201)
-    for signature in ("b", "a"):
-        sent = {"_rev": f"2-{signature}", "_revisions": {"start": 2, "ids": [signature, "q"]}}
-        await body(await client.put("/orders/x?new_edits=false", json=sent), 201)
-    shown = await body(
-        await client.get("/orders/x?conflicts=true&revs=true&revs_info=true&meta=true")
-    )
-    assert shown["_rev"] == "2-b"
-    assert shown["_conflicts"][0] == "2-a"
-    assert shown["_revisions"] == {"start": 2, "ids": ["b", "q"]}
-    assert shown["_revs_info"][1] == {"rev": "1-q", "status": "missing"}
-    json = {"Accept": "application/json"}
-    leaves = await body(await client.get("/orders/x?open_revs=all", headers=json))
-    assert [one["ok"]["_rev"] for one in leaves][:2] == ["2-b", "2-a"]
-    asked = await body(
-        await client.get('/orders/x?open_revs=["2-a","9-z"]&revs=true', headers=json)
-    )
-    assert asked[0]["ok"]["_revisions"]["start"] == 2
-    assert asked[1] == {"missing": "9-z"}
-    latest = await body(await client.get('/orders/x?open_revs=["1-q"]&latest=true', headers=json))
-    assert {one["ok"]["_rev"] for one in latest} == {"2-a", "2-b"}
-    assert await body(await client.get("/orders/x?rev=1-q&latest=true"))
-    await body(await client.get("/orders/x?rev=1-q"), 404)
-    parts = await client.get("/orders/x?open_revs=all")
-    assert parts.content_type == "multipart/mixed"
-    await body(await client.get("/orders/x?conflicts=maybe"), 400)
-    await body(await client.get("/orders/x?open_revs=7"), 400)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "rev=x", "revs=1", "latest=yes", "open_revs=7", "open_revs=x", 'open_revs="all"',
+        'open_revs=["x"]', "open_revs=[7]", "open_revs=" + "[" * 2000, "atts_since=1-a",
+        "open_revs=%ff", "rev=1-%ff%00",
+    ],
+)  # fmt: skip
+async def test_bad_options(client, body, options):
+    await put(client, body, {})
+    await body(await client.get(f"{PATH}?{options}"), 400)
 
 
-async def test_durability_is_what_was_asked_for(client, open_host, body):
-    documents = open_host.documents
-    await body(await client.put("/orders/x?batch=ok", json={}), 202)
-    assert documents.durable_waits == 0
-    await body(await client.put("/orders/y", json={}), 201)
-    assert documents.durable_waits == 1
-    await body(await client.get("/orders/y"))
-    assert documents.durable_waits == 1
-    await body(await client.get(f"/orders/y?rev={EMPTY}"))
-    assert documents.durable_waits == 2
+async def test_bad_addresses(client, body):
+    for path in (
+        "/orders/" + "x" * 251,
+        "/orders/_design/" + "é" * 122,
+        "/orders/%00" + "a" * 250,
+    ):
+        assert (await put(client, body, {}, path, 400))["error"] == "illegal_docid"
+        await body(await client.get(path), 400)
+    await put(client, body, {}, "/orders/" + "é" * 125)
+    missing = {"error": "not_found", "reason": "Database does not exist."}
+    assert await put(client, body, {}, "/none/d", 404) == missing
+    assert await body(await client.get("/none/d"), 404) == missing
+    await body(await client.delete(f"{PATH}?rev=x"), 400)
+    await body(await client.put(PATH, json={}, headers={"If-Match": "*"}), 400)
 
 
-async def test_a_document_may_get_its_id(client, body):
-    made = await body(await client.post("/orders", json={"n": 1}), 201)
-    assert (await body(await client.get(f"/orders/{made['id']}")))["n"] == 1
-    named = await body(await client.post("/orders/", json={"_id": "mine"}), 201)
-    assert named["id"] == "mine"
-    await body(await client.post("/orders", data="{}"), 415)
-    await body(await client.post("/orders", json={"_id": "_mine"}), 400)
+async def test_copies(client, open_host, body):
+    data = b64encode(b"text").decode()
+    made = await put(client, body, {"n": 1, "_attachments": {"a": {"data": data}}})
+
+    async def copy(destination, status=201, path=PATH):
+        headers = {"Destination": destination} if destination else {}
+        return await body(await client.request("COPY", path, headers=headers), status)
+
+    copied = await copy("e%2Ff")
+    assert copied["id"] == "e/f"
+    found = await body(await client.get("/orders/e%2Ff?attachments=true"))
+    assert (found["n"], found["_attachments"]["a"]["data"]) == (1, data)
+    assert await copy("e%2Ff", 409) == CONFLICT
+    assert (await copy(f"e%2Ff?rev={copied['rev']}"))["rev"].startswith("2-")
+    assert (await copy("g", path=f"{PATH}?rev={made['rev']}"))["id"] == "g"
+    await copy("g2", 404, f"{PATH}?rev=1-a")
+    await copy("g2", 404, "/orders/none")
+    for bad in ("", "_x", "x" * 251, "g2?x=1", "g2?rev=x"):
+        await copy(bad, 400)
 
 
-async def test_copies(client, body):
-    await body(await client.put("/orders/x", json={"n": 1}), 201)
-    to = {"Destination": "y"}
-    made = await body(await client.request("COPY", "/orders/x", headers=to), 201)
-    assert (await body(await client.get("/orders/y")))["n"] == 1
-    await body(await client.request("COPY", "/orders/x", headers=to), 409)
-    over = {"Destination": f"y?rev={made['rev']}"}
-    again = await body(await client.request("COPY", "/orders/x", headers=over), 201)
-    assert again["rev"].startswith("2-")
-    await body(await client.request("COPY", "/orders/x"), 400)
-    await body(await client.request("COPY", "/orders/none", headers=to), 404)
+async def test_design_documents_compile(client, open_host, body):
+    path = "/orders/_design/x"
+    made = await put(client, body, {"views": {}}, path)
+    assert (await body(await client.get("/orders/_design%2Fx")))["_rev"] == made["rev"]
+    open_host.designs.refusal = UsageError("no", code="compilation_error")
+    refused = {"error": "compilation_error", "reason": "no"}
+    assert await put(client, body, {"_rev": made["rev"]}, path, 400) == refused
+    assert await put(client, body, {"_rev": "1-a"}, path + "?new_edits=false", 400) == refused
+    await body(await client.delete(f"{path}?rev={made['rev']}"))
 
 
-async def test_attachments_stand_in_the_document_or_beside_it(client, body):
-    sent = {"_attachments": {"t.txt": {"content_type": "text/plain", "data": "aGVsbG8="}}}
-    await body(await client.put("/orders/x", json=sent), 201)
-    stub = (await body(await client.get("/orders/x")))["_attachments"]["t.txt"]
-    assert (stub["stub"], stub["length"], stub["revpos"]) == (True, 5, 1)
-    coded = await body(await client.get("/orders/x?att_encoding_info=true"))
-    assert coded["_attachments"]["t.txt"]["encoding"] == "gzip"
-    whole = await body(await client.get("/orders/x?attachments=true"))
-    assert whole["_attachments"]["t.txt"]["data"] == "aGVsbG8="
-    parts = await client.get("/orders/x?attachments=true", headers={"Accept": "multipart/related"})
-    assert parts.content_type == "multipart/related"
-    rev = whole["_rev"]
-    since = await body(await client.get(f'/orders/x?atts_since=["{rev}"]'))
-    assert since["_attachments"]["t.txt"]["stub"] is True
-    kept = {"_rev": rev, "_attachments": {"t.txt": {"stub": True}}}
-    next_rev = (await body(await client.put("/orders/x", json=kept), 201))["rev"]
-    later = await body(await client.get("/orders/x"))
-    assert later["_attachments"]["t.txt"]["revpos"] == 1
-    bare = await body(await client.put("/orders/x", json={"_rev": next_rev}), 201)
-    assert "_attachments" not in await body(await client.get(f"/orders/x?rev={bare['rev']}"))
+async def test_thousands_of_conflicts(client, body):
+    leaves = [f"1-{n:032x}" for n in range(3000)]
+    docs = [{"_id": "d", "_rev": rev} for rev in leaves]
+    response = await client.post("/orders/_bulk_docs", json={"docs": docs, "new_edits": False})
+    assert await body(response, 201) == []
+    found = await body(await client.get(PATH + "?conflicts=true"))
+    assert [found["_rev"], *found["_conflicts"]] == leaves[::-1]
+    headers = {"Accept": "application/json"}
+    assert len(await body(await client.get(PATH + "?open_revs=all", headers=headers))) == 3000
 
 
-async def test_design_documents_are_documents(client, open_host, body):
-    made = await body(await client.put("/orders/_design/d", json=DESIGN), 201)
-    assert made["id"] == "_design/d"
-    shown = await body(await client.get("/orders/_design%2Fd"))
-    assert shown["views"] == DESIGN["views"]
-    await body(await client.delete(f"/orders/_design/d?rev={made['rev']}"))
-
-
-async def test_rights(guarded, body, ada, bob, cleo):
-    await body(await guarded.put("/orders/x", json={}), 401)
-    await body(await guarded.put("/orders/x", json={}, headers=bob), 403)
-    await body(await guarded.put("/orders/x", json={}, headers=ada), 201)
-    await body(await guarded.get("/orders/x", headers=bob))
-    await body(await guarded.get("/orders/x", headers=cleo), 403)
-    await body(await guarded.put("/orders/_design/d", json=DESIGN, headers=bob), 403)
-    await body(await guarded.put("/orders/_design/d", json=DESIGN, headers=cleo), 201)
-    await body(await guarded.get("/orders/_design/d", headers=cleo))
+async def test_who_may_what(guarded, body, ada, bob, cleo):
+    path = "/orders/who"
+    for headers, status in (({}, 401), (bob, 403), (cleo, 403)):
+        await body(await guarded.put(path, json={}, headers=headers), status)
+        await body(await guarded.post("/orders", json={}, headers=headers), status)
+        await body(await guarded.delete(path, headers=headers), status)
+    made = await body(await guarded.put(path, json={}, headers=ada), 201)
+    await body(await guarded.get(path), 401)
+    await body(await guarded.get(path, headers=cleo), 403)
+    await body(await guarded.get(path, headers=bob))
+    to = {"Destination": "who2"}
+    await body(await guarded.request("COPY", path, headers=bob | to), 403)
+    await body(await guarded.request("COPY", path, headers=ada | to), 201)
+    await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=ada))
+    design = "/orders/_design/who"
+    await body(await guarded.put(design, json={}, headers=bob), 403)
+    await body(await guarded.put(design, json={}, headers=cleo), 201)
+    for who in (bob, cleo):
+        await body(await guarded.get(design, headers=who))

@@ -1,66 +1,82 @@
-from email import message_from_bytes
+from base64 import b64encode
 
 import pytest
 
-from false_documents import FalseDocuments
-from millstream.documents.reading import PLAIN
-from millstream.documents.sent import parse_sent
-from millstream.documents.stored import load
-from millstream.documents.updating import interactive
-from millstream.errors import UsageError
 from millstream.gateway.aio import documents_out
-from millstream.gateway.aio.attaching import keep_inline
-from millstream.gateway.aio.documents_out import inline_text, mixed, pieces_of, related
-from millstream.wire.frames import mutation
+
+NAMES = ["plain.png", "é \"'.txt", "deep/er.json"]
+KINDS = ["image/png", "text/plain", "application/json"]
 
 
-async def attached(documents):
-    sent = parse_sent(
-        b'{"_attachments":{"t":{"content_type":"text/plain","data":"aGVsbG8="},'
-        b'"b":{"data":"AAEC"}}}'
+@pytest.fixture
+async def filled(client, body):
+    """A document with three attachments, two of them stored compressed; the last is newer."""
+    table = {
+        name: {"data": b64encode(name.encode() * 50).decode(), "content_type": kind}
+        for name, kind in zip(NAMES, KINDS, strict=True)
+    }
+    first = dict(list(table.items())[:2])
+    made = await body(await client.put("/orders/d", json={"_attachments": first}), 201)
+    stubs = {name: {"stub": True} for name in first}
+    newer = {NAMES[2]: table[NAMES[2]]}
+    content = {"_rev": made["rev"], "n": 1, "_attachments": stubs | newer}
+    second = await body(await client.put("/orders/d", json=content), 201)
+    return made["rev"], second["rev"], table
+
+
+async def arrived(client, body, path):
+    found = await body(await client.get(path + "?attachments=true"))
+    return {name: one["data"] for name, one in found["_attachments"].items()}
+
+
+async def test_what_is_sent_in_parts_is_taken_in_parts(client, open_host, body, filled):
+    _, rev, table = filled
+    response = await client.get(
+        "/orders/d?attachments=true&revs=true", headers={"Accept": "multipart/related"}
     )
-    kept = await keep_inline(documents, "b", sent.attachments)
-    return interactive(None, sent, kept, revs_limit=9).document
+    assert (response.content_type, response.headers["ETag"]) == ("multipart/related", f'"{rev}"')
+    sent = (await response.read()).replace(b'"_id":"d"', b'"_id":"e"', 1)
+    blobs = dict(open_host.documents.blobs)
+    kind = {"Content-Type": response.headers["Content-Type"]}
+    made = await client.put("/orders/e?new_edits=false", data=sent, headers=kind)
+    assert (await body(made, 201))["rev"] == rev
+    assert open_host.documents.blobs == blobs
+    assert await arrived(client, body, "/orders/e") == {n: one["data"] for n, one in table.items()}
+    first = await body(await client.get("/orders/d?revs=true"))
+    assert await body(await client.get("/orders/e?revs=true")) == first | {"_id": "e"}
 
 
-async def gathered(source):
-    return b"".join([piece async for piece in source])
+async def test_revisions_with_attachments_as_parts(client, body, filled):
+    older, rev, _ = filled
+    response = await client.get(f'/orders/d?open_revs=["{rev}"]&atts_since=["{older}"]')
+    sent = await response.read()
+    outer = response.headers["Content-Type"].split('"')[1].encode()
+    assert sent.startswith(b"--" + outer + b"\r\nContent-Type: multipart/related; boundary=")
+    assert sent.endswith(b"--\r\n--" + outer + b"--")
+    inner = sent.partition(b"multipart/related; ")[2].partition(b"\r\n\r\n")
+    nested, _, _ = inner[2].rpartition(b"\r\n--" + outer)
+    assert nested.count(b"Content-Disposition") == 1
+    assert b'filename="deep/er.json"' in nested
+    assert nested.count(b'"stub":true') == 2
 
 
-async def test_parts_are_what_others_can_read():
-    documents = FalseDocuments({"b"})
-    document = await attached(documents)
-    leaf = document.winner
-    wanted = document.contents[leaf.rev].attachments
-    text = await gathered(related(documents, "b", "x", "d", document, leaf, PLAIN, wanted))
-    parsed = message_from_bytes(b'Content-Type: multipart/related; boundary="x"\r\n\r\n' + text)
-    first, *others = parsed.get_payload()
-    assert b'"follows":true' in first.get_payload(decode=True)
-    assert [part.get_filename() for part in others] == ["t", "b"]
-    assert others[0]["Content-Encoding"] == "gzip"
-    several = await gathered(
-        mixed(documents, "b", "o", "d", document, [leaf, "9-z"], PLAIN, [leaf.rev])
+async def test_only_newer_attachments_are_inside(client, body, filled):
+    older, rev, _ = filled
+    found = await body(await client.get(f'/orders/d?atts_since=["{older}"]'))
+    assert [("data" in one) for one in found["_attachments"].values()] == [False, False, True]
+    found = await body(await client.get(f'/orders/d?atts_since=["{rev}"]'))
+    assert all(one["stub"] for one in found["_attachments"].values())
+    headers = {"Accept": "application/json"}
+    [one] = await body(
+        await client.get("/orders/d?open_revs=all&attachments=true", headers=headers)
     )
-    assert several.count(b"--o\r\n") == 2
-    assert b'{"missing":"9-z"}' in several
-    assert b"filename" not in several
+    assert all("data" in att for att in one["ok"]["_attachments"].values())
 
 
-async def test_json_with_attachments_is_bounded(monkeypatch):
-    documents = FalseDocuments({"b"})
-    document = await attached(documents)
-    leaf = document.winner
-    text = await inline_text(documents, "b", "d", document, leaf, PLAIN, None)
-    assert b'"data":"aGVsbG8="' in text
-    assert b'"data":"AAEC"' in text
-    monkeypatch.setattr(documents_out, "INLINE_BYTES_MAX", 7)
-    with pytest.raises(UsageError, match="one after the other"):
-        await inline_text(documents, "b", "d", document, leaf, PLAIN, None)
-
-
-async def test_a_value_of_kv_is_an_attachment():
-    frame = mutation(0, b"k", b"no json", 1, 1, 1, 0, 0, 0)
-    document = load("u", b"k", frame, b"\x01\x01")
-    rev = document.winner.rev
-    found = pieces_of(FalseDocuments({"b"}), "b", document, rev, "value", is_plain=True)
-    assert await gathered(found) == b"no json"
+async def test_too_much_for_one_text(client, body, filled, monkeypatch):
+    monkeypatch.setattr(documents_out, "INLINE_BYTES_MAX", 10)
+    assert (await body(await client.get("/orders/d?attachments=true"), 413))[
+        "error"
+    ] == "too_large"
+    response = await client.get("/orders/d?attachments=true", headers={"Accept": "multipart/*"})
+    assert (response.status, response.content_type) == (200, "multipart/related")

@@ -1,98 +1,108 @@
-from millstream.documents.sent import parse_sent
-from millstream.documents.updating import interactive
+import json
+
+import pytest
+
+from millstream.errors import AccessError
 from millstream.gateway.aio.writing import VALIDATION_TRIES_MAX
 
-
-def change(host, text):
-    """Change a document underneath."""
-    documents = host.documents.database("orders").documents
-    documents["x"] = interactive(documents.get("x"), parse_sent(text), revs_limit=9).document
-    return documents["x"].winner.rev
+PATH = "/orders/d"
 
 
-async def test_a_function_refuses_a_change(client, open_host, body):
-    open_host.functions.refuse = b"bad"
-    await body(await client.put("/orders/x", json={"n": 1}), 201)
-    answer = await body(await client.put("/orders/y", json={"bad": 1}), 403)
-    assert answer == {"error": "forbidden", "reason": "not that"}
-    await body(await client.get("/orders/y"), 404)
-    told = await body(
-        await client.post("/orders/_bulk_docs", json={"docs": [{"bad": 1}, {"good": 1}]}), 201
-    )
-    assert [one.get("error") for one in told] == ["forbidden", None]
+@pytest.fixture
+def judged(open_host):
+    """What validators were shown; `bad` is refused."""
+    seen = []
+
+    def judge(new, old):
+        seen.append((json.loads(new), None if old is None else json.loads(old)))
+        return AccessError("no", code="forbidden") if b'"bad"' in new else None
+
+    open_host.functions.judge = judge
+    return seen
 
 
-async def test_it_sees_what_was_and_what_is_to_be(client, open_host, body):
-    open_host.functions.refuse = b"bad"
-    made = await body(await client.put("/orders/x", json={"n": 1}), 201)
-    await body(await client.delete(f"/orders/x?rev={made['rev']}"))
-    (first,), user, security = open_host.functions.asked[0]
-    assert first.old is None
-    assert b'"_revisions"' in first.new
-    assert (user["db"], user["roles"], security) == ("orders", ["_admin"], b"{}")
-    (second,), _, _ = open_host.functions.asked[1]
-    assert b'"n":1' in second.old
-    assert b'"_deleted":true' in second.new
+async def test_who_refuses_and_what_is_shown(client, open_host, body, judged):
+    refused = {"error": "forbidden", "reason": "no"}
+    assert await body(await client.put(PATH, json={"bad": 1}), 403) == refused
+    made = await body(await client.put(PATH, json={"n": 1}), 201)
+    await body(await client.delete(f"{PATH}?rev={made['rev']}"))
+    (_, none), (new, nothing), (gone, old) = judged
+    assert none is nothing is None
+    sig = made["rev"][2:]
+    assert new == {
+        "_id": "d",
+        "_rev": made["rev"],
+        "n": 1,
+        "_revisions": {"start": 1, "ids": [sig]},
+    }
+    assert (gone["_deleted"], old) == (True, {"_id": "d", "_rev": made["rev"], "n": 1})
+    user = {"db": "orders", "name": None, "roles": ["_admin"]}
+    assert open_host.functions.asked == [(user, b"{}")] * 3
 
 
-async def test_conflicts_and_designs_are_not_asked(client, open_host, body):
-    await body(await client.put("/orders/x", json={}), 201)
-    open_host.functions.refuse = b"_design"
-    await body(await client.put("/orders/x", json={}), 409)
-    await body(await client.put("/orders/_design/d", json={}), 201)
-    assert open_host.functions.asked == []
+async def test_what_changes_nothing_and_designs_are_not_judged(client, body, judged):
+    await body(await client.put(PATH + "?new_edits=false", json={"_rev": "1-a"}), 201)
+    await body(await client.put(PATH + "?new_edits=false", json={"_rev": "1-a", "bad": 1}), 201)
+    await body(await client.put("/orders/_design/x", json={"bad": 1}), 201)
+    await body(await client.put(PATH, json={"bad": 1}), 409)
+    assert len(judged) == 1
 
 
-async def test_what_changed_meanwhile_is_validated_anew(client, open_host, body):
-    functions = open_host.functions
-    functions.refuse = b"bad"
-    made = await body(await client.put("/orders/x", json={}), 201)
-    functions.asked.clear()
+async def test_a_change_underneath_is_judged_again(client, open_host, body):
+    shown = []
 
-    def meanwhile():
-        functions.meanwhile = lambda: None
-        change(open_host, b'{"_rev":"%b","n":2}' % made["rev"].encode())
+    def judge(new, old):
+        shown.append(old and json.loads(old)["_rev"])
+        if len(shown) == 1:
+            documents = open_host.documents.database("orders").documents
+            documents["d"] = documents["other"]
+        return
 
-    functions.meanwhile = meanwhile
-    sent = {"_rev": "2-a", "_revisions": {"start": 2, "ids": ["a", made["rev"][2:]]}}
-    await body(await client.put("/orders/x?new_edits=false", json=sent), 201)
-    assert len(functions.asked) == 2
-    shown = await body(await client.get("/orders/x?conflicts=true"))
-    assert {shown["_rev"], *shown["_conflicts"]} >= {"2-a"}
+    made = await body(await client.put("/orders/other", json={}), 201)
+    open_host.functions.judge = judge
+    await body(await client.put(PATH + "?new_edits=false", json={"_rev": "1-zz"}), 201)
+    assert shown == [None, made["rev"]]
+    found = await body(await client.get(PATH + "?conflicts=true"))
+    assert (found["_rev"], found["_conflicts"]) == ("1-zz", [made["rev"]])
 
 
-async def test_it_is_given_up_at_last(client, open_host, body):
-    functions, count = open_host.functions, 0
-    functions.refuse = b"bad"
-
-    def meanwhile():
-        nonlocal count
-        count += 1
+async def test_an_edit_that_is_overtaken_conflicts(client, open_host, body):
+    def judge(new, old):
         documents = open_host.documents.database("orders").documents
-        before = documents.get("x")
-        rev = b"" if before is None else b',"_rev":"%b"' % before.winner.rev.encode()
-        change(open_host, b'{"n":%d%b}' % (count, rev))
+        documents["d"] = documents["other"]
 
-    functions.meanwhile = meanwhile
-    sent = {"_rev": "1-a"}
-    answer = await body(await client.put("/orders/x?new_edits=false", json=sent), 503)
-    assert answer["error"] == "temporarily_unavailable"
-    assert count == VALIDATION_TRIES_MAX
+    await body(await client.put("/orders/other", json={}), 201)
+    open_host.functions.judge = judge
+    assert (await body(await client.put(PATH, json={"n": 1}), 409))["error"] == "conflict"
 
 
-async def test_a_design_document_has_to_compile(client, open_host, body):
-    from millstream.errors import UsageError
+async def test_a_document_that_never_rests(client, open_host, body):
+    docs = [{"_id": f"x{n}", "_rev": f"1-{n}"} for n in range(2)]
+    asked = {"docs": docs, "new_edits": False}
+    await body(await client.post("/orders/_bulk_docs", json=asked), 201)
+    turns = []
 
-    open_host.designs.refusal = UsageError("no", code="compilation_error")
-    await body(await client.put("/orders/_design/d", json={}), 400)
-    told = await body(
-        await client.post(
-            "/orders/_bulk_docs",
-            json={"docs": [{"_id": "_design/d", "_rev": "1-a"}, {"_id": "x", "_rev": "1-a"}],
-                  "new_edits": False},
-        ), 201
-    )  # fmt: skip
-    assert [one["id"] for one in told] == ["_design/d"]
-    gone = {"_id": "_design/d", "_rev": "1-a", "_deleted": True}
-    sent = {"docs": [gone], "new_edits": False}
-    assert await body(await client.post("/orders/_bulk_docs", json=sent), 201) == []
+    def judge(new, old):
+        documents = open_host.documents.database("orders").documents
+        documents["d"] = documents[f"x{len(turns) % 2}"]
+        turns.append(1)
+
+    open_host.functions.judge = judge
+    error = await body(await client.put(PATH + "?new_edits=false", json={"_rev": "1-z"}), 503)
+    assert error["error"] == "temporarily_unavailable"
+    assert len(turns) == VALIDATION_TRIES_MAX
+
+
+async def test_two_edits_of_one_document_at_once(client, open_host, body, judged):
+    asked = {"docs": [{"_id": "d", "n": 1}, {"_id": "d", "n": 2}]}
+    first, second = await body(await client.post("/orders/_bulk_docs", json=asked), 201)
+    assert (first["ok"], second["error"]) == (True, "conflict")
+
+
+async def test_users_are_told_to_validators(guarded, guarded_host, body, ada):
+    guarded_host.functions.judge = lambda new, old: None
+    await body(await guarded.put("/orders/told", json={}, headers=ada), 201)
+    guarded_host.functions.judge = None
+    assert guarded_host.functions.asked[-1][0] == {
+        "db": "orders", "name": "ada", "roles": ["_admin"],
+    }  # fmt: skip

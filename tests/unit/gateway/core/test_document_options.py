@@ -1,6 +1,6 @@
 import pytest
 
-from millstream.documents.reading import PLAIN
+from millstream.documents.reading import PLAIN, Shown
 from millstream.errors import UsageError
 from millstream.gateway.core.document_options import (
     OPEN_REVS_MAX,
@@ -11,54 +11,59 @@ from millstream.gateway.core.document_options import (
 )
 
 
-def test_without_options_a_document_is_plain():
-    assert parse_options({}).shown is PLAIN
-    assert parse_options({"other": "x", "revs": "false"}).shown is PLAIN
+def test_nothing_is_asked_for():
+    options = parse_options({})
+    assert options == (None, PLAIN, None, False, False, None, False)
+    assert parse_options({"other": "x", "rev": ""}) == options
 
 
-def test_options():
-    options = parse_options(
-        {"rev": "1-a", "meta": "true", "revs": "true", "latest": "true", "atts_since": '["1-a"]'}
-    )
-    shown = options.shown
-    assert shown.revs
-    assert shown.revs_info
-    assert shown.conflicts
-    assert shown.deleted_conflicts
-    assert (options.rev, options.latest, options.attachments) == ("1-a", True, True)
-    assert options.atts_since == ["1-a"]
+def test_all_that_may_be_asked_for():
+    names = ("revs", "latest", "attachments", "local_seq", "conflicts", "att_encoding_info")
+    options = parse_options(dict.fromkeys(names, "true") | {"rev": "1-a"})
+    assert options.rev == "1-a"
+    assert options.shown == Shown(revs=True, conflicts=True, encoding_info=True)
+    assert options.latest
+    assert options.attachments
     assert options.local_seq
+    meta = parse_options({"meta": "true"})
+    assert meta.shown == Shown(revs_info=True, conflicts=True, deleted_conflicts=True)
+    assert meta.local_seq
+
+
+def test_revisions():
     assert parse_options({"open_revs": "all"}).open_revs == []
-    assert parse_options({"open_revs": '["2-b"]'}).open_revs == ["2-b"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"revs": "yes"}, {"rev": "x"}, {"open_revs": "7"}, {"open_revs": "["},
-     {"atts_since": '["x"]'}, {"atts_since": "{}"}],
-)  # fmt: skip
-def test_what_is_refused(options):
-    with pytest.raises(UsageError):
-        parse_options(options)
-
-
-def test_many_revisions_are_too_many():
-    with pytest.raises(UsageError, match="at most"):
+    assert parse_options({"open_revs": '["1-a","2-b"]'}).open_revs == ["1-a", "2-b"]
+    since = parse_options({"atts_since": '["1-a"]'})
+    assert (since.atts_since, since.attachments) == (["1-a"], True)
+    for bad in ("", "x", "7", "{}", "[7]", '["x"]', "[" * 10_000):
+        with pytest.raises(UsageError) as refused:
+            parse_revs(bad)
+        assert refused.value.code == "bad_request"
+    with pytest.raises(UsageError) as refused:
         parse_revs(["1-a"] * (OPEN_REVS_MAX + 1))
+    assert refused.value.code == "too_large"
 
 
 def test_truth():
     assert is_true({"a": "true"}, "a")
-    assert not is_true({}, "a")
+    assert not is_true({"a": "false"}, "a")
+    for bad in ("", "1", "True"):
+        with pytest.raises(UsageError) as refused:
+            is_true({"a": bad}, "a")
+        assert refused.value.code == "query_parse_error"
 
 
 @pytest.mark.parametrize(
-    ("accept", "found"),
+    ("accept", "is_json"),
     [
-        (None, False), ("*/*", False), ("application/json", True),
-        ("multipart/mixed", False), ("multipart/mixed, application/json", False),
+        (None, False),
+        ("*/*", False),
+        ("application/json", True),
+        ("multipart/mixed", False),
         ("application/json, multipart/mixed", True),
+        ("multipart/mixed, application/json", False),
+        ("Multipart/Related", False),
     ],
-)  # fmt: skip
-def test_who_wants_json(accept, found):
-    assert prefers_json(accept) is found
+)
+def test_who_wants_json(accept, is_json):
+    assert prefers_json(accept) is is_json
