@@ -2,12 +2,10 @@
 
 import base64
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from node_process import NodeProcess, kept_ports
 from waiting import until
 
+LOGGED = ("--log-level", "debug")
 Pair = tuple[NodeProcess, NodeProcess]
 
 
@@ -60,7 +59,7 @@ def read_rows(answer: dict[str, Any]) -> int:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     base: Path = tmp_path_factory.mktemp("sites")
-    with NodeProcess(base / "a") as one, NodeProcess(base / "b") as other:
+    with NodeProcess(base / "a", *LOGGED) as one, NodeProcess(base / "b", *LOGGED) as other:
         yield one, other
 
 
