@@ -1,4 +1,4 @@
-"""The replications of a node: those asked for once, those that go on, those that documents ask for.
+"""Replications of a node: those asked for once, those that go on, those that documents ask for.
 
 Invariants:
 1. Two requests for one job share one run.
