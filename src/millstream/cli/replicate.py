@@ -151,8 +151,7 @@ def summary(answer: dict[str, Any], source: str) -> str:
     if "skipped" in answer:
         via = ", ".join(answer["covered_through"])
         lines.append(
-            f"skipped {answer['skipped']:,} changes: covered through {via}, "
-            f"verified with {source}"
+            f"skipped {answer['skipped']:,} changes: covered through {via}, verified with {source}"
         )
     lines.append(
         f"{newest.get('missing_checked', 0):,} revisions looked at, "
