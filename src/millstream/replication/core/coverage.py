@@ -16,7 +16,7 @@ Invariants:
 6. Nothing that cannot be verified does harm: it makes an earlier start.
 
 Elsewhere: who asks and stores (`starting`, `checkpointing`), proof in words
-(docs/design/0030-replication.md).
+(docs/design/0031-replication.md).
 
 Source: A. Kocoloski and P. Davis, "Idea for transitive replication checkpoints", 2011.
 """
