@@ -76,9 +76,16 @@ class User:
         return tuple(role.removeprefix(_GROUP) for role in self.roles if role.startswith(_GROUP))
 
     def may(self, right: Right, bucket: str) -> bool:
-        """Return whether the user has a right in a bucket (`admin`: anywhere)."""
+        """Return whether the user has a right in a bucket (`admin`: anywhere).
+
+        In one whose name begins with `_` only administrators have any.
+        """
         roles = self.roles
-        return ADMIN in roles or f"{right}:{bucket}" in roles or f"{right}:*" in roles
+        if ADMIN in roles:
+            return True
+        return not bucket.startswith("_") and not {f"{right}:{bucket}", f"{right}:*"}.isdisjoint(
+            roles
+        )
 
 
 def make_verifiers(password: str, salts: Mapping[str, bytes]) -> dict[str, Verifier]:

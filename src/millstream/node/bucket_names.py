@@ -3,7 +3,7 @@
 Invariants:
 1. A name never becomes a path: directories are named by the bucket's uuid.
 2. A name may stand in a URL path once its `/`, `%`, `+` and `$` are percent-encoded; it never
-   begins with `_`, which is the administration's.
+   begins with `_`, which is the administration's, but for `_replicator`.
 
 Elsewhere: the buckets (`node.buckets`).
 Source: the name rules of CouchDB (lower case, digits, `_$()+-/`) and Couchbase (both cases,
@@ -16,6 +16,7 @@ import re
 from typing import Final
 
 from millstream.errors import UsageError
+from millstream.gateway.core.replication_host import REPLICATOR
 from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
 from millstream.model.limits import BUCKET_NAME_BYTES_MAX, PARTITIONS_MAX
 
@@ -30,6 +31,8 @@ def checked_bucket_name(name: str) -> str:
     Raises:
         UsageError: `bad_bucket_name`.
     """
+    if name == REPLICATOR:
+        return name
     if len(name) > BUCKET_NAME_BYTES_MAX or not _NAME.fullmatch(name):
         shown = name[:40] + "..." if len(name) > 40 else name
         raise UsageError(

@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.document_host import (
@@ -31,11 +33,15 @@ from millstream.kv.core.places import places_of
 from millstream.model.partitions import PartitionState
 from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
+from millstream.replication.core.logs import held_body
+from millstream.replication.core.places import Present
 
 __all__ = ["Documents"]
 
 _REVS_LIMIT: Final = "revs_limit"
 _SECURITY: Final = "security"
+_LOG_MARK: Final = b'"target_uuid"'
+"""Of the log of a replication of ours."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
 _SCAN_TURN: Final = 50
 """Documents looked at before others have a turn."""
@@ -74,6 +80,8 @@ class Documents:
             self._changes.of(bucket).latest().text(),
             sum(partition.purge_seqno for partition in partitions),
             file_bytes, file_bytes, file_bytes, running.compactor.is_running, _epoch_us(created),
+            tuple(partition.failover_log[0].uuid for partition in partitions),
+            self._changes.of(bucket).purge_epoch(),
         )  # fmt: skip
 
     # -- documents
@@ -154,7 +162,20 @@ class Documents:
     async def read_local(self, bucket: str, doc_id: str) -> LocalDocument | None:
         """Return a document that is not replicated."""
         found = self._buckets.engine(bucket).local.read(doc_id)
-        return None if found is None else LocalDocument(doc_id, found.rev, found.body)
+        if found is None:
+            return None
+        body = self._held(bucket, found.body)
+        return None if body is None else LocalDocument(doc_id, found.rev, body)
+
+    def _held(self, bucket: str, body: bytes) -> bytes | None:
+        """Return what the database's history still holds of a local document; None: nothing."""
+        if _LOG_MARK not in body:
+            return body
+        database = self._changes.of(bucket)
+        present = Present(database.uuid, tuple(database.histories()), database.purge_epoch())
+        log = msgspec.json.decode(body)
+        held = held_body(log, present)
+        return body if held is log else None if held is None else msgspec.json.encode(held)
 
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
@@ -166,7 +187,8 @@ class Documents:
     async def locals(self, bucket: str) -> list[LocalDocument]:
         """Return all of them, by id."""
         found = await asyncio.to_thread(self._buckets.engine(bucket).local.all)
-        return [LocalDocument(doc_id, one.rev, one.body) for doc_id, one in found]
+        held = [(doc_id, one.rev, self._held(bucket, one.body)) for doc_id, one in found]
+        return [LocalDocument(doc_id, rev, body) for doc_id, rev, body in held if body is not None]
 
     # -- settings
 

@@ -15,18 +15,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from millstream.access.kv_login import Login
 from millstream.access.users import NODE_USER, UserStore
 from millstream.gateway.aio.server import BACKLOG, HttpServer
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
+from millstream.gateway.core.replication_host import REPLICATOR
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
@@ -40,6 +42,7 @@ from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
+from millstream.node.coverage import Coverage
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
@@ -55,9 +58,12 @@ from millstream.node.listeners import (
     bound_address,
     peer_tls_context,
     tls_context,
+    trust_of,
 )
 from millstream.node.map_file import PlacedMap
 from millstream.node.other_nodes import OtherNodes
+from millstream.node.replications import OwnAddress, Replications
+from millstream.node.replicator import ReplicatorDocuments
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
     LISTENERS,
@@ -81,6 +87,8 @@ __all__ = ["DEFAULT_BUCKET", "Engine"]
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_BUCKET: Final = "default"
+REPLICATOR_PARTITIONS: Final = 1
+"""Of the database of jobs."""
 _HOUSEKEEPING_S: Final = 5.0
 
 
@@ -90,7 +98,8 @@ class Engine:
     def __init__(self, settings: Settings, directory: DataDirectory) -> None:
         self.settings = settings
         self.uuid = directory.uuid
-        self.users = UserStore(directory.users_path, node_secret=settings.cluster_secret)
+        self._own_secret = settings.cluster_secret or secrets.token_hex(32)
+        self.users = UserStore(directory.users_path, node_secret=self._own_secret)
         self._directory = directory
         self._on_fatal: Callable[[Exception], None] = lambda _: None
         self._run_directory = RunDirectory(directory.path)
@@ -117,7 +126,7 @@ class Engine:
             on_fatal=self._bucket_failed,
             on_stopped=self._bucket_stopped,
             link_to=self._link_to,
-            on_up=self.others.bucket_up,
+            on_up=self._bucket_up,
             on_gone=self.others.bucket_gone,
         )
         self._kv = KvServer(
@@ -130,6 +139,12 @@ class Engine:
         self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
         self.documents = Documents(self._buckets, self.changes)
         self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
+        self.coverage = Coverage(self.documents, self.changes)
+        self._jobs = ReplicatorDocuments(
+            self.documents, self.changes, lambda name: name in self.served,
+            lambda: self.create_bucket(REPLICATOR, REPLICATOR_PARTITIONS), time.time_ns,
+        )  # fmt: skip
+        self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
         self.coordination: CoordProcess | None = None
         """None: the node does not coordinate."""
         self._addresses: dict[str, Address] = {}
@@ -277,6 +292,10 @@ class Engine:
             {name: bucket.published.read() for name, bucket in self.served.items()},
         )
 
+    def replication_tasks(self) -> list[dict[str, Any]]:
+        """Return the replications that run."""
+        return self.replications.tasks()
+
     def _figures(self) -> dict[str, float]:
         statuses = self.bucket_statuses()
         return {
@@ -384,6 +403,17 @@ class Engine:
             http = HttpServer(self)
             stack.push_async_callback(http.stop)
             await http.start(bound["http"], tls)
+        stack.push_async_callback(self.replications.stop)
+        self.replications.start()
+
+    def _own_address(self) -> OwnAddress:
+        address = self._addresses.get("http")
+        if address is None:
+            return OwnAddress("", "")
+        host = self.settings.advertised_host if address.is_wildcard else address.host
+        scheme = "http" if self.settings.tls_cert is None else "https"
+        secret = "" if self.users.is_empty else self._own_secret
+        return OwnAddress(f"{scheme}://{Address(host, address.port)}", secret)
 
     def _port(self, name: str) -> int:
         return self._addresses[name].port if name in self._addresses else 0
@@ -415,6 +445,10 @@ class Engine:
 
     def _persisted(self) -> None:
         self._kv.on_persisted()
+
+    def _bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
+        self.others.bucket_up(running, index_replicas)
+        self._jobs.bucket_up(running.bucket.name)
 
     def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)

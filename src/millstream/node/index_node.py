@@ -249,6 +249,10 @@ class IndexNode:
             for bucket in sorted(self._buckets.values(), key=lambda one: one.name)
         ]
 
+    def replication_tasks(self) -> list[dict[str, Any]]:
+        """Return none: a node without data has none."""
+        return []
+
     def metrics(self) -> NodeMetrics:
         """Return the node's figures."""
         node = {

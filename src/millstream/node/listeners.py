@@ -30,6 +30,7 @@ __all__ = [
     "peer_tls_context",
     "server_context",
     "tls_context",
+    "trust_of",
 ]
 
 BUILT: Final = ("kv", "memcached", "http", "coord", "ninep", "peer")
@@ -113,6 +114,18 @@ def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:
         return peer_context(settings.tls_cert, settings.tls_key, settings.tls_ca)
     except (OSError, ValueError) as error:
         raise _bad_certificate(settings, error) from error
+
+
+def trust_of(settings: Settings) -> ssl.SSLContext | None:
+    """Return what replications trust: nodes of the cluster, and whomever the system trusts.
+
+    Raises:
+        UsageError: `bad_certificate`.
+    """
+    context = peer_tls_context(settings)
+    if context is not None:
+        context.load_default_certs()
+    return context
 
 
 def peer_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:

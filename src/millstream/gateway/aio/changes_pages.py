@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from millstream.documents.tokens import Vector
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_body, require
 from millstream.gateway.aio.streaming import WhileThere, cut, stream
@@ -38,6 +39,7 @@ from millstream.gateway.core.changes import (
 from millstream.gateway.core.changes_rows import Row, RowMaker
 from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
 from millstream.kv.core.changes_feed import Piece
+from millstream.replication.core.coverage import Record, record_to_json
 from millstream.views.core.mango.selectors import parse_selector
 from millstream.wire.frames import seqno_of
 
@@ -50,6 +52,8 @@ COUNTED_CHANGES_MAX: Final = 2048
 DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
 """Rows that are kept to be sent in reverse."""
 _PATH: Final = DATABASE_PATH + "/_changes"
+Told = Callable[[Vector], Awaitable[Sequence[Record]]]
+"""Says what the database has of others, to who stands somewhere."""
 Passes = Callable[[Sequence[bytes]], Awaitable[Sequence[bool]]]
 """Says which documents pass a filter, by their texts."""
 _HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
@@ -64,7 +68,10 @@ class _Answer:
         walk: ChangesWalk,
         query: ChangesQuery,
         passes: Passes | None = None,
+        told: Told | None = None,
     ) -> None:
+        self._told = told
+        self._is_complete = _has_all_deletions(database, walk)
         self._passes = passes
         self._database = database
         self._walk = walk
@@ -102,9 +109,19 @@ class _Answer:
         pending = await self._pending() if self._is_full else 0
         token = self._walk.tokens.text()
         if is_list:
-            yield b'\n],\n"last_seq":"%b","pending":%d}\n' % (token, pending)
+            more = await self._more()
+            yield b'\n],\n"last_seq":"%b","pending":%d%b}\n' % (token, pending, more)
         elif query.feed == "continuous":
             yield b'{"last_seq":"%b","pending":%d}\n' % (token, pending)
+
+    async def _more(self) -> bytes:
+        """Return what Millstream's replicator reads of a list besides."""
+        more = b"" if self._is_complete else b',"complete":false'
+        if self._told is not None:
+            records = await self._told(self._walk.tokens.vector)
+            if records:
+                more += b',"coverage":%b' % msgspec.json.encode(list(map(record_to_json, records)))
+        return more
 
     async def _ascending(self) -> AsyncGenerator[bytes, None]:
         async for piece in self._steps():
@@ -214,6 +231,12 @@ class _Answer:
         return count
 
 
+def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
+    """Whether no deletion was forgotten above where a reader begins."""
+    pairs = zip(walk.tokens.vector.positions, database.histories(), strict=True)
+    return all(position.seqno >= history.purge_seqno for position, history in pairs)
+
+
 async def _with_heartbeats(
     pieces: AsyncIterator[bytes], query: ChangesQuery
 ) -> AsyncGenerator[bytes, None]:
@@ -238,16 +261,25 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     )
     database = request.app[HOST].changes.of(bucket)
     passes = _filter_of(request, bucket, query.filter)
+    told: Told | None = None
+    if query.puller is not None:
+        told = partial(_told, request, bucket, query.puller)
     walk = database.open(database.start_of(query.since), restarts=passes is not None)
     try:
         with WhileThere(request):
-            pieces = _Answer(database, walk, query, passes).pieces()
+            pieces = _Answer(database, walk, query, passes, told).pieces()
             async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
                 if query.feed == "normal" and query.heartbeat_s is None:
                     return await stream(request, beating, {"Cache-Control": "must-revalidate"})
                 return await _stream_at_once(request, beating, query)
     finally:
         walk.close()
+
+
+async def _told(
+    request: web.Request, bucket: str, puller: str, end: Vector
+) -> Sequence[Record]:  # fmt: skip
+    return await request.app[HOST].coverage.emitted(bucket, end, puller)
 
 
 def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:

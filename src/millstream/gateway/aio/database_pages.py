@@ -68,6 +68,8 @@ def _shown(info: DatabaseInfo) -> dict[str, Any]:
         "props": {},
         "cluster": {"q": info.partitions, "n": 1, "w": 1, "r": 1},
         "uuid": info.uuid,
+        "branches": info.branches,
+        "purge_epoch": info.purge_epoch,
     }
 
 

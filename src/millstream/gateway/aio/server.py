@@ -25,6 +25,7 @@ from millstream.gateway.aio import (
     bucket_pages,
     bulk_pages,
     changes_pages,
+    coverage_pages,
     database_pages,
     dataless_pages,
     design_pages,
@@ -39,6 +40,7 @@ from millstream.gateway.aio import (
     part_pages,
     partition_pages,
     promotion_pages,
+    replication_pages,
     session_pages,
     shared_pages,
     user_pages,
@@ -74,8 +76,8 @@ _HANDLER: Final = {"auto_decompress": False}
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
-    mango_pages, local_pages, bulk_pages, listing_pages, changes_pages, document_pages,
-    attachment_pages, design_pages, database_pages,
+    mango_pages, local_pages, bulk_pages, listing_pages, changes_pages, coverage_pages,
+    document_pages, attachment_pages, design_pages, replication_pages, database_pages,
 )  # fmt: skip
 
 
@@ -93,8 +95,9 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
         host: a `NodeHost`, or of a node without data what it has.
         refusal: how a node without data refuses what it has not.
     """
+    guards = (*MIDDLEWARES, replication_pages.guard_replicator)
     application = web.Application(
-        middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
+        middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
     application[HOST] = cast("NodeHost", host)
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)

@@ -149,7 +149,9 @@ async def _tasks(request: web.Request) -> web.Response:
     if user is None and not host.users.is_empty:
         raise AccessError("log in first", code="unauthorized")
     tasks = await host.indexes.tasks()
-    return answer([t for t in tasks if user is None or user.may("read", str(t.get("database")))])
+    found = [t for t in tasks if user is None or user.may("read", str(t.get("database")))]
+    is_admin = user is None or user.may("admin", "")
+    return answer(found + (host.replication_tasks() if is_admin else []))
 
 
 async def _temporary(request: web.Request) -> web.Response:

@@ -75,6 +75,9 @@ class ChangesQuery:
     timeout_s: float = TIMEOUT_MS_MAX / 1000
     seq_interval: int = 1
     filter: FilterAsked = ALL
+    puller: str | None = None
+    """Uuid of the database that the changes go to, perhaps empty: records of coverage are wanted,
+    too."""
 
 
 def parse_changes(
@@ -116,7 +119,14 @@ def parse_changes(
         timeout_s=_timeout(options.get("timeout")),
         seq_interval=max(1, _count("seq_interval", options.get("seq_interval", "1"))),
         filter=_filter(options, body),
+        puller=_puller(options.get("coverage")),
     )
+
+
+def _puller(text: str | None) -> str | None:
+    if text is None or text == "false":
+        return None
+    return "" if text == "true" else text
 
 
 def _since(text: str) -> Vector | int | None:

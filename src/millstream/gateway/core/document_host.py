@@ -66,6 +66,10 @@ class DatabaseInfo(NamedTuple):
     external_bytes: int
     compact_running: bool
     instance_start_time: str
+    branches: tuple[int, ...] = ()
+    """The newest branch of each partition's history: another one once writes may be lost."""
+    purge_epoch: int = 0
+    """How often documents were purged."""
 
 
 class Settings(NamedTuple):

@@ -89,7 +89,7 @@ def status_of(error: MillstreamError) -> int:
 def body_of(error: MillstreamError, path: str) -> dict[str, str]:
     """Return the body that says an error, at an address."""
     code, reason = error.code, str(error)
-    if not path.startswith("/_"):
+    if not path.startswith("/_") or path.startswith("/_replicator"):
         code, fixed = _AS_COUCHDB.get(code, (code, ""))
         reason = fixed or reason
     return {"error": code, "reason": reason}

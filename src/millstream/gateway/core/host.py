@@ -12,9 +12,11 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from millstream.access.users import UserStore
-from millstream.documents.tokens import TokenWriter, Vector
+from millstream.documents.tokens import History, TokenWriter, Vector
 from millstream.errors import MillstreamError
+from millstream.gateway.core.coverage_host import CoverageHost
 from millstream.gateway.core.document_host import DocumentHost
+from millstream.gateway.core.replication_host import ReplicationHost
 from millstream.kv.core.changes_feed import Piece
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
@@ -366,6 +368,12 @@ class DatabaseChanges(Protocol):
     def uuid(self) -> str:
         """Of the database."""
 
+    def histories(self) -> Sequence[History]:
+        """Return what positions of its partitions are judged by."""
+
+    def purge_epoch(self) -> int:
+        """Return how often documents were purged."""
+
     def latest(self) -> Vector:
         """Return where a reader stands who has everything that lasts: `update_seq`."""
 
@@ -439,6 +447,9 @@ class FrontHost(Protocol):
     def metrics(self) -> NodeMetrics:
         """Return the engine's figures."""
 
+    def replication_tasks(self) -> list[dict[str, Any]]:
+        """Return the replications that run, as `_active_tasks` shows them."""
+
 
 class NodeHost(FrontHost, Protocol):
     """A node with data as the pages see it; all calls run in the loop."""
@@ -462,6 +473,14 @@ class NodeHost(FrontHost, Protocol):
     @property
     def changes(self) -> ChangesHost:
         """What happens in the databases."""
+
+    @property
+    def coverage(self) -> CoverageHost:
+        """What the databases have of others."""
+
+    @property
+    def replications(self) -> ReplicationHost:
+        """Jobs that bring databases in step."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None

@@ -234,13 +234,18 @@ class BucketChanges:
         """Of the database."""
         return self._bucket.uuid
 
-    def _histories(self) -> list[History]:
+    def histories(self) -> list[History]:
+        """Return what positions of its partitions are judged by."""
         return [history_of(partition) for partition in self._bucket.partitions]
+
+    def purge_epoch(self) -> int:
+        """Return how often documents were purged."""
+        return self._purge_epoch()
 
     def latest(self) -> Vector:
         """Return where a reader stands who has everything that lasts: `update_seq`."""
         marks = [partition.durable_mark() for partition in self._bucket.partitions]
-        return vector_at(self._origin, self._histories(), marks, self._purge_epoch())
+        return vector_at(self._origin, self.histories(), marks, self._purge_epoch())
 
     def start_of(self, since: Vector | int | None) -> Vector:
         """Return where a reader stands who says a token, a number, or None: now.
@@ -255,7 +260,7 @@ class BucketChanges:
             check_origin(since, self._origins, self._bucket.partition_count)
             return since._replace(origin=self._origin)
         ends = [position.seqno for position in latest.positions]
-        return at_total(self._origin, self._histories(), ends, since, latest.purge_epoch)
+        return at_total(self._origin, self.histories(), ends, since, latest.purge_epoch)
 
     def open(self, start: Vector, *, restarts: bool) -> Changes:
         """Return a walk from there on, to be closed.

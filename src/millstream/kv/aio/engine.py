@@ -22,6 +22,8 @@ from itertools import compress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from millstream.documents.tokens import History, is_valid, parse_token
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.kv.aio.blob_fetching import BlobFetcher
@@ -30,7 +32,7 @@ from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.flusher import Flusher
-from millstream.kv.aio.local_store import LocalStore
+from millstream.kv.aio.local_store import LocalStore, Version
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
@@ -65,6 +67,8 @@ __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 _LOG = logging.getLogger(__name__)
 MAJORITY_SECONDS_MAX: Final = 10.0
 """How long a change over HTTP waits for a majority of the copies."""
+_SOURCE_MARKS: Final = (b'"source_uuid"', b'"source_vec"')
+"""Of the log of a replication whose source tells positions."""
 CAS_GAP_NS: Final = 60 * 1_000_000_000
 """Left out at a start under a clock that was set back: more CAS than can have got lost."""
 
@@ -188,7 +192,7 @@ class BucketEngine:
         self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
         self.blobs = blobs
         self._fetcher = fetcher
-        self.local = LocalStore(path / "local", self._is_history)
+        self.local = LocalStore(path / "local", self._may_stay)
 
     @classmethod
     async def open(
@@ -369,6 +373,18 @@ class BucketEngine:
             ) from error
         finally:
             bucket.unsubscribe(news.set)
+
+    def _may_stay(self, version: Version) -> bool:
+        """Return whether a `_local` document counts: the log of a replication from here always.
+
+        What that says of this database is judged position by position when it is read.
+        """
+        if self._is_history(version.stamp):
+            return True
+        if any(mark not in version.body for mark in _SOURCE_MARKS):
+            return False
+        found = msgspec.json.decode(version.body)
+        return isinstance(found, dict) and found.get("source_uuid") == self.bucket.uuid
 
     def _is_history(self, stamp: str) -> bool:
         """Return whether what a stamp says of the partitions that are active here is history."""

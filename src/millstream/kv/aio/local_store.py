@@ -72,10 +72,10 @@ class LocalStore:
 
     Args:
         path: of the directory.
-        is_valid: whether a stamp is part of history.
+        is_valid: whether what a version is stamped with is part of history, or need not be.
     """
 
-    def __init__(self, path: Path, is_valid: Callable[[str], bool]) -> None:
+    def __init__(self, path: Path, is_valid: Callable[[Version], bool]) -> None:
         self._path = path
         self._is_valid = is_valid
         self._environment: lmdb.Environment | None = None
@@ -118,7 +118,7 @@ class LocalStore:
         return [] if value is None else _decode(value)
 
     def _valid(self, versions: Sequence[Version]) -> Version | None:
-        return next((one for one in versions if self._is_valid(one.stamp)), None)
+        return next((one for one in versions if self._is_valid(one)), None)
 
     def all(self) -> list[tuple[str, Version]]:
         """Return all documents, by id."""
@@ -160,7 +160,7 @@ class LocalStore:
             following = 0 if body is None else (1 if rev is None else rev + 1)
             count = versions[0].number + 1 if versions else 1
             newest = Version(following, body or b"", stamp, count)
-            old = [one for one in versions if self._is_valid(one.stamp)]
+            old = [one for one in versions if self._is_valid(one)]
             value = _encode(thinned([newest, *old]))
             await asyncio.to_thread(self._put, _LOCAL + key, value)
             return following

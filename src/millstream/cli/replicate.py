@@ -1,0 +1,161 @@
+"""`millstream replicate SOURCE TARGET`: bring a database in step with another one, from here.
+
+Invariants:
+1. Documents pass through this process, their attachments piece by piece.
+2. A run that was interrupted goes on where both databases say that it was.
+
+Elsewhere: what a run does (`replication.core.running`), jobs of a node (`node.replications`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from millstream.cli.connect import (
+    JsonOption,
+    PasswordFileOption,
+    TlsCaOption,
+    UserOption,
+    Who,
+    tls_of,
+    who_of,
+)
+from millstream.errors import UsageError
+from millstream.replication.aio.peer import http_peers
+from millstream.replication.aio.runner import Runner
+from millstream.replication.core.asking import ReadLocal
+from millstream.replication.core.jobs import Endpoint, Job, parse_job
+from millstream.replication.core.reports import answer_of, shortcut_of
+from millstream.replication.core.running import Run
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["command", "summary"]
+
+_LOOK_S: Final = 0.2
+"""Between two looks at how far a run is."""
+
+
+def command(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Address of a database.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Address of a database.")],
+    *,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Go on until interrupted.")
+    ] = False,
+    create_target: Annotated[
+        bool, typer.Option("--create-target", help="Make the target if there is none.")
+    ] = False,
+    transitive: Annotated[
+        bool, typer.Option(help="Skip what the target has by way of other databases.")
+    ] = True,
+    doc_ids: Annotated[
+        list[str] | None, typer.Option("--doc-ids", metavar="ID", help="Only these documents.")
+    ] = None,
+    selector: Annotated[
+        str | None, typer.Option("--selector", metavar="JSON", help="Only what it selects.")
+    ] = None,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replicate a database into another one, over HTTP."""
+    form: dict[str, Any] = {
+        "source": source, "target": target, "continuous": continuous,
+        "create_target": create_target, "transitive": transitive,
+    }  # fmt: skip
+    if doc_ids:
+        form["doc_ids"] = doc_ids
+    if selector is not None:
+        form["selector"] = _decoded(selector)
+    who = who_of(user, password_file)
+    job = parse_job(form)
+    job = replace(job, source=_as(job.source, who), target=_as(job.target, who))
+    answer = asyncio.run(_run(job, tls_of(tls_ca), is_quiet=as_json))
+    print(json.dumps(answer) if as_json else summary(answer, job.source.shown))
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--selector is no JSON: {error}", code="bad_arguments") from error
+
+
+def _as(end: Endpoint, who: Who) -> Endpoint:
+    """Return an end with who logs in there, unless its address says another one."""
+    if not end.url:
+        raise UsageError(
+            f"{end.name!r} is no address: write http://HOST:PORT/{end.name}", code="bad_arguments"
+        )
+    if end.user or who.user is None:
+        return end
+    return replace(end, user=who.user, password=who.password)
+
+
+async def _run(job: Job, tls: Any, *, is_quiet: bool) -> dict[str, Any]:
+    tasks = Tasks()
+    async with http_peers(job, tls) as (source, target):
+        runner = Runner(job, source, target, time.time_ns)
+        with _progress(is_quiet) as progress:
+            tasks.start(_show(progress, runner.run), name="progress")
+            try:
+                run = await runner.finish()
+            finally:
+                await tasks.stop()
+        assert run.pair is not None, "a run that went well knew both databases"
+        return answer_of(run, await target.ask(ReadLocal(run.pair.log)))
+
+
+def _progress(is_quiet: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=is_quiet or not sys.stderr.isatty(),
+        transient=True,
+    )
+
+
+async def _show(progress: Progress, run: Run) -> None:
+    task = progress.add_task("asking both databases")
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if run.started is not None:
+            done = run.statistics
+            skipped = shortcut_of(run).get("skipped", 0)
+            progress.update(
+                task,
+                description=f"{done.missing_checked:,} looked at, {done.docs_written:,} written"
+                + (f", {skipped:,} skipped" if skipped else ""),
+            )
+
+
+def summary(answer: dict[str, Any], source: str) -> str:
+    """Return in words what came of a run from `source`."""
+    if answer.get("no_changes") and "skipped" not in answer:
+        return "nothing to do: the target has all that the source has"
+    newest: dict[str, Any] = answer["history"][0] if answer["history"] else {}
+    lines = []
+    if "skipped" in answer:
+        via = ", ".join(answer["covered_through"])
+        lines.append(
+            f"skipped {answer['skipped']:,} changes: covered through {via}, verified with {source}"
+        )
+    lines.append(
+        f"{newest.get('missing_checked', 0):,} revisions looked at, "
+        f"{newest.get('docs_written', 0):,} documents written, "
+        f"{newest.get('doc_write_failures', 0):,} refused"
+    )
+    return "\n".join(lines)

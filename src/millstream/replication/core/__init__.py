@@ -1,0 +1,1 @@
+"""What replication decides: no sockets, clocks, files or dice."""

@@ -1,0 +1,209 @@
+"""One batch of changes: what the target lacks is fetched and written.
+
+Invariants:
+1. A document counts as accepted only if the target has all leaves that its row names, or newer
+   ones below them.
+2. What the target refuses for good is a failure of that document; what may go well later is tried
+   again, and then is an error of the batch.
+3. What the source names and then does not have is told apart: its history may have changed.
+4. At most `FETCH_DOCUMENTS_MAX` documents, and about `WRITE_BYTES_MAX` bytes to write, are held;
+   documents with attachments pass from peer to peer.
+
+Elsewhere: how far a log may move after it (`tracking`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.replication.core.asking import (
+    Copy,
+    Diff,
+    Difference,
+    Document,
+    Failure,
+    Fetch,
+    Fetched,
+    Pause,
+    Row,
+    Wanted,
+    Write,
+)
+from millstream.replication.core.logs import Statistics
+from millstream.replication.core.tasks import ATTEMPTS_MAX, RETRY_MIN_MS, Steps, asked
+
+__all__ = [
+    "DENIED", "FETCH_DOCUMENTS_MAX", "MISSING", "TOO_LARGE", "WRITE_BYTES_MAX", "Batch", "Done",
+]  # fmt: skip
+
+FETCH_DOCUMENTS_MAX: Final = 100
+"""Documents asked for in one request."""
+WRITE_BYTES_MAX: Final = 512 * 1024
+"""Documents sent in one request, unless a single one is larger."""
+DENIED: Final = frozenset(("unauthorized", "forbidden"))
+TOO_LARGE: Final = "too_large"
+"""The code of an error that asks for smaller requests, whichever side they go to."""
+MISSING: Final = "missing"
+_LATER: Final = frozenset((
+    "ambiguous", "busy", "internal_server_error", "internal_error", "not_my_partition",
+    "service_unavailable", "temporarily_unavailable", "timeout", "unavailable", "unreachable",
+))  # fmt: skip
+
+
+class Done(NamedTuple):
+    """What came of a batch."""
+
+    accepted: frozenset[str]
+    """Ids of documents that the target has."""
+    failures: tuple[Failure, ...]
+    missing: frozenset[str]
+    """Ids of documents of which the source did not have what it had named."""
+    statistics: Statistics
+
+
+class Batch:
+    """One batch under way.
+
+    Args:
+        rows: changes, each document once.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._failures: list[Failure] = []
+        self._missing: set[str] = set()
+        self._read = self._written = 0
+
+    def steps(self) -> Steps[Done]:
+        """Do it.
+
+        Raises:
+            MillstreamError: a side does not answer, or not as it should.
+        """
+        revs = {row.name: row.revs for row in self._rows}
+        found: Mapping[str, Difference] = {}
+        if revs:
+            found = yield from asked("target", Diff(revs))
+        wanted = [
+            Wanted(name, each.missing, each.possible_ancestors)
+            for name, each in found.items()
+            if each.missing and name in revs
+        ]
+        for at in range(0, len(wanted), FETCH_DOCUMENTS_MAX):
+            yield from self._move(wanted[at : at + FETCH_DOCUMENTS_MAX])
+        return self._done(revs, wanted)
+
+    def _done(self, revs: Mapping[str, tuple[str, ...]], wanted: Sequence[Wanted]) -> Done:
+        failed = {failure.name for failure in self._failures}
+        statistics = Statistics(
+            missing_checked=sum(map(len, revs.values())),
+            missing_found=sum(len(each.revs) for each in wanted),
+            docs_read=self._read,
+            docs_written=self._written,
+            doc_write_failures=len(self._failures),
+            rows_read=len(revs),
+        )
+        accepted = frozenset(revs.keys() - failed - self._missing)
+        return Done(accepted, tuple(self._failures), frozenset(self._missing), statistics)
+
+    def _move(self, wanted: Sequence[Wanted]) -> Steps[None]:
+        """Bring some documents over; fewer at a time where they are too large."""
+        try:
+            fetched: Fetched = yield from asked("source", Fetch(tuple(wanted)))
+        except MillstreamError as error:
+            if error.code != TOO_LARGE:
+                raise
+            if len(wanted) == 1:
+                yield from self._copy(wanted[0])
+                return
+            middle = len(wanted) // 2
+            yield from self._move(wanted[:middle])
+            yield from self._move(wanted[middle:])
+            return
+        streamed = {each.name for each in fetched.documents if each.has_attachments}
+        self._missing |= {name for name, _ in fetched.missing if name not in streamed}
+        self._missing |= _unanswered(wanted, fetched)
+        plain = [each for each in fetched.documents if each.name not in streamed]
+        self._read += len(plain)
+        for group in _by_size(plain):
+            yield from self._write(group)
+        for each in wanted:
+            if each.name in streamed:
+                yield from self._copy(each)
+
+    def _copy(self, wanted: Wanted) -> Steps[None]:
+        """Have a document with its attachments pass."""
+        failures: Sequence[Failure] = yield from self._copied(wanted)
+        self._read += len(wanted.revs)
+        self._written += len(wanted.revs) - len(failures)
+        self._missing |= {each.name for each in failures if each.error == MISSING}
+        self._failures += [each for each in failures if each.error != MISSING]
+
+    def _copied(self, wanted: Wanted) -> Steps[Sequence[Failure]]:
+        wait_ms = RETRY_MIN_MS
+        for _ in range(ATTEMPTS_MAX):
+            failures: Sequence[Failure] = yield from asked("source", Copy(wanted))
+            later = [each for each in failures if each.error in _LATER]
+            if not later:
+                return failures
+            yield Pause(wait_ms)
+            wait_ms *= 2
+        raise _later(later[0])
+
+    def _write(self, documents: Sequence[Document]) -> Steps[None]:
+        try:
+            failures: Sequence[Failure] = yield from self._written_of(documents)
+        except MillstreamError as error:
+            if error.code != TOO_LARGE:
+                raise
+            if len(documents) == 1:
+                one = documents[0]
+                self._failures.append(Failure(one.name, one.rev, error.code, str(error)))
+                return
+            middle = len(documents) // 2
+            yield from self._write(documents[:middle])
+            yield from self._write(documents[middle:])
+            return
+        self._failures += failures
+        self._written += len(documents) - len(failures)
+
+    def _written_of(self, documents: Sequence[Document]) -> Steps[Sequence[Failure]]:
+        """Write, and again what failed but may go well later."""
+        final: list[Failure] = []
+        wait_ms = RETRY_MIN_MS
+        for _ in range(ATTEMPTS_MAX):
+            failures: Sequence[Failure] = yield from asked("target", Write(tuple(documents)))
+            final += [each for each in failures if each.error not in _LATER]
+            later = [each for each in failures if each.error in _LATER]
+            if not later:
+                return final
+            again = {(each.name, each.rev) for each in later}
+            documents = [each for each in documents if (each.name, each.rev) in again]
+            yield Pause(wait_ms)
+            wait_ms *= 2
+        raise _later(later[0])
+
+
+def _later(failure: Failure) -> UnavailableError:
+    return UnavailableError(
+        f"the target does not take {failure.name!r} now: {failure.reason}", code=failure.error
+    )
+
+
+def _unanswered(wanted: Sequence[Wanted], fetched: Fetched) -> set[str]:
+    told = {each.name for each in fetched.documents} | {name for name, _ in fetched.missing}
+    return {each.name for each in wanted} - told
+
+
+def _by_size(documents: Sequence[Document]) -> list[list[Document]]:
+    groups: list[list[Document]] = []
+    size = WRITE_BYTES_MAX
+    for document in documents:
+        if size + len(document.body) > WRITE_BYTES_MAX:
+            groups.append([])
+            size = 0
+        groups[-1].append(document)
+        size += len(document.body)
+    return groups

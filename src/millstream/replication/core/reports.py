@@ -1,0 +1,104 @@
+"""What is told of replications: answers of `_replicate`, jobs of the scheduler, running tasks.
+
+Invariants:
+1. No secret of a job is told.
+2. A job has one name for as long as what it asks for stays the same.
+
+Elsewhere: pages (`gateway.aio.replication_pages`), the log itself (`logs`).
+Source: CouchDB's replicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from millstream.replication.core.jobs import Endpoint, Job, member_of, replication_id
+from millstream.replication.core.logs import parse_log
+from millstream.replication.core.running import Run
+
+__all__ = ["answer_of", "figures_of", "job_name", "shortcut_of", "shown", "task_of"]
+
+_VERSION: Final = 4
+
+
+def job_name(job: Job) -> str:
+    """Return how a job is named to people: by its two ends and what passes."""
+    name = replication_id(
+        job.source.identity, job.target.identity, member_of(job, job.filter),
+        winning_revs_only=job.winning_revs_only,
+    )  # fmt: skip
+    suffixes = {"+continuous": job.continuous, "+create_target": job.create_target}
+    return name + "".join(suffix for suffix, is_there in suffixes.items() if is_there)
+
+
+def answer_of(run: Run, log: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what is answered of a run that went well.
+
+    Args:
+        run: which is over.
+        log: the document at the target; None: there is none.
+    """
+    history = [
+        {"session_id": entry.ckpt_id, "recorded_seq": entry.place.seq, **entry.told}
+        for entry in parse_log(log).entries
+    ]
+    if not run.job.use_checkpoints:
+        history = [{"session_id": "", "recorded_seq": run.place.seq, **run.statistics._asdict()}]
+    newest = history[0] if history else {"session_id": ""}
+    return {
+        "ok": True,
+        **({"no_changes": True} if run.has_changed_nothing else {}),
+        "session_id": newest["session_id"],
+        "source_last_seq": run.place.seq,
+        "replication_id_version": _VERSION,
+        "history": history,
+        **shortcut_of(run),
+    }
+
+
+def shortcut_of(run: Run) -> dict[str, Any]:
+    """Return how much a run did not read since it came through others; empty: nothing."""
+    begun = run.started
+    if begun is None or not begun.used:
+        return {}
+    via = sorted({name for record in begun.used for name in record.via})
+    return {"skipped": begun.place.number, "covered_through": via}
+
+
+def figures_of(run: Run | None) -> dict[str, Any]:
+    """Return how far a run is, with CouchDB's names."""
+    if run is None:
+        return {}
+    done = run.statistics
+    recorded = run.entries[-1].place.seq if run.entries else None
+    return {
+        "revisions_checked": done.missing_checked,
+        "missing_revisions_found": done.missing_found,
+        "docs_read": done.docs_read,
+        "docs_written": done.docs_written,
+        "doc_write_failures": done.doc_write_failures,
+        "changes_pending": None,
+        "checkpointed_source_seq": recorded,
+        "source_seq": run.place.seq,
+        "through_seq": run.place.seq,
+        **shortcut_of(run),
+    }
+
+
+def shown(end: Endpoint) -> str:
+    """Return an end as CouchDB shows it: with a slash behind addresses."""
+    return end.shown + "/" if end.url else end.shown
+
+
+def task_of(name: str, job: Job, run: Run | None, doc_id: str | None) -> dict[str, Any]:
+    """Return a job under way as `_active_tasks` shows it."""
+    return {
+        "type": "replication",
+        "replication_id": name,
+        "doc_id": doc_id,
+        "source": shown(job.source),
+        "target": shown(job.target),
+        "continuous": job.continuous,
+        **figures_of(run),
+    }

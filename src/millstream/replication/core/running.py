@@ -1,0 +1,380 @@
+"""One run of a job: where it begins, batches side by side, checkpoints, its end.
+
+Events come in with the time, effects go out; who carries them out is elsewhere.
+
+Invariants:
+1. A checkpoint is made of a place only when everything before it was written or is listed.
+2. If the target may have lost what was written, or the source no longer has what it named, nothing
+   of it is recorded: the run goes back to where both logs agree.
+3. Documents on the list of exceptions are tried again when a run begins.
+4. At most `worker_processes` batches are under way; changes are not read ahead of them.
+5. A run that was once incomplete stays so, and so do those that go on from its checkpoints.
+
+Elsewhere: starts, batches and checkpoints (`starting`, `batches`, `checkpointing`), when a run is
+repeated (`scheduling`), sockets and clocks (`aio.runner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.replication.core.asking import Changes, Page, Pause, Row, StoreRecords, feed_of
+from millstream.replication.core.batches import Batch, Done
+from millstream.replication.core.checkpointing import Checkpoint, checkpoint
+from millstream.replication.core.coverage import Record, member_to_json
+from millstream.replication.core.jobs import Job
+from millstream.replication.core.logs import (
+    EXCEPTIONS_MAX,
+    Entry,
+    Statistics,
+    http_date,
+)
+from millstream.replication.core.places import NOWHERE, Place
+from millstream.replication.core.starting import Chain, Pair, Started, started
+from millstream.replication.core.tasks import Effect, Steps, Tasks, asked
+from millstream.replication.core.tracking import Mark, Tracker
+
+__all__ = ["GOING_BACK_MAX", "MISSING_MAX", "WAIT_MS", "Outcome", "Run"]
+
+GOING_BACK_MAX: Final = 10
+"""How often a run goes back without a checkpoint in between before it fails."""
+MISSING_MAX: Final = 3
+"""So often a run goes back for a document that the source named and does not have."""
+WAIT_MS: Final = 25_000
+"""How long a source is asked to wait for a change."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    error: MillstreamError | None = None
+    """None: it read everything that there was."""
+
+
+class Run:
+    """One run.
+
+    Args:
+        job: what to do.
+        new_id: makes an id that nobody else makes, for each checkpoint.
+    """
+
+    def __init__(self, job: Job, new_id: Callable[[], str]) -> None:
+        self.job = job
+        self.outcome: Outcome | None = None
+        self.statistics = Statistics()
+        self.entries: list[Entry] = []
+        """The newest checkpoint of this run, if there is one."""
+        self._new_id = new_id
+        self._tasks = Tasks()
+        self._now_ms = self._begun_ms = 0.0
+        self._feed = feed_of(job)
+        self._went_back = 0
+        self._missed: dict[str, int] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._started: Started | None = None
+        self._tracker = Tracker(NOWHERE)
+        self._chain = Chain(is_complete=False, purge_epoch=0)
+        self._first = self._read_to = self._recorded = NOWHERE
+        self._is_reading = self._is_recording = self._is_waiting = False
+        self._is_caught_up = self._has_ended = False
+        self._told: set[tuple[str, Any]] = set()
+        self._next_ms = self._coverage_ms = 0.0
+
+    # ---- in and out
+
+    def start(self, now_ms: float) -> list[Effect]:
+        """Begin; return what is to be done first."""
+        self._now_ms = self._begun_ms = now_ms
+        self._begin()
+        return self._tasks.take()
+
+    def answer(self, ticket: int, value: Any, now_ms: float) -> list[Effect]:
+        """An effect's answer is here; return what is to be done next."""
+        self._now_ms = now_ms
+        self._tasks.answer(ticket, value)
+        return self._tasks.take()
+
+    def fail(self, ticket: int, error: MillstreamError, now_ms: float) -> list[Effect]:
+        """An effect was refused; return what is to be done next."""
+        self._now_ms = now_ms
+        self._tasks.fail(ticket, error)
+        return self._tasks.take()
+
+    @property
+    def place(self) -> Place:
+        """Up to where everything is done."""
+        return self._tracker.at.place
+
+    @property
+    def pair(self) -> Pair | None:
+        """The two databases, once they are known."""
+        return None if self._started is None else self._started.pair
+
+    @property
+    def started(self) -> Started | None:
+        """Where it began, once that is known."""
+        return self._started
+
+    @property
+    def has_changed_nothing(self) -> bool:
+        """Whether there was nothing to do."""
+        return not self.statistics.rows_read and not self.entries
+
+    def _end(self, error: MillstreamError | None) -> None:
+        self._tasks.close()
+        self.outcome = Outcome(error)
+
+    # ---- beginning
+
+    def _begin(self) -> None:
+        self._reset()
+        self._tasks.spawn(started(self.job), self._on_started)
+
+    def _go_back(self, why: str) -> None:
+        """Forget everything since the last checkpoint, and go on from there."""
+        self._tasks.close()
+        self._went_back += 1
+        if self._went_back > GOING_BACK_MAX:
+            self._end(UnavailableError(f"{why}, again and again", code="unavailable"))
+            return
+        self._begin()
+
+    def _on_started(self, begun: Started, error: MillstreamError | None) -> None:
+        if error is not None:
+            self._end(error)
+            return
+        self._started, self._chain = begun, begun.chain
+        self._first = self._read_to = begun.place
+        self._recorded = begun.place if not begun.is_new else NOWHERE
+        member = begun.pair.member
+        names = [n for n in begun.chain.exceptions if member is None or member.admits(n)]
+        self._tracker = Tracker(begun.place, names)
+        self._next_ms = self._now_ms + self.job.checkpoint_interval_ms
+        self._coverage_ms = self._now_ms
+        if names and not begun.pair.looks_inside:
+            self._tasks.spawn(self._retried(sorted(names)), self._on_retried)
+        else:
+            self._on_retried(None, None)
+
+    def _retried(self, names: list[str]) -> Steps[Done]:
+        """Try the exceptions again: a replication of these documents.
+
+        One leaves the list only if what it is now shows that the target has what it was at the
+        place where the run begins: not if deletions may have been forgotten, or revisions purged,
+        since then, and not if it is gone.
+        """
+        feed = self._feed._replace(doc_ids=tuple(names))
+        rows: dict[str, Row] = {}
+        since, is_end, is_sound = 0, False, True
+        while not is_end:
+            page: Page = yield from asked("source", Changes(since, len(names), feed))
+            rows |= {row.name: row for row in page.rows}
+            since, is_end = page.place.seq, _is_end(page, len(names))
+            is_sound = is_sound and page.is_complete and self._is_as_pure(page)
+        done = yield from Batch(list(rows.values())).steps()
+        return done if is_sound else done._replace(accepted=frozenset())
+
+    def _is_as_pure(self, page: Page) -> bool:
+        """Whether the source was purged no more than when it was where the run begins."""
+        begun = self._first.vector
+        return page.place.vector is None or (
+            begun is not None and page.place.vector.purge_epoch == begun.purge_epoch
+        )
+
+    def _on_retried(self, done: Done | None, error: MillstreamError | None) -> None:
+        if error is not None:
+            self._end(error)
+            return
+        if done is not None:
+            refused = {each.name for each in done.failures} | done.missing
+            self._tracker.settle(0, done.accepted, refused)
+            self._count(done)
+        assert self._started is not None
+        if self._started.used:
+            place = self._started.place
+            is_closed = place.vector is None or place.vector.is_closed
+            self._record(Mark(place, is_closed), self._on_begun)
+        else:
+            self._on_begun(None, None)
+
+    def _on_begun(self, entry: Entry | None, error: MillstreamError | None) -> None:
+        begun = self._started
+        assert begun is not None
+        if begun.used and not self._is_recorded(entry, error):
+            return
+        ours = tuple(member_to_json(m) for m in ([begun.pair.member] if begun.pair.member else []))
+        replaced = (each for each in begun.used if _is_replaced(each, begun.pair, ours))
+        removed = (*begun.unknown, *(each.name for each in replaced))
+        if removed:
+            self._tasks.spawn(asked("target", StoreRecords((), removed)), self._on_removed)
+        else:
+            self._go_on()
+
+    def _on_removed(self, _: None, error: MillstreamError | None) -> None:
+        if error is not None:
+            self._end(error)
+        else:
+            self._go_on()
+
+    # ---- reading and writing
+
+    def _go_on(self) -> None:
+        if self.outcome is not None:
+            return
+        may_read = self._tracker.pending < self.job.worker_processes
+        if may_read and not self._is_reading and not self._has_ended:
+            self._is_reading = True
+            self._tasks.spawn(self._page(), self._on_page)
+        if self._is_due() and not self._is_recording:
+            self._record(self._tracker.at, self._on_checkpoint)
+        elif not self._is_recording and self._is_behind() and not self._is_waiting:
+            self._is_waiting = True
+            self._tasks.spawn(_paused(self._next_ms - self._now_ms), self._on_time)
+        is_over = self._has_ended and not self._tracker.pending
+        if is_over and not self._is_recording and not self._is_reading:
+            self._end(None)
+
+    def _on_time(self, _: None, error: MillstreamError | None) -> None:
+        assert error is None, "a pause raises nothing"
+        self._is_waiting = False
+        self._go_on()
+
+    def _page(self) -> Steps[Page]:
+        waits = self.job.continuous and self._is_caught_up
+        puller = ""
+        pair = self.pair
+        assert pair is not None
+        if self.job.transitive and pair.source.uuid and self._coverage_ms <= self._now_ms:
+            puller = pair.target.uuid
+        page: Page = yield from asked("source", Changes(
+            self._read_to.seq, self.job.worker_batch_size, self._feed, WAIT_MS if waits else 0,
+            puller,
+        ))  # fmt: skip
+        return page
+
+    def _on_page(self, page: Page, error: MillstreamError | None) -> None:
+        self._is_reading = False
+        if error is not None:
+            self._end(error)
+            return
+        if not page.is_complete:
+            self._chain = self._chain._replace(is_complete=False)
+        self._read_to = page.place
+        self._is_caught_up = _is_end(page, self.job.worker_batch_size)
+        self._has_ended = self._is_caught_up and not self.job.continuous
+        number = self._tracker.opened(self._mark_of(page))
+        self._tasks.spawn(
+            Batch(page.rows).steps(), lambda done, failed: self._on_batch(number, done, failed)
+        )
+        self._go_on()
+
+    def _mark_of(self, page: Page) -> Mark:
+        vector = page.place.vector
+        is_closed = (
+            _is_end(page, self.job.worker_batch_size) if vector is None else vector.is_closed
+        )
+        fresh = [each for each in page.records if (each.name, each.stamp) not in self._told]
+        if not is_closed or not self.job.use_checkpoints:
+            fresh = []
+        self._told |= {(each.name, each.stamp) for each in fresh}
+        if fresh:
+            self._coverage_ms = self._now_ms + self.job.checkpoint_interval_ms
+        return Mark(page.place, is_closed, tuple(fresh))
+
+    def _on_batch(self, number: int, done: Done, error: MillstreamError | None) -> None:
+        if error is not None:
+            self._end(error)
+            return
+        if any(self._is_missed(name) for name in sorted(done.missing)):
+            self._go_back("the source does not have what it names")
+            return
+        self._count(done)
+        refused = {each.name for each in done.failures} | done.missing
+        self._tracker.ended(number, done.accepted, refused)
+        self._go_on()
+
+    def _is_missed(self, name: str) -> bool:
+        """Whether to go back for a document that the source named and does not have."""
+        self._missed[name] = self._missed.get(name, 0) + 1
+        return self._missed[name] <= MISSING_MAX
+
+    def _count(self, done: Done) -> None:
+        self.statistics = self.statistics.plus(done.statistics)
+
+    # ---- checkpoints
+
+    def _is_behind(self) -> bool:
+        """Whether there is something to record."""
+        at = self._tracker.at
+        return self.job.use_checkpoints and (
+            self._tracker.is_held or at.place.seq != self._recorded.seq
+        )
+
+    def _is_due(self) -> bool:
+        is_last = self._has_ended and not self._tracker.pending
+        is_time = self._tracker.is_held or is_last or self._now_ms >= self._next_ms
+        return is_time and self._is_behind()
+
+    def _record(self, mark: Mark, done: Callable[[Any, MillstreamError | None], None]) -> None:
+        assert self._started is not None
+        self._is_recording = True
+        exceptions = self._tracker.exceptions
+        if len(exceptions) > EXCEPTIONS_MAX:
+            self._chain = self._chain._replace(is_complete=False)
+        chain = self._chain._replace(exceptions=exceptions)
+        wanted = Checkpoint(self._new_id(), mark, chain, self._what_was_done(mark), self._now_ms)
+        self._tasks.spawn(checkpoint(self._started.pair, wanted), done)
+
+    def _what_was_done(self, mark: Mark) -> dict[str, Any]:
+        statistics = self.statistics._asdict()
+        del statistics["rows_read"]
+        return {
+            "start_time": http_date(self._begun_ms),
+            "end_time": http_date(self._now_ms),
+            "start_last_seq": self._first.seq,
+            "end_last_seq": mark.place.seq,
+            **statistics,
+        }
+
+    def _is_recorded(self, entry: Entry | None, error: MillstreamError | None) -> bool:
+        self._is_recording = False
+        if error is not None:
+            self._end(error)
+            return False
+        if entry is None:
+            self._go_back("what was written may be lost")
+            return False
+        self._recorded = entry.place
+        self._chain = self._chain._replace(
+            is_complete=self._chain.is_complete and entry.is_complete
+        )
+        self.entries = [entry]
+        self._went_back = 0
+        self._next_ms = self._now_ms + self.job.checkpoint_interval_ms
+        return True
+
+    def _on_checkpoint(self, entry: Entry | None, error: MillstreamError | None) -> None:
+        if self._is_recorded(entry, error):
+            self._missed.clear()
+            assert entry is not None
+            self._tracker.recorded(entry.place)
+            self._go_on()
+
+
+def _is_end(page: Page, limit: int) -> bool:
+    """Whether a source has nothing behind a page now."""
+    return len(page.rows) < limit if page.pending is None else page.pending == 0
+
+
+def _is_replaced(record: Record, pair: Pair, ours: tuple[dict[str, Any], ...]) -> bool:
+    theirs = tuple(member_to_json(member) for member in record.members)
+    return record.origin == pair.source_name and theirs == ours
+
+
+def _paused(wait_ms: float) -> Steps[None]:
+    yield Pause(max(0.0, wait_ms))

@@ -1,0 +1,91 @@
+"""How far a run is, though its batches end in any order.
+
+Invariants:
+1. The place moves over a batch only when that and all before it have ended.
+2. It stays behind a batch whose place has to be recorded, until it was.
+3. A document leaves the list of exceptions only by a batch that is not before the one that put it
+   there.
+
+Elsewhere: what a batch does (`batches`), when a place is recorded (`running`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from millstream.replication.core.coverage import Record
+from millstream.replication.core.places import Place
+
+__all__ = ["Mark", "Tracker"]
+
+
+class Mark(NamedTuple):
+    """Where a batch ends."""
+
+    place: Place
+    is_closed: bool = False
+    records: tuple[Record, ...] = ()
+    """What its place proves about others: it has to be recorded."""
+
+
+class Tracker:
+    """The batches of a run.
+
+    Args:
+        place: where the run begins.
+        exceptions: documents that the target does not have as the source had them there.
+    """
+
+    def __init__(self, place: Place, exceptions: Iterable[str] = ()) -> None:
+        self.at = Mark(place)
+        self._opened = 0
+        self._open: dict[int, tuple[Mark, bool]] = {}
+        self._exceptions = dict.fromkeys(exceptions, 0)
+        self.is_held = False
+
+    @property
+    def pending(self) -> int:
+        """Batches that the place did not move over yet."""
+        return len(self._open)
+
+    @property
+    def exceptions(self) -> frozenset[str]:
+        """Ids of documents that the target refused, or never got."""
+        return frozenset(self._exceptions)
+
+    def opened(self, mark: Mark) -> int:
+        """Take in a batch behind all others; return its number."""
+        self._opened += 1
+        self._open[self._opened] = mark, False
+        return self._opened
+
+    def ended(self, number: int, accepted: Iterable[str], refused: Iterable[str]) -> None:
+        """A batch is over."""
+        self.settle(number, accepted, refused)
+        self._open[number] = self._open[number][0], True
+        self._move()
+
+    def settle(self, number: int, accepted: Iterable[str], refused: Iterable[str]) -> None:
+        """Note what a target has by now; number 0 is before all batches."""
+        for name in accepted:
+            if self._exceptions.get(name, number + 1) <= number:
+                del self._exceptions[name]
+        for name in refused:
+            self._exceptions[name] = max(number, self._exceptions.get(name, 0))
+
+    def recorded(self, place: Place) -> None:
+        """A place is in both logs."""
+        if self.at.place == place:
+            self.is_held = False
+            self._move()
+
+    def _move(self) -> None:
+        while self._open and not self.is_held:
+            number = next(iter(self._open))
+            mark, is_over = self._open[number]
+            if not is_over:
+                return
+            del self._open[number]
+            self.at = mark
+            self.is_held = bool(mark.records)

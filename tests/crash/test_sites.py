@@ -1,0 +1,44 @@
+"""Sites that replicate while everything goes wrong: seeded schedules, and mistakes to be found."""
+
+import time
+
+import pytest
+
+from sites.plants import PLANTS
+from sites.world import World
+
+SECONDS_MAX = 45
+"""For schedules of the right rules; `make sites` runs 2,000."""
+PLANTED_SEEDS_MAX = 400
+FIRST_SEEDS = {
+    "what_looks_inside_restarts_at_the_branch_point": 200,
+    "a_lost_purge_does_not_matter": 80,
+}
+"""Where chance needs long to find a mistake: the seed at which the search begins."""
+
+
+def test_no_change_is_missed(record_property):
+    began, seeds, checked = time.monotonic(), 0, 0
+    while time.monotonic() - began < SECONDS_MAX:
+        world = World(seeds)
+        world.run()
+        seeds, checked = seeds + 1, checked + world.checked
+    record_property("said", f"sites: {seeds} schedules, {checked} checkpoints")
+    assert checked > seeds
+
+
+def found_by(seeds, leaning):
+    """The first seed whose schedule finds something wrong."""
+    for seed in seeds:
+        try:
+            World(seed, **leaning).run()
+        except AssertionError:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_mistakes_are_found(monkeypatch, name):
+    leaning = PLANTS[name](monkeypatch) or {}
+    first = FIRST_SEEDS.get(name, 0)
+    assert found_by(range(first, first + PLANTED_SEEDS_MAX), leaning) is not None

@@ -1,0 +1,1 @@
+"""Databases that replicate with each other while everything goes wrong, in one thread."""

@@ -1,0 +1,166 @@
+"""Databases over HTTP, served by a double of CouchDB."""
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from couch_double import Base, Couch, revision
+from millstream.errors import AccessError, ConditionError, RemoteProtocolError, UnavailableError
+from millstream.replication.aio import peer as peers
+from millstream.replication.aio.peer import http_peers
+from millstream.replication.aio.runner import Runner
+from millstream.replication.core.asking import (
+    Changes,
+    Create,
+    Feed,
+    ReadCode,
+    ReadInfo,
+    ReadLocal,
+    ReadRecords,
+    StoreRecords,
+    Verify,
+    WriteLocal,
+)
+from millstream.replication.core.jobs import parse_job
+
+
+@pytest.fixture
+async def couch():
+    """A server with the databases `a` and `b`; `url` is where."""
+    couch = Couch()
+    couch.bases = {"a": Base(), "b": Base()}
+    async with TestServer(couch.application()) as server:
+        couch.server = server
+        couch.url = f"http://127.0.0.1:{server.port}"
+        yield couch
+
+
+def job_of(couch, user="", **more):
+    url = couch.url.replace("//", f"//{user}@") if user else couch.url
+    return parse_job({"source": f"{url}/a", "target": f"{url}/b"} | more)
+
+
+async def run(job):
+    async with http_peers(job) as (source, target):
+        return await Runner(job, source, target).finish()
+
+
+def fill(couch, count=5):
+    for number in range(count):
+        couch.bases["a"].put(revision(f"n{number}", number, value=number))
+
+
+async def test_documents_go_over(couch):
+    fill(couch)
+    first = couch.bases["a"].documents["n1"][f"1-{1:032x}"]
+    couch.bases["a"].put(revision("n1", 77, parent=first, value="new"))
+    done = await run(job_of(couch))
+    assert done.statistics.docs_written == 5
+    for name in couch.bases["a"].documents:
+        assert couch.bases["b"].leaves(name) == couch.bases["a"].leaves(name)
+    assert couch.bases["a"].locals.keys() == couch.bases["b"].locals.keys()
+    assert (await run(job_of(couch))).has_changed_nothing
+
+
+async def test_attachments_go_over_as_they_are(couch):
+    files = [("a b.txt", "text/plain", b"x" * 200_000), ("e/f", "image/png", b""),
+             ("g", "a/b", b"\r\n--")]  # fmt: skip
+    couch.bases["a"].put(revision("n", 1, value=1), files)
+    couch.bases["a"].put(revision("n", 2, value=2), files[:1])
+    couch.bases["a"].put(revision("plain", 3))
+    done = await run(job_of(couch))
+    assert done.statistics.docs_written == 3
+    assert couch.bases["b"].attachments == couch.bases["a"].attachments
+    assert couch.bases["b"].leaves("n") == couch.bases["a"].leaves("n")
+
+
+async def test_who_is_refused_is_listed(couch):
+    fill(couch)
+    couch.bases["a"].put(revision("file", 9), [("f", "a/b", b"1")])
+    couch.bases["b"].refused = {"n2", "file"}
+    done = await run(job_of(couch))
+    assert done.statistics.doc_write_failures == 2
+    assert done.entries[0].exceptions == ("file", "n2")
+    couch.bases["b"].refused = set()
+    await run(job_of(couch))
+    assert couch.bases["b"].documents.keys() == couch.bases["a"].documents.keys()
+
+
+async def test_a_target_is_created(couch):
+    fill(couch)
+    del couch.bases["b"]
+    with pytest.raises(ConditionError, match="does not exist"):
+        await run(job_of(couch))
+    await run(job_of(couch, create_target=True))
+    assert len(couch.bases["b"].documents) == 5
+
+
+async def test_who_has_a_name_asks_for_a_cookie_once(couch):
+    couch.users = {"me": "secret"}
+    fill(couch)
+    await run(job_of(couch, "me:secret"))
+    assert len(couch.bases["b"].documents) == 5
+    assert couch.logins == ["me", "me"]
+
+
+async def test_an_old_cookie_is_renewed(couch):
+    couch.users = {"me": "secret"}
+    async with http_peers(job_of(couch, "me:secret")) as (source, _):
+        await source.ask(ReadInfo())
+        couch.cookies.clear()
+        await source.ask(ReadInfo())
+    assert couch.logins == ["me", "me"]
+
+
+async def test_without_log_ins_each_request_has_the_password(couch):
+    couch.users, couch.has_sessions = {"me": "secret"}, False
+    fill(couch)
+    await run(job_of(couch, "me:secret"))
+    assert len(couch.bases["b"].documents) == 5
+
+
+async def test_a_wrong_password_is_an_error(couch):
+    couch.users = {"me": "secret"}
+    with pytest.raises(AccessError) as caught:
+        await run(job_of(couch, "me:wrong"))
+    assert caught.value.code == "unauthorized"
+    assert "wrong" not in str(caught.value)
+
+
+async def test_what_answers_mean(couch):
+    fill(couch, 2)
+    design = {"filters": {"f": " function () {} "}}
+    couch.bases["a"].put(revision("_design/d", 5, **design))
+    async with http_peers(job_of(couch)) as (source, target):
+        assert (await source.ask(ReadInfo())).identity.endswith("/a")
+        assert await source.ask(ReadCode(("d", "filters", "f"))) == "function () {}"
+        with pytest.raises(ConditionError, match="no filter"):
+            await source.ask(ReadCode(("d", "filters", "g")))
+        await target.ask(Create())
+        assert await source.ask(ReadLocal("x")) is None
+        await source.ask(WriteLocal("x", {"n": 1}))
+        assert (await source.ask(ReadLocal("x")))["n"] == 1
+        with pytest.raises(ConditionError) as caught:
+            await source.ask(WriteLocal("x", {"n": 2}))
+        assert caught.value.code == "conflict"
+        page = await source.ask(Changes(0, 10, Feed(doc_ids=("n1",))))
+        assert [row.name for row in page.rows] == ["n1"]
+        for request in (ReadRecords(("o",)), Verify(()), StoreRecords()):
+            with pytest.raises((ConditionError, RemoteProtocolError)):
+                await source.ask(request)
+
+
+async def test_answers_are_bounded(couch, monkeypatch):
+    monkeypatch.setattr(peers, "ANSWER_BYTES_MAX", 2000)
+    for number in range(12):
+        couch.bases["a"].put(revision(f"n{number}", number, value="x" * 150))
+    await run(job_of(couch, worker_batch_size=3))
+    assert len(couch.bases["b"].documents) == 12
+
+
+async def test_nobody_there(couch):
+    job = job_of(couch)
+    await couch.server.close()
+    async with http_peers(job) as (source, _):
+        with pytest.raises(UnavailableError) as caught:
+            await source.ask(ReadInfo())
+    assert (caught.value.code, caught.value.retry) == ("unreachable", "backoff")

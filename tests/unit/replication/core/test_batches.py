@@ -1,0 +1,153 @@
+"""Batches, answered by hand."""
+
+import pytest
+
+from millstream.errors import UnavailableError, UsageError
+from millstream.replication.core import batches
+from millstream.replication.core.asking import (
+    Copy,
+    Diff,
+    Difference,
+    Document,
+    Failure,
+    Fetch,
+    Fetched,
+    Pause,
+    Row,
+    Write,
+)
+from millstream.replication.core.batches import MISSING, TOO_LARGE, Batch
+from millstream.replication.core.tasks import ATTEMPTS_MAX
+
+ROWS = [Row("a", ("1-a",)), Row("b", ("1-b",)), Row("c", ("1-c",))]
+
+
+class Sides:
+    """Answers steps; `failures` by id is what a write, or a copy, gives."""
+
+    def __init__(self):
+        self.asked, self.known, self.gone, self.streamed = [], set(), set(), set()
+        self.failures, self.documents_max, self.wanted_max = {}, 99, 99
+
+    def answer(self, request):
+        if isinstance(request, Diff):
+            return {n: Difference(r) for n, r in request.revs.items() if n not in self.known}
+        if isinstance(request, Fetch):
+            if len(request.wanted) > self.wanted_max:
+                raise UsageError("too much", code=TOO_LARGE)
+            found = [w for w in request.wanted if w.name not in self.gone]
+            documents = (
+                Document(w.name, r, b"x" * 9, w.name in self.streamed)
+                for w in found
+                for r in w.revs
+            )
+            missing = ((w.name, r) for w in request.wanted for r in w.revs if w not in found)
+            return Fetched(tuple(documents), tuple(missing))
+        if isinstance(request, Write):
+            if len(request.documents) > self.documents_max:
+                raise UsageError("too much", code=TOO_LARGE)
+            names = [each.name for each in request.documents]
+        else:
+            assert isinstance(request, Copy)
+            names = [request.wanted.name]
+        return tuple(Failure(n, "1-" + n, self.failures[n].pop(0))
+                     for n in names if self.failures.get(n))  # fmt: skip
+
+    def run(self, rows=ROWS):
+        steps, answer = Batch(rows).steps(), None
+        step = next(steps)
+        try:
+            while True:
+                self.asked.append(step if isinstance(step, Pause) else step.request)
+                try:
+                    answer = None if isinstance(step, Pause) else self.answer(step.request)
+                except UsageError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    def of(self, kind):
+        return [each for each in self.asked if isinstance(each, kind)]
+
+
+@pytest.fixture
+def sides():
+    return Sides()
+
+
+def test_what_is_missing_is_fetched_and_written(sides):
+    sides.known = {"b"}
+    done = sides.run()
+    assert done.accepted == {"a", "b", "c"}
+    assert done.failures == ()
+    assert done.statistics[:5] == (3, 2, 2, 2, 0)
+    assert [each.name for each in sides.of(Write)[0].documents] == ["a", "c"]
+
+
+def test_no_rows_ask_nothing(sides):
+    with pytest.raises(StopIteration):
+        next(Batch([]).steps())
+
+
+def test_a_refusal_is_one_of_its_document(sides):
+    sides.failures = {"b": ["forbidden"]}
+    done = sides.run()
+    assert done.accepted == {"a", "c"}
+    assert [each.name for each in done.failures] == ["b"]
+    assert done.statistics.doc_write_failures == 1
+
+
+def test_what_may_go_well_later_is_written_again(sides):
+    sides.failures = {"b": ["timeout", "timeout"]}
+    assert sides.run().accepted == {"a", "b", "c"}
+    assert [len(each.documents) for each in sides.of(Write)] == [3, 1, 1]
+    sides.failures = {"b": ["timeout"] * ATTEMPTS_MAX}
+    with pytest.raises(UnavailableError, match="'b'"):
+        sides.run()
+
+
+def test_what_the_source_does_not_have_is_told_apart(sides):
+    sides.gone = {"b"}
+    done = sides.run()
+    assert (done.accepted, done.missing) == ({"a", "c"}, {"b"})
+    assert done.failures == ()
+
+
+def test_attachments_pass_from_peer_to_peer(sides):
+    sides.streamed = {"b"}
+    assert sides.run().accepted == {"a", "b", "c"}
+    assert [each.wanted.name for each in sides.of(Copy)] == ["b"]
+    assert [each.name for each in sides.of(Write)[0].documents] == ["a", "c"]
+    sides.failures = {"b": [MISSING]}
+    assert sides.run().missing == {"b"}
+    sides.failures = {"b": ["timeout", "forbidden"]}
+    assert sides.run().accepted == {"a", "c"}
+    sides.failures = {"b": ["timeout"] * ATTEMPTS_MAX}
+    with pytest.raises(UnavailableError):
+        sides.run()
+
+
+def test_too_large_requests_are_halved(sides):
+    sides.documents_max = 1
+    assert sides.run().accepted == {"a", "b", "c"}
+    assert sorted(len(each.documents) for each in sides.of(Write)) == [1, 1, 1, 2, 3]
+    sides.documents_max = 0
+    assert {each.error for each in sides.run().failures} == {TOO_LARGE}
+
+
+def test_too_large_answers_are_halved_and_a_single_one_is_streamed(sides):
+    sides.wanted_max = 1
+    assert sides.run().accepted == {"a", "b", "c"}
+    sides.wanted_max = 0
+    assert sides.run().accepted == {"a", "b", "c"}
+    assert len(sides.of(Copy)) == 3
+
+
+def test_documents_are_fetched_and_written_in_groups(sides, monkeypatch):
+    monkeypatch.setattr(batches, "FETCH_DOCUMENTS_MAX", 2)
+    monkeypatch.setattr(batches, "WRITE_BYTES_MAX", 10)
+    sides.run()
+    assert [len(each.wanted) for each in sides.of(Fetch)] == [2, 1]
+    assert [len(each.documents) for each in sides.of(Write)] == [1, 1, 1]
