@@ -23,6 +23,7 @@ class FalseDatabase:
         self.local: dict[str, LocalDocument] = {}
         self.settings = Settings(1000, b"{}")
         self.seqno = 0
+        self.purges = 0
 
 
 class FalseDocuments:
@@ -71,6 +72,9 @@ class FalseDocuments:
                 database.documents[doc_id] = present = following
             done.append(Written(0, database.seqno if following else 0, present))
         return done
+
+    async def count_purge(self, bucket: str) -> None:
+        self.database(bucket).purges += 1
 
     async def commit(self, bucket: str) -> None:
         self.database(bucket)

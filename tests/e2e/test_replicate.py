@@ -147,6 +147,26 @@ def test_through_a_third_database_nothing_is_read_twice(pair: Pair) -> None:
     assert read_rows(plain) == 42
 
 
+def test_what_was_purged_on_the_way_is_not_skipped(pair: Pair) -> None:
+    a, b = pair
+    done(a, "PUT", "/whole?q=4")
+    fill(a, "whole", [f"d{n}" for n in range(10)])
+    replicate(b, f"{a.http}/whole", "middle", create_target=True)
+    rev = done(b, "GET", "/middle/d3")["_rev"]
+    assert done(b, "POST", "/middle/_purge", {"d3": [rev]})["purged"] == {"d3": [rev]}
+    replicate(b, "middle", "end", create_target=True)
+    assert "d3" not in state(b, "end")
+    answer = replicate(b, f"{a.http}/whole", "end")
+    assert "skipped" not in answer
+    assert state(b, "end") == state(a, "whole")
+    # and what the end itself purges is no more covered by what came before
+    replicate(b, f"{a.http}/whole", "other", create_target=True)
+    replicate(b, "other", "last", create_target=True)
+    done(b, "POST", "/last/_purge", {"d4": [done(b, "GET", "/last/d4")["_rev"]]})
+    assert "skipped" not in replicate(b, f"{a.http}/whole", "last")
+    assert state(b, "last") == state(a, "whole")
+
+
 def test_a_continuous_job_and_its_end(pair: Pair) -> None:
     a, b = pair
     done(a, "PUT", "/live?q=4")

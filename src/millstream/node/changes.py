@@ -9,6 +9,7 @@ Elsewhere: the walks (`kv.aio.changes`), the pages (`gateway.aio.changes_pages`)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from millstream.kv.aio.changes import BucketChanges
 from millstream.kv.core.bucket import Bucket
@@ -21,10 +22,13 @@ class NodeChanges:
 
     Args:
         find: returns a served bucket by its name, or raises why there is none.
+        purge_epoch: returns how often documents of it were purged; raises as `find`.
     """
 
-    def __init__(self, find: Callable[[str], Bucket]) -> None:
-        self._find = find
+    def __init__(
+        self, find: Callable[[str], Bucket], purge_epoch: Callable[[str], int] = lambda _: 0
+    ) -> None:
+        self._find, self._purge_epoch = find, purge_epoch
         self._of: dict[Bucket, BucketChanges] = {}
 
     def of(self, bucket: str) -> BucketChanges:
@@ -32,7 +36,7 @@ class NodeChanges:
         found = self._find(bucket)
         changes = self._of.get(found)
         if changes is None:
-            changes = self._of[found] = BucketChanges(found)
+            changes = self._of[found] = BucketChanges(found, partial(self._purge_epoch, bucket))
         return changes
 
     def drop(self, bucket: Bucket) -> None:

@@ -111,6 +111,10 @@ class Documents:
             for one in made
         ]  # fmt: skip
 
+    async def count_purge(self, bucket: str) -> None:
+        """Count a purge, durably, before it is made."""
+        await self._buckets.engine(bucket).count_purge()
+
     async def commit(self, bucket: str) -> None:
         """Return once all that was accepted before is durable."""
         running = self._buckets.engine(bucket)
@@ -173,7 +177,10 @@ class Documents:
             return body
         database = self._changes.of(bucket)
         present = Present(database.uuid, tuple(database.histories()), database.purge_epoch())
-        log = msgspec.json.decode(body)
+        try:
+            log = msgspec.json.decode(body)
+        except msgspec.DecodeError:  # none of ours
+            return body
         held = held_body(log, present)
         return body if held is log else None if held is None else msgspec.json.encode(held)
 

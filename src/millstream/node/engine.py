@@ -136,7 +136,10 @@ class Engine:
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
-        self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
+        self.changes = NodeChanges(
+            lambda name: self._served_engine(name).bucket,
+            lambda name: self._served_engine(name).purge_epoch,
+        )
         self.documents = Documents(self._buckets, self.changes)
         self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)

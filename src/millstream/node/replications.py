@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from millstream.access.users import NODE_USER
-from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.node.replicator import ReplicatorDocuments, utc_text
 from millstream.replication.aio.peer import Peer, http_peers
 from millstream.replication.aio.runner import Runner
@@ -51,7 +51,7 @@ class OwnAddress(NamedTuple):
 
 class _Once(NamedTuple):
     job: Job
-    task: asyncio.Task[dict[str, Any]]
+    task: asyncio.Task[dict[str, Any] | MillstreamError]
     since_ns: int
 
 
@@ -106,20 +106,27 @@ class Replications:
                     f"{ONCE_MAX} replications that were asked for once run: try again later",
                     code="too_many_jobs",
                 )
-            task = self._tasks.start(self._finish(name, job), name=f"replication {name}")
+            task = self._tasks.start(self._ended_with(name, job), name=f"replication {name}")
             task.add_done_callback(lambda _: self._forget(name))
             once = self._once[name] = _Once(job, task, self._clock_ns())
         await asyncio.wait([once.task])
         if once.task.cancelled():
             raise ConditionError("the replication was cancelled", code="cancelled")
-        error = once.task.exception()
-        if error is not None:
-            raise error
-        return once.task.result()
+        ended = once.task.result()
+        if isinstance(ended, MillstreamError):
+            raise ended
+        return ended
 
     def _forget(self, name: str) -> None:
         self._once.pop(name, None)
         self._runs.pop(name, None)
+
+    async def _ended_with(self, name: str, job: Job) -> dict[str, Any] | MillstreamError:
+        """Return what comes of a run; whoever waits for it hears an error, not the log."""
+        try:
+            return await self._finish(name, job)
+        except MillstreamError as error:
+            return error
 
     async def _finish(self, name: str, job: Job) -> dict[str, Any]:
         async with self._opened(job) as (source, target):

@@ -12,6 +12,9 @@ async def test_a_bucket_has_one_list_of_readers_which_ends_with_it():
     changes = NodeChanges(lambda name: {"orders": bucket}[name])
     found = changes.of("orders")
     assert changes.of("orders") is found
+    assert found.latest().purge_epoch == 0
+    counted = NodeChanges(lambda name: {"orders": bucket}[name], lambda name: len(name))
+    assert counted.of("orders").latest().purge_epoch == counted.of("orders").purge_epoch() == 6
     walk = found.open(found.start_of(0), restarts=False)
     changes.drop(bucket)
     changes.drop(bucket)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from millstream.documents.tokens import parse_token
+from millstream.documents.tokens import parse_token, vector_to_json
 from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.document_host import Written
 from millstream.kv.aio.engine import BucketEngine
@@ -132,4 +133,42 @@ async def test_a_local_document_goes_with_the_changes_it_speaks_of(tmp_path: Pat
     number = running.bucket.partition_for(b"k1").partition_id
     await running.copies.roll_back(number, 0)
     assert (await documents.read_local("b", "x")).body == b'{"n":1}'  # type: ignore[union-attr]
+    await running.stop()
+
+
+async def test_the_log_of_a_replication_from_here_stays(tmp_path: Path) -> None:
+    running = await opened(tmp_path / "b")
+    documents = documents_of(running)
+    ours = (
+        b'{"source_uuid":"00","target_uuid":"t","history":[{"session_id":"c",'
+        b'"recorded_seq":1,"source_vec":{}}]}'
+    )
+    theirs = ours.replace(b'"00"', b'"other"')
+    await documents.update("b", [(f"k{n}", put()) for n in range(20)], is_durable=True)
+    for name, body in (("ours", ours), ("theirs", theirs), ("odd", ours[:-1])):
+        await documents.write_local("b", name, body, None)
+    await running.copies.roll_back(running.bucket.partition_for(b"k1").partition_id, 0)
+    assert [one.id for one in await documents.locals("b")] == ["ours"]
+    await running.stop()
+
+
+async def test_what_a_target_lost_is_no_longer_in_its_log(tmp_path: Path) -> None:
+    running = await opened(tmp_path / "b")
+    documents = documents_of(running)
+    before = documents._changes.of("b").latest()
+    await documents.update("b", [("k1", put())], is_durable=True)
+    after = documents._changes.of("b").latest()
+    history = [
+        {"session_id": name, "recorded_seq": 1, "target_vec": vector_to_json(vector)}
+        for name, vector in (("new", after), ("old", before))
+    ]
+    log = {"target_uuid": "00", "session_id": "new", "history": history}
+    await running.copies.roll_back(running.bucket.partition_for(b"k1").partition_id, 0)
+    await documents.write_local("b", "log", json.dumps(log).encode(), None)
+    found = await documents.read_local("b", "log")
+    assert found is not None
+    shown = json.loads(found.body)
+    assert (shown["session_id"], len(shown["history"])) == ("old", 1)
+    await documents.write_local("b", "log", json.dumps(log | {"history": history[:1]}).encode(), 1)
+    assert await documents.read_local("b", "log") is None
     await running.stop()

@@ -77,9 +77,12 @@ async def test_a_continuous_job_is_told_and_cancelled(node: Engine) -> None:
         await node.replications.cancel(name)
 
 
-async def test_errors_of_an_end_are_those_of_the_run(node: Engine) -> None:
+async def test_errors_of_an_end_are_those_of_the_run(
+    node: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ConditionError):
         await node.replications.run(parse_job({"source": "none", "target": "b"}))
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 async def test_without_a_port_its_databases_have_no_address(node: Engine) -> None:

@@ -194,6 +194,8 @@ async def _purge(request: web.Request) -> web.Response:
         return decide
 
     edits = [(checked_id(doc_id), decide_of(doc_id, revs)) for doc_id, revs in asked.items()]
+    if edits:
+        await request.app[HOST].documents.count_purge(bucket)
     for one in await request.app[HOST].documents.update(bucket, edits, is_durable=True):
         if isinstance(one, MillstreamError):
             raise one

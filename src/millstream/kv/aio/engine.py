@@ -67,6 +67,8 @@ __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 _LOG = logging.getLogger(__name__)
 MAJORITY_SECONDS_MAX: Final = 10.0
 """How long a change over HTTP waits for a majority of the copies."""
+_PURGES: Final = "purges"
+"""Setting that counts purges."""
 _SOURCE_MARKS: Final = (b'"source_uuid"', b'"source_vec"')
 """Of the log of a replication whose source tells positions."""
 CAS_GAP_NS: Final = 60 * 1_000_000_000
@@ -193,6 +195,8 @@ class BucketEngine:
         self.blobs = blobs
         self._fetcher = fetcher
         self.local = LocalStore(path / "local", self._may_stay)
+        self._purging = asyncio.Lock()
+        self._purge_epoch = int(self.local.setting(_PURGES) or 0)
 
     @classmethod
     async def open(
@@ -374,6 +378,21 @@ class BucketEngine:
         finally:
             bucket.unsubscribe(news.set)
 
+    @property
+    def purge_epoch(self) -> int:
+        """How often documents were purged, or were about to be."""
+        return self._purge_epoch
+
+    async def count_purge(self) -> None:
+        """Count a purge, durably; to be called before it is made: it is never made uncounted.
+
+        Raises:
+            UnavailableError: `disk_full`.
+        """
+        async with self._purging:
+            await self.local.set(_PURGES, b"%d" % (self._purge_epoch + 1))
+            self._purge_epoch += 1
+
     def _may_stay(self, version: Version) -> bool:
         """Return whether a `_local` document counts: the log of a replication from here always.
 
@@ -383,7 +402,10 @@ class BucketEngine:
             return True
         if any(mark not in version.body for mark in _SOURCE_MARKS):
             return False
-        found = msgspec.json.decode(version.body)
+        try:
+            found = msgspec.json.decode(version.body)
+        except msgspec.DecodeError:  # of a client that writes what this decoder does not read
+            return False
         return isinstance(found, dict) and found.get("source_uuid") == self.bucket.uuid
 
     def _is_history(self, stamp: str) -> bool:

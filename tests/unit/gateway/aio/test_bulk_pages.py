@@ -195,10 +195,13 @@ async def test_revisions_are_compared(client, body, forked):
         await body(await client.post("/orders/_revs_diff", json=bad), 400)
 
 
-async def test_leaves_are_purged(client, body, forked):
+async def test_leaves_are_purged(client, open_host, body, forked):
     path = "/orders/_purge"
+    await body(await client.post(path, json={}), 201)
+    assert open_host.documents.database("orders").purges == 0
     purged = await body(await client.post(path, json={"d": ["3-c", "2-a"], "none": ["1-a"]}), 201)
     assert purged == {"purge_seq": None, "purged": {"d": ["3-c"], "none": []}}
+    assert open_host.documents.database("orders").purges == 1
     assert (await body(await client.get("/orders/d")))["_rev"] == "3-b"
     await body(await client.post(path, json={"d": ["3-b"]}), 201)
     assert (await body(await client.get("/orders/d"), 404))["reason"] == "missing"

@@ -126,6 +126,18 @@ async def test_a_crash_keeps_what_was_persisted_and_begins_a_new_history(tmp_pat
     await again.stop()
 
 
+async def test_purges_are_counted_over_restarts(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    assert engine.purge_epoch == 0
+    await asyncio.gather(engine.count_purge(), engine.count_purge())
+    assert engine.purge_epoch == 2
+    engine.store.close()
+    engine.local.close()  # as a kill would leave it
+    again = await opened(tmp_path)
+    assert again.purge_epoch == 2
+    await again.stop()
+
+
 async def test_what_only_memory_had_is_not_named_again_after_a_kill(tmp_path: Path) -> None:
     """A clean stop counts until the next start: readers may have seen what no flush took."""
     engine = await opened(tmp_path)
