@@ -228,6 +228,9 @@ class FakeHost:
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
         self.documents = FalseDocuments(self.buckets)
 
+    def replication_tasks(self):
+        return [{"type": "replication", "doc_id": "job"}]
+
     def drop_user(self, name):
         self.dropped.append(name)
 
