@@ -231,6 +231,9 @@ class FakeHost:
     def drop_user(self, name):
         self.dropped.append(name)
 
+    def replication_tasks(self):
+        return []
+
     def addresses(self):
         return {"kv": "127.0.0.1:1", "http": "127.0.0.1:2", "coord": None}
 

@@ -10,7 +10,7 @@ from millstream.kv.aio.local_store import VERSIONS_MAX, LocalStore, Version, thi
 
 
 def store_at(path: Path, gone: frozenset[str] = frozenset()) -> LocalStore:
-    return LocalStore(path / "local", lambda stamp: stamp not in gone)
+    return LocalStore(path / "local", lambda version: version.stamp not in gone)
 
 
 async def test_documents_are_kept_over_a_restart(tmp_path: Path) -> None:
