@@ -207,10 +207,8 @@ class FakeHost:
     hosts = frozenset({"127.0.0.1", "db.example"})
     origins = frozenset({"https://app.example"})
 
-    def __init__(self, users=()):
-        self.users = UserStore()
-        for name, roles in users:
-            self.users.put(name, "secret", roles)
+    def __init__(self, users=None):
+        self.users = users or UserStore()
         self.designs = FakeDesigns()
         self.functions = FakeFunctions()
         self.indexes = FakeIndexes()
@@ -336,6 +334,14 @@ def open_host():
 
 
 @pytest.fixture(scope="session")
-def guarded_host():
-    users = [("ada", ["admin"]), ("bob", ["read:orders"]), ("cleo", ["design:orders"])]
-    return FakeHost(users)
+def guarding_users():
+    """Users, made once: their passwords are hashed slowly on purpose."""
+    users = UserStore()
+    for name, roles in (("ada", ["admin"]), ("bob", ["read:orders"]), ("cleo", ["design:orders"])):
+        users.put(name, "secret", roles)
+    return users
+
+
+@pytest.fixture
+def guarded_host(guarding_users):
+    return FakeHost(guarding_users)
