@@ -123,13 +123,13 @@ async def _plain_pieces(request: web.Request) -> AsyncIterator[bytes]:
         raise UsageError("the body is no whole gzip stream", code="bad_request")
 
 
-async def read_object(request: web.Request) -> dict[str, Any]:
+async def read_object(request: web.Request, bytes_max: int = OBJECT_BYTES_MAX) -> dict[str, Any]:
     """Return the JSON object in a request's body; an empty body is an empty object.
 
     Raises:
-        UsageError: `bad_content_type`, `bad_json`, `body_timeout`.
+        UsageError: `bad_content_type`, `bad_json`, `too_large`, `body_timeout`.
     """
-    body = await read_body(request, OBJECT_BYTES_MAX)
+    body = await read_body(request, bytes_max)
     if not body:
         return {}
     if request.content_type != "application/json":

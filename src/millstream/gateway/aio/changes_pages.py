@@ -15,7 +15,6 @@ Source: CouchDB's `_changes`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -26,9 +25,9 @@ import msgspec
 from aiohttp import web
 
 from millstream.documents.tokens import Vector
-from millstream.errors import MillstreamError, UsageError
-from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_body, require
-from millstream.gateway.aio.streaming import WhileThere, cut, stream
+from millstream.errors import UsageError
+from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_object, require
+from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.aio.writing import user_context
 from millstream.gateway.core.changes import (
     CHANGES_BODY_BYTES_MAX,
@@ -45,7 +44,6 @@ from millstream.wire.frames import seqno_of
 
 __all__ = ["routes"]
 
-_LOG = logging.getLogger(__name__)
 ROWS_PER_STEP: Final = 256
 COUNTED_CHANGES_MAX: Final = 2048
 """Up to so many seqnos `pending` is exact; else it is their number, at least that of the rows."""
@@ -314,18 +312,7 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
 async def _body(request: web.Request) -> dict[str, Any]:
     if request.method != "POST":
         return {}
-    data = await read_body(request, CHANGES_BODY_BYTES_MAX)
-    if not data:
-        return {}
-    if request.content_type != "application/json":
-        raise UsageError("a body of type application/json is wanted", code="bad_content_type")
-    try:
-        content = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
-    if not isinstance(content, dict):
-        raise UsageError("Request body must be a JSON object", code="bad_request")
-    return content
+    return await read_object(request, CHANGES_BODY_BYTES_MAX)
 
 
 async def _stream_at_once(
@@ -336,19 +323,7 @@ async def _stream_at_once(
     is_events = query.feed == "eventsource"
     response.content_type = "text/event-stream" if is_events else "application/json"
     response.enable_chunked_encoding()
-    await response.prepare(request)
-    try:
-        async for piece in pieces:
-            await response.write(piece)
-    except MillstreamError as error:
-        _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
-        cut(request)
-        return response
-    except ConnectionError:
-        _LOG.debug("%s %s: the client has gone", request.method, request.path)
-        return response
-    await response.write_eof()
-    return response
+    return await send_pieces(request, response, pieces)
 
 
 def routes() -> list[web.RouteDef]:

@@ -10,7 +10,6 @@ Elsewhere: texts (`documents.reading`), heads of parts (`gateway.core.multipart`
 
 from __future__ import annotations
 
-import logging
 import secrets
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,9 +21,9 @@ from aiohttp import web
 from millstream.documents.reading import Shown, newer_attachments, text_of
 from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.tree import Leaf
-from millstream.errors import MillstreamError, UsageError
+from millstream.errors import UsageError
 from millstream.gateway.aio.attaching import PIECE_BYTES, content_of
-from millstream.gateway.aio.streaming import cut
+from millstream.gateway.aio.streaming import send_pieces
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.multipart import (
     attachment_head,
@@ -39,7 +38,6 @@ __all__ = [
     "send_attachment_pieces",
 ]  # fmt: skip
 
-_LOG: Final = logging.getLogger(__name__)
 INLINE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Attachments inside one JSON answer, before base64."""
 
@@ -178,17 +176,7 @@ async def send_attachment_pieces(
     Raises what they raise before the first one; after that the connection is cut.
     """
     first = await anext(pieces, b"")
-    await response.prepare(request)
     if request.method == "HEAD":
+        await response.prepare(request)
         return response
-    try:
-        if first:
-            await response.write(first)
-        async for piece in pieces:
-            await response.write(piece)
-    except MillstreamError as error:
-        _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
-        cut(request)
-        return response
-    await response.write_eof()
-    return response
+    return await send_pieces(request, response, pieces, first)

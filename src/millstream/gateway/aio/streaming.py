@@ -23,7 +23,7 @@ from aiohttp import web
 
 from millstream.errors import MillstreamError
 
-__all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "cut", "stream"]
+__all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "send_pieces", "stream"]
 
 _LOG = logging.getLogger(__name__)
 GONE_CHECK_S: Final = 0.5
@@ -81,15 +81,25 @@ async def stream(
     response = web.StreamResponse(headers=headers)
     response.content_type = content_type
     response.enable_chunked_encoding()
+    return await send_pieces(request, response, pieces, b"".join(held))
+
+
+async def send_pieces(
+    request: web.Request,
+    response: web.StreamResponse,
+    pieces: AsyncIterator[bytes],
+    first: bytes = b"",
+) -> web.StreamResponse:
+    """Send the headers, then each piece when it is there; an error cuts the connection."""
     await response.prepare(request)
     try:
-        await response.write(b"".join(held))
-        held.clear()
+        if first:
+            await response.write(first)
         async for piece in pieces:
             await response.write(piece)
     except MillstreamError as error:
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
-        cut(request)
+        _cut(request)
         return response
     except ConnectionError:
         _LOG.debug("%s %s: the client has gone", request.method, request.path)
@@ -98,7 +108,7 @@ async def stream(
     return response
 
 
-def cut(request: web.Request) -> None:
+def _cut(request: web.Request) -> None:
     """End the connection, so that nobody takes the beginning for the whole."""
     if request.transport is not None:
         request.transport.abort()

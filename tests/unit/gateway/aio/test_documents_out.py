@@ -1,6 +1,8 @@
+import logging
 from base64 import b64encode
 
 import pytest
+from aiohttp import ClientConnectionResetError
 
 from millstream.gateway.aio import documents_out
 
@@ -80,3 +82,15 @@ async def test_too_much_for_one_text(client, body, filled, monkeypatch):
     ] == "too_large"
     response = await client.get("/orders/d?attachments=true", headers={"Accept": "multipart/*"})
     assert (response.status, response.content_type) == (200, "multipart/related")
+
+
+async def test_a_client_that_leaves_in_the_middle_is_no_fault_of_the_node(
+    client, filled, monkeypatch, caplog
+):
+    async def left(*_):
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr("aiohttp.web.StreamResponse.write", left)
+    response = await client.get("/orders/d?attachments=true", headers={"Accept": "multipart/mixed"})
+    response.close()
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []

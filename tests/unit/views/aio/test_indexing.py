@@ -410,7 +410,7 @@ async def test_a_source_that_is_gone_is_tried_again(
     with pytest.raises(UnavailableError):
         await bucket.indexer.updated("one", range(PARTITIONS), 0.2)
     await until(lambda: "cannot connect" in bucket.indexer.progress()[0].error)
-    assert bucket.indexer.progress()[0].phase == "waiting"
+    await until(lambda: bucket.indexer.progress()[0].phase == "waiting")  # between two attempts
 
     await bucket.start_node()
     assert bucket.port not in (1, port)
