@@ -91,6 +91,6 @@ async def test_a_client_that_leaves_in_the_middle_is_no_fault_of_the_node(
         raise ClientConnectionResetError("Cannot write to closing transport")
 
     monkeypatch.setattr("aiohttp.web.StreamResponse.write", left)
-    response = await client.get("/orders/d?attachments=true", headers={"Accept": "multipart/mixed"})
-    response.close()
+    accepted = {"Accept": "multipart/mixed"}
+    (await client.get("/orders/d?attachments=true", headers=accepted)).close()
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
