@@ -23,7 +23,6 @@ class FalseDatabase:
         self.local: dict[str, LocalDocument] = {}
         self.settings = Settings(1000, b"{}")
         self.seqno = 0
-        self.purges = 0
 
 
 class FalseDocuments:
@@ -72,9 +71,6 @@ class FalseDocuments:
                 database.documents[doc_id] = present = following
             done.append(Written(0, database.seqno if following else 0, present))
         return done
-
-    async def count_purge(self, bucket: str) -> None:
-        self.database(bucket).purges += 1
 
     async def commit(self, bucket: str) -> None:
         self.database(bucket)

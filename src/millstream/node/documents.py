@@ -10,14 +10,19 @@ Elsewhere: the documents (`kv.aio.revised`), feeds (`node.changes`), buckets (`n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from datetime import datetime
+from functools import partial
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
-from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.bucket_parts import Figures
 from millstream.gateway.core.document_host import (
     Blob,
     DatabaseInfo,
@@ -28,11 +33,13 @@ from millstream.gateway.core.document_host import (
 )
 from millstream.kv.aio.document_counts import DocumentCounts
 from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.places import places_of
 from millstream.model.partitions import PartitionState
+from millstream.node.bucket_places import is_elsewhere
 from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
+from millstream.node.own_scan import SCAN_TURN, Range, keys_between
+from millstream.node.spread_scans import SpreadScan, spread_figures
 from millstream.replication.core.logs import held_body
 from millstream.replication.core.places import Present
 
@@ -43,8 +50,6 @@ _SECURITY: Final = "security"
 _LOG_MARK: Final = b'"target_uuid"'
 """Of the log of a replication of ours."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
-_SCAN_TURN: Final = 50
-"""Documents looked at before others have a turn."""
 
 
 class Documents:
@@ -66,22 +71,40 @@ class Documents:
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return what is known of a database."""
+        own = self._buckets.engine(bucket).bucket
+        places = self._changes.places(bucket)
+        if places.is_shared:
+            found = await spread_figures(places, partial(self.figures, bucket))
+            started = _number_of(own.uuid)
+        else:
+            found = await self.figures(bucket, range(own.partition_count))
+            [created] = [r.created for r in self._buckets.records() if r.name == bucket]
+            started = _epoch_us(created)
+        database = await self._changes.whole(bucket)
+        return DatabaseInfo(
+            bucket, own.uuid, own.partition_count, found.live, found.deleted,
+            database.latest().text(), found.purge_seqno,
+            found.file_bytes, found.file_bytes, found.file_bytes, found.is_compacting, started,
+            tuple(history.log[0].uuid for history in database.histories()),
+            database.purge_epoch(),
+        )  # fmt: skip
+
+    async def figures(self, bucket: str, numbers: Sequence[int]) -> Figures:
+        """Return how many documents partitions have that are here, and what the bucket takes.
+
+        Raises:
+            UnavailableError: `not_my_partition`.
+        """
         running = self._buckets.engine(bucket)
         counts = self._counts.get(running.bucket.uuid)
         if counts is None:
             counts = DocumentCounts(self._changes.of(bucket))
             self._counts[running.bucket.uuid] = counts
-        found = await counts.count()
-        file_bytes = await asyncio.to_thread(_disk_bytes, running)
-        partitions = running.bucket.partitions
-        [created] = [r.created for r in self._buckets.records() if r.name == bucket]
-        return DatabaseInfo(
-            bucket, running.bucket.uuid, len(partitions), found.live, found.deleted,
-            self._changes.of(bucket).latest().text(),
-            sum(partition.purge_seqno for partition in partitions),
-            file_bytes, file_bytes, file_bytes, running.compactor.is_running, _epoch_us(created),
-            tuple(partition.failover_log[0].uuid for partition in partitions),
-            self._changes.of(bucket).purge_epoch(),
+        found = await counts.count(numbers)
+        return Figures(
+            found.live, found.deleted,
+            sum(running.bucket.partitions[number].purge_seqno for number in numbers),
+            await asyncio.to_thread(_disk_bytes, running), running.compactor.is_running,
         )  # fmt: skip
 
     # -- documents
@@ -111,10 +134,6 @@ class Documents:
             for one in made
         ]  # fmt: skip
 
-    async def count_purge(self, bucket: str) -> None:
-        """Count a purge, durably, before it is made."""
-        await self._buckets.engine(bucket).count_purge()
-
     async def commit(self, bucket: str) -> None:
         """Return once all that was accepted before is durable."""
         running = self._buckets.engine(bucket)
@@ -130,25 +149,45 @@ class Documents:
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Yield documents by id; deleted ones are left out."""
-        running = self._buckets.engine(bucket)
-        for partition in running.bucket.partitions:
+        running, asked = self._buckets.engine(bucket), Range(start, end, descending)
+        places, limit = self._changes.places(bucket), self._revs_limit(running)
+        if not places.is_shared or places.is_whole:
+            try:
+                async for key, document in self._own_documents(running, asked):
+                    asked = asked.behind(key)
+                    yield key.decode(), document
+                return
+            except MillstreamError as error:
+                if not places.is_shared or not is_elsewhere(error):
+                    raise
+        found = SpreadScan(places, time.time_ns).documents(asked)
+        async with aclosing(found):
+            async for one in found:
+                yield one.key.decode(), load(places.bucket.uuid, *one, limit)
+
+    async def _own_documents(
+        self, running: BucketEngine, asked: Range
+    ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:
+        """Yield documents where all are here."""
+        bucket = running.bucket
+        for partition in bucket.partitions:
             if partition.state is not PartitionState.ACTIVE:
                 raise UnavailableError(
                     f"partition {partition.partition_id} is not active on this node: "
-                    f"{places_of(running.bucket)}",
+                    f"{places_of(bucket)}",
                     code="not_my_partition",
                     retry="refresh_map",
                 )
-        keys = await asyncio.to_thread(_keys_between, running.bucket, start, end)
-        keys.sort(reverse=descending)
+        numbers = range(bucket.partition_count)
+        keys = await asyncio.to_thread(keys_between, bucket, numbers, asked)
         limit = self._revs_limit(running)
         for number, key in enumerate(keys, 1):
             found = await running.documents.read(key, limit, is_durable=False)
-            if number % _SCAN_TURN == 0:
+            if number % SCAN_TURN == 0:
                 await asyncio.sleep(0)
             if found is None or not found.document.exists or found.document.winner.is_deleted:
                 continue
-            yield key.decode(), found.document
+            yield key, found.document
 
     # -- attachments
 
@@ -168,21 +207,18 @@ class Documents:
         found = self._buckets.engine(bucket).local.read(doc_id)
         if found is None:
             return None
-        body = self._held(bucket, found.body)
-        return None if body is None else LocalDocument(doc_id, found.rev, body)
+        body = found.body
+        if _LOG_MARK in body:
+            held = _held(body, await self._present(bucket))
+            if held is None:
+                return None
+            body = held
+        return LocalDocument(doc_id, found.rev, body)
 
-    def _held(self, bucket: str, body: bytes) -> bytes | None:
-        """Return what the database's history still holds of a local document; None: nothing."""
-        if _LOG_MARK not in body:
-            return body
-        database = self._changes.of(bucket)
-        present = Present(database.uuid, tuple(database.histories()), database.purge_epoch())
-        try:
-            log = msgspec.json.decode(body)
-        except msgspec.DecodeError:  # none of ours
-            return body
-        held = held_body(log, present)
-        return body if held is log else None if held is None else msgspec.json.encode(held)
+    async def _present(self, bucket: str) -> Present:
+        """Return the database as it is now, wherever its partitions are."""
+        database = await self._changes.whole(bucket)
+        return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
 
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
@@ -194,7 +230,13 @@ class Documents:
     async def locals(self, bucket: str) -> list[LocalDocument]:
         """Return all of them, by id."""
         found = await asyncio.to_thread(self._buckets.engine(bucket).local.all)
-        held = [(doc_id, one.rev, self._held(bucket, one.body)) for doc_id, one in found]
+        present = None
+        if any(_LOG_MARK in one.body for _, one in found):
+            present = await self._present(bucket)
+        held = [
+            (doc_id, one.rev, one.body if present is None else _held(one.body, present))
+            for doc_id, one in found
+        ]
         return [LocalDocument(doc_id, rev, body) for doc_id, rev, body in held if body is not None]
 
     # -- settings
@@ -223,21 +265,16 @@ class Documents:
         await self._buckets.engine(bucket).local.set(_SECURITY, content)
 
 
-def _keys_between(bucket: Bucket, start: bytes, end: bytes) -> list[bytes]:
-    found: list[bytes] = []
-    for partition in bucket.partitions:
-        found += [key for key in partition.known_keys() if start <= key <= end and _is_id(key)]
-    return found
-
-
-def _is_id(key: bytes) -> bool:
-    if key[:1] == b"_" and not key.startswith(b"_design/"):
-        return False
+def _held(body: bytes, present: Present) -> bytes | None:
+    """Return what the database's history still holds of a local document; None: nothing."""
+    if _LOG_MARK not in body:
+        return body
     try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        log = msgspec.json.decode(body)
+    except msgspec.DecodeError:  # none of ours
+        return body
+    held = held_body(log, present)
+    return body if held is log else None if held is None else msgspec.json.encode(held)
 
 
 def _disk_bytes(running: BucketEngine) -> int:
@@ -251,3 +288,8 @@ def _epoch_us(created: str) -> str:
         return str(int(datetime.fromisoformat(created).timestamp() * 1e6))
     except ValueError:
         return "0"
+
+
+def _number_of(uuid: str) -> str:
+    """Return what stands for that time where several nodes have a bucket: the same on all."""
+    return str(int.from_bytes(blake2b(uuid.encode(), digest_size=6).digest(), "big"))

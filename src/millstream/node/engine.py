@@ -62,6 +62,9 @@ from millstream.node.listeners import (
 )
 from millstream.node.map_file import PlacedMap
 from millstream.node.other_nodes import OtherNodes
+from millstream.node.own_parts import OwnParts
+from millstream.node.part_links import HttpPartLink
+from millstream.node.purges import Purges
 from millstream.node.replications import OwnAddress, Replications
 from millstream.node.replicator import ReplicatorDocuments
 from millstream.node.run_directory import RunDirectory
@@ -136,12 +139,15 @@ class Engine:
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
+        purges = Purges(self._served_engine, time.monotonic)
         self.changes = NodeChanges(
-            lambda name: self._served_engine(name).bucket,
-            lambda name: self._served_engine(name).purge_epoch,
+            self._served_engine,
+            lambda name, node: HttpPartLink(name, node, self.others.neighbours.node),
+            purges,
         )
         self.documents = Documents(self._buckets, self.changes)
-        self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
+        self.parts = OwnParts(self.changes, self.documents, purges, time.time_ns)
+        self.scan = DocumentScans(self.changes.places, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(
             self.documents, self.changes, lambda name: name in self.served,

@@ -1,5 +1,7 @@
 """A node that the pages can be tried on without a socket of its own."""
 
+from contextlib import asynccontextmanager
+
 import msgspec
 import pytest
 
@@ -159,11 +161,22 @@ class FakeScan:
 class FakeChanges:
     def __init__(self, bucket):
         self._bucket = bucket
+        self.purges = []
 
     def of(self, bucket):
         if bucket != self._bucket.name:
             raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
         return self._bucket.changes
+
+    async def whole(self, bucket):
+        return self.of(bucket)
+
+    @asynccontextmanager
+    async def purging(self, bucket):
+        self.of(bucket)
+        self.purges.append("begun")
+        yield
+        self.purges.append("made")
 
 
 class FakeShared:

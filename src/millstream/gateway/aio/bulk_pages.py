@@ -195,10 +195,11 @@ async def _purge(request: web.Request) -> web.Response:
 
     edits = [(checked_id(doc_id), decide_of(doc_id, revs)) for doc_id, revs in asked.items()]
     if edits:
-        await request.app[HOST].documents.count_purge(bucket)
-    for one in await request.app[HOST].documents.update(bucket, edits, is_durable=True):
-        if isinstance(one, MillstreamError):
-            raise one
+        async with request.app[HOST].changes.purging(bucket):
+            made = await request.app[HOST].documents.update(bucket, edits, is_durable=True)
+        for one in made:
+            if isinstance(one, MillstreamError):
+                raise one
     purged = {doc_id: one.revs for doc_id, one in done.items()}
     return answer({"purge_seq": None, "purged": purged}, status=201)
 

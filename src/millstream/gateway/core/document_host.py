@@ -108,13 +108,6 @@ class DocumentHost(Protocol):
         `ambiguous` among them: the change may have got lost again.
         """
 
-    async def count_purge(self, bucket: str) -> None:
-        """Count a purge, durably, before it is made: others have to hear of it.
-
-        Raises:
-            UnavailableError: `disk_full`.
-        """
-
     async def commit(self, bucket: str) -> None:
         """Return once all that was accepted before is durable."""
 

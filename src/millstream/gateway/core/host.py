@@ -12,12 +12,11 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from millstream.access.users import UserStore
-from millstream.documents.tokens import History, TokenWriter, Vector
 from millstream.errors import MillstreamError
+from millstream.gateway.core.changes_host import ChangesHost, PartHost
 from millstream.gateway.core.coverage_host import CoverageHost
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.replication_host import ReplicationHost
-from millstream.kv.core.changes_feed import Piece
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
@@ -27,9 +26,9 @@ from millstream.model.standing import Standing
 from millstream.views.core.design_code import Revised, Updated
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "ChangesHost", "ChangesWalk", "DatabaseChanges",
-    "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost", "NodeHost",
-    "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
+    "AskedDocument", "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "FunctionHost",
+    "IndexHost", "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost",
+    "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -336,78 +335,6 @@ class IndexHost(Protocol):
         """Return what is being built and compacted, as `_active_tasks` shows it."""
 
 
-class ChangesWalk(Protocol):
-    """One reader's walk over the changes of a database, to be closed."""
-
-    @property
-    def tokens(self) -> TokenWriter:
-        """Where the reader stands: whoever shows it changes moves it along."""
-
-    def lag(self) -> int:
-        """Return how many seqnos there are above where the reader stands."""
-
-    def pieces(self) -> AsyncIterator[Piece]:
-        """Yield what there is to read now; at the end the reader has all that was there."""
-
-    async def wait(self, seconds: float) -> bool:
-        """Return once there may be more to read; False: there was nothing for so long.
-
-        Raises:
-            ConditionError: `bucket_not_found`, it went away.
-            UnavailableError: `not_my_partition`.
-        """
-
-    def close(self) -> None:
-        """Read no more."""
-
-
-class DatabaseChanges(Protocol):
-    """The changes of one database."""
-
-    @property
-    def uuid(self) -> str:
-        """Of the database."""
-
-    def histories(self) -> Sequence[History]:
-        """Return what positions of its partitions are judged by."""
-
-    def purge_epoch(self) -> int:
-        """Return how often documents were purged."""
-
-    def latest(self) -> Vector:
-        """Return where a reader stands who has everything that lasts: `update_seq`."""
-
-    def start_of(self, since: Vector | int | None) -> Vector:
-        """Return where a reader stands who says a token, a number, or None: now.
-
-        Raises:
-            UsageError: `bad_request`: a token of another database.
-        """
-
-    def open(self, start: Vector, *, restarts: bool) -> ChangesWalk:
-        """Return a walk from there on.
-
-        Args:
-            start: as `start_of` returns it.
-            restarts: the reader sees a part of the documents, by what is in them.
-
-        Raises:
-            UnavailableError: `not_my_partition`.
-        """
-
-
-class ChangesHost(Protocol):
-    """The changes of a node's databases."""
-
-    def of(self, bucket: str) -> DatabaseChanges:
-        """Return those of one.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`.
-        """
-
-
 class FrontHost(Protocol):
     """What every node has, also one without data; all calls run in the loop."""
 
@@ -473,6 +400,10 @@ class NodeHost(FrontHost, Protocol):
     @property
     def changes(self) -> ChangesHost:
         """What happens in the databases."""
+
+    @property
+    def parts(self) -> PartHost:
+        """What it says of its partitions to nodes that answer for all of a bucket."""
 
     @property
     def coverage(self) -> CoverageHost:
