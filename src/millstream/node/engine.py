@@ -46,6 +46,7 @@ from millstream.node.coverage import Coverage
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
+from millstream.node.document_nodes import DocumentNodes
 from millstream.node.document_scan import DocumentScans
 from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
@@ -72,6 +73,8 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
+from millstream.node.spread_documents import SpreadDocuments
+from millstream.node.stored_documents import StoredDocuments
 from millstream.runtime.metrics import (
     LoopLag,
     machine_bytes,
@@ -140,7 +143,9 @@ class Engine:
             lambda name: self._served_engine(name).bucket,
             lambda name: self._served_engine(name).purge_epoch,
         )
-        self.documents = Documents(self._buckets, self.changes)
+        own = Documents(self._buckets, self.changes)
+        self.documents = SpreadDocuments(self._buckets, own, DocumentNodes(self.others.neighbours))
+        self.stored = StoredDocuments(self._buckets, own, self.documents.local_documents.write_own)
         self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(

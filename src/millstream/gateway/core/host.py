@@ -17,6 +17,7 @@ from millstream.errors import MillstreamError
 from millstream.gateway.core.coverage_host import CoverageHost
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.replication_host import ReplicationHost
+from millstream.gateway.core.stored_host import StoredHost
 from millstream.kv.core.changes_feed import Piece
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
@@ -461,6 +462,10 @@ class NodeHost(FrontHost, Protocol):
     @property
     def shared(self) -> SharedHost:
         """What other nodes are told."""
+
+    @property
+    def stored(self) -> StoredHost:
+        """What other nodes ask of documents."""
 
     @property
     def functions(self) -> FunctionHost:
