@@ -9,7 +9,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,7 +262,7 @@ def test_validation_at_every_node(nodes: BucketNodes) -> None:
 def test_writers_of_one_document_at_all_nodes_lose_nothing(nodes: BucketNodes) -> None:
     doc_id = id_at("b", "counted")
     assert call(nodes.nodes["a"], "PUT", f"/{doc_id}", {"n": 0})[0] == 201
-    done = {name: 0 for name in NAMES}
+    done = dict.fromkeys(NAMES, 0)
 
     def count(name: str) -> None:
         while done[name] < 10:

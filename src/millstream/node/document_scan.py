@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from millstream.errors import UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.core.bucket import Bucket
 from millstream.node.included_documents import OwnDocuments
 

@@ -17,6 +17,7 @@ from millstream.errors import MillstreamError
 from millstream.gateway.core.coverage_host import CoverageHost
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.replication_host import ReplicationHost
+from millstream.gateway.core.shared_host import SharedHost
 from millstream.gateway.core.stored_host import StoredHost
 from millstream.kv.core.changes_feed import Piece
 from millstream.kv.core.design_documents import StoredDesign
@@ -28,9 +29,9 @@ from millstream.model.standing import Standing
 from millstream.views.core.design_code import Revised, Updated
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "ChangesHost", "ChangesWalk", "DatabaseChanges",
+    "BucketStatus", "ChangesHost", "ChangesWalk", "DatabaseChanges",
     "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost", "NodeHost",
-    "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
+    "NodeMetrics", "PartRequest", "PartitionStatus", "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -152,39 +153,6 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]
-
-
-class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
-    """A document that belongs to a row of a view, or that another node asks for."""
-
-    id: str
-    rev: Any = None
-    """Only in this revision; None: in its present one."""
-    attachments: bool = False
-    """With the data of its attachment."""
-
-
-class SharedHost(Protocol):
-    """What other nodes of the cluster are told of a node, and the documents they ask for."""
-
-    def listed(self) -> msgspec.Struct:
-        """Return which buckets there are, and whether what is told of each has changed."""
-
-    async def bucket(self, name: str) -> msgspec.Struct:
-        """Return what is told of a bucket: its map, which partitions are active, its designs.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`.
-        """
-
-    async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:
-        """Return the texts of documents: of the first ones, as many as an answer may hold.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`; `not_my_partition`.
-        """
 
 
 class FunctionHost(Protocol):
