@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -279,3 +280,101 @@ def test_writers_of_one_document_at_all_nodes_lose_nothing(nodes: BucketNodes) -
         writer.join()
     _, found = call(nodes.nodes["c"], "GET", f"/{doc_id}")
     assert (found["n"], found["_rev"].partition("-")[0]) == (30, "31")
+
+
+def test_while_partitions_move_nothing_is_lost_or_made_twice(nodes: BucketNodes) -> None:
+    ids = [f"busy-{n}" for n in range(6)]
+    made: dict[str, Counter[str]] = {name: Counter() for name in NAMES}
+    refused: Counter[str] = Counter()
+    is_over = threading.Event()
+
+    def count(name: str) -> None:
+        """Each change adds one to what the document says of this node."""
+        node = nodes.nodes[name]
+        while not is_over.is_set():
+            for doc_id in ids:
+                status, found = call(node, "GET", f"/{doc_id}")
+                if status == 404:
+                    found = {}
+                elif status != 200:
+                    refused[found["error"]] += 1
+                    continue
+                found[name] = made[name][doc_id] + 1
+                status, said = call(node, "PUT", f"/{doc_id}", found)
+                if status == 201:
+                    made[name][doc_id] += 1
+                else:
+                    refused[said["error"]] += 1
+
+    writers = [threading.Thread(target=count, args=(name,)) for name in NAMES]
+    for writer in writers:
+        writer.start()
+    try:
+        for to, partition in (("c", 1), ("a", 2), ("b", 1), ("c", 2), ("c", 1), ("b", 1)):
+            before = sum(map(Counter.total, made.values()))
+            nodes.promote("a", "--to", to, "--partition", str(partition))
+            until(
+                lambda before=before: sum(map(Counter.total, made.values())) > before + 20,
+                lambda: refused,
+            )
+    finally:
+        is_over.set()
+        for writer in writers:
+            writer.join()
+    assert refused.keys() <= {
+        "conflict", "not_my_partition", "temporarily_unavailable", "ambiguous", "not_found",
+    }, refused  # fmt: skip
+    for doc_id in ids:
+        _, found = call(nodes.nodes["a"], "GET", f"/{doc_id}")
+        for name in NAMES:
+            assert found.get(name, 0) >= made[name][doc_id]
+        generation = int(found["_rev"].partition("-")[0])
+        total = sum(made[name][doc_id] for name in NAMES)
+        assert total <= generation <= total + refused["ambiguous"]
+
+
+def test_after_partitions_have_moved(nodes: BucketNodes) -> None:
+    ids = [f"moved-{n}" for n in range(60)]
+    local = id_at("b", "_local/moved")
+    photo = bytes(range(200)) * 50
+    node = nodes.nodes["a"]
+    status, made = call(node, "POST", "/_bulk_docs", {"docs": [{"_id": one} for one in ids]})
+    revs = {one["id"]: one["rev"] for one in made}
+    attached = id_at("b", "moved-with-")
+    assert call(node, "PUT", f"/{attached}/photo", photo, "image/png")[0] == 201
+    assert call(node, "PUT", f"/{local}", {"seq": 7})[0] == 201
+    status, _ = call(node, "PUT", "/_revs_limit", 777)
+    assert status == 200
+
+    nodes.promote("a", "--to", "c", "--partition", "1")
+    assert nodes.actives(1) == ["c"]
+    for name, asked in nodes.nodes.items():
+        status, found = call(
+            asked, "POST", "/_bulk_get", {"docs": [{"id": one, "rev": revs[one]} for one in ids]}
+        )
+        assert [one["docs"][0].get("ok", {}).get("_rev") for one in found["results"]] == [
+            revs[one] for one in ids
+        ]
+        assert call(asked, "GET", f"/{attached}/photo") == (200, photo)
+        assert call(asked, "GET", f"/{local}")[1]["seq"] == 7, f"at {name}"
+        status, made = call(
+            asked,
+            "POST",
+            "/_bulk_docs",
+            {"docs": [{"_id": one, "_rev": revs[one]} for one in ids]},
+        )
+        assert status == 201
+        revs = {one["id"]: one["rev"] for one in made}
+    assert call(nodes.nodes["b"], "PUT", f"/{local}", {"seq": 8, "_rev": "0-1"})[0] == 201
+
+    nodes.nodes["b"].kill()
+    nodes.promote("a", "--force")
+    for name in "ac":
+        asked = nodes.nodes[name]
+        for doc_id in ids:
+            assert call(asked, "GET", f"/{doc_id}")[1]["_rev"] == revs[doc_id]
+        assert call(asked, "GET", f"/{local}")[1]["seq"] == 8
+        assert call(asked, "GET", f"/{attached}/photo") == (200, photo)
+        status, refusal = call(asked, "PUT", "/_revs_limit", 5)
+        assert (status, refusal["error"]) == (503, "node_failed"), "b has to hear of it"
+        assert call(asked, "GET", "/_revs_limit") == (200, 777)
