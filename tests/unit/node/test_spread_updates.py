@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import spread_schedules
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import interactive, replicated
@@ -23,6 +24,7 @@ from millstream.gateway.core.stored_host import (
     WriteStored,
     WrittenList,
 )
+from millstream.kv.core.revised import Made, RevisedDocuments
 from millstream.model.partitions import PartitionState
 from millstream.node import spread_updates
 from millstream.node.document_owners import TRIES_MAX
@@ -312,3 +314,42 @@ async def test_what_the_owner_refuses_is_told(nodes: SpreadNodes) -> None:
     [refusal] = await change(nodes, (nodes.id_at("b"), put()))
     assert code_of(refusal) == "temporarily_unavailable"
     assert "writes are refused" in str(refusal)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_is_told_is_so_while_connections_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
+    told = await spread_schedules.run(tmp_path, seed)
+    assert told["made"] > 20
+
+
+def _write_anyway(
+    self: RevisedDocuments, key: bytes, version: Any, packed: Any, now_ns: int
+) -> Made:
+    return self._written(key, None, packed, now_ns)
+
+
+PLANTS: dict[str, tuple[type[Any], str, Any]] = {
+    "versions are not compared": (RevisedDocuments, "replace", _write_anyway),
+    "what was lost is forgotten": (
+        spread_updates._Edit, "lost", property(lambda _: None, lambda _, error: None)
+    ),
+    "whatever is there was made": (spread_updates._Edit, "is_as_sent", lambda *_: True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+async def test_mistakes_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
+    monkeypatch.setattr(*PLANTS[plant], raising=False)
+
+    async def run_all() -> None:
+        for seed in range(20):
+            await spread_schedules.run(tmp_path / str(seed), seed)
+
+    with pytest.raises(AssertionError, match="a change"):
+        await run_all()

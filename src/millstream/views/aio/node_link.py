@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER_BYTES_MAX",
+    "CONNECTIONS_MAX",
     "CONNECT_S_MAX",
     "ERROR_BYTES_MAX",
     "NOBODY",
@@ -43,6 +44,8 @@ __all__ = [
     "new_session",
 ]
 
+CONNECTIONS_MAX: Final = 1000
+"""To all other nodes together; a feed, and an answer that is read slowly, keep one each."""
 CONNECT_S_MAX: Final = 5.0
 """How long another node may take to accept a connection."""
 ERROR_BYTES_MAX: Final = 64 * 1024
@@ -75,7 +78,8 @@ class _Refusal(msgspec.Struct):
 
 def new_session() -> aiohttp.ClientSession:
     """Return what keeps the connections to other nodes; to be closed."""
-    return aiohttp.ClientSession()
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
+    return aiohttp.ClientSession(connector=connector)
 
 
 class HttpNode:
