@@ -9,14 +9,17 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPException
+from types import MappingProxyType
+from typing import Any, Self
 
 import pytest
 
 from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
+from node_process import NodeProcess, kept_ports
+from nodes_with_map import activate_first, ask, give_map
 from waiting import until
 
 MakeNode = Callable[..., NodeProcess]
@@ -50,13 +53,18 @@ def make_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeNode]:
 
 
 def call(
-    node: NodeProcess, method: str, path: str, content: Any = None, kind: str = "application/json"
+    node: NodeProcess,
+    method: str,
+    path: str,
+    content: Any = None,
+    kind: str = "application/json",
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[int, Any]:
     """Ask for something of the database; return status, and JSON or bytes."""
     body = content if isinstance(content, bytes | None) else json.dumps(content).encode()
     asked = urllib.request.Request(
         f"{node.http}/{BUCKET}{path}", body,
-        {"Content-Type": kind, "Accept": "application/json"}, method=method,
+        {"Content-Type": kind, "Accept": "application/json", **headers}, method=method,
     )  # fmt: skip
     try:
         with urllib.request.urlopen(asked) as answer:
@@ -282,55 +290,105 @@ def test_writers_of_one_document_at_all_nodes_lose_nothing(nodes: BucketNodes) -
     assert (found["n"], found["_rev"].partition("-")[0]) == (30, "31")
 
 
-def test_while_partitions_move_nothing_is_lost_or_made_twice(nodes: BucketNodes) -> None:
-    ids = [f"busy-{n}" for n in range(6)]
-    made: dict[str, Counter[str]] = {name: Counter() for name in NAMES}
-    refused: Counter[str] = Counter()
-    is_over = threading.Event()
+class Counting(threading.Thread):
+    """Adds one, again and again, to what documents say of a node, at that node."""
 
-    def count(name: str) -> None:
-        """Each change adds one to what the document says of this node."""
-        node = nodes.nodes[name]
-        while not is_over.is_set():
-            for doc_id in ids:
-                status, found = call(node, "GET", f"/{doc_id}")
-                if status == 404:
-                    found = {}
-                elif status != 200:
-                    refused[found["error"]] += 1
-                    continue
-                found[name] = made[name][doc_id] + 1
-                status, said = call(node, "PUT", f"/{doc_id}", found)
-                if status == 201:
-                    made[name][doc_id] += 1
-                else:
-                    refused[said["error"]] += 1
+    def __init__(self, nodes: BucketNodes, name: str, ids: Sequence[str]) -> None:
+        super().__init__()
+        self._node, self._name, self._ids = nodes.nodes[name], name, ids
+        self.made: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.is_over = threading.Event()
 
-    writers = [threading.Thread(target=count, args=(name,)) for name in NAMES]
-    for writer in writers:
-        writer.start()
-    try:
-        for to, partition in (("c", 1), ("a", 2), ("b", 1), ("c", 2), ("c", 1), ("b", 1)):
-            before = sum(map(Counter.total, made.values()))
-            nodes.promote("a", "--to", to, "--partition", str(partition))
-            until(
-                lambda before=before: sum(map(Counter.total, made.values())) > before + 20,
-                lambda: refused,
-            )
-    finally:
-        is_over.set()
-        for writer in writers:
+    def run(self) -> None:
+        while not self.is_over.is_set():
+            for doc_id in self._ids:
+                try:
+                    self._count(doc_id)
+                except (OSError, HTTPException):  # the node was killed
+                    self.refused["gone"] += 1
+
+    def _count(self, doc_id: str) -> None:
+        status, found = call(self._node, "GET", f"/{doc_id}")
+        if status not in (200, 404):
+            self.refused[found["error"]] += 1
+            return
+        found = {} if status == 404 else found
+        found[self._name] = found.get(self._name, 0) + 1
+        status, said = call(self._node, "PUT", f"/{doc_id}", found)
+        if status == 201:
+            self.made[doc_id] += 1
+        else:
+            self.refused[said["error"]] += 1
+
+
+class Counters:
+    """Such writers at all nodes, while something happens; checks what they were told."""
+
+    def __init__(self, nodes: BucketNodes, prefix: str) -> None:
+        self._nodes = nodes
+        self._ids = [f"{prefix}-{n}" for n in range(6)]
+        self._writers = {name: Counting(nodes, name, self._ids) for name in NAMES}
+
+    def until_more(self, *names: str) -> None:
+        """Wait until writers have made more changes."""
+        for name in names:
+            writer = self._writers[name]
+            before = writer.made.total()
+            until(lambda w=writer, b=before: w.made.total() > b + 10, lambda: self.refused)
+
+    @property
+    def refused(self) -> Counter[str]:
+        return sum((writer.refused for writer in self._writers.values()), Counter())
+
+    def __enter__(self) -> Self:
+        for writer in self._writers.values():
+            writer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.is_over.set()
+        for writer in self._writers.values():
             writer.join()
-    assert refused.keys() <= {
-        "conflict", "not_my_partition", "temporarily_unavailable", "ambiguous", "not_found",
-    }, refused  # fmt: skip
-    for doc_id in ids:
-        _, found = call(nodes.nodes["a"], "GET", f"/{doc_id}")
-        for name in NAMES:
-            assert found.get(name, 0) >= made[name][doc_id]
-        generation = int(found["_rev"].partition("-")[0])
-        total = sum(made[name][doc_id] for name in NAMES)
-        assert total <= generation <= total + refused["ambiguous"]
+
+    def check(self) -> None:
+        """What was made is there, and nothing twice."""
+        unknown = self.refused["ambiguous"] + self.refused["gone"]
+        for doc_id in self._ids:
+            _, found = call(self._nodes.nodes["a"], "GET", f"/{doc_id}")
+            for name, writer in self._writers.items():
+                assert found.get(name, 0) >= writer.made[doc_id]
+            generation = int(found["_rev"].partition("-")[0])
+            total = sum(writer.made[doc_id] for writer in self._writers.values())
+            assert total <= generation <= total + unknown
+
+
+def test_while_partitions_move_nothing_is_lost_or_made_twice(nodes: BucketNodes) -> None:
+    with Counters(nodes, "moving") as counters:
+        for to, partition in (("c", 1), ("a", 2), ("b", 1), ("c", 2), ("c", 1), ("b", 1)):
+            nodes.promote("a", "--to", to, "--partition", str(partition))
+            counters.until_more(*NAMES)
+    assert counters.refused.keys() <= {
+        "conflict", "not_my_partition", "temporarily_unavailable", "ambiguous",
+    }, counters.refused  # fmt: skip
+    counters.check()
+
+
+def test_while_a_node_is_killed_nothing_is_lost_or_made_twice(make_node: MakeNode) -> None:
+    rows = ["abc", "bca", "cab", "abc"]
+    nodes = BucketNodes([make_node("--no-memcached", name=name) for name in NAMES], rows)
+    nodes.promote("a")
+    with Counters(nodes, "killed") as counters:
+        counters.until_more(*NAMES)
+        nodes.until_whole(*NAMES)
+        nodes.nodes["b"].kill()
+        nodes.promote("a")
+        counters.until_more("a", "c")
+        nodes.nodes["b"].start()
+        nodes.promote("a")
+        counters.until_more(*NAMES)
+    counters.check()
 
 
 def test_after_partitions_have_moved(nodes: BucketNodes) -> None:
@@ -378,3 +436,42 @@ def test_after_partitions_have_moved(nodes: BucketNodes) -> None:
         status, refusal = call(asked, "PUT", "/_revs_limit", 5)
         assert (status, refusal["error"]) == (503, "node_failed"), "b has to hear of it"
         assert call(asked, "GET", "/_revs_limit") == (200, 777)
+
+
+def test_users_ask_any_node_and_nodes_ask_each_other_with_their_secret(
+    make_node: MakeNode,
+) -> None:
+    options = ("--user", "ada:secret word", "--no-memcached")
+    login = ("ada", "secret word")
+    rows = [["a"], ["b"]]
+    two = {
+        name: make_node(
+            *options, *kept_ports(), name=name, env=secret("a secret of nodes")
+        ).start()
+        for name in "ab"
+    }
+    give_map(two, BUCKET, rows, login=login)
+    activate_first(two, BUCKET, rows, login=login)
+    there = next(f"doc{n}" for n in range(99) if partition_of(b"doc%d" % n, 2) == 1)
+
+    def ask_for(method: str, path: str, content: Any = None) -> tuple[int, Any]:
+        token = base64.b64encode(b"ada:secret word").decode()
+        return call(two["a"], method, path, content, headers={"Authorization": f"Basic {token}"})
+
+    until(lambda: ask_for("PUT", f"/{there}", {"n": 1})[0] == 201)
+    assert ask_for("GET", f"/{there}")[1]["n"] == 1
+    assert call(two["a"], "GET", f"/{there}")[0] == 401
+    status, refusal = ask(two["b"], "POST", f"/buckets/{BUCKET}/stored", {})
+    assert (status, refusal["error"]) == (401, "unauthorized")
+
+    two["b"].stop()
+    two["b"].env = secret("quite another secret")
+    two["b"].start()
+    activate_first(two, BUCKET, rows, login=login)
+    for method, content in (("GET", None), ("PUT", {"n": 2})):
+        status, refusal = ask_for(method, f"/{there}", content)
+        assert (status, refusal["error"]) == (503, "node_failed"), "it is no fault of the user"
+
+
+def secret(text: str) -> dict[str, str]:
+    return {"MILLSTREAM_CLUSTER_SECRET": text}
