@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableE
 from millstream.gateway.core.document_host import Decide
 from millstream.gateway.core.stored_host import Asked
 from millstream.runtime.tasks import Tasks
-from spread_nodes import BUCKET, SpreadNodes, spread_nodes
+from sharing_nodes import BUCKET, SpreadNodes, sharing_nodes
 
 DOCUMENTS, WRITERS, CHANGES = 5, 6, 12
 _REFUSED = "refused"
@@ -93,7 +93,7 @@ class Breaking:
 async def run(path: Path, seed: int) -> Counter[str]:
     """Run one schedule, and check what was told; return how often what was."""
     noise = random.Random(seed)
-    async with spread_nodes(path, "abca", "abc") as nodes:
+    async with sharing_nodes(path, "abca", "abc") as nodes:
         for node in nodes.all:
             await node.spread.settings(BUCKET)
         breaking = Breaking(nodes, noise, noise.choice([0.0, 0.05, 0.2]))

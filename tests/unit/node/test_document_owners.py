@@ -10,13 +10,13 @@ from millstream.model.partitions import PartitionState
 from millstream.node import document_owners
 from millstream.node.document_owners import TRIES_MAX, ambiguous, at_owner, has_moved
 from millstream.node.learned import NodeAt
-from spread_nodes import SpreadNodes, spread_nodes
+from sharing_nodes import SpreadNodes, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
     monkeypatch.setattr(document_owners, "PAUSE_S", 0)
-    async with spread_nodes(tmp_path) as found:
+    async with sharing_nodes(tmp_path) as found:
         yield found
 
 

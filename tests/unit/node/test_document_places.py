@@ -10,12 +10,12 @@ from millstream.model.partitions import PartitionState
 from millstream.node.document_places import HERE, is_alone, no_owner, other_nodes, place
 from millstream.node.learned import NodeAt
 from running_bucket import opened
-from spread_nodes import SpreadNodes, spread_nodes
+from sharing_nodes import SpreadNodes, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
-    async with spread_nodes(tmp_path) as found:
+    async with sharing_nodes(tmp_path) as found:
         yield found
 
 

@@ -14,12 +14,12 @@ from millstream.gateway.core.stored_host import Commit
 from millstream.node import spread_reads
 from revised_documents import with_leaf
 from running_bucket import put
-from spread_nodes import BUCKET, SpreadNodes, spread_nodes
+from sharing_nodes import BUCKET, SpreadNodes, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
-    async with spread_nodes(tmp_path) as found:
+    async with sharing_nodes(tmp_path) as found:
         yield found
 
 

@@ -11,13 +11,13 @@ from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.document_host import LocalDocument
 from millstream.gateway.core.stored_host import Asked, Done, ListLocals, ReadLocal, WriteLocal
 from millstream.node import document_owners, spread_locals, stored_documents
-from spread_nodes import BUCKET, SpreadNodes, lost, spread_nodes
+from sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
     monkeypatch.setattr(document_owners, "PAUSE_S", 0)
-    async with spread_nodes(tmp_path) as found:
+    async with sharing_nodes(tmp_path) as found:
         yield found
 
 

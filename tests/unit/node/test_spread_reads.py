@@ -23,13 +23,13 @@ from millstream.model.partitions import PartitionState
 from millstream.node import spread_reads, stored_documents
 from millstream.node.document_owners import TRIES_MAX
 from running_bucket import put
-from spread_nodes import BUCKET, SpreadNodes, lost, spread_nodes
+from sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
     monkeypatch.setattr(spread_reads, "PAUSE_S", 0)
-    async with spread_nodes(tmp_path, "abcb", "abc") as found:
+    async with sharing_nodes(tmp_path, "abcb", "abc") as found:
         await found["a"].spread.settings(BUCKET)
         yield found
 

@@ -12,12 +12,12 @@ from millstream.errors import UnavailableError
 from millstream.gateway.core.stored_host import Asked, AskSettings, KeepSettings
 from millstream.node import spread_settings
 from millstream.node.spread_settings import ASK_PAUSE_S, SpreadSettings
-from spread_nodes import BUCKET, SpreadNodes, lost, spread_nodes
+from sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
-    async with spread_nodes(tmp_path, "abca", "abc") as found:
+    async with sharing_nodes(tmp_path, "abca", "abc") as found:
         yield found
 
 

@@ -29,13 +29,13 @@ from millstream.model.partitions import PartitionState
 from millstream.node import spread_updates
 from millstream.node.document_owners import TRIES_MAX
 from running_bucket import LIMIT, put
-from spread_nodes import BUCKET, SpreadNodes, lost, spread_nodes
+from sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
     monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
-    async with spread_nodes(tmp_path) as found:
+    async with sharing_nodes(tmp_path) as found:
         yield found
 
 

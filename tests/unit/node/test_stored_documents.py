@@ -29,14 +29,14 @@ from millstream.kv.core.revised import Kept, Version
 from millstream.model.partitions import PartitionState
 from millstream.node import stored_documents
 from revised_documents import with_leaf
-from spread_nodes import BUCKET, UUID, SpreadNodes, spread_nodes
+from sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
 
 REV = "1-" + "a" * 32
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
-    async with spread_nodes(tmp_path, "aaab") as found:
+    async with sharing_nodes(tmp_path, "aaab") as found:
         yield found
 
 

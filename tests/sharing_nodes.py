@@ -175,7 +175,7 @@ class SpreadNodes:
 
 
 @asynccontextmanager
-async def spread_nodes(path: Path, rows: str = "abab", names: str = "ab") -> AsyncIterator[Any]:
+async def sharing_nodes(path: Path, rows: str = "abab", names: str = "ab") -> AsyncIterator[Any]:
     """Open nodes, give them the map, and make active what is to be."""
     nodes = SpreadNodes()
     failures: list[Exception] = []
