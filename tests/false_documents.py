@@ -54,6 +54,12 @@ class FalseDocuments:
         self.durable_waits += is_durable
         return self.database(bucket).documents.get(doc_id)
 
+    async def read_all(
+        self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        for doc_id in doc_ids:
+            yield await self.read(bucket, doc_id, is_durable=is_durable)
+
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:

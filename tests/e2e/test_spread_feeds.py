@@ -44,9 +44,10 @@ def good(node: NodeProcess, path: str, content: Any = None) -> Any:
 
 
 def put(nodes: BucketNodes, doc_id: str, content: dict[str, Any]) -> None:
-    """Write a document at its node, once that knows all design documents."""
-    path, owner = f"/{doc_id}", nodes.actives(partition_of(doc_id.encode(), len(ROWS)))[0]
-    nodes.until(lambda: call(nodes.nodes[owner], "PUT", path, content)[0] in (201, 409))
+    """Write a document at some node."""
+    running = [node for node in nodes.nodes.values() if node.is_running]
+    node = running[len(doc_id.encode().rstrip(b"13579")) % len(running)]
+    nodes.until(lambda: call(node, "PUT", f"/{doc_id}", content)[0] in (201, 409))
 
 
 def ids(answer: Any) -> list[str]:
@@ -196,10 +197,79 @@ def test_a_purge_anywhere_changes_the_epoch_everywhere(nodes: BucketNodes) -> No
 
     seen = epochs()
     rev = good(nodes.nodes["a"], '/_all_docs?key="doc-000"')["rows"][0]["value"]["rev"]
-    owner = nodes.nodes[nodes.actives(partition_of(b"doc-000", len(ROWS)))[0]]
-    assert call(owner, "POST", "/_purge", {"doc-000": [rev]})[0] == 201
+    owner = nodes.actives(partition_of(b"doc-000", len(ROWS)))[0]
+    other = nodes.nodes["a" if owner != "a" else "b"]
+    assert call(other, "POST", "/_purge", {"doc-000": [rev]})[0] == 201
+    assert call(nodes.nodes["c"], "GET", "/doc-000")[0] == 404
     seen |= epochs()
     for to in "ba":
         nodes.promote("a", "--to", to, "--partition", "0")
         seen |= epochs()
     assert len(seen) == 4
+
+
+def replicated(node: NodeProcess, source: str, target: str) -> dict[str, int]:
+    """Run a job at a node; return how many revisions it looked at, and wrote."""
+    job = {"source": source, "target": target, "create_target": True}
+    asked = urllib.request.Request(
+        f"{node.http}/_replicate", json.dumps(job).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
+        said = json.load(answer)
+    if said.get("no_changes"):
+        return {"looked": 0, "wrote": 0}
+    run = said["history"][0]
+    return {"looked": run["missing_checked"], "wrote": run["docs_written"]}
+
+
+def test_replication_from_and_to_any_node(nodes: BucketNodes, make_node: MakeNode) -> None:
+    alone = make_node("--no-memcached", name="alone").start()
+    at = {name: f"{node.http}/{BUCKET}" for name, node in nodes.nodes.items()}
+    all_of_it = {"looked": COUNT, "wrote": COUNT}
+    nothing = {"looked": 0, "wrote": 0}
+    assert replicated(alone, at["a"], "copy") == all_of_it
+    assert replicated(alone, at["b"], "copy") == nothing
+    nodes.promote("a", "--to", "b", "--partition", "0")
+    put(nodes, "more", {})
+    until_all_seen(nodes, COUNT + 1)
+    assert replicated(alone, at["c"], "copy") == {"looked": 1, "wrote": 1}
+    body = json.dumps({"docs": [{"_id": f"back-{n}"} for n in range(9)]}).encode()
+    headers = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{alone.http}/copy/_bulk_docs", body, headers))
+    assert replicated(alone, "copy", at["b"])["wrote"] == 9
+    until_all_seen(nodes, COUNT + 10)
+    assert replicated(alone, "copy", at["c"]) == nothing
+    assert replicated(nodes.nodes["a"], at["c"], "second")["wrote"] == COUNT + 10
+
+
+def test_what_came_through_others_is_not_read_again(
+    nodes: BucketNodes, make_node: MakeNode
+) -> None:
+    alone = make_node("--no-memcached", name="alone").start()
+    first, second = (f"{nodes.nodes[name].http}/{BUCKET}" for name in "ab")
+    replicated(alone, first, "through")
+    replicated(alone, "through", "end")
+    assert replicated(alone, second, "end") == {"looked": 0, "wrote": 0}, "by way of another"
+
+
+def test_what_was_purged_at_some_node_on_the_way_is_not_skipped(
+    nodes: BucketNodes, make_node: MakeNode
+) -> None:
+    alone = make_node("--no-memcached", name="alone").start()
+    body = json.dumps({"docs": [{"_id": f"far-{n}"} for n in range(9)]}).encode()
+    headers = {"Content-Type": "application/json"}
+    for asked in (
+        urllib.request.Request(f"{alone.http}/far", method="PUT"),
+        urllib.request.Request(f"{alone.http}/far/_bulk_docs", body, headers),
+    ):
+        urllib.request.urlopen(asked).close()
+    first, second = (f"{nodes.nodes[name].http}/{BUCKET}" for name in "ab")
+    assert replicated(alone, "far", first)["wrote"] == 9
+    until_all_seen(nodes, COUNT + 9)
+    assert replicated(alone, second, "near")["wrote"] == COUNT + 9
+    assert replicated(alone, "far", "near") == {"looked": 0, "wrote": 0}, "it came by the nodes"
+    rev = good(nodes.nodes["a"], "/far-3")["_rev"]
+    assert call(nodes.nodes["c"], "POST", "/_purge", {"far-3": [rev]})[0] == 201
+    until_all_seen(nodes, COUNT + 8)
+    assert replicated(alone, second, "other")["wrote"] == COUNT + 8
+    assert replicated(alone, "far", "other")["wrote"] == 1, "what was purged is not skipped"

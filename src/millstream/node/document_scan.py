@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Final
 
 from millstream.errors import UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.core.bucket import Bucket
 from millstream.node.bucket_places import BucketPlaces
 from millstream.node.included_documents import OwnDocuments

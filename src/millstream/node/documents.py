@@ -4,14 +4,15 @@ Invariants:
 1. A setting of a database is in its companion store, durable once it was answered.
 2. A `_local` document is stamped with where the database stood durably when it was written.
 
-Elsewhere: the documents (`kv.aio.revised`), feeds (`node.changes`), buckets (`node.buckets`).
+Elsewhere: the documents (`kv.aio.revised`), feeds (`node.changes`), buckets (`node.buckets`), what
+other nodes have (`node.spread_documents`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from functools import partial
@@ -31,6 +32,7 @@ from millstream.gateway.core.document_host import (
     Settings,
     Written,
 )
+from millstream.gateway.core.stored_host import Numbered, SharedSettings
 from millstream.kv.aio.document_counts import DocumentCounts
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.places import places_of
@@ -118,6 +120,18 @@ class Documents:
             doc_id.encode(), self._revs_limit(running), is_durable=is_durable
         )
         return None if found is None else found.document
+
+    async def read_all(
+        self, bucket: str, doc_ids: Iterable[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
+        """Yield documents in order, or why one cannot be read."""
+        for number, doc_id in enumerate(doc_ids, 1):
+            if number % SCAN_TURN == 0:
+                await asyncio.sleep(0)
+            try:
+                yield await self.read(bucket, doc_id, is_durable=is_durable)
+            except MillstreamError as error:
+                yield error
 
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
@@ -244,25 +258,56 @@ class Documents:
     async def settings(self, bucket: str) -> Settings:
         """Return what is set for a database."""
         running = self._buckets.engine(bucket)
-        security = running.local.setting(_SECURITY) or _NO_SECURITY
+        security = _numbered(running.local.setting(_SECURITY)).value or _NO_SECURITY
         return Settings(self._revs_limit(running), security)
 
     def _revs_limit(self, running: BucketEngine) -> int:
         uuid = running.bucket.uuid
         if uuid not in self._limits:
-            value = running.local.setting(_REVS_LIMIT)
-            self._limits[uuid] = REVS_LIMIT_DEFAULT if value is None else int(value)
+            value = _numbered(running.local.setting(_REVS_LIMIT)).value
+            self._limits[uuid] = int(value) if value else REVS_LIMIT_DEFAULT
         return self._limits[uuid]
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
         """Keep so many generations from the next change on."""
-        running = self._buckets.engine(bucket)
-        await running.local.set(_REVS_LIMIT, b"%d" % limit)
-        self._limits[running.bucket.uuid] = limit
+        known = self.shared_settings(bucket)
+        newer = Numbered(known.revs_limit.number + 1, b"%d" % limit)
+        await self.keep_settings(bucket, known._replace(revs_limit=newer))
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`."""
-        await self._buckets.engine(bucket).local.set(_SECURITY, content)
+        known = self.shared_settings(bucket)
+        newer = Numbered(known.security.number + 1, content)
+        await self.keep_settings(bucket, known._replace(security=newer))
+
+    def shared_settings(self, bucket: str) -> SharedSettings:
+        """Return what is to be the same on all nodes of a bucket, as it is known here."""
+        running = self._buckets.engine(bucket)
+        limit, security = map(running.local.setting, (_REVS_LIMIT, _SECURITY))
+        return SharedSettings(_numbered(limit), _numbered(security), running.purge_epoch)
+
+    async def keep_settings(self, bucket: str, settings: SharedSettings) -> None:
+        """Take over, durably, what is newer than what is known here."""
+        running = self._buckets.engine(bucket)
+        known = self.shared_settings(bucket)
+        joined = known.joined(settings)
+        if joined.revs_limit != known.revs_limit:
+            await running.local.set(_REVS_LIMIT, b"%d:%b" % joined.revs_limit)
+            self._limits.pop(running.bucket.uuid, None)
+        if joined.security != known.security:
+            await running.local.set(_SECURITY, b"%d:%b" % joined.security)
+        await running.count_purges(joined.purges)
+
+
+def _numbered(kept: bytes | None) -> Numbered:
+    """Return a setting as it is kept: how often it was set, a colon, and what it says.
+
+    One without a number is of before there were any: it was set once.
+    """
+    if kept is None:
+        return Numbered(0, b"")
+    number, colon, value = kept.partition(b":")
+    return Numbered(int(number), value) if colon and number.isdigit() else Numbered(1, kept)
 
 
 def _held(body: bytes, present: Present) -> bytes | None:

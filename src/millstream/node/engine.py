@@ -46,6 +46,7 @@ from millstream.node.coverage import Coverage
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
+from millstream.node.document_nodes import DocumentNodes
 from millstream.node.document_scan import DocumentScans
 from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
@@ -75,6 +76,8 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
+from millstream.node.spread_documents import SpreadDocuments
+from millstream.node.stored_documents import StoredDocuments
 from millstream.runtime.metrics import (
     LoopLag,
     machine_bytes,
@@ -145,8 +148,10 @@ class Engine:
             lambda name, node: HttpPartLink(name, node, self.others.neighbours.node),
             purges,
         )
-        self.documents = Documents(self._buckets, self.changes)
-        self.parts = OwnParts(self.changes, self.documents, purges, time.time_ns)
+        own = Documents(self._buckets, self.changes)
+        self.documents = SpreadDocuments(self._buckets, own, DocumentNodes(self.others.neighbours))
+        self.stored = StoredDocuments(self._buckets, own, self.documents.local_documents.write_own)
+        self.parts = OwnParts(self.changes, own, purges, time.time_ns)
         self.scan = DocumentScans(self.changes.places, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(

@@ -10,6 +10,7 @@ from false_documents import FalseDocuments
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
+from millstream.gateway.core.stored_host import Done
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.design_documents import DesignDocuments
@@ -194,6 +195,21 @@ class FakeShared:
         return [b'{"_id":"%b"}' % one.id.encode() if one.id != "none" else None for one in asked]
 
 
+class FakeStored:
+    """What other nodes ask of documents: everything is done."""
+
+    def __init__(self, documents):
+        self.asked = []
+        self.refusal = None
+        self.put_blob, self.open_blob = documents.put_blob, documents.open_blob
+
+    async def answer(self, bucket, asked):
+        self.asked.append((bucket, asked))
+        if self.refusal is not None:
+            raise self.refusal
+        return Done(7)
+
+
 class FakeFunctions:
     """`judge` is asked about each change, if it is set: (new text, old text) -> error or None."""
 
@@ -238,6 +254,7 @@ class FakeHost:
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
         self.documents = FalseDocuments(self.buckets)
+        self.stored = FakeStored(self.documents)
 
     def replication_tasks(self):
         return [{"type": "replication", "doc_id": "job"}]

@@ -99,6 +99,14 @@ class DocumentHost(Protocol):
         `is_durable`: wait until what is returned cannot get lost any more.
         """
 
+    def read_all(
+        self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
+        """Return documents in order, each as `read` does, or why it cannot be read.
+
+        Quicker than asking for each where other nodes have them.
+        """
+
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:

@@ -17,6 +17,8 @@ from millstream.gateway.core.changes_host import ChangesHost, PartHost
 from millstream.gateway.core.coverage_host import CoverageHost
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.replication_host import ReplicationHost
+from millstream.gateway.core.shared_host import SharedHost
+from millstream.gateway.core.stored_host import StoredHost
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
@@ -26,9 +28,8 @@ from millstream.model.standing import Standing
 from millstream.views.core.design_code import Revised, Updated
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "FunctionHost",
-    "IndexHost", "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost",
-    "ViewAnswer", "WriterCall",
+    "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost",
+    "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -150,39 +151,6 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]
-
-
-class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
-    """A document that belongs to a row of a view, or that another node asks for."""
-
-    id: str
-    rev: Any = None
-    """Only in this revision; None: in its present one."""
-    attachments: bool = False
-    """With the data of its attachment."""
-
-
-class SharedHost(Protocol):
-    """What other nodes of the cluster are told of a node, and the documents they ask for."""
-
-    def listed(self) -> msgspec.Struct:
-        """Return which buckets there are, and whether what is told of each has changed."""
-
-    async def bucket(self, name: str) -> msgspec.Struct:
-        """Return what is told of a bucket: its map, which partitions are active, its designs.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`.
-        """
-
-    async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:
-        """Return the texts of documents: of the first ones, as many as an answer may hold.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`; `not_my_partition`.
-        """
 
 
 class FunctionHost(Protocol):
@@ -388,6 +356,10 @@ class NodeHost(FrontHost, Protocol):
     @property
     def shared(self) -> SharedHost:
         """What other nodes are told."""
+
+    @property
+    def stored(self) -> StoredHost:
+        """What other nodes ask of documents."""
 
     @property
     def functions(self) -> FunctionHost:
