@@ -179,6 +179,11 @@ class SpreadNodes:
             if isinstance(node.bucket, ChangingBucket):
                 node.bucket.changed()
 
+    def marks(self) -> list[int]:
+        """Up to where each partition is durable."""
+        owned = enumerate(self.owners)
+        return [self[name].bucket.partitions[number].durable_mark() for number, name in owned]
+
     def write(self, number: int, keys: str) -> None:
         """One write per letter into a partition, at its owner."""
         self.nodes[self.owners[number]].bucket.write(number, keys)

@@ -6,6 +6,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable
 from http.client import HTTPException
 from itertools import cycle
@@ -16,6 +17,7 @@ import pytest
 from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
 from node_process import NodeProcess
+from nodes_with_map import UUID, activate_first, give_map
 from waiting import WAIT_S, until
 
 MakeNode = Callable[..., NodeProcess]
@@ -273,3 +275,36 @@ def test_what_was_purged_at_some_node_on_the_way_is_not_skipped(
     until_all_seen(nodes, COUNT + 8)
     assert replicated(alone, second, "other")["wrote"] == COUNT + 8
     assert replicated(alone, "far", "other")["wrote"] == 1, "what was purged is not skipped"
+
+
+def test_where_there_are_users_nodes_ask_each_other_as_nodes(make_node: MakeNode) -> None:
+    ada = ("ada", "secret word")
+    options = ("--user", ":".join(ada), "--no-memcached")
+    env = {"MILLSTREAM_CLUSTER_SECRET": "a secret of nodes"}
+    nodes = {name: make_node(*options, name=name, env=env).start() for name in "ab"}
+    rows = [["a"], ["b"], ["a"], ["b"]]
+    give_map(nodes, "shared", rows, login=ada)
+    activate_first(nodes, "shared", rows, login=ada)
+    headers = {"Authorization": "Basic " + b64encode(":".join(ada).encode()).decode()}
+
+    def answered(node: NodeProcess, path: str, body: Any = None) -> tuple[int, Any]:
+        content = None if body is None else json.dumps(body).encode()
+        more = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(node.http + path, content, headers | more)
+        try:
+            with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    docs = {"docs": [{"_id": f"d{n}"} for n in range(20)]}
+    until(lambda: answered(nodes["a"], "/shared/_bulk_docs", docs)[0] == 201)
+    for node in nodes.values():
+        for path in ("/shared/_changes", "/shared/_all_docs"):
+            assert len(ids(answered(node, path)[1])) == 20
+    part = "/_millstream/buckets/shared/parts/figures"
+    wanted = {"uuid": UUID, "partitions": [0, 2]}
+    assert answered(nodes["a"], part, wanted)[0] == 200
+    headers.clear()
+    assert answered(nodes["a"], part, wanted)[0] == 401

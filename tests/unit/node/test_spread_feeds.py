@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.kv.core.changes_feed import Piece
 from millstream.node import bucket_places, seen_bucket, spread_feeds, spread_scans
 from millstream.node.spread_feeds import SpreadWalk
-from millstream.wire.frames import description_bytes, seqno_of
+from millstream.wire.frames import change_of, description_bytes, seqno_of
 from spread_nodes import BUCKET, SpreadNodes
 
 PAUSES = (0.0, 0.0, 0.0)
@@ -350,3 +352,103 @@ async def test_a_purge_shows_before_what_it_made() -> None:
     nodes.write(1, "e")
     assert [seqno for _, seqno in await read(walk)] == [1, 2, 3, 4], "from the beginning"
     walk.close()
+
+
+class Reader:
+    """Reads now at this node, now at that one; knows the newest change of each key."""
+
+    def __init__(self, nodes: SpreadNodes, rng: Random) -> None:
+        self.nodes, self.rng = nodes, rng
+        self.since: Any = 0
+        self.known: dict[tuple[int, bytes], int] = {}
+        self.twice = self.short = 0
+        self.refused = set[str]()
+        self.walk: SpreadWalk | None = None
+
+    async def step(self, limit: int | None) -> None:
+        """Read at most so many pieces; what fails is begun anew, as a client does."""
+        marks = self.nodes.marks() if self.walk is None and limit is None else []
+        try:
+            if self.walk is None:
+                self.walk = await begun(self.nodes, self.rng.choice("abc"), self.since)
+            elif self.rng.random() < 0.7:
+                await self.walk.wait(self.rng.choice([0, 0.001]))
+            await self._read(self.walk, limit)
+            self.since = since_of(self.walk)
+            self.short += any(self.walk.tokens.position(n).seqno < m for n, m in enumerate(marks))
+            if limit is not None or self.rng.random() < 0.5:
+                self.close()
+        except MillstreamError as error:
+            self.refused.add(error.code)
+            self.close()
+
+    async def _read(self, walk: SpreadWalk, limit: int | None) -> None:
+        count = 0
+        async with aclosing(walk.pieces()) as pieces:
+            async for piece in pieces:
+                number = piece.snapshot.partition_id
+                for frame in piece.frames:
+                    change = change_of(frame[description_bytes(frame) :])
+                    self.twice += self.known.get((number, change.key)) == change.seqno
+                    self.known[number, change.key] = change.seqno
+                take(walk, piece)
+                count += 1
+                if count == limit:
+                    return
+
+    def close(self) -> None:
+        if self.walk is not None:
+            self.since = since_of(self.walk)
+            self.walk.close()
+            self.walk = None
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_happens_readers_have_everything_in_the_end(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(seed)
+    monkeypatch.setattr(spread_feeds, "ORDERED_CHANGES_MAX", rng.choice([-1, 2048]))
+    nodes = SpreadNodes.false("abcabc")
+    readers = [Reader(nodes, rng) for _ in range(3)]
+
+    def disturbed(page: str, data: bytes) -> bytes | None:
+        chance = rng.random()
+        if chance < 0.05:
+            nodes.move(rng.randrange(6), rng.choice("abc"), is_told=rng.random() < 0.8)
+        return None if chance > 0.95 else data[: len(data) // 2] if chance > 0.92 else data
+
+    for node in nodes.nodes.values():
+        node.on_chunk = disturbed
+    for _ in range(60):
+        number, chance = rng.randrange(6), rng.random()
+        partition = nodes[nodes.owners[number]].bucket.partitions[number]
+        if chance < 0.3:
+            nodes.write(number, "".join(rng.choices("abcdefABC", k=rng.randint(1, 6))))
+            if rng.random() < 0.3:
+                partition.forget_memory(partition.high_seqno)
+        elif chance < 0.4:  # what nobody was shown is lost
+            lost = rng.randint(1, 3)
+            partition.fill("xyz"[:lost])
+            nodes.move(number, rng.choice("abc"), loses=lost)
+        elif chance < 0.45:
+            node = nodes[rng.choice("abc")]
+            node.is_dead = not node.is_dead
+        else:
+            await rng.choice(readers).step(rng.choice([None, 1, 3]))
+    for node in nodes.nodes.values():
+        node.is_dead, node.on_chunk = False, lambda page, data: data
+    nodes.tell_map()
+    expected = {
+        (number, write.key): write.seqno
+        for number, owner in enumerate(nodes.owners)
+        for write in nodes[owner].bucket.partitions[number].writes
+    }
+    for reader in readers:
+        reader.close()
+        await reader.step(None)
+        reader.close()
+        assert reader.known == expected
+        assert reader.twice == reader.short == 0
+        assert reader.refused <= {"node_failed", "not_my_partition"}
+    await closed(nodes)
