@@ -41,9 +41,9 @@ from millstream.model.position import (
 
 __all__ = [
     "MALFORMED", "SPREAD_EPOCH", "SPREAD_PURGED", "TOKEN_BYTES_MAX", "History", "TokenWriter",
-    "Vector", "at_total", "check_origin", "closed_part", "is_below", "is_valid", "judged",
-    "judged_position", "maximum", "may_hide", "minimum",
-    "origin_of", "parse_token", "start_at", "vector_at", "vector_from_json", "vector_to_json",
+    "Vector", "at_total", "check_origin", "closed_part", "is_below", "is_position", "is_valid",
+    "judged", "judged_position", "maximum", "may_hide", "minimum", "origin_of", "parse_token",
+    "start_at", "vector_at", "vector_from_json", "vector_to_json",
 ]  # fmt: skip
 
 TOKEN_BYTES_MAX: Final = 64 * 1024
@@ -320,15 +320,17 @@ def vector_from_json(form: Mapping[str, Any]) -> Vector:
         raise ValueError(f"not a vector: {form!r:.200}") from error
     if not isinstance(vector.origin, int) or not isinstance(vector.purge_epoch, int):
         raise ValueError(f"not a vector: {form!r:.200}")
-    if not 0 < len(positions) <= PARTITIONS_MAX or not all(map(_is_position, positions)):
+    if not 0 < len(positions) <= PARTITIONS_MAX or not all(map(is_position, positions)):
         raise ValueError(f"no positions of partitions: {form!r:.200}")
     return vector
 
 
-def _is_position(position: Position) -> bool:
+def is_position(position: Position) -> bool:
+    """Return whether a reader can stand there."""
     return (
-        position.uuid <= UINT48_MAX
-        and position.snap_start <= position.seqno <= position.snap_end <= UINT64_MAX
+        0 <= position.uuid <= UINT48_MAX
+        and 0 <= position.snap_start <= position.seqno <= position.snap_end <= UINT64_MAX
+        and (position.purge_seqno is None or 0 <= position.purge_seqno <= UINT64_MAX)
     )
 
 
@@ -477,7 +479,7 @@ class _Reader:
         purge = self.number() if rest & 1 else None
         self.end_part()
         position = Position(uuid, seqno, snap_start, seqno + (rest >> 1), purge)
-        if not _is_position(position):
+        if not is_position(position):
             raise ValueError("a position in it is none")
         return position
 

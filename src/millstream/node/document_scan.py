@@ -15,10 +15,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
-from millstream.errors import UnavailableError
+from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.core.bucket import Bucket
-from millstream.node.bucket_places import BucketPlaces
+from millstream.node.bucket_places import BucketPlaces, is_elsewhere
 from millstream.node.included_documents import OwnDocuments
 from millstream.node.own_scan import Range
 from millstream.node.spread_scans import SpreadScan
@@ -55,17 +55,25 @@ class DocumentScans:
         places = self._find(bucket)
         low = b"" if first is None else first.encode(errors="surrogatepass")
         high = _HIGHEST if last is None else last.encode(errors="surrogatepass")
-        if places.is_shared and not places.is_whole:
-            found = self._spread(places, Range(low, high, descending))
-            async with aclosing(found):
-                async for one in found:
-                    yield one
-            return
-        own = OwnDocuments(places.bucket, self._now_ns)
-        for doc_id in await self._ids(places.bucket, low, high, descending=descending):
-            text = await own.text(AskedDocument(doc_id))
-            if text is not None:
-                yield doc_id, text
+        wanted, last_read = Range(low, high, descending), ""
+        if not places.is_shared or places.is_whole:
+            own = OwnDocuments(places.bucket, self._now_ns)
+            try:
+                for doc_id in await self._ids(places.bucket, low, high, descending=descending):
+                    text = await own.text(AskedDocument(doc_id))
+                    last_read = doc_id
+                    if text is not None:
+                        yield doc_id, text
+                return
+            except MillstreamError as error:
+                if not places.is_shared or not is_elsewhere(error):
+                    raise
+        if last_read:
+            wanted = wanted.behind(last_read.encode())
+        found = self._spread(places, wanted)
+        async with aclosing(found):
+            async for one in found:
+                yield one
 
     async def _spread(
         self, places: BucketPlaces, wanted: Range

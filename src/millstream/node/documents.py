@@ -165,16 +165,17 @@ class Documents:
         """Yield documents by id; deleted ones are left out."""
         running, asked = self._buckets.engine(bucket), Range(start, end, descending)
         places, limit = self._changes.places(bucket), self._revs_limit(running)
+        last_read: bytes | None = None
         if not places.is_shared or places.is_whole:
             try:
                 async for key, document in self._own_documents(running, asked):
-                    asked = asked.behind(key)
+                    last_read = key
                     yield key.decode(), document
                 return
             except MillstreamError as error:
                 if not places.is_shared or not is_elsewhere(error):
                     raise
-        found = SpreadScan(places, time.time_ns).documents(asked)
+        found = SpreadScan(places, time.time_ns).documents(asked._replace(after=last_read))
         async with aclosing(found):
             async for one in found:
                 yield one.key.decode(), load(places.bucket.uuid, *one, limit)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from millstream.documents.tokens import Vector
+from millstream.documents.tokens import Vector, is_position
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.gateway.core.bucket_parts import (
     Changed,
@@ -159,9 +159,8 @@ class OwnParts:
         """Return a walk over partitions from positions on."""
         if len(positions) != len(wanted.partitions):
             raise UsageError("as many positions as partitions are wanted")
-        for _, seqno, snap_start, snap_end, _ in positions:
-            if not 0 <= snap_start <= seqno <= snap_end:
-                raise UsageError(f"no position: {seqno} of {snap_start} to {snap_end}")
+        if not all(map(is_position, positions)):
+            raise UsageError("positions where nobody can stand")
         database = self._changes.of(bucket)
         everywhere = list(database.latest().positions)
         for number, position in zip(wanted.partitions, positions, strict=True):

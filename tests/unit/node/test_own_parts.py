@@ -107,7 +107,8 @@ async def test_what_is_refused(node: Node) -> None:
     for partitions in ([], [3], [-1], [0, 0]):
         with pytest.raises(UsageError):
             await parts.histories(BUCKET, WantedHistories("u1", partitions))
-    for positions in ([], [NOWHERE, NOWHERE], [Position(1, 3, 2, 2)], [Position(1, 1, 2, 2)]):
+    none = Position(1, 3, 2, 2), Position(1, 1, 2, 2), Position(-1)
+    for positions in ([], [NOWHERE, NOWHERE], *([position] for position in none)):
         with pytest.raises(UsageError):
             await read(node, [0], *positions)
 

@@ -108,6 +108,22 @@ async def test_a_scan_that_began_where_all_was_here_goes_on_elsewhere(nodes: Spr
     assert "documents" in nodes["b"].asked
 
 
+async def test_a_query_that_began_where_all_was_here_goes_on_elsewhere(
+    nodes: SpreadNodes,
+) -> None:
+    for number in (1, 3):
+        await move(nodes, number, "a")
+    scans = DocumentScans(nodes["a"].changes.places, lambda: NOW)
+    seen = []
+    found = scans.documents(BUCKET, None, None, descending=True, conflicts=False)
+    async for doc_id, _ in found:
+        seen.append(doc_id)
+        if len(seen) == 10:
+            await move(nodes, partition_of(NAMES[20].encode(), 4), "b")
+    assert seen == [name for name in NAMES[::-1] if name[0] != "_"]
+    assert "documents" in nodes["b"].asked
+
+
 async def test_a_node_that_breaks_off_is_asked_again_and_one_that_is_dead_is_not(
     nodes: SpreadNodes,
 ) -> None:

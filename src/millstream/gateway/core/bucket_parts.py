@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from millstream.documents.tokens import is_position
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.changes_feed import Piece, Snapshot
 from millstream.model.position import FailoverLog, Position
@@ -235,7 +236,9 @@ class ReceivedChanges:
         if number not in self._reached:
             raise bad_part(f"changes of partition {number}")
         before = self._reached[number]
-        if not 0 <= start <= covered <= message.snap_end or covered < (before or 0):
+        snapshot = Snapshot(number, message.uuid, start, message.snap_end, message.purge_seqno)
+        inside = Position(message.uuid, covered, start, message.snap_end, message.purge_seqno)
+        if not is_position(inside) or covered < (before or 0):
             raise bad_part(f"a snapshot from {start} to {message.snap_end} at {covered}")
         last = start if before is None else max(start, before)
         for frame in message.frames:
@@ -243,7 +246,6 @@ class ReceivedChanges:
                 raise bad_part(f"a change of partition {number} behind {last}")
             last = seqno
         self._reached[number] = covered
-        snapshot = Snapshot(number, message.uuid, start, message.snap_end, message.purge_seqno)
         return ReceivedPiece(
             Piece(snapshot, message.frames, covered), message.branch, message.purges
         )
@@ -253,9 +255,8 @@ class ReceivedChanges:
         found = dict(message.positions)
         if found.keys() != self._reached.keys():
             raise bad_part("the ends of other partitions")
-        for _, seqno, snap_start, snap_end, _ in found.values():
-            if not 0 <= snap_start <= seqno <= snap_end:
-                raise bad_part(f"an end at {seqno} of {snap_start} to {snap_end}")
+        if not all(map(is_position, found.values())):
+            raise bad_part("ends where nobody can stand")
         return found
 
 

@@ -85,8 +85,8 @@ def test_pieces_that_were_asked_for() -> None:
     "members",
     [
         {"partition": 1}, {"snap_start": 4}, {"covered": 4}, {"covered": 2},
-        {"snap_start": 2}, {"snap_start": -1}, {"frames": [b"no change"]},
-        {"frames": changes()[::-1]},
+        {"snap_start": 2}, {"snap_start": -1}, {"uuid": -1}, {"purge_seqno": -1},
+        {"frames": [b"no change"]}, {"frames": changes()[::-1]},
     ],
 )  # fmt: skip
 def test_pieces_that_nobody_asked_for(members: dict[str, object]) -> None:
