@@ -245,6 +245,8 @@ def test_settings_are_the_same_everywhere(nodes: BucketNodes) -> None:
             assert call(other, "GET", "/_revs_limit") == (200, 900 + number)
             assert call(other, "GET", "/_security") == (200, security)
     assert call(nodes.nodes["a"], "PUT", "/_revs_limit", 1000)[0] == 200
+    for node in nodes.nodes.values():
+        assert call(node, "POST", "/_ensure_full_commit")[0] == 201
 
 
 def test_validation_at_every_node(nodes: BucketNodes) -> None:

@@ -119,6 +119,7 @@ class SpreadSettings:
             known = self._own.shared_settings(bucket)
             newer = change(reduce(SharedSettings.joined, filter(None, said), known))
             serving = [node for node, one in zip(others, said, strict=True) if one is not None]
+            newer = newer._replace(purges=0)  # of those each node counts its own
             kept = KeepSettings(shared.uuid, newer)
             tellings = (self._nodes.ask(node, bucket, kept, Done) for node in serving)
             told = await asyncio.gather(*tellings, return_exceptions=True)

@@ -31,6 +31,15 @@ async def test_what_is_set_anywhere_counts_everywhere(nodes: SpreadNodes) -> Non
     assert nodes["b"].own.shared_settings(BUCKET).revs_limit == (3, b"12")
 
 
+async def test_setting_something_is_no_purge(nodes: SpreadNodes) -> None:
+    for node in nodes.all:
+        await node.spread.settings(BUCKET)
+    await nodes["b"].running.count_purge()
+    await nodes["b"].spread.set_revs_limit(BUCKET, 5)
+    await nodes["a"].spread.set_security(BUCKET, b"{}")
+    assert [one.running.purge_epoch for one in nodes.all] == [0, 1, 0]
+
+
 async def test_who_joins_takes_over_how_often_was_purged(nodes: SpreadNodes) -> None:
     await nodes["b"].running.count_purge()
     await nodes["a"].spread.settings(BUCKET)
