@@ -77,8 +77,12 @@ class NodeChanges:
         """Count a purge before it is made, and once it was; see `ChangesHost`."""
         places = self.places(bucket)
         if not places.is_shared:
-            await self._find(bucket).count_purge()
-            yield
+            running = self._find(bucket)
+            await running.count_purge()
+            try:
+                yield
+            finally:  # what was remembered meanwhile is of before the purge
+                await running.count_purge()
             return
         uuid = places.bucket.uuid
         owners = places.plan(range(places.bucket.partition_count)).by_node

@@ -43,9 +43,13 @@ async def test_a_bucket_has_one_list_of_readers_which_ends_with_it():
         changes.of("none")
 
 
-async def test_a_purge_is_counted_before_it_is_made():
+async def test_a_purge_is_counted_before_it_is_made_and_afterwards():
     running = Running()
     changes = changes_of(running)
     async with changes.purging("orders"):
         assert changes.of("orders").purge_epoch() == 1
-    assert changes.of("orders").latest().purge_epoch == 1
+    assert changes.of("orders").latest().purge_epoch == 2
+    with pytest.raises(KeyError):
+        async with changes.purging("orders"):
+            raise KeyError("it may have been made")
+    assert changes.of("orders").purge_epoch() == 4
