@@ -60,7 +60,7 @@ class ChangesReader:
             vector = parse_token(self.token)
             assert isinstance(vector, Vector)
             self._feed = ChangesFeed(engine.bucket.partitions, vector, restarts=self.restarts)
-            for p, walk in enumerate(self._feed.walks):
+            for p, walk in self._feed.walks.items():
                 self._check_kept(p, vector.positions[p], walk.position)
             self._tokens = TokenWriter(vector._replace(positions=self._feed.positions))
         if any(partition.replica is not None for partition in engine.bucket.partitions):
@@ -77,7 +77,7 @@ class ChangesReader:
                 self._take(number, piece)
             return True
         if not numbers:
-            for p, walk in enumerate(self._feed.walks):
+            for p, walk in self._feed.walks.items():
                 self._tokens.move(p, walk.position)
             self._show(0)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fake_source import FakeBucket, FakePartition
 from millstream.kv.aio.changes import BucketChanges
@@ -12,10 +13,16 @@ class ChangingBucket(FakeBucket):
     """Everything is durable once `flush` was called; a mark is where it was."""
 
     uuid = "u1"
+    map = None
+    node_name = ""
 
     def __init__(self, count: int = 2) -> None:
         super().__init__([FakePartition(number) for number in range(count)], name="orders")
         self.changes = BucketChanges(self)
+
+    def subscribe_map(self, callback: Callable[[], None]) -> None:
+        """Done by `subscribe` as well: tests call both back."""
+        self.subscribe(callback)
 
     def write(self, partition: int, keys: str) -> None:
         """One write per letter, a capital letter deletes; all of it is durable."""

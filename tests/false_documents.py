@@ -23,7 +23,6 @@ class FalseDatabase:
         self.local: dict[str, LocalDocument] = {}
         self.settings = Settings(1000, b"{}")
         self.seqno = 0
-        self.purges = 0
 
 
 class FalseDocuments:
@@ -55,6 +54,12 @@ class FalseDocuments:
         self.durable_waits += is_durable
         return self.database(bucket).documents.get(doc_id)
 
+    async def read_all(
+        self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        for doc_id in doc_ids:
+            yield await self.read(bucket, doc_id, is_durable=is_durable)
+
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
@@ -72,9 +77,6 @@ class FalseDocuments:
                 database.documents[doc_id] = present = following
             done.append(Written(0, database.seqno if following else 0, present))
         return done
-
-    async def count_purge(self, bucket: str) -> None:
-        self.database(bucket).purges += 1
 
     async def commit(self, bucket: str) -> None:
         self.database(bucket)

@@ -9,6 +9,10 @@ from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
 from millstream.documents.updating import interactive
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.revised import Decide
+from millstream.node.changes import NodeChanges
+from millstream.node.learned import NodeAt
+from millstream.node.part_links import PartLink
+from millstream.node.purges import Purges
 
 NOW = 1_700_000_000_000_000_000
 LIMIT = REVS_LIMIT_DEFAULT
@@ -29,3 +33,12 @@ def put(text: bytes = b"{}") -> Decide:
         return interactive(document, parse_sent(text), revs_limit=LIMIT).document
 
     return decide
+
+
+def changes_here(running: BucketEngine) -> NodeChanges:
+    """Return the changes of a node that has this bucket, and knows no other node."""
+
+    def nobody(name: str, node: NodeAt) -> PartLink:
+        raise AssertionError(f"{node} is asked for {name}")
+
+    return NodeChanges(lambda name: running, nobody, Purges(lambda name: running, lambda: 0.0))

@@ -40,13 +40,19 @@ from millstream.model.position import (
 )
 
 __all__ = [
-    "MALFORMED", "TOKEN_BYTES_MAX", "History", "TokenWriter", "Vector", "at_total", "check_origin",
-    "closed_part", "is_below", "is_valid", "judged", "judged_position", "maximum", "minimum",
-    "origin_of", "parse_token", "vector_at", "vector_from_json", "vector_to_json",
+    "MALFORMED", "SPREAD_EPOCH", "SPREAD_PURGED", "TOKEN_BYTES_MAX", "History", "TokenWriter",
+    "Vector", "at_total", "check_origin", "closed_part", "is_below", "is_position", "is_valid",
+    "judged", "judged_position", "maximum", "may_hide", "minimum", "origin_of", "parse_token",
+    "start_at", "vector_at", "vector_from_json", "vector_to_json",
 ]  # fmt: skip
 
 TOKEN_BYTES_MAX: Final = 64 * 1024
 MALFORMED: Final = "Malformed sequence supplied in 'since' parameter."
+SPREAD_EPOCH: Final = 1 << 47
+"""Set in the purge epoch of a bucket that several nodes may have: the rest is no number there, but
+names one state of histories and counts."""
+SPREAD_PURGED: Final = 1
+"""Set in such a one if any purge was counted."""
 _VERSION: Final = 1
 _ORIGIN_BYTES: Final = 4
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
@@ -65,7 +71,8 @@ class Vector(NamedTuple):
     """Names the database: see `origin_of`."""
     positions: tuple[Position, ...]
     purge_epoch: int = 0
-    """How often documents of the database had been purged when the reader began."""
+    """How often documents of the database had been purged when the reader began, or a name of
+    that (`SPREAD_EPOCH`): equal ones mean that none was purged in between."""
 
     @property
     def total(self) -> int:
@@ -132,7 +139,40 @@ def at_total(
     return vector_at(origin, histories, seqnos, purge_epoch)
 
 
+def start_at(
+    since: Vector | int | None,
+    latest: Vector,
+    histories: Sequence[History],
+    origins: Iterable[int],
+) -> Vector:
+    """Return where a reader stands who says a token, a number, or None: now.
+
+    Args:
+        since: what the reader says.
+        latest: where one stands who has everything that lasts.
+        histories: of the partitions.
+        origins: of the database, and of those that it is a copy of.
+
+    Raises:
+        UsageError: `bad_request`: a token of another database.
+    """
+    if since is None:
+        return latest
+    if isinstance(since, Vector):
+        check_origin(since, origins, len(histories))
+        return since._replace(origin=latest.origin)
+    ends = [position.seqno for position in latest.positions]
+    return at_total(latest.origin, histories, ends, since, latest.purge_epoch)
+
+
 # -- judging
+
+
+def may_hide(purge_epoch: int) -> bool:
+    """Return whether documents had been purged, so that a lost change may have hidden some."""
+    if purge_epoch & SPREAD_EPOCH:
+        return bool(purge_epoch & SPREAD_PURGED)
+    return purge_epoch != 0
 
 
 def check_origin(vector: Vector, origins: Iterable[int], partitions: int) -> None:
@@ -177,7 +217,7 @@ def judged_position(position: Position, history: History, *, restarts: bool) -> 
 
 def judged(vector: Vector, histories: Iterable[History], *, restarts: bool = False) -> Vector:
     """Return the part of a vector that lies in these histories, partition by partition."""
-    restarts = restarts or vector.purge_epoch != 0
+    restarts = restarts or may_hide(vector.purge_epoch)
     pairs = zip(vector.positions, histories, strict=True)
     return vector._replace(
         positions=tuple(judged_position(p, history, restarts=restarts) for p, history in pairs)
@@ -280,15 +320,17 @@ def vector_from_json(form: Mapping[str, Any]) -> Vector:
         raise ValueError(f"not a vector: {form!r:.200}") from error
     if not isinstance(vector.origin, int) or not isinstance(vector.purge_epoch, int):
         raise ValueError(f"not a vector: {form!r:.200}")
-    if not 0 < len(positions) <= PARTITIONS_MAX or not all(map(_is_position, positions)):
+    if not 0 < len(positions) <= PARTITIONS_MAX or not all(map(is_position, positions)):
         raise ValueError(f"no positions of partitions: {form!r:.200}")
     return vector
 
 
-def _is_position(position: Position) -> bool:
+def is_position(position: Position) -> bool:
+    """Return whether a reader can stand there."""
     return (
-        position.uuid <= UINT48_MAX
-        and position.snap_start <= position.seqno <= position.snap_end <= UINT64_MAX
+        0 <= position.uuid <= UINT48_MAX
+        and 0 <= position.snap_start <= position.seqno <= position.snap_end <= UINT64_MAX
+        and (position.purge_seqno is None or 0 <= position.purge_seqno <= UINT64_MAX)
     )
 
 
@@ -437,7 +479,7 @@ class _Reader:
         purge = self.number() if rest & 1 else None
         self.end_part()
         position = Position(uuid, seqno, snap_start, seqno + (rest >> 1), purge)
-        if not _is_position(position):
+        if not is_position(position):
             raise ValueError("a position in it is none")
         return position
 

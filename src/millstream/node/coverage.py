@@ -19,8 +19,8 @@ import msgspec
 
 from millstream.documents.tokens import Vector
 from millstream.errors import ConditionError
+from millstream.gateway.core.changes_host import ChangesHost
 from millstream.gateway.core.document_host import DocumentHost, LocalDocument
-from millstream.gateway.core.host import ChangesHost
 from millstream.replication.core.coverage import (
     Claim,
     Record,
@@ -61,13 +61,13 @@ class Coverage:
         self._clock_ns = clock_ns
         self._turns: dict[str, asyncio.Lock] = {}
 
-    def _present(self, bucket: str) -> Present:
-        database = self._changes.of(bucket)
+    async def _present(self, bucket: str) -> Present:
+        database = await self._changes.whole(bucket)
         return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
 
     async def records(self, bucket: str, origins: Collection[str]) -> list[Record]:
         """Return what a database has of others; see `CoverageHost`."""
-        found = still_valid(await self._kept(bucket), self._present(bucket))
+        found = still_valid(await self._kept(bucket), await self._present(bucket))
         return [record for record in found if not origins or record.origin in origins]
 
     async def _kept(self, bucket: str) -> list[Record]:
@@ -79,7 +79,8 @@ class Coverage:
         """Return what a reader may be told; see `CoverageHost`."""
         if not end.is_closed:
             return []
-        locals_, present = await self._documents.locals(bucket), self._present(bucket)
+        locals_ = await self._documents.locals(bucket)
+        present = await self._present(bucket)
         logs: dict[str, Log] = {
             one.id: parse_log(_json(one)) for one in locals_ if _LOG_MARK in one.body
         }
@@ -95,11 +96,8 @@ class Coverage:
         async with turn:
             before = {record.name: record for record in await self._kept(bucket)}
             left = [record for name, record in before.items() if name not in removed]
-            now_ms = self._clock_ns() / _NS_PER_MS
-            after = {
-                record.name: record
-                for record in accepted(left, records, self._present(bucket), now_ms)
-            }
+            now_ms, present = self._clock_ns() / _NS_PER_MS, await self._present(bucket)
+            after = {record.name: record for record in accepted(left, records, present, now_ms)}
             for name in before.keys() - after.keys():
                 with suppress(ConditionError):  # it went away meanwhile
                     await self._documents.write_local(bucket, name, None, None)
@@ -114,7 +112,7 @@ class Coverage:
         for name in {claim.log for claim in claims}:
             found = await self._documents.read_local(bucket, name)
             logs[name] = None if found is None else parse_log(_json(found))
-        present = self._present(bucket)
+        present = await self._present(bucket)
         return [verified(claim, logs[claim.log], present) for claim in claims]
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.errors import UnavailableError
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
 from millstream.node.own_bucket import OwnBucket
@@ -24,9 +25,13 @@ from millstream.views.aio.mapping import open_mapper
 from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.design_code import read_code
 
-__all__ = ["COMPILES_MAX", "Designs"]
+__all__ = ["COMPILES_MAX", "HEARD_PAUSE_S", "HEARD_TRIES_MAX", "Designs"]
 
 COMPILES_MAX: Final = 2
+HEARD_TRIES_MAX: Final = 25
+"""How often is looked whether other nodes have said which design documents they have."""
+HEARD_PAUSE_S: Final = 0.2
+"""Before it is looked again."""
 
 
 class Designs:
@@ -51,8 +56,16 @@ class Designs:
         self._compiles = asyncio.Semaphore(COMPILES_MAX)
 
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
-        """Return a document, or what its deletion left; None if there was never one."""
-        return await self._buckets.designs(bucket).read(name)
+        """Return a document, or what its deletion left; None if there was never one.
+
+        Of one that another node has: what that said last.
+        """
+        try:
+            return await self._buckets.designs(bucket).read(name)
+        except UnavailableError as error:
+            if error.code != "not_my_partition":
+                raise
+        return next((one for one in await self.all(bucket) if one.name == name), None)
 
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
         """Refuse what is no design document, or has functions that do not compile."""
@@ -80,7 +93,15 @@ class Designs:
 
     async def all(self, bucket: str) -> list[StoredDesign]:
         """Return those that are not deleted, by name."""
-        return await self._own[self._buckets.engine(bucket).bucket.uuid].stored_designs()
+        for last in range(HEARD_TRIES_MAX - 1, -1, -1):
+            own = self._own[self._buckets.engine(bucket).bucket.uuid]
+            try:
+                return await own.stored_designs()
+            except UnavailableError as error:
+                if error.code != "not_my_partition" or not last:
+                    raise
+            await asyncio.sleep(HEARD_PAUSE_S)
+        raise AssertionError("the last try returns or raises")
 
 
 def _compile(design: DesignDocument) -> None:

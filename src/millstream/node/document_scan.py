@@ -1,35 +1,44 @@
-"""All documents of a bucket in the order of their ids, read on this node.
+"""The texts of all documents of a bucket in the order of their ids.
 
 Invariants:
-1. Ids are gathered first, partition by partition, the loop given back in between; documents are
-   read when they are wanted, as they are then.
-2. Only a node that has all partitions active gives an answer.
+1. Ids of what is here are gathered first, partition by partition, the loop given back in between;
+   documents are read when they are wanted, as they are then.
+2. A node that has not all partitions active asks those that have the others.
 
-Elsewhere: texts of documents (`node.included_documents`).
+Elsewhere: texts of documents (`node.included_documents`), other nodes (`node.spread_scans`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final
 
-from millstream.errors import UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.core.bucket import Bucket
+from millstream.node.bucket_places import BucketPlaces, is_elsewhere
 from millstream.node.included_documents import OwnDocuments
+from millstream.node.own_scan import Range
+from millstream.node.spread_scans import SpreadScan
+from millstream.views.core.documents import Documents
 
 __all__ = ["DocumentScans"]
+
+_HIGHEST: Final = b"\xff"
+"""Above every id."""
 
 
 class DocumentScans:
     """Has the shape of `gateway.core.host.DocumentScan`.
 
     Args:
-        find: returns a served bucket by its name, or raises why there is none.
+        find: returns where the partitions of a served bucket are, or raises why there is none.
         now_ns: Unix time.
     """
 
-    def __init__(self, find: Callable[[str], Bucket], now_ns: Callable[[], int]) -> None:
+    def __init__(self, find: Callable[[str], BucketPlaces], now_ns: Callable[[], int]) -> None:
         self._find = find
         self._now_ns = now_ns
 
@@ -43,31 +52,55 @@ class DocumentScans:
         conflicts: bool,
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield id and text of documents by id; none here has conflicts."""
-        found = self._find(bucket)
-        own = OwnDocuments(found, self._now_ns)
-        for doc_id in await self._ids(found, first, last, descending=descending):
-            text = await own.text(AskedDocument(doc_id))
-            if text is not None:
-                yield doc_id, text
+        places = self._find(bucket)
+        low = b"" if first is None else first.encode(errors="surrogatepass")
+        high = _HIGHEST if last is None else last.encode(errors="surrogatepass")
+        wanted, last_read = Range(low, high, descending), ""
+        if not places.is_shared or places.is_whole:
+            own = OwnDocuments(places.bucket, self._now_ns)
+            try:
+                for doc_id in await self._ids(places.bucket, low, high, descending=descending):
+                    text = await own.text(AskedDocument(doc_id))
+                    last_read = doc_id
+                    if text is not None:
+                        yield doc_id, text
+                return
+            except MillstreamError as error:
+                if not places.is_shared or not is_elsewhere(error):
+                    raise
+        if last_read:
+            wanted = wanted.behind(last_read.encode())
+        found = self._spread(places, wanted)
+        async with aclosing(found):
+            async for one in found:
+                yield one
+
+    async def _spread(
+        self, places: BucketPlaces, wanted: Range
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield those of all nodes."""
+        made = Documents(places.bucket.uuid)
+        found = SpreadScan(places, self._now_ns).documents(wanted)
+        async with aclosing(found):
+            async for one in found:
+                for _, key, text in made.of([one.frame], [one.side]):
+                    if text is not None:
+                        yield key.decode(), text
 
     async def _ids(
-        self, bucket: Bucket, first: str | None, last: str | None, *, descending: bool
-    ) -> list[str]:
-        low = b"" if first is None else first.encode(errors="surrogatepass")
-        high = None if last is None else last.encode(errors="surrogatepass")
+        self, bucket: Bucket, low: bytes, high: bytes, *, descending: bool
+    ) -> list[str]:  # fmt: skip
         keys: list[bytes] = []
         for partition in bucket.partitions:
             if partition.refusal is not None:
                 raise UnavailableError(
-                    f"partition {partition.partition_id} is not active on this node: ask a node "
-                    "that has them all, or make an index for the query",
+                    f"partition {partition.partition_id} is not active on this node, and no map "
+                    "names another one",
                     code="not_my_partition",
                     retry="refresh_map",
                 )
             keys += [
-                key
-                for key in partition.known_keys()
-                if key >= low and (high is None or key <= high) and key[:1] != b"_"
+                key for key in partition.known_keys() if low <= key <= high and key[:1] != b"_"
             ]
             await asyncio.sleep(0)
         keys.sort(reverse=descending)

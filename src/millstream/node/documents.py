@@ -4,20 +4,26 @@ Invariants:
 1. A setting of a database is in its companion store, durable once it was answered.
 2. A `_local` document is stamped with where the database stood durably when it was written.
 
-Elsewhere: the documents (`kv.aio.revised`), feeds (`node.changes`), buckets (`node.buckets`).
+Elsewhere: the documents (`kv.aio.revised`), feeds (`node.changes`), buckets (`node.buckets`), what
+other nodes have (`node.spread_documents`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime
+from functools import partial
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
-from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.bucket_parts import Figures
 from millstream.gateway.core.document_host import (
     Blob,
     DatabaseInfo,
@@ -26,13 +32,16 @@ from millstream.gateway.core.document_host import (
     Settings,
     Written,
 )
+from millstream.gateway.core.stored_host import Numbered, SharedSettings
 from millstream.kv.aio.document_counts import DocumentCounts
 from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.places import places_of
 from millstream.model.partitions import PartitionState
+from millstream.node.bucket_places import is_elsewhere
 from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
+from millstream.node.own_scan import SCAN_TURN, Range, keys_between
+from millstream.node.spread_scans import SpreadScan, spread_figures
 from millstream.replication.core.logs import held_body
 from millstream.replication.core.places import Present
 
@@ -43,8 +52,6 @@ _SECURITY: Final = "security"
 _LOG_MARK: Final = b'"target_uuid"'
 """Of the log of a replication of ours."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
-_SCAN_TURN: Final = 50
-"""Documents looked at before others have a turn."""
 
 
 class Documents:
@@ -66,22 +73,40 @@ class Documents:
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return what is known of a database."""
+        own = self._buckets.engine(bucket).bucket
+        places = self._changes.places(bucket)
+        if places.is_shared:
+            found = await spread_figures(places, partial(self.figures, bucket))
+            started = _number_of(own.uuid)
+        else:
+            found = await self.figures(bucket, range(own.partition_count))
+            [created] = [r.created for r in self._buckets.records() if r.name == bucket]
+            started = _epoch_us(created)
+        database = await self._changes.whole(bucket)
+        return DatabaseInfo(
+            bucket, own.uuid, own.partition_count, found.live, found.deleted,
+            database.latest().text(), found.purge_seqno,
+            found.file_bytes, found.file_bytes, found.file_bytes, found.is_compacting, started,
+            tuple(history.log[0].uuid for history in database.histories()),
+            database.purge_epoch(),
+        )  # fmt: skip
+
+    async def figures(self, bucket: str, numbers: Sequence[int]) -> Figures:
+        """Return how many documents partitions have that are here, and what the bucket takes.
+
+        Raises:
+            UnavailableError: `not_my_partition`.
+        """
         running = self._buckets.engine(bucket)
         counts = self._counts.get(running.bucket.uuid)
         if counts is None:
             counts = DocumentCounts(self._changes.of(bucket))
             self._counts[running.bucket.uuid] = counts
-        found = await counts.count()
-        file_bytes = await asyncio.to_thread(_disk_bytes, running)
-        partitions = running.bucket.partitions
-        [created] = [r.created for r in self._buckets.records() if r.name == bucket]
-        return DatabaseInfo(
-            bucket, running.bucket.uuid, len(partitions), found.live, found.deleted,
-            self._changes.of(bucket).latest().text(),
-            sum(partition.purge_seqno for partition in partitions),
-            file_bytes, file_bytes, file_bytes, running.compactor.is_running, _epoch_us(created),
-            tuple(partition.failover_log[0].uuid for partition in partitions),
-            self._changes.of(bucket).purge_epoch(),
+        found = await counts.count(numbers)
+        return Figures(
+            found.live, found.deleted,
+            sum(running.bucket.partitions[number].purge_seqno for number in numbers),
+            await asyncio.to_thread(_disk_bytes, running), running.compactor.is_running,
         )  # fmt: skip
 
     # -- documents
@@ -95,6 +120,18 @@ class Documents:
             doc_id.encode(), self._revs_limit(running), is_durable=is_durable
         )
         return None if found is None else found.document
+
+    async def read_all(
+        self, bucket: str, doc_ids: Iterable[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
+        """Yield documents in order, or why one cannot be read."""
+        for number, doc_id in enumerate(doc_ids, 1):
+            if number % SCAN_TURN == 0:
+                await asyncio.sleep(0)
+            try:
+                yield await self.read(bucket, doc_id, is_durable=is_durable)
+            except MillstreamError as error:
+                yield error
 
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
@@ -111,10 +148,6 @@ class Documents:
             for one in made
         ]  # fmt: skip
 
-    async def count_purge(self, bucket: str) -> None:
-        """Count a purge, durably, before it is made."""
-        await self._buckets.engine(bucket).count_purge()
-
     async def commit(self, bucket: str) -> None:
         """Return once all that was accepted before is durable."""
         running = self._buckets.engine(bucket)
@@ -130,25 +163,46 @@ class Documents:
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Yield documents by id; deleted ones are left out."""
-        running = self._buckets.engine(bucket)
-        for partition in running.bucket.partitions:
+        running, asked = self._buckets.engine(bucket), Range(start, end, descending)
+        places, limit = self._changes.places(bucket), self._revs_limit(running)
+        last_read: bytes | None = None
+        if not places.is_shared or places.is_whole:
+            try:
+                async for key, document in self._own_documents(running, asked):
+                    last_read = key
+                    yield key.decode(), document
+                return
+            except MillstreamError as error:
+                if not places.is_shared or not is_elsewhere(error):
+                    raise
+        found = SpreadScan(places, time.time_ns).documents(asked._replace(after=last_read))
+        async with aclosing(found):
+            async for one in found:
+                yield one.key.decode(), load(places.bucket.uuid, *one, limit)
+
+    async def _own_documents(
+        self, running: BucketEngine, asked: Range
+    ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:
+        """Yield documents where all are here."""
+        bucket = running.bucket
+        for partition in bucket.partitions:
             if partition.state is not PartitionState.ACTIVE:
                 raise UnavailableError(
                     f"partition {partition.partition_id} is not active on this node: "
-                    f"{places_of(running.bucket)}",
+                    f"{places_of(bucket)}",
                     code="not_my_partition",
                     retry="refresh_map",
                 )
-        keys = await asyncio.to_thread(_keys_between, running.bucket, start, end)
-        keys.sort(reverse=descending)
+        numbers = range(bucket.partition_count)
+        keys = await asyncio.to_thread(keys_between, bucket, numbers, asked)
         limit = self._revs_limit(running)
         for number, key in enumerate(keys, 1):
             found = await running.documents.read(key, limit, is_durable=False)
-            if number % _SCAN_TURN == 0:
+            if number % SCAN_TURN == 0:
                 await asyncio.sleep(0)
             if found is None or not found.document.exists or found.document.winner.is_deleted:
                 continue
-            yield key.decode(), found.document
+            yield key, found.document
 
     # -- attachments
 
@@ -168,21 +222,18 @@ class Documents:
         found = self._buckets.engine(bucket).local.read(doc_id)
         if found is None:
             return None
-        body = self._held(bucket, found.body)
-        return None if body is None else LocalDocument(doc_id, found.rev, body)
+        body = found.body
+        if _LOG_MARK in body:
+            held = _held(body, await self._present(bucket))
+            if held is None:
+                return None
+            body = held
+        return LocalDocument(doc_id, found.rev, body)
 
-    def _held(self, bucket: str, body: bytes) -> bytes | None:
-        """Return what the database's history still holds of a local document; None: nothing."""
-        if _LOG_MARK not in body:
-            return body
-        database = self._changes.of(bucket)
-        present = Present(database.uuid, tuple(database.histories()), database.purge_epoch())
-        try:
-            log = msgspec.json.decode(body)
-        except msgspec.DecodeError:  # none of ours
-            return body
-        held = held_body(log, present)
-        return body if held is log else None if held is None else msgspec.json.encode(held)
+    async def _present(self, bucket: str) -> Present:
+        """Return the database as it is now, wherever its partitions are."""
+        database = await self._changes.whole(bucket)
+        return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
 
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
@@ -194,7 +245,13 @@ class Documents:
     async def locals(self, bucket: str) -> list[LocalDocument]:
         """Return all of them, by id."""
         found = await asyncio.to_thread(self._buckets.engine(bucket).local.all)
-        held = [(doc_id, one.rev, self._held(bucket, one.body)) for doc_id, one in found]
+        present = None
+        if any(_LOG_MARK in one.body for _, one in found):
+            present = await self._present(bucket)
+        held = [
+            (doc_id, one.rev, one.body if present is None else _held(one.body, present))
+            for doc_id, one in found
+        ]
         return [LocalDocument(doc_id, rev, body) for doc_id, rev, body in held if body is not None]
 
     # -- settings
@@ -202,42 +259,68 @@ class Documents:
     async def settings(self, bucket: str) -> Settings:
         """Return what is set for a database."""
         running = self._buckets.engine(bucket)
-        security = running.local.setting(_SECURITY) or _NO_SECURITY
+        security = _numbered(running.local.setting(_SECURITY)).value or _NO_SECURITY
         return Settings(self._revs_limit(running), security)
 
     def _revs_limit(self, running: BucketEngine) -> int:
         uuid = running.bucket.uuid
         if uuid not in self._limits:
-            value = running.local.setting(_REVS_LIMIT)
-            self._limits[uuid] = REVS_LIMIT_DEFAULT if value is None else int(value)
+            value = _numbered(running.local.setting(_REVS_LIMIT)).value
+            self._limits[uuid] = int(value) if value else REVS_LIMIT_DEFAULT
         return self._limits[uuid]
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
         """Keep so many generations from the next change on."""
-        running = self._buckets.engine(bucket)
-        await running.local.set(_REVS_LIMIT, b"%d" % limit)
-        self._limits[running.bucket.uuid] = limit
+        known = self.shared_settings(bucket)
+        newer = Numbered(known.revs_limit.number + 1, b"%d" % limit)
+        await self.keep_settings(bucket, known._replace(revs_limit=newer))
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`."""
-        await self._buckets.engine(bucket).local.set(_SECURITY, content)
+        known = self.shared_settings(bucket)
+        newer = Numbered(known.security.number + 1, content)
+        await self.keep_settings(bucket, known._replace(security=newer))
+
+    def shared_settings(self, bucket: str) -> SharedSettings:
+        """Return what is to be the same on all nodes of a bucket, as it is known here."""
+        running = self._buckets.engine(bucket)
+        limit, security = map(running.local.setting, (_REVS_LIMIT, _SECURITY))
+        return SharedSettings(_numbered(limit), _numbered(security), running.purge_epoch)
+
+    async def keep_settings(self, bucket: str, settings: SharedSettings) -> None:
+        """Take over, durably, what is newer than what is known here."""
+        running = self._buckets.engine(bucket)
+        known = self.shared_settings(bucket)
+        joined = known.joined(settings)
+        if joined.revs_limit != known.revs_limit:
+            await running.local.set(_REVS_LIMIT, b"%d:%b" % joined.revs_limit)
+            self._limits.pop(running.bucket.uuid, None)
+        if joined.security != known.security:
+            await running.local.set(_SECURITY, b"%d:%b" % joined.security)
+        await running.count_purges(joined.purges)
 
 
-def _keys_between(bucket: Bucket, start: bytes, end: bytes) -> list[bytes]:
-    found: list[bytes] = []
-    for partition in bucket.partitions:
-        found += [key for key in partition.known_keys() if start <= key <= end and _is_id(key)]
-    return found
+def _numbered(kept: bytes | None) -> Numbered:
+    """Return a setting as it is kept: how often it was set, a colon, and what it says.
+
+    One without a number is of before there were any: it was set once.
+    """
+    if kept is None:
+        return Numbered(0, b"")
+    number, colon, value = kept.partition(b":")
+    return Numbered(int(number), value) if colon and number.isdigit() else Numbered(1, kept)
 
 
-def _is_id(key: bytes) -> bool:
-    if key[:1] == b"_" and not key.startswith(b"_design/"):
-        return False
+def _held(body: bytes, present: Present) -> bytes | None:
+    """Return what the database's history still holds of a local document; None: nothing."""
+    if _LOG_MARK not in body:
+        return body
     try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        log = msgspec.json.decode(body)
+    except msgspec.DecodeError:  # none of ours
+        return body
+    held = held_body(log, present)
+    return body if held is log else None if held is None else msgspec.json.encode(held)
 
 
 def _disk_bytes(running: BucketEngine) -> int:
@@ -251,3 +334,8 @@ def _epoch_us(created: str) -> str:
         return str(int(datetime.fromisoformat(created).timestamp() * 1e6))
     except ValueError:
         return "0"
+
+
+def _number_of(uuid: str) -> str:
+    """Return what stands for that time where several nodes have a bucket: the same on all."""
+    return str(int.from_bytes(blake2b(uuid.encode(), digest_size=6).digest(), "big"))

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.model.partitions import partition_of
 from millstream.node.included_documents import OwnDocuments, document_key
 from millstream.node.learned import NodeAt

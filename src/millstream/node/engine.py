@@ -46,6 +46,7 @@ from millstream.node.coverage import Coverage
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
+from millstream.node.document_nodes import DocumentNodes
 from millstream.node.document_scan import DocumentScans
 from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
@@ -62,6 +63,9 @@ from millstream.node.listeners import (
 )
 from millstream.node.map_file import PlacedMap
 from millstream.node.other_nodes import OtherNodes
+from millstream.node.own_parts import OwnParts
+from millstream.node.part_links import HttpPartLink
+from millstream.node.purges import Purges
 from millstream.node.replications import OwnAddress, Replications
 from millstream.node.replicator import ReplicatorDocuments
 from millstream.node.run_directory import RunDirectory
@@ -72,6 +76,8 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
+from millstream.node.spread_documents import SpreadDocuments
+from millstream.node.stored_documents import StoredDocuments
 from millstream.runtime.metrics import (
     LoopLag,
     machine_bytes,
@@ -136,12 +142,17 @@ class Engine:
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
+        purges = Purges(self._served_engine, time.monotonic)
         self.changes = NodeChanges(
-            lambda name: self._served_engine(name).bucket,
-            lambda name: self._served_engine(name).purge_epoch,
+            self._served_engine,
+            lambda name, node: HttpPartLink(name, node, self.others.neighbours.node),
+            purges,
         )
-        self.documents = Documents(self._buckets, self.changes)
-        self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
+        own = Documents(self._buckets, self.changes)
+        self.documents = SpreadDocuments(self._buckets, own, DocumentNodes(self.others.neighbours))
+        self.stored = StoredDocuments(self._buckets, own, self.documents.local_documents.write_own)
+        self.parts = OwnParts(self.changes, own, purges, time.time_ns)
+        self.scan = DocumentScans(self.changes.places, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(
             self.documents, self.changes, lambda name: name in self.served,

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from millstream.errors import UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import DESIGN_PREFIX

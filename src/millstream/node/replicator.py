@@ -28,9 +28,9 @@ import msgspec
 
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.core.changes import ChangesQuery
+from millstream.gateway.core.changes_host import ChangesHost
 from millstream.gateway.core.changes_rows import RowMaker
 from millstream.gateway.core.document_host import DocumentHost
-from millstream.gateway.core.host import ChangesHost
 from millstream.gateway.core.replication_host import REPLICATOR
 from millstream.replication.aio.scheduler import Scheduler
 from millstream.replication.core.jobs import Job, parse_job

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.node.buckets import Buckets
 from millstream.node.included_documents import PORTION_BYTES, OwnDocuments
 from millstream.node.learned import ListedBucket, SharedBucket, SharedList
@@ -23,7 +23,7 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Has the shape of `gateway.core.host.SharedHost`.
+    """Has the shape of `gateway.core.shared_host.SharedHost`.
 
     Args:
         uuid: of the node.

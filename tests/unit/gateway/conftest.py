@@ -1,5 +1,7 @@
 """A node that the pages can be tried on without a socket of its own."""
 
+from contextlib import asynccontextmanager
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from false_documents import FalseDocuments
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
+from millstream.gateway.core.stored_host import Done
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.design_documents import DesignDocuments
@@ -159,11 +162,22 @@ class FakeScan:
 class FakeChanges:
     def __init__(self, bucket):
         self._bucket = bucket
+        self.purges = []
 
     def of(self, bucket):
         if bucket != self._bucket.name:
             raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
         return self._bucket.changes
+
+    async def whole(self, bucket):
+        return self.of(bucket)
+
+    @asynccontextmanager
+    async def purging(self, bucket):
+        self.of(bucket)
+        self.purges.append("begun")
+        yield
+        self.purges.append("made")
 
 
 class FakeShared:
@@ -179,6 +193,21 @@ class FakeShared:
         if name != "orders":
             raise UnavailableError("moved", code="not_my_partition")
         return [b'{"_id":"%b"}' % one.id.encode() if one.id != "none" else None for one in asked]
+
+
+class FakeStored:
+    """What other nodes ask of documents: everything is done."""
+
+    def __init__(self, documents):
+        self.asked = []
+        self.refusal = None
+        self.put_blob, self.open_blob = documents.put_blob, documents.open_blob
+
+    async def answer(self, bucket, asked):
+        self.asked.append((bucket, asked))
+        if self.refusal is not None:
+            raise self.refusal
+        return Done(7)
 
 
 class FakeFunctions:
@@ -225,6 +254,7 @@ class FakeHost:
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
         self.documents = FalseDocuments(self.buckets)
+        self.stored = FakeStored(self.documents)
 
     def replication_tasks(self):
         return [{"type": "replication", "doc_id": "job"}]

@@ -15,7 +15,7 @@ from millstream.node.coverage import Coverage
 from millstream.node.documents import Documents
 from millstream.replication.core.coverage import Claim, Record, record_to_json
 from millstream.replication.core.places import Place
-from running_bucket import opened, put
+from running_bucket import changes_here, opened, put
 
 ORIGIN = Vector(7, (Position(0xA, 3, 3, 3),))
 
@@ -36,7 +36,7 @@ async def running(tmp_path: Path) -> AsyncIterator[BucketEngine]:
 
 
 def coverage_of(running: BucketEngine) -> tuple[Coverage, NodeChanges]:
-    changes = NodeChanges(lambda name: running.bucket)
+    changes = changes_here(running)
     documents = Documents(OneBucket(running), changes)  # type: ignore[arg-type]
     return Coverage(documents, changes, lambda: 10**18), changes
 

@@ -14,9 +14,8 @@ from millstream.gateway.core.document_host import Written
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.partitions import PartitionState
 from millstream.node.bucket_files import BucketRecord
-from millstream.node.changes import NodeChanges
 from millstream.node.documents import Documents
-from running_bucket import opened, put
+from running_bucket import changes_here, opened, put
 
 
 class OneBucket:
@@ -42,7 +41,7 @@ async def running(tmp_path: Path) -> AsyncIterator[BucketEngine]:
 
 
 def documents_of(running: BucketEngine) -> Documents:
-    changes = NodeChanges(lambda name: running.bucket)
+    changes = changes_here(running)
     return Documents(OneBucket(running), changes)  # type: ignore[arg-type]
 
 

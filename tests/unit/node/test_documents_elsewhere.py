@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from millstream.errors import RoutingError, UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.model.partitions import partition_of
 from millstream.node import documents_elsewhere
 from millstream.node.documents_elsewhere import TRIES_MAX, DocumentsElsewhere

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from millstream.model.partitions import partition_of
 from millstream.node import neighbours
 from two_engines import BUCKET, PARTITIONS, two_engines, until

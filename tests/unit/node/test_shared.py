@@ -1,7 +1,7 @@
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 from two_engines import BUCKET, port_of, two_engines
 
 

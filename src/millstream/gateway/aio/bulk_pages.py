@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -195,10 +196,11 @@ async def _purge(request: web.Request) -> web.Response:
 
     edits = [(checked_id(doc_id), decide_of(doc_id, revs)) for doc_id, revs in asked.items()]
     if edits:
-        await request.app[HOST].documents.count_purge(bucket)
-    for one in await request.app[HOST].documents.update(bucket, edits, is_durable=True):
-        if isinstance(one, MillstreamError):
-            raise one
+        async with request.app[HOST].changes.purging(bucket):
+            made = await request.app[HOST].documents.update(bucket, edits, is_durable=True)
+        for one in made:
+            if isinstance(one, MillstreamError):
+                raise one
     purged = {doc_id: one.revs for doc_id, one in done.items()}
     return answer({"purge_seq": None, "purged": purged}, status=201)
 
@@ -240,26 +242,37 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="write")
     asked = await _revs_by_id(request)
-    documents = request.app[HOST].documents
     found: dict[str, dict[str, list[str]]] = {}
-    for number, (doc_id, revs) in enumerate(asked.items()):
-        if number % DOCUMENTS_AT_ONCE == DOCUMENTS_AT_ONCE - 1:
-            await asyncio.sleep(0)
-        said = differences(await _known(documents, bucket, doc_id), revs)
-        if said:
-            found[doc_id] = said
+    async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
+        number = 0
+        async for doc_id, document in known:
+            number += 1
+            if number % DOCUMENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if isinstance(document, MillstreamError):
+                raise document
+            said = differences(document, asked[doc_id])
+            if said:
+                found[doc_id] = said
     return found
 
 
 async def _known(
-    documents: DocumentHost, bucket: str, doc_id: str, *, is_durable: bool = False
-) -> StoredDocument | None:
-    """Return a document, None also for an id that none can have."""
+    documents: DocumentHost, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
+    """Yield documents by their ids, None also for an id that none can have."""
+    legal = [doc_id for doc_id in doc_ids if _is_legal(doc_id)]
+    async with aclosing(documents.read_all(bucket, legal, is_durable=is_durable)) as found:
+        for doc_id in doc_ids:
+            yield doc_id, await anext(found) if _is_legal(doc_id) else None
+
+
+def _is_legal(doc_id: str) -> bool:
     try:
         checked_id(doc_id)
     except UsageError:
-        return None
-    return await documents.read(bucket, doc_id, is_durable=is_durable)
+        return False
+    return True
 
 
 async def _revs_diff(request: web.Request) -> web.Response:
@@ -339,15 +352,25 @@ class _Getting:
         """Yield the JSON answer."""
         encode = msgspec.json.encode
         before = b'{"results":['
-        for one in asked:
-            texts = [text async for text in self._texts(one)]
-            yield b'%b{"id":%b,"docs":[%b]}' % (before, encode(one.id), b",".join(texts))
-            before = b","
+        async with aclosing(self._known(asked)) as known:
+            for one in asked:
+                _, document = await anext(known)
+                texts = [text async for text in self._texts(one, document)]
+                yield b'%b{"id":%b,"docs":[%b]}' % (before, encode(one.id), b",".join(texts))
+                before = b","
         yield b"]}\n" if asked else before + b"]}\n"
 
-    async def _texts(self, one: _Asked) -> AsyncIterator[bytes]:
+    def _known(
+        self, asked: Sequence[_Asked]
+    ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
+        ids = [one.id for one in asked]
+        return _known(self._documents, self._bucket, ids, is_durable=True)
+
+    async def _texts(
+        self, one: _Asked, read: StoredDocument | MillstreamError | None
+    ) -> AsyncIterator[bytes]:
         try:
-            document, found = await self._found(one)
+            document, found = self._found(one, read)
         except MillstreamError as error:
             yield b'{"error":%b}' % msgspec.json.encode(self._failed(one, error))
             return
@@ -370,9 +393,12 @@ class _Getting:
             self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
         )
 
-    async def _found(self, one: _Asked) -> tuple[StoredDocument | None, Sequence[Any]]:
+    def _found(
+        self, one: _Asked, document: StoredDocument | MillstreamError | None
+    ) -> tuple[StoredDocument | None, Sequence[Any]]:
         revs = None if one.rev is None else [checked_rev(one.rev)]
-        document = await _known(self._documents, self._bucket, one.id, is_durable=True)
+        if isinstance(document, MillstreamError):
+            raise document
         if revs is None and (document is None or not document.exists):
             return document, ["undefined"]
         return document, open_leaves(document, revs, latest=self._latest)
@@ -383,18 +409,20 @@ class _Getting:
 
     async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
         """Yield the multipart answer."""
-        for one in asked:
-            try:
-                document, found = await self._found(one)
-            except MillstreamError as error:
-                yield missing_part(boundary, msgspec.json.encode(self._failed(one, error)))
-                continue
-            for leaf in found:
-                async for piece in parts_of(
-                    self._documents, self._bucket, boundary, one.id, document, leaf,
-                    self._shown, one.since,
-                ):  # fmt: skip
-                    yield piece
+        async with aclosing(self._known(asked)) as known:
+            for one in asked:
+                _, read = await anext(known)
+                try:
+                    document, found = self._found(one, read)
+                except MillstreamError as error:
+                    yield missing_part(boundary, msgspec.json.encode(self._failed(one, error)))
+                    continue
+                for leaf in found:
+                    async for piece in parts_of(
+                        self._documents, self._bucket, boundary, one.id, document, leaf,
+                        self._shown, one.since,
+                    ):  # fmt: skip
+                        yield piece
         yield end(boundary)
 
 

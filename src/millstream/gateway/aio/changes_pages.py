@@ -35,8 +35,8 @@ from millstream.gateway.core.changes import (
     FilterAsked,
     parse_changes,
 )
+from millstream.gateway.core.changes_host import ChangesWalk, DatabaseChanges
 from millstream.gateway.core.changes_rows import Row, RowMaker
-from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
 from millstream.views.core.mango.selectors import parse_selector
@@ -122,13 +122,14 @@ class _Answer:
         return more
 
     async def _ascending(self) -> AsyncGenerator[bytes, None]:
-        async for piece in self._steps():
-            shown = self._shown(piece, await self._rows(piece.frames))
-            if self._is_full:
+        async with aclosing(self._steps()) as steps:
+            async for piece in steps:
+                shown = self._shown(piece, await self._rows(piece.frames))
+                if self._is_full:
+                    yield shown
+                    return
+                self._go_on_behind(piece)
                 yield shown
-                return
-            self._go_on_behind(piece)
-            yield shown
 
     async def _rows(self, frames: Sequence[bytes]) -> list[Row]:
         """Return the rows of changes whose documents pass the filter."""
@@ -146,19 +147,19 @@ class _Answer:
         snapshot = piece.snapshot
         self._walk.tokens.move(snapshot.partition_id, snapshot.at(piece.covered))
 
-    async def _steps(self) -> AsyncIterator[Piece]:
+    async def _steps(self) -> AsyncGenerator[Piece, None]:
         """Yield changes, few at a time."""
         if self._is_full:
             return
-        async for piece in self._walk.pieces():
-            snapshot, frames, covered = piece
-            while len(frames) > ROWS_PER_STEP:
-                step, frames = frames[:ROWS_PER_STEP], frames[ROWS_PER_STEP:]
-                yield Piece(snapshot, step, seqno_of(step[-1]))
-                await asyncio.sleep(0)
-            yield Piece(snapshot, frames, covered)
-            if len(frames) > 1:
-                await asyncio.sleep(0)
+        async with aclosing(self._walk.pieces()) as pieces:
+            async for snapshot, frames, covered in pieces:
+                while len(frames) > ROWS_PER_STEP:
+                    step, frames = frames[:ROWS_PER_STEP], frames[ROWS_PER_STEP:]
+                    yield Piece(snapshot, step, seqno_of(step[-1]))
+                    await asyncio.sleep(0)
+                yield Piece(snapshot, frames, covered)
+                if len(frames) > 1:
+                    await asyncio.sleep(0)
 
     def _shown(self, piece: Piece, rows: list[Row]) -> bytes:
         """Return rows as the client is sent them, and move the reader along. Hot path."""
@@ -257,7 +258,7 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     query = parse_changes(
         request.query, await _body(request), request.headers.get("Last-Event-ID")
     )
-    database = request.app[HOST].changes.of(bucket)
+    database = await request.app[HOST].changes.whole(bucket)
     passes = _filter_of(request, bucket, query.filter)
     told: Told | None = None
     if query.puller is not None:

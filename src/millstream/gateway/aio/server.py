@@ -23,6 +23,7 @@ from aiohttp import web
 from millstream.gateway.aio import (
     attachment_pages,
     bucket_pages,
+    bucket_part_pages,
     bulk_pages,
     changes_pages,
     coverage_pages,
@@ -43,6 +44,7 @@ from millstream.gateway.aio import (
     replication_pages,
     session_pages,
     shared_pages,
+    stored_pages,
     user_pages,
     view_pages,
 )
@@ -75,9 +77,10 @@ _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
-    mango_pages, local_pages, bulk_pages, listing_pages, changes_pages, coverage_pages,
-    document_pages, attachment_pages, design_pages, replication_pages, database_pages,
+    user_pages, shared_pages, stored_pages, bucket_part_pages, part_pages, index_pages, view_pages,
+    mango_index_pages, mango_pages, local_pages, bulk_pages, listing_pages, changes_pages,
+    coverage_pages, document_pages, attachment_pages, design_pages, replication_pages,
+    database_pages,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from millstream.errors import UsageError
 from millstream.gateway.aio.answers import HOST, answer, raw_answer, read_object, require
-from millstream.gateway.core.host import AskedDocument
+from millstream.gateway.core.shared_host import AskedDocument
 
 __all__ = ["ASKED_DOCUMENTS_MAX", "routes"]
 

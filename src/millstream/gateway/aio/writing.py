@@ -13,6 +13,7 @@ Elsewhere: what becomes of a document (`documents.updating`), the functions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -152,20 +153,23 @@ async def _validate(
     """Ask the functions of the database; refusals go into `done`."""
     host = request.app[HOST]
     asked, changes = list[int](), list[Revised]()
-    for at in open_ones:
-        one = pending[at]
-        if one.edit.doc_id.startswith(_DESIGN):
-            continue
-        document = await host.documents.read(bucket, one.edit.doc_id)
-        one.expected = leaves_of(document)
-        try:
-            change = one.change(document)
-        except MillstreamError as error:
-            done[at] = error
-            continue
-        if change.document is not None:
-            asked.append(at)
-            changes.append(_revised(one.edit.doc_id, change, document))
+    wanted = [at for at in open_ones if not pending[at].edit.doc_id.startswith(_DESIGN)]
+    ids = [pending[at].edit.doc_id for at in wanted]
+    async with aclosing(host.documents.read_all(bucket, ids)) as found:
+        for at in wanted:
+            one = pending[at]
+            try:
+                document = await anext(found)
+                if isinstance(document, MillstreamError):
+                    raise document
+                one.expected = leaves_of(document)
+                change = one.change(document)
+            except MillstreamError as error:
+                done[at] = error
+                continue
+            if change.document is not None:
+                asked.append(at)
+                changes.append(_revised(one.edit.doc_id, change, document))
     if not changes:
         return
     refusals = await host.functions.validate(

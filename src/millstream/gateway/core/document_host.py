@@ -99,6 +99,14 @@ class DocumentHost(Protocol):
         `is_durable`: wait until what is returned cannot get lost any more.
         """
 
+    def read_all(
+        self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
+        """Return documents in order, each as `read` does, or why it cannot be read.
+
+        Quicker than asking for each where other nodes have them.
+        """
+
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
@@ -106,13 +114,6 @@ class DocumentHost(Protocol):
 
         The answers are in the order of the edits; a refusal concerns its own document alone.
         `ambiguous` among them: the change may have got lost again.
-        """
-
-    async def count_purge(self, bucket: str) -> None:
-        """Count a purge, durably, before it is made: others have to hear of it.
-
-        Raises:
-            UnavailableError: `disk_full`.
         """
 
     async def commit(self, bucket: str) -> None:

@@ -12,12 +12,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from millstream.access.users import UserStore
-from millstream.documents.tokens import History, TokenWriter, Vector
 from millstream.errors import MillstreamError
+from millstream.gateway.core.changes_host import ChangesHost, PartHost
 from millstream.gateway.core.coverage_host import CoverageHost
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.replication_host import ReplicationHost
-from millstream.kv.core.changes_feed import Piece
+from millstream.gateway.core.shared_host import SharedHost
+from millstream.gateway.core.stored_host import StoredHost
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
@@ -27,9 +28,8 @@ from millstream.model.standing import Standing
 from millstream.views.core.design_code import Revised, Updated
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "ChangesHost", "ChangesWalk", "DatabaseChanges",
-    "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost", "NodeHost",
-    "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
+    "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost",
+    "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -151,39 +151,6 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]
-
-
-class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
-    """A document that belongs to a row of a view, or that another node asks for."""
-
-    id: str
-    rev: Any = None
-    """Only in this revision; None: in its present one."""
-    attachments: bool = False
-    """With the data of its attachment."""
-
-
-class SharedHost(Protocol):
-    """What other nodes of the cluster are told of a node, and the documents they ask for."""
-
-    def listed(self) -> msgspec.Struct:
-        """Return which buckets there are, and whether what is told of each has changed."""
-
-    async def bucket(self, name: str) -> msgspec.Struct:
-        """Return what is told of a bucket: its map, which partitions are active, its designs.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`.
-        """
-
-    async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:
-        """Return the texts of documents: of the first ones, as many as an answer may hold.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`; `not_my_partition`.
-        """
 
 
 class FunctionHost(Protocol):
@@ -336,78 +303,6 @@ class IndexHost(Protocol):
         """Return what is being built and compacted, as `_active_tasks` shows it."""
 
 
-class ChangesWalk(Protocol):
-    """One reader's walk over the changes of a database, to be closed."""
-
-    @property
-    def tokens(self) -> TokenWriter:
-        """Where the reader stands: whoever shows it changes moves it along."""
-
-    def lag(self) -> int:
-        """Return how many seqnos there are above where the reader stands."""
-
-    def pieces(self) -> AsyncIterator[Piece]:
-        """Yield what there is to read now; at the end the reader has all that was there."""
-
-    async def wait(self, seconds: float) -> bool:
-        """Return once there may be more to read; False: there was nothing for so long.
-
-        Raises:
-            ConditionError: `bucket_not_found`, it went away.
-            UnavailableError: `not_my_partition`.
-        """
-
-    def close(self) -> None:
-        """Read no more."""
-
-
-class DatabaseChanges(Protocol):
-    """The changes of one database."""
-
-    @property
-    def uuid(self) -> str:
-        """Of the database."""
-
-    def histories(self) -> Sequence[History]:
-        """Return what positions of its partitions are judged by."""
-
-    def purge_epoch(self) -> int:
-        """Return how often documents were purged."""
-
-    def latest(self) -> Vector:
-        """Return where a reader stands who has everything that lasts: `update_seq`."""
-
-    def start_of(self, since: Vector | int | None) -> Vector:
-        """Return where a reader stands who says a token, a number, or None: now.
-
-        Raises:
-            UsageError: `bad_request`: a token of another database.
-        """
-
-    def open(self, start: Vector, *, restarts: bool) -> ChangesWalk:
-        """Return a walk from there on.
-
-        Args:
-            start: as `start_of` returns it.
-            restarts: the reader sees a part of the documents, by what is in them.
-
-        Raises:
-            UnavailableError: `not_my_partition`.
-        """
-
-
-class ChangesHost(Protocol):
-    """The changes of a node's databases."""
-
-    def of(self, bucket: str) -> DatabaseChanges:
-        """Return those of one.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`.
-        """
-
-
 class FrontHost(Protocol):
     """What every node has, also one without data; all calls run in the loop."""
 
@@ -463,6 +358,10 @@ class NodeHost(FrontHost, Protocol):
         """What other nodes are told."""
 
     @property
+    def stored(self) -> StoredHost:
+        """What other nodes ask of documents."""
+
+    @property
     def functions(self) -> FunctionHost:
         """The functions of design documents."""
 
@@ -473,6 +372,10 @@ class NodeHost(FrontHost, Protocol):
     @property
     def changes(self) -> ChangesHost:
         """What happens in the databases."""
+
+    @property
+    def parts(self) -> PartHost:
+        """What it says of its partitions to nodes that answer for all of a bucket."""
 
     @property
     def coverage(self) -> CoverageHost:

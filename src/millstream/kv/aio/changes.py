@@ -5,7 +5,7 @@ Invariants:
    what comes.
 2. In memory are one chunk, or at most `ORDERED_BYTES_MAX` of a small answer.
 3. A small answer, of all partitions together, is in the order of time; a large one goes partition
-   by partition.
+   by partition. So does that of some partitions: who puts it beside others orders it.
 4. A bucket that is served no more ends all its walks.
 
 Elsewhere: what is read and where a reader stands (`kv.core.changes_feed`), who is shown it
@@ -15,7 +15,7 @@ Elsewhere: what is read and where a reader stands (`kv.core.changes_feed`), who 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -23,14 +23,14 @@ from millstream.documents.tokens import (
     History,
     TokenWriter,
     Vector,
-    at_total,
-    check_origin,
     origin_of,
+    start_at,
     vector_at,
 )
 from millstream.errors import ConditionError, UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.changes_feed import ChangesFeed, Piece, history_of, in_order_of_time
+from millstream.model.position import Position
 
 __all__ = ["ORDERED_BYTES_MAX", "ORDERED_CHANGES_MAX", "BucketChanges", "Changes"]
 
@@ -51,6 +51,7 @@ class Changes:
         restarts: it sees a part of the documents, by what is in them.
         purge_epoch: how often documents of the bucket were purged so far.
         on_close: called once.
+        numbers: of the partitions that are read; None: all.
 
     Raises:
         UnavailableError: `not_my_partition`.
@@ -64,17 +65,20 @@ class Changes:
         restarts: bool,
         purge_epoch: Callable[[], int],
         on_close: Callable[[Changes], None],
+        numbers: Collection[int] | None = None,
     ) -> None:
         self._bucket = bucket
-        self._feed = ChangesFeed(bucket.partitions, start, restarts=restarts)
+        self._feed = ChangesFeed(bucket.partitions, start, restarts=restarts, numbers=numbers)
+        self._is_ordered = numbers is None
         self._purge_epoch = purge_epoch
         self._on_close = on_close
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
+        """Set when there may be more to read, or the bucket is gone."""
         self._is_closed = self._is_dropped = False
         epoch = max(start.purge_epoch, purge_epoch())
         self.tokens = TokenWriter(Vector(start.origin, self._feed.positions, epoch))
         """Where the reader stands: whoever shows it changes moves it along."""
-        bucket.subscribe_durable(self._news.set)
+        bucket.subscribe_durable(self.news.set)
 
     def lag(self) -> int:
         """Return how many seqnos there are above where the reader stands.
@@ -82,14 +86,29 @@ class Changes:
         Raises:
             UnavailableError: `not_my_partition`.
         """
-        self._check()
-        marks = (partition.durable_mark() for partition in self._bucket.partitions)
-        positions = self.tokens.vector.positions
+        self.check()
+        partitions, tokens = self._bucket.partitions, self.tokens
         return sum(
-            max(0, mark - position.seqno) for mark, position in zip(marks, positions, strict=True)
+            max(0, partitions[number].durable_mark() - tokens.position(number).seqno)
+            for number in self._feed.walks
         )
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    @property
+    def positions(self) -> Mapping[int, Position]:
+        """Where the reader of everything that was given out stands, by partition."""
+        return {number: walk.position for number, walk in self._feed.walks.items()}
+
+    def has_more(self) -> bool:
+        """Whether there may be something to read.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `not_my_partition`.
+        """
+        self.check()
+        return self._feed.is_suspended or self._feed.lag() > 0
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield what there is to read now, each partition to the end of one snapshot.
 
         The reader has then all that was durable at the beginning, and stands there.
@@ -100,7 +119,7 @@ class Changes:
         """
         await self._settled()
         numbers = self._feed.behind()
-        if numbers and self._feed.lag() <= ORDERED_CHANGES_MAX:
+        if self._is_ordered and numbers and self._feed.lag() <= ORDERED_CHANGES_MAX:
             for gathered in in_order_of_time(await self._gather(numbers)):
                 yield gathered
         for number in numbers:
@@ -133,7 +152,7 @@ class Changes:
                 chunks = walk.chunks
                 assert chunks is not None
                 piece = walk.from_log(await asyncio.to_thread(next, chunks, None))
-                self._check()
+                self.check()
             if piece is not None:
                 return piece
         return None
@@ -141,7 +160,7 @@ class Changes:
     async def _settled(self) -> None:
         """Wait while a partition is about to change."""
         waited_s = 0.0
-        self._check()
+        self.check()
         while self._feed.is_suspended:
             if waited_s >= SUSPENDED_SECONDS_MAX:
                 raise UnavailableError(
@@ -150,18 +169,22 @@ class Changes:
                 )
             await asyncio.sleep(SUSPENDED_WAIT_S)
             waited_s += SUSPENDED_WAIT_S
-            self._check()
+            self.check()
 
     def _mark_purges(self) -> None:
         """Before anything is shown that a purge may have made."""
         epoch = self._purge_epoch()
         if epoch > self.tokens.purge_epoch:
             self.tokens.mark_purges(epoch)
-            self._feed.mark_purges()
+            self.mark_purges()
+
+    def mark_purges(self) -> None:
+        """Documents were purged: what was lost may have hidden something."""
+        self._feed.mark_purges()
 
     def _follow_rollbacks(self) -> None:
         """The reader has been given everything: it stands where its walks do."""
-        for number, position in enumerate(self._feed.positions):
+        for number, position in self.positions.items():
             if self.tokens.position(number) != position:
                 self.tokens.move(number, position)
 
@@ -175,17 +198,17 @@ class Changes:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
-            self._news.clear()
-            self._check()
-            if self._feed.is_suspended or self._feed.lag():
+            self.news.clear()
+            if self.has_more():
                 return True
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
-                    await self._news.wait()
+                    await self.news.wait()
             if loop.time() >= until:
                 return False
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise `ConditionError`, `bucket_not_found`, once the bucket is served no more."""
         if self._is_dropped:
             raise ConditionError(
                 f"bucket {self._bucket.name!r} is not served any more", code="bucket_not_found"
@@ -194,13 +217,13 @@ class Changes:
     def drop(self) -> None:
         """The bucket is served no more: whoever reads is told."""
         self._is_dropped = True
-        self._news.set()
+        self.news.set()
 
     def close(self) -> None:
         """Read no more; harmless if done before."""
         if not self._is_closed:
             self._is_closed = True
-            self._bucket.unsubscribe(self._news.set)
+            self._bucket.unsubscribe(self.news.set)
             self._feed.close()
             self._on_close(self)
 
@@ -222,9 +245,12 @@ class BucketChanges:
     ) -> None:
         self._bucket = bucket
         self._purge_epoch = purge_epoch
-        self._origin = origin_of(bucket.uuid)
-        self._origins = {self._origin, *map(origin_of, ancestors)}
+        self.origin = origin_of(bucket.uuid)
+        """How tokens name it."""
+        self.origins = {self.origin, *map(origin_of, ancestors)}
+        """The same of the databases that it is a copy of, too."""
         self._open: set[Changes] = set()
+        self._is_dropped = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -245,7 +271,7 @@ class BucketChanges:
     def latest(self) -> Vector:
         """Return where a reader stands who has everything that lasts: `update_seq`."""
         marks = [partition.durable_mark() for partition in self._bucket.partitions]
-        return vector_at(self._origin, self.histories(), marks, self._purge_epoch())
+        return vector_at(self.origin, self.histories(), marks, self._purge_epoch())
 
     def start_of(self, since: Vector | int | None) -> Vector:
         """Return where a reader stands who says a token, a number, or None: now.
@@ -253,29 +279,32 @@ class BucketChanges:
         Raises:
             UsageError: `bad_request`: a token of another database.
         """
-        latest = self.latest()
-        if since is None:
-            return latest
-        if isinstance(since, Vector):
-            check_origin(since, self._origins, self._bucket.partition_count)
-            return since._replace(origin=self._origin)
-        ends = [position.seqno for position in latest.positions]
-        return at_total(self._origin, self.histories(), ends, since, latest.purge_epoch)
+        return start_at(since, self.latest(), self.histories(), self.origins)
 
-    def open(self, start: Vector, *, restarts: bool) -> Changes:
+    def open(
+        self, start: Vector, *, restarts: bool, numbers: Collection[int] | None = None
+    ) -> Changes:
         """Return a walk from there on, to be closed.
+
+        Args:
+            start: as `start_of` returns it.
+            restarts: the reader sees a part of the documents, by what is in them.
+            numbers: of the partitions that are read; None: all.
 
         Raises:
             UnavailableError: `not_my_partition`.
         """
         changes = Changes(
             self._bucket, start, restarts=restarts, purge_epoch=self._purge_epoch,
-            on_close=self._open.discard,
+            on_close=self._open.discard, numbers=numbers,
         )  # fmt: skip
         self._open.add(changes)
+        if self._is_dropped:
+            changes.drop()
         return changes
 
     def drop(self) -> None:
         """The bucket is served no more."""
+        self._is_dropped = True
         for changes in self._open:
             changes.drop()

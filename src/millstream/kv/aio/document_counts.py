@@ -13,6 +13,7 @@ Elsewhere: reading (`kv.aio.changes`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from struct import Struct
 from typing import NamedTuple
 
@@ -44,20 +45,19 @@ class DocumentCounts:
         self._known: dict[int, tuple[Position, Counts]] = {}
         self._turn = asyncio.Lock()
 
-    async def count(self) -> Counts:
-        """Return the counts as of now; raises as walks do."""
+    async def count(self, numbers: Collection[int] | None = None) -> Counts:
+        """Return the counts as of now, of some partitions or all; raises as walks do."""
         async with self._turn:
             latest = self._changes.latest()
-            begin = Position()
-            start = latest._replace(
-                positions=tuple(
-                    position if self._is_known(number, position) else begin
-                    for number, position in enumerate(latest.positions)
-                )
-            )
-            if begin in start.positions:
-                await self._recount(start)
-            found = [counts for _, counts in self._known.values()]
+            wanted = range(len(latest.positions)) if numbers is None else numbers
+            new = [n for n in wanted if not self._is_known(n, latest.positions[n])]
+            if new:
+                positions = list(latest.positions)
+                for number in new:
+                    positions[number] = Position()
+                start = latest._replace(positions=tuple(positions))
+                await self._recount(start, new)
+            found = [self._known[number][1] for number in wanted if number in self._known]
             return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
 
     def _is_known(self, number: int, position: Position) -> bool:
@@ -67,8 +67,8 @@ class DocumentCounts:
             return True
         return known is not None and known[0] == position
 
-    async def _recount(self, start: Vector) -> None:
-        changes = self._changes.open(start, restarts=False)
+    async def _recount(self, start: Vector, numbers: Collection[int]) -> None:
+        changes = self._changes.open(start, restarts=False, numbers=numbers)
         found: dict[int, list[int]] = {}
         try:
             async for piece in changes.pieces():

@@ -390,8 +390,20 @@ class BucketEngine:
             UnavailableError: `disk_full`.
         """
         async with self._purging:
-            await self.local.set(_PURGES, b"%d" % (self._purge_epoch + 1))
-            self._purge_epoch += 1
+            await self._count_purges(self._purge_epoch + 1)
+
+    async def count_purges(self, count: int) -> None:
+        """Take over how often documents were purged, durably, if that is more than is known.
+
+        Raises as `count_purge` does.
+        """
+        async with self._purging:
+            if count > self._purge_epoch:
+                await self._count_purges(count)
+
+    async def _count_purges(self, count: int) -> None:
+        await self.local.set(_PURGES, b"%d" % count)
+        self._purge_epoch = count
 
     def _may_stay(self, version: Version) -> bool:
         """Return whether a `_local` document counts: the log of a replication from here always.

@@ -165,6 +165,20 @@ class LocalStore:
             await asyncio.to_thread(self._put, _LOCAL + key, value)
             return following
 
+    def newest(self, doc_id: str) -> Version | None:
+        """Return what was written last, whatever history says; None: nothing ever was."""
+        versions = self._versions(doc_id.encode())
+        return versions[0] if versions else None
+
+    async def keep(self, doc_id: str, version: Version) -> None:
+        """Keep what another node wrote, durably, unless as much is known; raises as `write`."""
+        async with self._turn:
+            key = doc_id.encode()
+            versions = self._versions(key)
+            if not versions or versions[0].number < version.number:
+                value = _encode(thinned([version, *versions]))
+                await asyncio.to_thread(self._put, _LOCAL + key, value)
+
     def _put(self, key: bytes, value: bytes) -> None:
         environment = self._open()
         if environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:

@@ -12,16 +12,16 @@ Elsewhere: what is decided (`documents.updating`), the change (`kv.core.revised`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from millstream.documents.stored import StoredDocument
+from millstream.documents.stored import Packed, StoredDocument
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.residents import NotInMemory
-from millstream.kv.core.revised import Found, Made, RevisedDocuments
+from millstream.kv.core.revised import Found, Kept, Made, RevisedDocuments, Version
 
 __all__ = ["TURN_DOCUMENTS", "DocumentStore"]
 
@@ -64,35 +64,56 @@ class DocumentStore:
             if await self._wait(found.partition, found.seqno) is None:
                 return found
 
+    async def kept(self, key: bytes, *, is_durable: bool) -> Kept | None:
+        """Return a document as it is kept; raises as `RevisedDocuments.kept`."""
+        while True:
+            found = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
+            if found is None or not is_durable:
+                return found
+            if await self._wait(found.partition, found.version.seqno) is None:
+                return found
+
     async def update(
         self, edits: Sequence[tuple[bytes, Decide]], revs_limit: int, *, is_durable: bool
     ) -> list[Made | MillstreamError]:
         """Change documents; return what came of each, in order."""
+        update = self._documents.update
+        steps = (
+            partial(update, key, decide, revs_limit=revs_limit) for key, decide in edits
+        )  # fmt: skip
+        return await self._make(steps, is_durable=is_durable)
+
+    async def replace(
+        self, changes: Sequence[tuple[bytes, Version | None, Packed]], *, is_durable: bool
+    ) -> list[Made | MillstreamError]:
+        """Write what was decided elsewhere; what came of each, seqno 0: it has changed."""
+        steps = (partial(self._documents.replace, *change) for change in changes)
+        return await self._make(steps, is_durable=is_durable)
+
+    async def _make(
+        self, steps: Iterable[Callable[..., Made]], *, is_durable: bool
+    ) -> list[Made | MillstreamError]:
         done: list[Made | MillstreamError] = []
-        update, now_ns = self._documents.update, self._now_ns
-        for number, (key, decide) in enumerate(edits, 1):
-            try:
-                done.append(update(key, decide, now_ns(), revs_limit))
-            except NotInMemory:
-                done.append(await self._update_later(key, decide, revs_limit))
-            except MillstreamError as error:
-                done.append(error)
-            if number % TURN_DOCUMENTS == 0 and number < len(edits):
+        now_ns = self._now_ns
+        for number, step in enumerate(steps):
+            if number and number % TURN_DOCUMENTS == 0:
                 self._bucket.changed()
                 await asyncio.sleep(0)
+            try:
+                done.append(step(now_ns=now_ns()))
+            except NotInMemory:
+                done.append(await self._make_later(step))
+            except MillstreamError as error:
+                done.append(error)
         self._bucket.changed()
         if is_durable:
             await self._settle(done)
         return done
 
-    async def _update_later(
-        self, key: bytes, decide: Decide, revs_limit: int
-    ) -> Made | MillstreamError:
+    async def _make_later(self, step: Callable[..., Made]) -> Made | MillstreamError:
         """Change a document that has to be read from the disk first."""
         try:
-            return await with_documents(
-                lambda: self._documents.update(key, decide, self._now_ns(), revs_limit)
-            )
+            return await with_documents(lambda: step(now_ns=self._now_ns()))
         except MillstreamError as error:
             return error
 

@@ -24,14 +24,14 @@ Elsewhere: threads and waiting (`kv.aio.changes`), tokens (`documents.tokens`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import merge
 from itertools import repeat
 from operator import itemgetter
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.documents.tokens import History, Vector, judged_position
+from millstream.documents.tokens import History, Vector, judged_position, may_hide
 from millstream.errors import UnavailableError
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.model.partitions import PartitionState
@@ -271,34 +271,46 @@ class ChangesFeed:
         partitions: all of a bucket.
         start: where the reader stands; of this bucket.
         restarts: it sees a part of the documents, by what is in them.
+        numbers: of the partitions that are read; None: all.
 
     Raises:
         UnavailableError: `not_my_partition`.
     """
 
     def __init__(
-        self, partitions: Sequence[PartitionSource], start: Vector, *, restarts: bool
+        self,
+        partitions: Sequence[PartitionSource],
+        start: Vector,
+        *,
+        restarts: bool,
+        numbers: Collection[int] | None = None,
     ) -> None:
-        restarts = restarts or start.purge_epoch != 0
-        self.walks = [
-            PartitionWalk(source, position, restarts=restarts)
-            for source, position in zip(partitions, start.positions, strict=True)
-        ]
+        restarts = restarts or may_hide(start.purge_epoch)
+        pairs = list(zip(partitions, start.positions, strict=True))
+        self.walks = {
+            number: PartitionWalk(*pairs[number], restarts=restarts)
+            for number in (range(len(pairs)) if numbers is None else numbers)
+        }
+        self._start = start.positions
 
     def mark_purges(self) -> None:
         """Documents were purged: what was lost may have hidden something."""
-        for walk in self.walks:
+        for walk in self.walks.values():
             walk.restarts = True
 
     @property
     def positions(self) -> tuple[Position, ...]:
         """Where the reader of everything that was given out stands."""
-        return tuple(walk.position for walk in self.walks)
+        walks = self.walks
+        return tuple(
+            walks[number].position if number in walks else position
+            for number, position in enumerate(self._start)
+        )
 
     @property
     def is_suspended(self) -> bool:
         """Whether some partition is about to change: ask again soon."""
-        return any(walk.is_suspended for walk in self.walks)
+        return any(walk.is_suspended for walk in self.walks.values())
 
     def behind(self) -> list[int]:
         """Return the partitions that have something to read, in a fair order.
@@ -309,7 +321,7 @@ class ChangesFeed:
         Raises:
             UnavailableError: `not_my_partition`.
         """
-        lags = {number: walk.lag() for number, walk in enumerate(self.walks)}
+        lags = {number: walk.lag() for number, walk in self.walks.items()}
         return sorted(
             (number for number, lag in lags.items() if lag),
             key=lambda number: (self.walks[number].position.is_closed, -lags[number]),
@@ -321,11 +333,11 @@ class ChangesFeed:
         Raises:
             UnavailableError: `not_my_partition`.
         """
-        return sum(walk.lag() for walk in self.walks)
+        return sum(walk.lag() for walk in self.walks.values())
 
     def close(self) -> None:
         """Read no more."""
-        for walk in self.walks:
+        for walk in self.walks.values():
             walk.close()
 
 

@@ -3,7 +3,8 @@
 Invariants:
 1. A key that is valid UTF-8 and does not begin with `_` is a document, `_design/...` besides; what
    kv alone wrote has a tree, too, computed from its lineage.
-2. Reading, deciding and writing one document is one step of the loop: nothing comes between.
+2. Reading, deciding and writing one document is one step of the loop: nothing comes between. What
+   was decided on another node is written only if nothing came between.
 3. A document that has expired is gone before it is looked at.
 
 Elsewhere: what a document is (`documents.stored`), what becomes of it (`documents.updating`), the
@@ -15,18 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.documents.stored import StoredDocument, load, pack
+from millstream.documents.stored import Packed, StoredDocument, load, pack
 from millstream.errors import UsageError
 from millstream.kv.core.active import active_copy, not_now
 from millstream.kv.core.revising import write_document
 from millstream.model.limits import VALUE_BYTES_MAX
-from millstream.wire.frames import seqno_of
+from millstream.wire.frames import change_of, seqno_of
 from millstream.wire.mcbp import Status
 
 if TYPE_CHECKING:
     from millstream.kv.core.bucket import Bucket
 
-__all__ = ["Found", "Made", "RevisedDocuments"]
+__all__ = ["Found", "Kept", "Made", "RevisedDocuments", "Version"]
 
 
 class Found(NamedTuple):
@@ -37,11 +38,32 @@ class Found(NamedTuple):
     seqno: int
 
 
+class Version(NamedTuple):
+    """Names one change of a document: no other one of its key has both numbers."""
+
+    seqno: int
+    cas: int
+
+
+class Kept(NamedTuple):
+    """A document as it is kept, not read yet."""
+
+    partition: int
+    frame: bytes
+    side: bytes
+
+    @property
+    def version(self) -> Version:
+        """Which change it is."""
+        change = change_of(self.frame)
+        return Version(change.seqno, change.cas)
+
+
 class Made(NamedTuple):
     """What a decision led to."""
 
     document: StoredDocument | None
-    """As it is now; None: there is none."""
+    """As it is now; None: there is none, or it was decided elsewhere."""
     partition: int
     seqno: int
     """Of the change; 0: nothing was changed."""
@@ -59,20 +81,24 @@ class RevisedDocuments:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
 
-    def read(self, key: bytes, now_ns: int, revs_limit: int) -> Found | None:
-        """Return a document, a deleted one too; None if there was never one.
+    def kept(self, key: bytes, now_ns: int) -> Kept | None:
+        """Return a document as it is kept, a deleted one too; None if there was never one.
 
         Raises:
             UnavailableError: `not_my_partition`, `temporarily_unavailable`.
-            CorruptionError: `bad_sidecar`.
         """
         partition = active_copy(self._bucket, key)
         partition.live(key, now_ns)
         entry = partition.entry(key)
-        if entry is None:
+        return None if entry is None else Kept(partition.partition_id, entry.frame, entry.side)
+
+    def read(self, key: bytes, now_ns: int, revs_limit: int) -> Found | None:
+        """Return a document; raises as `kept`, and CorruptionError: `bad_sidecar`."""
+        kept = self.kept(key, now_ns)
+        if kept is None:
             return None
-        document = load(self._bucket.uuid, key, entry.frame, entry.side, revs_limit)
-        return Found(document, partition.partition_id, seqno_of(entry.frame))
+        document = load(self._bucket.uuid, key, kept.frame, kept.side, revs_limit)
+        return Found(document, kept.partition, seqno_of(kept.frame))
 
     def update(
         self,
@@ -88,14 +114,35 @@ class RevisedDocuments:
             UsageError: `too_large`.
         """
         found = self.read(key, now_ns, revs_limit)
-        partition = self._bucket.partition_for(key)
         before = None if found is None else found.document
         after = decide(before)
         if after is None:
-            return Made(before, partition.partition_id, 0)
+            return Made(before, self._bucket.partition_for(key).partition_id, 0)
+        return self._written(key, after, pack(after), now_ns)
+
+    def replace(self, key: bytes, version: Version | None, packed: Packed, now_ns: int) -> Made:
+        """Write what was decided elsewhere, unless the document has changed: then seqno is 0.
+
+        Args:
+            key: of the document.
+            version: on which it was decided; None: there was no document.
+            packed: as the document is to be.
+            now_ns: Unix time.
+
+        Raises as `update` does.
+        """
+        kept = self.kept(key, now_ns)
+        if (None if kept is None else kept.version) != version:
+            return Made(None, self._bucket.partition_for(key).partition_id, 0)
+        return self._written(key, None, packed, now_ns)
+
+    def _written(
+        self, key: bytes, document: StoredDocument | None, packed: Packed, now_ns: int
+    ) -> Made:
+        partition = self._bucket.partition_for(key)
         if self._bucket.refuses_writes_of(partition.partition_id):
             raise not_now("writes are refused at the moment")
-        value, sidecar = pack(after)
+        value, sidecar = packed
         if value is not None and len(value) > VALUE_BYTES_MAX:
             raise UsageError(
                 f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
@@ -103,4 +150,4 @@ class RevisedDocuments:
         frame = write_document(partition, key, value, sidecar, now_ns)
         if isinstance(frame, Status):
             raise not_now(f"it is refused: {frame.name.lower()}")
-        return Made(after, partition.partition_id, seqno_of(frame))
+        return Made(document, partition.partition_id, seqno_of(frame))

@@ -3,8 +3,8 @@
 Invariants:
 1. What is not read yet of an answer is bounded by the connection's buffer; the other node makes no
    more than is taken.
-2. An answer that is cut off, and a node that cannot be reached, is `node_failed`; an error that
-   the other node answers arrives with its code.
+2. An answer that is cut off, and a node that cannot be reached, is `node_failed`, of another class
+   where the node may have got the request; an error that it answers arrives with its code.
 
 Elsewhere: the page that is asked (`gateway.aio.part_pages`), merging (`views.aio.gathering`).
 """
@@ -22,6 +22,7 @@ from millstream.errors import (
     AccessError,
     ConditionError,
     MillstreamError,
+    OutcomeUnknownError,
     RoutingError,
     UnavailableError,
     UsageError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER_BYTES_MAX",
+    "CONNECTIONS_MAX",
     "CONNECT_S_MAX",
     "ERROR_BYTES_MAX",
     "NOBODY",
@@ -42,6 +44,8 @@ __all__ = [
     "new_session",
 ]
 
+CONNECTIONS_MAX: Final = 1000
+"""To all other nodes together; a feed, and an answer that is read slowly, keep one each."""
 CONNECT_S_MAX: Final = 5.0
 """How long another node may take to accept a connection."""
 ERROR_BYTES_MAX: Final = 64 * 1024
@@ -74,7 +78,8 @@ class _Refusal(msgspec.Struct):
 
 def new_session() -> aiohttp.ClientSession:
     """Return what keeps the connections to other nodes; to be closed."""
-    return aiohttp.ClientSession()
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
+    return aiohttp.ClientSession(connector=connector)
 
 
 class HttpNode:
@@ -104,48 +109,73 @@ class HttpNode:
             credentials = b64encode(f"{access.user}:{access.password}".encode()).decode()
             self._headers["Authorization"] = f"Basic {credentials}"
 
-    async def opened(self, method: str, path: str, content: Any = None) -> aiohttp.ClientResponse:
+    async def opened(
+        self,
+        method: str,
+        path: str,
+        content: Any = None,
+        *,
+        data: bytes | AsyncIterator[bytes] | None = None,
+    ) -> aiohttp.ClientResponse:
         """Return an answer that has begun and is none of an error; to be closed.
 
+        Args:
+            method: of HTTP.
+            path: and query, encoded.
+            content: sent as JSON.
+            data: sent as it is.
+
         Raises:
+            OutcomeUnknownError: `node_failed`, it may have got the request, and does not answer.
             UnavailableError: `node_failed`, it cannot be reached.
-            MillstreamError: what the node answers.
+            MillstreamError: what the node answers, or `data` raises.
         """
+        headers = self._headers
+        if data is not None:
+            headers = {**headers, "Content-Type": "application/octet-stream"}
         try:
             response = await self._session.request(
                 method,
                 self._base + path,
-                data=None if content is None else msgspec.json.encode(content),
-                headers=self._headers,
+                data=data if content is None else msgspec.json.encode(content),
+                headers=headers,
                 ssl=self._access.tls or True,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
             )
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise self.failed(f"cannot be reached: {error}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._broke_off(f"cannot be reached: {error}") from error
         if response.status != 200:
             async with response:
                 raise await self._refusal(response)
         return response
 
-    async def ask(self, method: str, path: str, content: Any = None) -> bytes:
-        """Return a whole answer.
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        content: Any = None,
+        *,
+        data: bytes | AsyncIterator[bytes] | None = None,
+    ) -> bytes:
+        """Return a whole answer; sends what `opened` does, and raises as it does.
 
         Raises:
-            UnavailableError: `node_failed`: it cannot be reached, breaks off, or sends more than
+            OutcomeUnknownError: `node_failed`: it breaks off, or sends more than
                 `ANSWER_BYTES_MAX`.
-            MillstreamError: what the node answers.
         """
         pieces, size = list[bytes](), 0
-        async with await self.opened(method, path, content) as response:
+        async with await self.opened(method, path, content, data=data) as response:
             try:
                 async for piece in response.content.iter_chunked(_CHUNK_BYTES):
                     pieces.append(piece)
                     size += len(piece)
                     if size > ANSWER_BYTES_MAX:
                         response.close()
-                        raise self.failed(f"sends more than {ANSWER_BYTES_MAX} bytes")
+                        raise self._broke_off(f"sends more than {ANSWER_BYTES_MAX} bytes")
             except aiohttp.ClientError as error:
-                raise self.failed(f"broke off its answer: {error}") from error
+                raise self._broke_off(f"broke off its answer: {error}") from error
         return b"".join(pieces)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> MillstreamError:
@@ -160,6 +190,12 @@ class HttpNode:
         if code in _ROUTING:
             kind, code = RoutingError, _ROUTING[code]
         return kind(f"node {self._name}: {refusal.reason}", code=code)
+
+    def _broke_off(self, what: str) -> OutcomeUnknownError:
+        """Return the error of a node that was asked, and may have done what it was asked for."""
+        return OutcomeUnknownError(
+            f"node {self._name} {what}", code="node_failed", retry="backoff"
+        )
 
     def failed(self, what: str) -> UnavailableError:
         """Return the error of a node that does not answer as it should."""

@@ -41,9 +41,9 @@ async def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
     opened_from = []
     genuine = changes.open
 
-    def spy(start, *, restarts):  # type: ignore[no-untyped-def]
+    def spy(start, **options):  # type: ignore[no-untyped-def]
         opened_from.append(start)
-        return genuine(start, restarts=restarts)
+        return genuine(start, **options)
 
     changes.open = spy  # type: ignore[method-assign]
     assert await counts.count() == Counts(20, 0)

@@ -129,7 +129,10 @@ async def test_a_crash_keeps_what_was_persisted_and_begins_a_new_history(tmp_pat
 async def test_purges_are_counted_over_restarts(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     assert engine.purge_epoch == 0
-    await asyncio.gather(engine.count_purge(), engine.count_purge())
+    await asyncio.gather(engine.count_purge(), engine.count_purges(1))
+    assert engine.purge_epoch == 1
+    await engine.count_purges(2)
+    await engine.count_purges(1)
     assert engine.purge_epoch == 2
     engine.store.close()
     engine.local.close()  # as a kill would leave it

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.documents.stored import pack
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.kv.aio.revised import TURN_DOCUMENTS
 from millstream.kv.core.revised import Made
@@ -83,4 +84,26 @@ async def test_a_majority_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     engine.bucket.made_durable()
     [done] = await waiting
     assert isinstance(done, Made)
+    await engine.stop()
+
+
+async def test_what_was_decided_elsewhere_is_written_and_durable(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    document = put(b'{"a":1}')(None)
+    assert document is not None
+    packed = pack(document)
+    [made] = await engine.documents.replace([(b"k", None, packed)], is_durable=True)
+    assert isinstance(made, Made)
+    partition = engine.bucket.partition_for(b"k")
+    assert partition.persisted_seqno == made.seqno == 1
+    kept = await engine.documents.kept(b"k", is_durable=True)
+    assert kept is not None
+    assert kept.version.seqno == 1
+    [again, other] = await engine.documents.replace(
+        [(b"k", None, packed), (b"l", None, packed)], is_durable=True
+    )
+    assert isinstance(again, Made)
+    assert isinstance(other, Made)
+    assert (again.seqno, other.seqno > 0) == (0, True)
+    assert await engine.documents.kept(b"none", is_durable=True) is None
     await engine.stop()

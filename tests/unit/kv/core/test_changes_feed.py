@@ -224,7 +224,7 @@ def test_who_is_inside_a_snapshot_is_served_first_then_who_is_furthest_behind():
     assert feed.behind() == [2, 1, 0]
     assert feed.lag() == 2 + 7 + 3
     feed.mark_purges()
-    assert all(walk.restarts for walk in feed.walks)
+    assert all(walk.restarts for walk in feed.walks.values())
 
 
 def test_changes_of_several_partitions_in_the_order_of_time():

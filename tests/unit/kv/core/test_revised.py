@@ -4,7 +4,7 @@ import pytest
 from log_double import NOW, SECOND, new_bucket
 
 from millstream.documents.sent import parse_sent
-from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, Packed, StoredDocument, pack
 from millstream.documents.updating import interactive, purge
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.core.revised import Made, RevisedDocuments
@@ -100,3 +100,45 @@ def test_refusals() -> None:
     bucket.partitions[0].state = PartitionState.DEAD
     with pytest.raises(UnavailableError):
         documents.read(b"k", NOW, LIMIT)
+
+
+def test_what_was_decided_elsewhere_is_written_on_its_version_only() -> None:
+    bucket = new_bucket(1)
+    documents = RevisedDocuments(bucket)
+    made = documents.replace(b"k", None, packed_of(b'{"a":1}'), NOW)
+    assert (made.seqno, made.document) == (1, None)
+    kept = documents.kept(b"k", NOW)
+    assert kept is not None
+    assert documents.replace(b"k", None, packed_of(b"{}"), NOW) == Made(None, 0, 0)
+    assert documents.replace(b"k", kept.version._replace(cas=1), packed_of(b"{}"), NOW).seqno == 0
+    assert documents.replace(b"k", kept.version, packed_of(b'{"a":2}'), NOW).seqno == 2
+    found = documents.read(b"k", NOW, LIMIT)
+    assert found is not None
+    assert found.document.contents[found.document.winner.rev].body == b'{"a":2}'
+    assert documents.replace(b"k", kept.version, packed_of(b"{}"), NOW).seqno == 0
+    with pytest.raises(UsageError):
+        documents.replace(b"l", None, Packed(b"x" * (VALUE_BYTES_MAX + 1), b"x"), NOW)
+
+
+def test_a_version_is_another_one_after_any_change() -> None:
+    bucket = new_bucket(1)
+    documents = RevisedDocuments(bucket)
+    partition = bucket.partitions[0]
+    seen = set()
+    for number in range(4):
+        partition.put(b"k", b"%d" % number, 0, 0, 0, 0, NOW)
+        kept = documents.kept(b"k", NOW)
+        assert kept is not None
+        seen.add(kept.version)
+    partition.put(b"k", b"short-lived", 0, NOW // SECOND + 1, 0, 0, NOW)
+    short = documents.kept(b"k", NOW)
+    expired = documents.kept(b"k", NOW + 5 * SECOND)
+    assert short is not None
+    assert expired is not None
+    assert len(seen | {short.version, expired.version}) == 6
+
+
+def packed_of(body: bytes) -> Packed:
+    document = interactive(None, parse_sent(body), revs_limit=LIMIT).document
+    assert document is not None
+    return pack(document)

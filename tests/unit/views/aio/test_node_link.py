@@ -9,7 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from millstream.errors import ConditionError, RoutingError, UnavailableError
+from millstream.errors import (
+    ConditionError,
+    OutcomeUnknownError,
+    RoutingError,
+    UnavailableError,
+)
 from millstream.views.aio.node_link import HttpNodeLink, NodeAccess
 
 REQUEST = {"bucket": "a/b", "design": "d", "view": "v", "options": {}, "partitions": [1],
@@ -112,6 +117,17 @@ async def test_an_answer_that_is_cut_off(node, link):
     with pytest.raises(UnavailableError, match="broke off"):
         [chunk async for chunk in stream]
     await stream.close()
+
+
+async def test_a_node_that_may_have_got_the_request(node, link):
+    def cut(request):
+        request.transport.abort()
+        return web.Response()
+
+    node.answer = cut
+    with pytest.raises(OutcomeUnknownError) as caught:
+        await link.ask("POST", "/x", {})
+    assert (caught.value.code, caught.value.retry) == ("node_failed", "backoff")
 
 
 async def test_a_node_that_is_not_there():
