@@ -91,7 +91,7 @@ def interactive(
     content = _content_sent(sent, kept, [before] if before is not None else [])
     signature = signature_of(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
-        attachments=content.attachments,
+        attachments=content.attachments, term=sent.term,
     )  # fmt: skip
     rev = f"{generation}-{signature}"
     tree = EMPTY if present is None else present.tree

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import parse
+from millstream.documents.json_text import check_values, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import Sent, checked_id, parse_sent
+from millstream.documents.sent import Sent, checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import Purge, purge, sent_path
@@ -39,6 +39,7 @@ from millstream.gateway.aio.answers import (
 )
 from millstream.gateway.aio.attaching import keep_inline
 from millstream.gateway.aio.documents_out import inline_text, parts_of, send_attachment_pieces
+from millstream.gateway.aio.parsing import parsed
 from millstream.gateway.aio.streaming import stream
 from millstream.gateway.aio.writing import Edit, Stored, write
 from millstream.gateway.core.document_host import DocumentHost
@@ -47,7 +48,7 @@ from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 
 __all__ = [
-    "BULK_BYTES_MAX", "DOCUMENTS_AT_ONCE", "REVISIONS_ASKED_MAX", "routes",
+    "BULK_BYTES_MAX", "DOCUMENTS_AT_ONCE", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -55,7 +56,9 @@ BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 DOCUMENTS_AT_ONCE: Final = 200
 """Parsed, or looked at, before others have a turn."""
 REVISIONS_ASKED_MAX: Final = 100_000
-"""Documents in one `_bulk_get`, `_revs_diff` or `_purge`."""
+"""Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
+REVISIONS_OF_ONE_MAX: Final = 10_000
+"""Revisions of one document in `_revs_diff` or `_purge`."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
 
@@ -105,6 +108,7 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
     data = await read_body(request, BULK_BYTES_MAX)
+    check_values(data)
     try:
         said = _bulk(data)
     except msgspec.ValidationError as error:
@@ -113,7 +117,13 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    _check_count(len(said.docs))
     return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+
+
+def _check_count(count: int) -> None:
+    if count > REVISIONS_ASKED_MAX:
+        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
 
 
 async def _edits(
@@ -127,12 +137,11 @@ async def _edits(
     documents = request.app[HOST].documents
     may = _Rights(request, bucket)
     edits, refusals = list[Edit](), list[dict[str, Any] | None]()
-    for number, text in enumerate(texts):
-        if number % DOCUMENTS_AT_ONCE == DOCUMENTS_AT_ONCE - 1:
-            await asyncio.sleep(0)
+    for number, text in enumerate(texts, 1):
+        await _give_turn(number)
         sent = None
         try:
-            sent = parse_sent(bytes(text))
+            sent = await parsed(bytes(text))
             if sent.id is None and is_replicated:
                 raise UsageError("new_edits=false: a document needs _id", code="illegal_docid")
             doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
@@ -153,6 +162,12 @@ async def _edits(
         edits.append(Edit(doc_id, sent, kept, is_replicated))
         refusals.append(None)
     return edits, refusals
+
+
+async def _give_turn(number: int) -> None:
+    """Let others have a turn after every so many documents; `number` counts them."""
+    if number % DOCUMENTS_AT_ONCE == 0:
+        await asyncio.sleep(0)
 
 
 class _Rights:
@@ -222,15 +237,21 @@ async def _full_commit(request: web.Request) -> web.Response:
 
 async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
     data = await read_body(request, BULK_BYTES_MAX)
+    check_values(data)
     try:
         asked = msgspec.json.decode(data, type=dict[str, list[str]])
     except msgspec.ValidationError as error:
         raise UsageError("{id: [revisions]} is wanted", code="bad_request") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
-    if len(asked) > REVISIONS_ASKED_MAX:
-        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
-    for revs in asked.values():
+    _check_count(len(asked))
+    for number, revs in enumerate(asked.values(), 1):
+        if len(revs) > REVISIONS_OF_ONE_MAX:
+            raise UsageError(
+                f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
+                code="too_large",
+            )
+        await _give_turn(number)
         for rev in revs:
             checked_rev(rev)
     return asked
@@ -242,9 +263,8 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     asked = await _revs_by_id(request)
     documents = request.app[HOST].documents
     found: dict[str, dict[str, list[str]]] = {}
-    for number, (doc_id, revs) in enumerate(asked.items()):
-        if number % DOCUMENTS_AT_ONCE == DOCUMENTS_AT_ONCE - 1:
-            await asyncio.sleep(0)
+    for number, (doc_id, revs) in enumerate(asked.items(), 1):
+        await _give_turn(number)
         said = differences(await _known(documents, bucket, doc_id), revs)
         if said:
             found[doc_id] = said
@@ -303,8 +323,7 @@ def _asked(content: Any) -> list[_Asked]:
     docs = content.get("docs") if isinstance(content, dict) else None
     if not isinstance(docs, list):
         raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
-    if len(docs) > REVISIONS_ASKED_MAX:
-        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
+    _check_count(len(docs))
     found = []
     for one in docs:
         if not isinstance(one, Mapping) or not isinstance(one.get("id"), str):
@@ -339,9 +358,13 @@ class _Getting:
         """Yield the JSON answer."""
         encode = msgspec.json.encode
         before = b'{"results":['
-        for one in asked:
-            texts = [text async for text in self._texts(one)]
-            yield b'%b{"id":%b,"docs":[%b]}' % (before, encode(one.id), b",".join(texts))
+        for number, one in enumerate(asked, 1):
+            await _give_turn(number)
+            before += b'{"id":%b,"docs":[' % encode(one.id)
+            async for text in self._texts(one):
+                yield before + text
+                before = b","
+            yield b"]}" if before == b"," else before + b"]}"
             before = b","
         yield b"]}\n" if asked else before + b"]}\n"
 
@@ -383,7 +406,8 @@ class _Getting:
 
     async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
         """Yield the multipart answer."""
-        for one in asked:
+        for number, one in enumerate(asked, 1):
+            await _give_turn(number)
             try:
                 document, found = await self._found(one)
             except MillstreamError as error:

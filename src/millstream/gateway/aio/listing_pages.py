@@ -11,6 +11,7 @@ Source: CouchDB's `_all_docs`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
@@ -44,6 +45,8 @@ from millstream.views.core.query import (
 
 __all__ = ["routes"]
 
+TURN_KEYS: Final = 100
+"""Of `keys`, looked at before others have a turn."""
 _HIGHEST: Final = b"\xff"
 """Above every id."""
 
@@ -154,7 +157,9 @@ class _Listing:
         if query.descending:
             keys.reverse()
         end = None if query.limit is None else query.skip + query.limit
-        for key in keys[query.skip : end]:
+        for number, key in enumerate(keys[query.skip : end], 1):
+            if number % TURN_KEYS == 0:
+                await asyncio.sleep(0)
             yield await self._keyed(key)
 
     async def _keyed(self, key: Any) -> bytes:

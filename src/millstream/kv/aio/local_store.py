@@ -9,7 +9,10 @@ a checkpoint never speaks of changes that the database has lost since.
 
 Invariants:
 1. What a write returned is durable.
-2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart.
+2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart; of one
+   that was deleted nothing.
+3. Documents are bounded in number and size; one that may not be stored can be made smaller, or be
+   deleted. Settings always find room.
 
 Elsewhere: what a stamp is (`documents.tokens`), who judges it (`node.documents`).
 Source: transitive checkpoints paper; docs/design/0029-documents.md.
@@ -25,13 +28,20 @@ from typing import Final, NamedTuple
 import lmdb
 import msgspec
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 
-__all__ = ["LOCAL_DOCUMENTS_MAX", "VERSIONS_MAX", "LocalStore", "Version", "thinned"]
+__all__ = [
+    "LOCAL_DOCUMENTS_MAX", "LOCAL_ID_BYTES_MAX", "LOCAL_STORE_BYTES_MAX", "VERSIONS_MAX",
+    "LocalStore", "Version", "thinned",
+]  # fmt: skip
 
 VERSIONS_MAX: Final = 4
 LOCAL_DOCUMENTS_MAX: Final = 100_000
 """Of one database."""
+LOCAL_ID_BYTES_MAX: Final = 510
+"""LMDB takes keys of 511 bytes, and one of them says what it is a key of."""
+LOCAL_STORE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Of one database, all versions together."""
 _MAP_BYTES: Final = 16 * 1024 * 1024 * 1024
 """Address space; the file grows as needed."""
 _LOCAL: Final = b"l"
@@ -44,7 +54,7 @@ class Version(NamedTuple):
     """A `_local` document as it was written."""
 
     rev: int
-    """0: it was deleted."""
+    """0: it was deleted, in stores of older versions of Millstream."""
     body: bytes
     stamp: str
     number: int
@@ -65,6 +75,20 @@ def thinned(versions: Sequence[Version]) -> list[Version]:
         if is_last or kept[-1].number - version.number >= _DEPTHS[len(kept) - 1]:
             kept.append(version)
     return kept
+
+
+def _key(doc_id: str) -> bytes:
+    """Return the key of a document; raises `illegal_docid`."""
+    try:
+        key = doc_id.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("Document id must be valid UTF-8", code="illegal_docid") from error
+    if len(key) > LOCAL_ID_BYTES_MAX:
+        raise UsageError(
+            f"Id of a local document is longer than {LOCAL_ID_BYTES_MAX} bytes",
+            code="illegal_docid",
+        )
+    return key
 
 
 class LocalStore:
@@ -106,8 +130,12 @@ class LocalStore:
     # -- documents
 
     def read(self, doc_id: str) -> Version | None:
-        """Return the newest version that is part of history, None if there is none, or deleted."""
-        found = self._valid(self._versions(doc_id.encode()))
+        """Return the newest version that is part of history, None if there is none, or deleted.
+
+        Raises:
+            UsageError: `illegal_docid`.
+        """
+        found = self._valid(self._versions(_key(doc_id)))
         return None if found is None or not found.rev else found
 
     def _versions(self, key: bytes) -> list[Version]:
@@ -146,10 +174,11 @@ class LocalStore:
 
         Raises:
             ConditionError: `conflict`; `not_found`, nothing to delete.
+            UsageError: `illegal_docid`.
             UnavailableError: `too_many_local_documents`, `disk_full`.
         """
+        key = _key(doc_id)
         async with self._turn:
-            key = doc_id.encode()
             versions = self._versions(key)
             present = self._valid(versions)
             number = present.rev if present is not None else 0
@@ -157,27 +186,42 @@ class LocalStore:
                 raise ConditionError("Document update conflict.", code="conflict")
             if body is None and not number:
                 raise ConditionError("missing", code="not_found")
-            following = 0 if body is None else (1 if rev is None else rev + 1)
+            if body is None:
+                await asyncio.to_thread(self._put, _LOCAL + key, None)
+                return 0
+            following = 1 if rev is None else rev + 1
             count = versions[0].number + 1 if versions else 1
-            newest = Version(following, body or b"", stamp, count)
+            newest = Version(following, body, stamp, count)
             old = [one for one in versions if self._is_valid(one)]
             value = _encode(thinned([newest, *old]))
-            await asyncio.to_thread(self._put, _LOCAL + key, value)
+            await asyncio.to_thread(self._put_document, _LOCAL + key, value)
             return following
 
-    def _put(self, key: bytes, value: bytes) -> None:
+    def _put_document(self, key: bytes, value: bytes) -> None:
         environment = self._open()
-        if environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:
+        stat = environment.stat()
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
+        if is_full or stat["entries"] >= LOCAL_DOCUMENTS_MAX:
             with environment.begin() as transaction:
-                if transaction.get(key) is None:
-                    raise UnavailableError(
-                        f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents; delete "
-                        "checkpoints of replications that are not run any more",
-                        code="too_many_local_documents",
-                    )
+                before = transaction.get(key)
+            if before is None or (is_full and len(value) > len(before)):
+                raise UnavailableError(
+                    f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents, of "
+                    f"{LOCAL_STORE_BYTES_MAX} bytes with their former versions; delete "
+                    "checkpoints of replications that are not run any more",
+                    code="too_many_local_documents",
+                )
+        self._put(key, value)
+
+    def _put(self, key: bytes, value: bytes | None) -> None:
+        environment = self._open()
         try:
             with environment.begin(write=True) as transaction:
-                transaction.put(key, value)
+                if value is None:
+                    transaction.delete(key)
+                else:
+                    transaction.put(key, value)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise UnavailableError(
                 f"local documents in {self._path} cannot be written: {error}", code="disk_full"

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio import local_store
-from millstream.kv.aio.local_store import VERSIONS_MAX, LocalStore, Version, thinned
+from millstream.kv.aio.local_store import (
+    LOCAL_ID_BYTES_MAX,
+    VERSIONS_MAX,
+    LocalStore,
+    Version,
+    thinned,
+)
 
 
 def store_at(path: Path, gone: frozenset[str] = frozenset()) -> LocalStore:
@@ -92,4 +98,45 @@ async def test_there_are_at_most_so_many(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UnavailableError, match="at most 2"):
         await store.write("c", b"{}", None, "s")
     assert await store.write("a", b"{}", 1, "s") == 2
+    store.close()
+
+
+async def test_what_was_deleted_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "LOCAL_DOCUMENTS_MAX", 2)
+    store = store_at(tmp_path)
+    for name in ("a", "b", "c", "d"):
+        await store.write(name, b"{}", None, "s")
+        await store.write(name, None, 1, "s")
+    assert store.all() == []
+    store.close()
+
+
+async def test_they_have_at_most_so_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "LOCAL_STORE_BYTES_MAX", 400_000)
+    store = store_at(tmp_path)
+    big = b'{"a":"%b"}' % (b"x" * 100_000)
+    for number in range(3):
+        await store.write(f"d{number}", big, None, "s")
+    with pytest.raises(UnavailableError, match="of 400000 bytes"):
+        await store.write("d3", big, None, "s")
+    with pytest.raises(UnavailableError):
+        await store.write("d0", big + b"x" * 100_000, None, "s")
+    await store.set("limit", b"7")  # settings are no documents
+    assert await store.write("d0", None, None, "s") == 0
+    assert await store.write("d3", big, None, "s") == 1
+    store.close()
+
+
+async def test_an_id_that_can_be_no_key_is_refused(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    assert await store.write("x" * LOCAL_ID_BYTES_MAX, b"{}", None, "s") == 1
+    for doc_id in ("x" * (LOCAL_ID_BYTES_MAX + 1), "\ud800"):
+        with pytest.raises(UsageError, match="ocument"):
+            await store.write(doc_id, b"{}", None, "s")
+        with pytest.raises(UsageError, match="ocument"):
+            store.read(doc_id)
     store.close()
