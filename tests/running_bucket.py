@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
-from millstream.documents.updating import interactive
+from millstream.documents.updating import interactive, replicated
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.revised import Decide
 
@@ -27,5 +27,15 @@ def put(text: bytes = b"{}") -> Decide:
 
     def decide(document: StoredDocument | None) -> StoredDocument | None:
         return interactive(document, parse_sent(text), revs_limit=LIMIT).document
+
+    return decide
+
+
+def conflicting(number: int, size: int = 0) -> Decide:
+    """Return a peer's first revision of a document, another one for each number."""
+    text = b'{"_rev":"1-%032x","a":"%b"}' % (number, b"x" * size)
+
+    def decide(document: StoredDocument | None) -> StoredDocument | None:
+        return replicated(document, parse_sent(text), revs_limit=LIMIT).document
 
     return decide

@@ -13,7 +13,6 @@ Source: CouchDB's bulk API and replication protocol.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -40,7 +39,7 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.attaching import keep_inline
 from millstream.gateway.aio.documents_out import inline_text, parts_of, send_attachment_pieces
 from millstream.gateway.aio.parsing import parsed
-from millstream.gateway.aio.streaming import stream
+from millstream.gateway.aio.streaming import Turns, stream
 from millstream.gateway.aio.writing import Edit, Stored, write
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.document_options import is_true, parse_revs
@@ -48,13 +47,11 @@ from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 
 __all__ = [
-    "BULK_BYTES_MAX", "DOCUMENTS_AT_ONCE", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
+    "BULK_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
-DOCUMENTS_AT_ONCE: Final = 200
-"""Parsed, or looked at, before others have a turn."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
@@ -137,8 +134,9 @@ async def _edits(
     documents = request.app[HOST].documents
     may = _Rights(request, bucket)
     edits, refusals = list[Edit](), list[dict[str, Any] | None]()
-    for number, text in enumerate(texts, 1):
-        await _give_turn(number)
+    turns = Turns()
+    for text in texts:
+        await turns.give()
         sent = None
         try:
             sent = await parsed(bytes(text))
@@ -162,12 +160,6 @@ async def _edits(
         edits.append(Edit(doc_id, sent, kept, is_replicated))
         refusals.append(None)
     return edits, refusals
-
-
-async def _give_turn(number: int) -> None:
-    """Let others have a turn after every so many documents; `number` counts them."""
-    if number % DOCUMENTS_AT_ONCE == 0:
-        await asyncio.sleep(0)
 
 
 class _Rights:
@@ -245,13 +237,14 @@ async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
     _check_count(len(asked))
-    for number, revs in enumerate(asked.values(), 1):
+    turns = Turns()
+    for revs in asked.values():
         if len(revs) > REVISIONS_OF_ONE_MAX:
             raise UsageError(
                 f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
                 code="too_large",
             )
-        await _give_turn(number)
+        await turns.give()
         for rev in revs:
             checked_rev(rev)
     return asked
@@ -263,8 +256,9 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     asked = await _revs_by_id(request)
     documents = request.app[HOST].documents
     found: dict[str, dict[str, list[str]]] = {}
-    for number, (doc_id, revs) in enumerate(asked.items(), 1):
-        await _give_turn(number)
+    turns = Turns()
+    for doc_id, revs in asked.items():
+        await turns.give()
         said = differences(await _known(documents, bucket, doc_id), revs)
         if said:
             found[doc_id] = said
@@ -358,8 +352,9 @@ class _Getting:
         """Yield the JSON answer."""
         encode = msgspec.json.encode
         before = b'{"results":['
-        for number, one in enumerate(asked, 1):
-            await _give_turn(number)
+        turns = Turns()
+        for one in asked:
+            await turns.give()
             before += b'{"id":%b,"docs":[' % encode(one.id)
             async for text in self._texts(one):
                 yield before + text
@@ -406,8 +401,9 @@ class _Getting:
 
     async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
         """Yield the multipart answer."""
-        for number, one in enumerate(asked, 1):
-            await _give_turn(number)
+        turns = Turns()
+        for one in asked:
+            await turns.give()
             try:
                 document, found = await self._found(one)
             except MillstreamError as error:

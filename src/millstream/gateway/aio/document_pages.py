@@ -46,7 +46,7 @@ from millstream.gateway.aio.documents_out import (
     send_attachment_pieces,
 )
 from millstream.gateway.aio.parsing import parsed
-from millstream.gateway.aio.streaming import stream
+from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, stream
 from millstream.gateway.aio.writing import Edit, Stored, write_one
 from millstream.gateway.core.document_options import (
     DocumentOptions,
@@ -105,8 +105,10 @@ async def _get(request: web.Request) -> web.StreamResponse:
     if names_etag(request.headers.get("If-None-Match"), etag):
         return web.Response(status=304, headers={"ETag": etag})
     if not options.attachments or not found.contents[leaf.rev].attachments:
-        text = text_of(doc_id, found, leaf, options.shown)
-        return raw_answer(text + b"\n", headers={"ETag": etag})
+        text = text_of(doc_id, found, leaf, options.shown) + b"\n"
+        if len(text) <= WHOLE_BYTES_MAX:
+            return raw_answer(text, headers={"ETag": etag})
+        return await stream(request, _piece(text), {"ETag": etag})
     if "multipart/" not in request.headers.get("Accept", "") or prefers_json(
         request.headers.get("Accept")
     ):

@@ -11,7 +11,6 @@ Source: CouchDB's `_all_docs`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
@@ -31,7 +30,7 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.aio.documents_out import inline_text
-from millstream.gateway.aio.streaming import WhileThere, stream
+from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.views.core.query import (
     MISSING,
@@ -45,8 +44,6 @@ from millstream.views.core.query import (
 
 __all__ = ["routes"]
 
-TURN_KEYS: Final = 100
-"""Of `keys`, looked at before others have a turn."""
 _HIGHEST: Final = b"\xff"
 """Above every id."""
 
@@ -157,9 +154,9 @@ class _Listing:
         if query.descending:
             keys.reverse()
         end = None if query.limit is None else query.skip + query.limit
-        for number, key in enumerate(keys[query.skip : end], 1):
-            if number % TURN_KEYS == 0:
-                await asyncio.sleep(0)
+        turns = Turns()
+        for key in keys[query.skip : end]:
+            await turns.give()
             yield await self._keyed(key)
 
     async def _keyed(self, key: Any) -> bytes:

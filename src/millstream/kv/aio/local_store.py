@@ -193,18 +193,19 @@ class LocalStore:
             count = versions[0].number + 1 if versions else 1
             newest = Version(following, body, stamp, count)
             old = [one for one in versions if self._is_valid(one)]
-            value = _encode(thinned([newest, *old]))
-            await asyncio.to_thread(self._put_document, _LOCAL + key, value)
+            await asyncio.to_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
             return following
 
-    def _put_document(self, key: bytes, value: bytes) -> None:
-        environment = self._open()
+    def _put_document(self, key: bytes, versions: list[Version]) -> None:
+        environment, value = self._open(), _encode(versions)
         stat = environment.stat()
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
         if is_full or stat["entries"] >= LOCAL_DOCUMENTS_MAX:
             with environment.begin() as transaction:
                 before = transaction.get(key)
+            if is_full:
+                value = _encode(versions[:1])
             if before is None or (is_full and len(value) > len(before)):
                 raise UnavailableError(
                     f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents, of "

@@ -4,7 +4,10 @@ Invariants:
 1. What is to be durable is when it is returned, or is refused as `ambiguous`: history went back,
    or nobody can say.
 2. Changes asked for together wait for the disk together.
-3. The loop is given back after `TURN_DOCUMENTS` changes.
+3. The loop is given back after `TURN_SECONDS`.
+4. Of several changes of one document that are asked for together each is decided by what the one
+   before left, and the document is stored once in a turn: a thousand conflicts are not stored a
+   thousand times. If they do not fit together they are stored one by one, as far as they do.
 
 Elsewhere: what is decided (`documents.updating`), the change (`kv.core.revised`).
 """
@@ -23,11 +26,58 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.residents import NotInMemory
 from millstream.kv.core.revised import Found, Made, RevisedDocuments
 
-__all__ = ["TURN_DOCUMENTS", "DocumentStore"]
+__all__ = ["TURN_SECONDS", "DocumentStore"]
 
-TURN_DOCUMENTS: Final = 100
-"""Changed before others have a turn."""
+TURN_SECONDS: Final = 0.02
+"""How long documents are changed before others have a turn; one may take longer."""
 Decide = Callable[[StoredDocument | None], StoredDocument | None]
+
+
+class _Steps:
+    """Several decisions on one document as one: the first of them, as many as there is time for.
+
+    Args:
+        decides: they.
+        now: seconds.
+    """
+
+    def __init__(self, decides: Sequence[Decide], now: Callable[[], float]) -> None:
+        self._decides = decides
+        self._now = now
+        self._results: list[bool | MillstreamError] = []
+
+    def decide(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Return what they make of a document together; refusals are kept for `made`."""
+        self._results = []
+        following: StoredDocument | None = None
+        end_s = self._now() + TURN_SECONDS
+        for decide in self._decides:
+            if self._results and self._now() > end_s:
+                break
+            try:
+                after = decide(document if following is None else following)
+            except MillstreamError as error:
+                self._results.append(error)
+                continue
+            self._results.append(after is not None)
+            following = following if after is None else after
+        return following
+
+    def made(self, whole: Made) -> list[Made | MillstreamError]:
+        """Return what came of each that was asked for."""
+        same = whole._replace(seqno=0)
+        return [
+            one if isinstance(one, MillstreamError) else whole if one else same
+            for one in self._results
+        ]
+
+
+def _by_key(edits: Sequence[tuple[bytes, Decide]]) -> dict[bytes, list[int]]:
+    """Return the places of edits, by the key that they change."""
+    found: dict[bytes, list[int]] = {}
+    for number, (key, _) in enumerate(edits):
+        found.setdefault(key, []).append(number)
+    return found
 
 
 class DocumentStore:
@@ -68,31 +118,55 @@ class DocumentStore:
         self, edits: Sequence[tuple[bytes, Decide]], revs_limit: int, *, is_durable: bool
     ) -> list[Made | MillstreamError]:
         """Change documents; return what came of each, in order."""
-        done: list[Made | MillstreamError] = []
-        update, now_ns = self._documents.update, self._now_ns
-        for number, (key, decide) in enumerate(edits, 1):
-            try:
-                done.append(update(key, decide, now_ns(), revs_limit))
-            except NotInMemory:
-                done.append(await self._update_later(key, decide, revs_limit))
-            except MillstreamError as error:
-                done.append(error)
-            if number % TURN_DOCUMENTS == 0 and number < len(edits):
+        done: list[Made | MillstreamError | None] = [None] * len(edits)
+        loop = asyncio.get_running_loop()
+        turn_end_s = loop.time() + TURN_SECONDS
+        for key, numbers in _by_key(edits).items():
+            for number, made in zip(
+                numbers,
+                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit),
+                strict=True,
+            ):
+                done[number] = made
+            if loop.time() > turn_end_s:
                 self._bucket.changed()
                 await asyncio.sleep(0)
+                turn_end_s = loop.time() + TURN_SECONDS
         self._bucket.changed()
+        found = [one for one in done if one is not None]
+        assert len(found) == len(edits), "each has its key"
         if is_durable:
-            await self._settle(done)
+            await self._settle(found)
+        return found
+
+    async def _update_one(
+        self, key: bytes, decides: Sequence[Decide], revs_limit: int
+    ) -> list[Made | MillstreamError]:
+        """Change one document, several times perhaps, which is stored once in a turn."""
+        done: list[Made | MillstreamError] = []
+        while len(done) < len(decides):
+            rest = decides[len(done) :]
+            steps = _Steps(rest, asyncio.get_running_loop().time)
+            made = await self._updated(key, steps.decide, revs_limit)
+            if isinstance(made, Made):
+                done += steps.made(made)
+            else:  # together they do not fit
+                done.append(await self._updated(key, rest[0], revs_limit))
+            if len(done) < len(decides):
+                self._bucket.changed()
+                await asyncio.sleep(0)
         return done
 
-    async def _update_later(
+    async def _updated(
         self, key: bytes, decide: Decide, revs_limit: int
     ) -> Made | MillstreamError:
-        """Change a document that has to be read from the disk first."""
         try:
-            return await with_documents(
-                lambda: self._documents.update(key, decide, self._now_ns(), revs_limit)
-            )
+            try:
+                return self._documents.update(key, decide, self._now_ns(), revs_limit)
+            except NotInMemory:  # it has to be read from the disk first
+                return await with_documents(
+                    lambda: self._documents.update(key, decide, self._now_ns(), revs_limit)
+                )
         except MillstreamError as error:
             return error
 
