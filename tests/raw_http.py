@@ -162,7 +162,7 @@ class RawHttp:
     ) -> Answer:
         """Send a request as it should be, and return the answer."""
         self.send(request(method, path, body, headers))
-        return self.receive()
+        return Answer(*self.head(), b"") if method == "HEAD" else self.receive()
 
     def _take(self, size: int) -> bytes:
         pieces, have = [self._rest], len(self._rest)
