@@ -49,7 +49,8 @@ def test_it_is_answered_as_it_needs_it(node: NodeProcess, player: Player, name: 
 @pytest.mark.parametrize(
     "other",
     [
-        {"status": 200}, {"answer": {"ok": True, "more": 1}}, {"answer": {"$more": 1, "no": 1}}, {"answer": [1]},
+        {"status": 200}, {"answer": {"ok": True, "more": 1}}, {"answer": {"$more": 1, "no": 1}},
+        {"answer": [1]},
         {"headers": {"x-other": "$*$"}}, {"headers": {"content-type": "text/plain"}},
         {"answer": {"ok": False}}, {"answer": {"ok": 1}}, {"answer": {"ok": "$seq:*$"}},
         {"plain": ""}, {"answer": {}},

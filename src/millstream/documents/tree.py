@@ -375,6 +375,10 @@ class _Merge:
         found = []
         for number, branch in enumerate(self._branches):
             first = branch.first
+            if first == oldest == newest:  # of one revision, as the first ones of conflicts are
+                if branch.signatures.startswith(self._signatures):
+                    found.append(_Met(first, first, number))
+                continue
             last = first + len(branch.signatures) // SIGNATURE_BYTES - 1
             low = max(oldest, first)
             high = min(newest, last)

@@ -63,11 +63,10 @@ class _Steps:
             following = following if after is None else after
         return following
 
-    def made(self, whole: Made) -> list[Made | MillstreamError]:
-        """Return what came of each that was asked for."""
-        same = whole._replace(seqno=0)
+    def seqnos(self, whole: int) -> list[int | MillstreamError]:
+        """Return what came of each that was asked for: the seqno of them all, 0 for no change."""
         return [
-            one if isinstance(one, MillstreamError) else whole if one else same
+            one if isinstance(one, MillstreamError) else whole if one else 0
             for one in self._results
         ]
 
@@ -143,18 +142,28 @@ class DocumentStore:
         self, key: bytes, decides: Sequence[Decide], revs_limit: int
     ) -> list[Made | MillstreamError]:
         """Change one document, several times perhaps, which is stored once in a turn."""
-        done: list[Made | MillstreamError] = []
-        while len(done) < len(decides):
-            rest = decides[len(done) :]
+        seqnos: list[int | MillstreamError] = []
+        last: Made | None = None
+        while len(seqnos) < len(decides):
+            rest = decides[len(seqnos) :]
             steps = _Steps(rest, asyncio.get_running_loop().time)
             made = await self._updated(key, steps.decide, revs_limit)
             if isinstance(made, Made):
-                done += steps.made(made)
+                seqnos += steps.seqnos(made.seqno)
             else:  # together they do not fit
-                done.append(await self._updated(key, rest[0], revs_limit))
-            if len(done) < len(decides):
+                made = await self._updated(key, rest[0], revs_limit)
+                seqnos.append(made.seqno if isinstance(made, Made) else made)
+            last = made if isinstance(made, Made) else last
+            if len(seqnos) < len(decides):
                 self._bucket.changed()
                 await asyncio.sleep(0)
+        done: list[Made | MillstreamError] = []
+        for one in seqnos:
+            if isinstance(one, int):
+                assert last is not None, "it has a seqno"
+                done.append(last._replace(seqno=one))
+            else:
+                done.append(one)
         return done
 
     async def _updated(
