@@ -96,7 +96,7 @@ WITH: Mapping[str, Mapping[str, Any]] = {
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     directory = tmp_path_factory.mktemp("bad-documents") / "node"
-    with NodeProcess(directory, "--bucket", "db:16") as running:
+    with NodeProcess(directory, "--bucket", "db:16", "--bucket", "many:16") as running:
         with RawHttp(running.address("http")) as client:
             for name, body in KEPT.items():
                 assert client.ask("PUT", f"/db/{name}", body).status == 201
@@ -376,9 +376,9 @@ def test_ten_thousand_revisions_in_one_path(ask: Asking) -> None:
 def test_as_many_documents_as_may_be(node: NodeProcess, ask: Asking) -> None:
     with bystander(node, ask) as other:
         docs = b'{"docs":[' + b",".join([b"{}"] * REVISIONS_ASKED_MAX) + b"]}"
-        assert len(ask("POST", "/db/_bulk_docs", docs).json) == REVISIONS_ASKED_MAX
+        assert len(ask("POST", "/many/_bulk_docs", docs).json) == REVISIONS_ASKED_MAX
         more = docs.replace(b"[{}", b"[{},{}", 1)
-        assert ask.refused(413, "POST", "/db/_bulk_docs", more) == "too_large"
+        assert ask.refused(413, "POST", "/many/_bulk_docs", more) == "too_large"
     assert other.growth_bytes < GROWTH_BYTES_MAX
     assert other.slowest_s < SERVED_S
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import statistics
@@ -216,6 +217,27 @@ def test_clients_that_leave_in_the_middle(connect: Connect, other: Bystander) ->
             client.head()
         client.close()
     assert connect().ask("GET", "/db/left").status == 404
+
+
+def test_many_feeds_that_want_a_heartbeat_each_millisecond(
+    connect: Connect, other: Bystander
+) -> None:
+    feeds = [connect() for _ in range(MANY)]
+    for client in feeds:
+        client.send(request("GET", "/db/_changes?feed=continuous&since=now&heartbeat=1"))
+        client.head()
+    before, started = other.answers, time.monotonic()
+    until(lambda: other.answers >= before + 20, lambda: "the other client is not served")
+    seconds = time.monotonic() - started
+    beats = [sum(1 for _ in itertools.takewhile(bool, heard(client))) for client in feeds]
+    assert max(beats) <= seconds / 0.1 + 20
+
+
+def heard(client: RawHttp) -> Iterator[bytes]:
+    """Yield what has come by now."""
+    client.set_timeout(0.001)
+    with contextlib.suppress(TimeoutError):
+        yield from client.chunks()
 
 
 # -- answers that are never read
