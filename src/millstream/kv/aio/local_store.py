@@ -10,7 +10,7 @@ a checkpoint never speaks of changes that the database has lost since.
 Invariants:
 1. What a write returned is durable.
 2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart; of one
-   that was deleted nothing.
+   that was deleted only that it was, until there are too many entries.
 3. Documents are bounded in number and size; one that may not be stored can be made smaller, or be
    deleted. Settings always find room.
 
@@ -54,7 +54,7 @@ class Version(NamedTuple):
     """A `_local` document as it was written."""
 
     rev: int
-    """0: it was deleted, in stores of older versions of Millstream."""
+    """0: it was deleted."""
     body: bytes
     stamp: str
     number: int
@@ -104,6 +104,8 @@ class LocalStore:
         self._is_valid = is_valid
         self._environment: lmdb.Environment | None = None
         self._turn = asyncio.Lock()
+        self._has_deleted = True
+        """Whether deleted documents may be among the entries."""
         if (path / "data.mdb").exists():
             self._open()
 
@@ -186,11 +188,13 @@ class LocalStore:
                 raise ConditionError("Document update conflict.", code="conflict")
             if body is None and not number:
                 raise ConditionError("missing", code="not_found")
+            count = versions[0].number + 1 if versions else 1
             if body is None:
-                await asyncio.to_thread(self._put, _LOCAL + key, None)
+                gone = _encode([Version(0, b"", stamp, count)])
+                await asyncio.to_thread(self._put, _LOCAL + key, gone)
+                self._has_deleted = True
                 return 0
             following = 1 if rev is None else rev + 1
-            count = versions[0].number + 1 if versions else 1
             newest = Version(following, body, stamp, count)
             old = [one for one in versions if self._is_valid(one)]
             await asyncio.to_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
@@ -198,6 +202,8 @@ class LocalStore:
 
     def _put_document(self, key: bytes, versions: list[Version]) -> None:
         environment, value = self._open(), _encode(versions)
+        if self._has_deleted and environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:
+            self._forget_deleted(environment)
         stat = environment.stat()
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
@@ -215,14 +221,21 @@ class LocalStore:
                 )
         self._put(key, value)
 
-    def _put(self, key: bytes, value: bytes | None) -> None:
+    def _forget_deleted(self, environment: lmdb.Environment) -> None:
+        """Make room of what is known of deleted documents."""
+        self._has_deleted = False
+        with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(_LOCAL)
+            while found and cursor.key().startswith(_LOCAL):
+                # The next one is there by itself after a deletion.
+                gone = not _decode(cursor.value())[0].rev
+                found = (cursor.delete() and bool(cursor.key())) if gone else cursor.next()
+
+    def _put(self, key: bytes, value: bytes) -> None:
         environment = self._open()
         try:
             with environment.begin(write=True) as transaction:
-                if value is None:
-                    transaction.delete(key)
-                else:
-                    transaction.put(key, value)
+                transaction.put(key, value)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise UnavailableError(
                 f"local documents in {self._path} cannot be written: {error}", code="disk_full"

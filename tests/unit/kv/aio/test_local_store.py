@@ -110,6 +110,26 @@ async def test_what_was_deleted_takes_no_room(
         await store.write(name, b"{}", None, "s")
         await store.write(name, None, 1, "s")
     assert store.all() == []
+    await store.set("limit", b"7")
+    for name in ("y", "z"):
+        await store.write(name, b"{}", None, "s")
+        if name == "y":
+            monkeypatch.setattr(local_store, "LOCAL_DOCUMENTS_MAX", 3)
+    assert [doc_id for doc_id, _ in store.all()] == ["y", "z"]
+    assert store.setting("limit") == b"7"
+    with pytest.raises(UnavailableError):
+        await store.write("a", b"{}", None, "s")
+    store.close()
+
+
+async def test_of_what_was_deleted_it_is_known_that_it_was(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    await store.write("a", b"x" * 1000, None, "s")
+    await store.write("a", None, 1, "s")
+    [gone] = store._versions(b"a")
+    assert (gone.rev, gone.body, gone.number) == (0, b"", 2)
+    assert await store.write("a", b"{}", None, "s") == 1
+    assert store._versions(b"a")[0].number == 3
     store.close()
 
 
