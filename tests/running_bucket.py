@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
-from millstream.documents.updating import interactive
+from millstream.documents.updating import interactive, replicated
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.revised import Decide
 from millstream.node.changes import NodeChanges
@@ -42,3 +42,13 @@ def changes_here(running: BucketEngine) -> NodeChanges:
         raise AssertionError(f"{node} is asked for {name}")
 
     return NodeChanges(lambda name: running, nobody, Purges(lambda name: running, lambda: 0.0))
+
+
+def conflicting(number: int, size: int = 0) -> Decide:
+    """Return a peer's first revision of a document, another one for each number."""
+    text = b'{"_rev":"1-%032x","a":"%b"}' % (number, b"x" * size)
+
+    def decide(document: StoredDocument | None) -> StoredDocument | None:
+        return replicated(document, parse_sent(text), revs_limit=LIMIT).document
+
+    return decide

@@ -7,7 +7,8 @@ Invariants:
    Inside values the text of the others stays, too.
 3. A number with a fraction or exponent is a float, any other an integer, however large.
 4. Refused: NaN and infinities, also those of exponents; lone surrogates; what is not UTF-8; what
-   is nested deeper than `JSON_DEPTH_MAX`; integers of more than `INTEGER_DIGITS_MAX` digits.
+   is nested deeper than `JSON_DEPTH_MAX`; integers of more than `INTEGER_DIGITS_MAX` digits; more
+   than `VALUES_MAX` values, before any of them takes memory.
 
 Elsewhere: what special members say (`documents.sent`), ids made of bodies
 (`documents.revision_ids`).
@@ -24,11 +25,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from millstream.errors import UsageError
+from millstream.model.limits import VALUE_BYTES_MAX
 
 __all__ = [
     "INTEGER_DIGITS_MAX",
     "JSON_DEPTH_MAX",
+    "VALUES_MAX",
     "Cut",
+    "check_values",
     "cut",
     "is_plain_object",
     "may_repeat",
@@ -40,6 +44,11 @@ JSON_DEPTH_MAX: Final = 256
 """Objects and arrays inside each other."""
 INTEGER_DIGITS_MAX: Final = 20_000
 """Of one number; converting takes time that grows faster than the number."""
+VALUES_MAX: Final = 4_000_000
+"""In one text: each takes up to a hundred bytes of memory, however few it has. Counted are commas
+and brackets, those in strings, too."""
+_VALUE_BYTES_MIN: Final = 2
+"""Of a value and what divides it from the next one."""
 _INT_DIGITS: Final = 4000
 """What `int` converts whatever the interpreter's own limit is."""
 _BACKSLASH: Final = 0x5C
@@ -95,8 +104,10 @@ def cut(text: bytes) -> Cut:
     """Return a document's special members and its body. Hot path.
 
     Raises:
-        UsageError: `bad_request`: no object; `bad_json`: no JSON, or what is refused.
+        UsageError: `bad_request`: no object; `bad_json`: no JSON, or what is refused; `too_large`;
+            `document_too_large`.
     """
+    check_values(text)
     try:
         members = _members(text)
     except msgspec.ValidationError as error:
@@ -114,7 +125,27 @@ def cut(text: bytes) -> Cut:
     if colons != len(members) or _SPACED_COLON(text):  # members may be repeated
         kept = {name: kept[name] for name in parse_exactly(text) if name in kept}
     body = _encode(kept)
+    if len(body) > VALUE_BYTES_MAX:
+        raise UsageError(
+            f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
+        )
     return Cut(special, body, parse(body))
+
+
+def check_values(text: bytes) -> None:
+    """Refuse a text of more values than are taken apart at a time.
+
+    Raises:
+        UsageError: `too_large`.
+    """
+    if len(text) <= VALUES_MAX * _VALUE_BYTES_MIN:
+        return
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > VALUES_MAX:
+        raise UsageError(
+            f"a body has at most {VALUES_MAX} values, commas and brackets inside of strings "
+            "counted; send less at a time",
+            code="too_large",
+        )
 
 
 def may_repeat(text: bytes, members: int) -> bool:
@@ -131,8 +162,9 @@ def parse(text: bytes) -> Any:
     """Return a JSON text's value; of repeated members the last at the place of the first.
 
     Raises:
-        UsageError: `bad_json`.
+        UsageError: `bad_json`, `too_large`.
     """
+    check_values(text)
     try:
         value = _decode(text)
     except msgspec.ValidationError:

@@ -63,6 +63,9 @@ def stemmed(tree: RevisionTree, limit: int) -> RevisionTree:
         run = _Run(only, None)
         run.cut_to(only.last - limit + 1)
         return _tree_of(tree, [run])
+    firsts, lasts = (one.first for one in branches), (one.last for one in branches)
+    if max(lasts, default=0) - min(firsts, default=0) < limit:
+        return tree
     oldest = _oldest(branches)
     if all(branch.last - first < limit for branch, first in zip(branches, oldest, strict=True)):
         return tree

@@ -23,7 +23,7 @@ from millstream.documents.json_text import may_repeat, parse_exactly
 from millstream.documents.revisions import parse_rev, to_bytes
 from millstream.documents.stored import Attachment
 
-__all__ = ["signature_of"]
+__all__ = ["signature_of", "term_of_body"]
 
 _COUNT: Final = Struct(">BI").pack
 _INTEGER: Final = Struct(">Bi").pack
@@ -60,6 +60,7 @@ def signature_of(
     is_deleted: bool = False,
     parent: str | None = None,
     attachments: Mapping[str, Attachment] | None = None,
+    term: bytes | None = None,
 ) -> str:
     """Return the 32 hex digits of a new revision. Hot path.
 
@@ -69,15 +70,23 @@ def signature_of(
         is_deleted: whether it is a deletion.
         parent: the revision that it replaces.
         attachments: all that it has, in the document's order.
+        term: what `term_of_body` returned of body and content, if it was asked before.
     """
-    sizes: list[int] = []
-    term = _object(content, sizes)
-    if may_repeat(body, sum(sizes)):
-        term = _object(parse_exactly(body), sizes)
+    if term is None:
+        term = term_of_body(body, content)
     head = _HEADS[is_deleted] + _parent(parent)
     attached = _attached(attachments) if attachments else _NIL
     whole = b"".join((head, term, attached, _NIL))
     return md5(whole, usedforsecurity=False).hexdigest()
+
+
+def term_of_body(body: bytes, content: Mapping[str, Any]) -> bytes:
+    """Return what of a revision's term is the body's: most of the work. Hot path."""
+    sizes: list[int] = []
+    term = _object(content, sizes)
+    if may_repeat(body, sum(sizes)):
+        term = _object(parse_exactly(body), sizes)
+    return term
 
 
 def _parent(rev: str | None) -> bytes:

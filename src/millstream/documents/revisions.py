@@ -24,6 +24,7 @@ from millstream.errors import UsageError
 
 __all__ = [
     "GENERATION_MAX",
+    "GENERATION_SENT_MAX",
     "SIGNATURE_BYTES",
     "SIGNATURE_TEXT_BYTES_MAX",
     "Path",
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 GENERATION_MAX: Final = 2**53 - 1
+GENERATION_SENT_MAX: Final = 2**52
+"""Of a revision that a peer brings. What kv writes goes on from it and cannot be refused, so there
+is room above."""
 SIGNATURE_BYTES: Final = 16
 SIGNATURE_TEXT_BYTES_MAX: Final = 4096
 """Of a foreign signature, in UTF-8."""

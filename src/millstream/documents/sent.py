@@ -47,6 +47,8 @@ class Sent(NamedTuple):
     body: bytes
     content: Mapping[str, Any]
     """The body, decoded."""
+    term: bytes | None = None
+    """`revision_ids.term_of_body`, if it is known already."""
 
 
 def parse_sent(text: bytes) -> Sent:

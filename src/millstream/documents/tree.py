@@ -162,7 +162,14 @@ class RevisionTree:
     def leaf_revs(self) -> list[str]:
         """Return the revisions of the leaves in the order of their branches; not to be changed."""
         if self._revs is None:
-            self._revs = [self._leaf(branch).rev for branch in self.branches]
+            if self.foreign:
+                self._revs = [self._leaf(branch).rev for branch in self.branches]
+            else:  # the same in half the time
+                self._revs = [
+                    f"{one.first + len(one.signatures) // SIGNATURE_BYTES - 1}"
+                    f"-{one.signatures[-SIGNATURE_BYTES:].hex()}"
+                    for one in self.branches
+                ]
         return self._revs
 
     def leaves_below(self, rev: str) -> list[Leaf]:
@@ -375,6 +382,10 @@ class _Merge:
         found = []
         for number, branch in enumerate(self._branches):
             first = branch.first
+            if first == oldest == newest:  # of one revision, as the first ones of conflicts are
+                if branch.signatures.startswith(self._signatures):
+                    found.append(_Met(first, first, number))
+                continue
             last = first + len(branch.signatures) // SIGNATURE_BYTES - 1
             low = max(oldest, first)
             high = min(newest, last)

@@ -24,7 +24,13 @@ from typing import Any, Final, NamedTuple
 
 from millstream.documents.pruning import purged, stemmed
 from millstream.documents.revision_ids import signature_of
-from millstream.documents.revisions import GENERATION_MAX, Path, checked_rev, parse_rev
+from millstream.documents.revisions import (
+    GENERATION_MAX,
+    GENERATION_SENT_MAX,
+    Path,
+    checked_rev,
+    parse_rev,
+)
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import EMPTY, RevisionTree
@@ -91,7 +97,7 @@ def interactive(
     content = _content_sent(sent, kept, [before] if before is not None else [])
     signature = signature_of(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
-        attachments=content.attachments,
+        attachments=content.attachments, term=sent.term,
     )  # fmt: skip
     rev = f"{generation}-{signature}"
     tree = EMPTY if present is None else present.tree
@@ -185,14 +191,20 @@ def sent_path(sent: Sent) -> Path:
     Raises:
         UsageError: `bad_request`.
     """
-    if sent.path is None:
+    path = sent.path
+    if path is None:
         if sent.rev is None:
             raise UsageError("new_edits=false: a document has to bring _rev", code="bad_request")
         generation, signature = parse_rev(sent.rev)
-        return Path(generation, [signature])
-    if sent.rev is not None and sent.rev != sent.path.rev:
+        path = Path(generation, [signature])
+    elif sent.rev is not None and sent.rev != path.rev:
         raise UsageError("_rev is not the newest of _revisions", code="bad_request")
-    return sent.path
+    if path.start > GENERATION_SENT_MAX:
+        raise UsageError(
+            f"a generation above {GENERATION_SENT_MAX}: nothing could come after it",
+            code="bad_request",
+        )
+    return path
 
 
 def _with(

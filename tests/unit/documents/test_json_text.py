@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.documents import json_text
 from millstream.documents.json_text import (
     INTEGER_DIGITS_MAX,
     JSON_DEPTH_MAX,
@@ -225,3 +226,29 @@ def test_no_plain_object_has_a_name_that_begins_with_an_underscore():
     values = [b'{"_a":1}', b'{"\\u005Fa":1}', b'{"\\u005fa":1}', b'{"a":1,"_b":{}}', b"\xff", b""]
     assert not any(map(is_plain_object, values))
     assert not is_plain_object(b'{"a":"\xff"}')
+
+
+def test_more_values_than_may_be_are_refused_before_they_are_read(monkeypatch):
+    monkeypatch.setattr(json_text, "VALUES_MAX", 10)
+    for text in (
+        b"[1,2,3,4,5,6,7,8,9,0]",
+        b'{"a":[[],[],[],[]]}',
+        b'"' + b"x" * 99 + b'"',
+    ):
+        json_text.check_values(text)
+    for text in (
+        b"[1,2,3,4,5,6,7,8,9,0,1]", b"[[],[],[],[],[],[],[]]",
+        b"[{},{},{},{},{},{},{}]", b"[" * 99,
+    ):  # fmt: skip
+        for read in (json_text.check_values, json_text.parse, json_text.cut):
+            with pytest.raises(UsageError) as refused:
+                read(text)
+            assert refused.value.code == "too_large"
+
+
+def test_a_body_is_no_longer_than_a_value(monkeypatch):
+    monkeypatch.setattr(json_text, "VALUE_BYTES_MAX", 20)
+    assert json_text.cut(b'{"_a":"01234567890123456789","b":1}').body == b'{"b":1}'
+    with pytest.raises(UsageError) as refused:
+        json_text.cut(b'{"a":"01234567890123456789"}')
+    assert refused.value.code == "document_too_large"

@@ -14,9 +14,9 @@ def test_special_members_are_read_and_the_rest_is_the_body():
     )
     assert sent == (
         "x", "2-b", True, Path(2, ["b", "a"]), {"n": {"stub": True}}, b'{"a":1.0,"b":[]}',
-        {"a": 1.0, "b": []},
+        {"a": 1.0, "b": []}, None,
     )  # fmt: skip
-    assert parse_sent(b"{}") == (None, None, False, None, None, b"{}", {})
+    assert parse_sent(b"{}") == (None, None, False, None, None, b"{}", {}, None)
     assert parse_sent(b'{"_deleted":false}').is_deleted is False
 
 

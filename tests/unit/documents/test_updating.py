@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.documents.revisions import GENERATION_MAX, Path
+from millstream.documents.revisions import GENERATION_MAX, GENERATION_SENT_MAX, Path
 from millstream.documents.sent import parse_sent
-from millstream.documents.stored import Attachment, load, pack
+from millstream.documents.stored import Attachment, Content, StoredDocument, load, pack
+from millstream.documents.tree import Branch, RevisionTree
 from millstream.documents.updating import interactive, purge, replicated, sent_path
 from millstream.errors import ConditionError, UsageError
 from millstream.model.lineage import born
@@ -173,8 +174,12 @@ def test_what_a_peer_has_to_say():
 
 
 def test_generations_end():
-    last = told(None, Path(GENERATION_MAX, ["a"]))
-    refused("bad_request", edit, last, f'{{"_rev":"{GENERATION_MAX}-a"}}')
+    tree = RevisionTree([Branch(-1, GENERATION_MAX, b"a" * 16)])
+    rev = tree.winner.rev
+    last = StoredDocument(tree, {rev: Content(b"{}", {})})
+    refused("bad_request", edit, last, f'{{"_rev":"{rev}"}}')
+    assert told(None, Path(GENERATION_SENT_MAX, ["a"])).winner.rev == f"{GENERATION_SENT_MAX}-a"
+    refused("bad_request", told, None, Path(GENERATION_SENT_MAX + 1, ["a"]))
 
 
 def test_revisions_have_a_limit():

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from millstream.access.users import Right, User
 from millstream.errors import AccessError, UsageError
+from millstream.gateway.aio.room import hold
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
 
@@ -78,6 +79,7 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
 
     Raises:
         UsageError: `too_large`, `body_timeout`.
+        UnavailableError: `temporarily_unavailable`: there is no room for it.
     """
     pieces, size = list[bytes](), 0
     try:
@@ -89,6 +91,7 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
                         f"the body is longer than the {bytes_max} bytes of this address",
                         code="too_large",
                     )
+                hold(size)
                 pieces.append(piece)
     except TimeoutError as error:
         raise UsageError(

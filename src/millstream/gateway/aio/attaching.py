@@ -9,6 +9,8 @@ Elsewhere: which attachments a document has after a change (`documents.updating`
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -18,7 +20,10 @@ from millstream.errors import UsageError
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
     ATTACHMENTS_MAX,
+    NOTHING_SAID,
+    Said,
     checked_name,
+    checked_type,
     decoded,
     is_compressible,
 )
@@ -39,6 +44,7 @@ async def keep(
     pieces: AsyncIterator[bytes],
     content_type: str,
     encoding: str = "",
+    said: Said = NOTHING_SAID,
 ) -> Attachment:
     """Keep the bytes of an attachment and describe it; the generation is filled in later.
 
@@ -48,11 +54,12 @@ async def keep(
         pieces: the bytes, compressed already where `encoding` says gzip.
         content_type: of the attachment.
         encoding: "gzip" or "".
+        said: of the bytes as they come.
 
     Raises:
-        UsageError: `bad_request`, `attachment_too_large`.
+        UsageError: `bad_request`, `attachment_too_large`, `content_md5_mismatch`.
     """
-    counted = _Counted(pieces, is_gzip=encoding == "gzip")
+    counted = _Counted(pieces, said, is_gzip=encoding == "gzip")
     source: AsyncIterator[bytes] = counted.pass_on()
     if not encoding and is_compressible(content_type):
         encoding, source = "gzip", _deflated(source)
@@ -66,34 +73,58 @@ async def keep(
 class _Counted:
     """Passes bytes on and counts them as they were before they were compressed."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], *, is_gzip: bool) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], said: Said, *, is_gzip: bool) -> None:
         self._pieces = pieces
+        self._said = said
+        self._digest = hashlib.md5(usedforsecurity=False) if said.md5 else None
         self._inflate = zlib.decompressobj(_GZIP_WINDOW) if is_gzip else None
+        self._stored = 0
         self.length = 0
 
     async def pass_on(self) -> AsyncIterator[bytes]:
         async for piece in self._pieces:
-            self._count(piece)
-            if self.length > ATTACHMENT_BYTES_MAX:
+            self._stored += len(piece)
+            await self._count(piece)
+            if max(self.length, self._stored) > ATTACHMENT_BYTES_MAX:
                 raise UsageError(
                     f"an attachment has at most {ATTACHMENT_BYTES_MAX} bytes",
                     code="attachment_too_large",
                 )
+            if self._digest is not None:
+                self._digest.update(piece)
             yield piece
+        self._check()
         if self._inflate is not None and not self._inflate.eof:
             raise UsageError("the attachment is no whole gzip stream", code="bad_request")
 
-    def _count(self, piece: bytes) -> None:
-        if self._inflate is None:
+    def _check(self) -> None:
+        """Refuse bytes that are not those that the client spoke of."""
+        said = self._said
+        if said.length is not None and said.length != self._stored:
+            raise UsageError(
+                f"an attachment of {said.length} bytes came with {self._stored}",
+                code="bad_request",
+            )
+        if self._digest is not None and self._digest.digest() != said.md5:
+            raise UsageError("Possible message corruption.", code="content_md5_mismatch")
+
+    async def _count(self, piece: bytes) -> None:
+        inflate = self._inflate
+        if inflate is None:
             self.length += len(piece)
             return
         try:
             rest = piece
             while rest and self.length <= ATTACHMENT_BYTES_MAX:
-                self.length += len(self._inflate.decompress(rest, PIECE_BYTES))
-                rest = self._inflate.unconsumed_tail
+                if inflate.eof:
+                    raise UsageError("bytes behind the end of the gzip", code="bad_request")
+                self.length += len(inflate.decompress(rest, PIECE_BYTES))
+                rest = inflate.unconsumed_tail
+                await asyncio.sleep(0)  # a piece may hold a thousand of such
         except zlib.error as error:
             raise UsageError(f"the attachment is no gzip: {error}", code="bad_request") from error
+        if inflate.unused_data:
+            raise UsageError("bytes behind the end of the gzip", code="bad_request")
 
 
 async def _deflated(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -152,10 +183,7 @@ async def keep_inline(
 
 def content_type_of(entry: Mapping[str, Any]) -> str:
     """Return the type that an entry says."""
-    kind = entry.get("content_type", _DEFAULT_TYPE)
-    if not isinstance(kind, str):
-        raise UsageError("content_type must be a string", code="bad_request")
-    return kind
+    return checked_type(entry.get("content_type", _DEFAULT_TYPE))
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:

@@ -36,10 +36,13 @@ from millstream.gateway.aio.documents_out import pieces_of, send_attachment_piec
 from millstream.gateway.aio.writing import Edit, write_one
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
+    Said,
     accepts_gzip,
     asked_range,
     checked_name,
+    checked_type,
     digest_of,
+    said_md5,
 )
 from millstream.gateway.core.documents import is_batch, named_rev, names_etag
 from millstream.gateway.core.multipart import one_line
@@ -108,15 +111,16 @@ async def _put(request: web.Request) -> web.Response:
         raise UsageError(
             f"an attachment has at most {ATTACHMENT_BYTES_MAX} bytes", code="attachment_too_large"
         )
-    kind = request.headers.get("Content-Type", "application/octet-stream")
+    kind = checked_type(request.headers.get("Content-Type", "application/octet-stream"))
     encoding = request.headers.get("Content-Encoding", "")
     if encoding not in ("", "identity", "gzip"):
         raise UsageError(
             "Only gzip and identity content-encodings are supported", code="bad_content_type"
         )
+    said = Said(said_md5(request.headers.get("Content-MD5", "")))
     kept = await keep(
         request.app[HOST].documents, bucket, _body(request), kind,
-        "gzip" if encoding == "gzip" else "",
+        "gzip" if encoding == "gzip" else "", said,
     )  # fmt: skip
     return await _change(request, {name: kept})
 
@@ -129,8 +133,6 @@ async def _body(request: web.Request) -> AsyncIterator[bytes]:
                 piece = await request.content.read(PIECE_BYTES)
         except TimeoutError as error:
             raise UsageError("the body does not arrive", code="body_timeout") from error
-        except web.RequestPayloadError as error:
-            raise UsageError(f"the body cannot be read: {error}", code="bad_request") from error
         if not piece:
             return
         yield piece

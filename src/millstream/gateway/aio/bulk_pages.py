@@ -13,7 +13,6 @@ Source: CouchDB's bulk API and replication protocol.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -22,10 +21,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import parse
+from millstream.documents.json_text import check_values, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import Sent, checked_id, parse_sent
+from millstream.documents.sent import Sent, checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import Purge, purge, sent_path
@@ -40,7 +39,8 @@ from millstream.gateway.aio.answers import (
 )
 from millstream.gateway.aio.attaching import keep_inline
 from millstream.gateway.aio.documents_out import inline_text, parts_of, send_attachment_pieces
-from millstream.gateway.aio.streaming import stream
+from millstream.gateway.aio.parsing import parsed
+from millstream.gateway.aio.streaming import Turns, stream
 from millstream.gateway.aio.writing import Edit, Stored, write
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.document_options import is_true, parse_revs
@@ -48,15 +48,15 @@ from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 
 __all__ = [
-    "BULK_BYTES_MAX", "DOCUMENTS_AT_ONCE", "REVISIONS_ASKED_MAX", "routes",
+    "BULK_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
-DOCUMENTS_AT_ONCE: Final = 200
-"""Parsed, or looked at, before others have a turn."""
 REVISIONS_ASKED_MAX: Final = 100_000
-"""Documents in one `_bulk_get`, `_revs_diff` or `_purge`."""
+"""Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
+REVISIONS_OF_ONE_MAX: Final = 10_000
+"""Revisions of one document in `_revs_diff` or `_purge`."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
 
@@ -106,6 +106,7 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
     data = await read_body(request, BULK_BYTES_MAX)
+    check_values(data)
     try:
         said = _bulk(data)
     except msgspec.ValidationError as error:
@@ -114,7 +115,13 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    _check_count(len(said.docs))
     return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+
+
+def _check_count(count: int) -> None:
+    if count > REVISIONS_ASKED_MAX:
+        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
 
 
 async def _edits(
@@ -128,12 +135,12 @@ async def _edits(
     documents = request.app[HOST].documents
     may = _Rights(request, bucket)
     edits, refusals = list[Edit](), list[dict[str, Any] | None]()
-    for number, text in enumerate(texts):
-        if number % DOCUMENTS_AT_ONCE == DOCUMENTS_AT_ONCE - 1:
-            await asyncio.sleep(0)
+    turns = Turns()
+    for text in texts:
+        await turns.give()
         sent = None
         try:
-            sent = parse_sent(bytes(text))
+            sent = await parsed(bytes(text))
             if sent.id is None and is_replicated:
                 raise UsageError("new_edits=false: a document needs _id", code="illegal_docid")
             doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
@@ -224,15 +231,22 @@ async def _full_commit(request: web.Request) -> web.Response:
 
 async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
     data = await read_body(request, BULK_BYTES_MAX)
+    check_values(data)
     try:
         asked = msgspec.json.decode(data, type=dict[str, list[str]])
     except msgspec.ValidationError as error:
         raise UsageError("{id: [revisions]} is wanted", code="bad_request") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
-    if len(asked) > REVISIONS_ASKED_MAX:
-        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
+    _check_count(len(asked))
+    turns = Turns()
     for revs in asked.values():
+        if len(revs) > REVISIONS_OF_ONE_MAX:
+            raise UsageError(
+                f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
+                code="too_large",
+            )
+        await turns.give()
         for rev in revs:
             checked_rev(rev)
     return asked
@@ -243,12 +257,10 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     require(request, "read", bucket, instead="write")
     asked = await _revs_by_id(request)
     found: dict[str, dict[str, list[str]]] = {}
+    turns = Turns()
     async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
-        number = 0
         async for doc_id, document in known:
-            number += 1
-            if number % DOCUMENTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            await turns.give()
             if isinstance(document, MillstreamError):
                 raise document
             said = differences(document, asked[doc_id])
@@ -316,8 +328,7 @@ def _asked(content: Any) -> list[_Asked]:
     docs = content.get("docs") if isinstance(content, dict) else None
     if not isinstance(docs, list):
         raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
-    if len(docs) > REVISIONS_ASKED_MAX:
-        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
+    _check_count(len(docs))
     found = []
     for one in docs:
         if not isinstance(one, Mapping) or not isinstance(one.get("id"), str):
@@ -352,11 +363,16 @@ class _Getting:
         """Yield the JSON answer."""
         encode = msgspec.json.encode
         before = b'{"results":['
+        turns = Turns()
         async with aclosing(self._known(asked)) as known:
             for one in asked:
+                await turns.give()
                 _, document = await anext(known)
-                texts = [text async for text in self._texts(one, document)]
-                yield b'%b{"id":%b,"docs":[%b]}' % (before, encode(one.id), b",".join(texts))
+                before += b'{"id":%b,"docs":[' % encode(one.id)
+                async for text in self._texts(one, document):
+                    yield before + text
+                    before = b","
+                yield b"]}" if before == b"," else before + b"]}"
                 before = b","
         yield b"]}\n" if asked else before + b"]}\n"
 
@@ -409,8 +425,10 @@ class _Getting:
 
     async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
         """Yield the multipart answer."""
+        turns = Turns()
         async with aclosing(self._known(asked)) as known:
             for one in asked:
+                await turns.give()
                 _, read = await anext(known)
                 try:
                     document, found = self._found(one, read)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import check_values
 from millstream.documents.tokens import vector_from_json, vector_to_json
 from millstream.errors import UsageError
 from millstream.gateway.aio.answers import (
@@ -95,8 +96,10 @@ def _claim(claimed: _Claimed) -> Claim:
 
 
 async def _body(request: web.Request, form: Any) -> Any:
+    data = await read_body(request, COVERAGE_BYTES_MAX)
+    check_values(data)
     try:
-        return msgspec.json.decode(await read_body(request, COVERAGE_BYTES_MAX), type=form)
+        return msgspec.json.decode(data, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"the body is not as it should be: {error}", code="bad_request"

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from millstream.documents.reading import PLAIN, newer_attachments, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import Sent, checked_id, parse_sent
+from millstream.documents.sent import Sent, checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.errors import ConditionError, UsageError
@@ -45,7 +45,8 @@ from millstream.gateway.aio.documents_out import (
     related,
     send_attachment_pieces,
 )
-from millstream.gateway.aio.streaming import stream
+from millstream.gateway.aio.parsing import parsed
+from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, stream
 from millstream.gateway.aio.writing import Edit, Stored, write_one
 from millstream.gateway.core.document_options import (
     DocumentOptions,
@@ -104,15 +105,17 @@ async def _get(request: web.Request) -> web.StreamResponse:
     if names_etag(request.headers.get("If-None-Match"), etag):
         return web.Response(status=304, headers={"ETag": etag})
     if not options.attachments or not found.contents[leaf.rev].attachments:
-        text = text_of(doc_id, found, leaf, options.shown)
-        return raw_answer(text + b"\n", headers={"ETag": etag})
+        text = text_of(doc_id, found, leaf, options.shown) + b"\n"
+        if len(text) <= WHOLE_BYTES_MAX:
+            return raw_answer(text, headers={"ETag": etag})
+        return await stream(request, _piece(text), {"ETag": etag})
     if "multipart/" not in request.headers.get("Accept", "") or prefers_json(
         request.headers.get("Accept")
     ):
         text = await inline_text(
             documents, bucket, doc_id, found, leaf, options.shown, options.atts_since
         )
-        return raw_answer(text + b"\n", headers={"ETag": etag})
+        return await stream(request, _piece(text + b"\n"), {"ETag": etag})
     boundary = secrets.token_hex(16)
     wanted = newer_attachments(found, leaf.rev, options.atts_since)
     response = web.StreamResponse(
@@ -120,6 +123,10 @@ async def _get(request: web.Request) -> web.StreamResponse:
     )
     pieces = related(documents, bucket, boundary, doc_id, found, leaf, options.shown, wanted)
     return await send_attachment_pieces(request, response, pieces)
+
+
+async def _piece(text: bytes) -> AsyncIterator[bytes]:
+    yield text
 
 
 def _asked_leaf(found: StoredDocument | None, options: DocumentOptions) -> Leaf:
@@ -198,7 +205,7 @@ async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
     if request.content_type == "multipart/related":
         sent, kept = await read_related(request, bucket, DOCUMENT_BYTES_MAX)
     else:
-        sent, kept = parse_sent(await read_body(request, DOCUMENT_BYTES_MAX)), {}
+        sent, kept = await parsed(await read_body(request, DOCUMENT_BYTES_MAX)), {}
         if sent.attachments:
             kept = await keep_inline(request.app[HOST].documents, bucket, sent.attachments)
     if sent.id is not None and sent.id != doc_id:
@@ -214,7 +221,7 @@ async def _post(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
-    sent = parse_sent(await read_body(request, DOCUMENT_BYTES_MAX))
+    sent = await parsed(await read_body(request, DOCUMENT_BYTES_MAX))
     doc_id = checked_id(secrets.token_hex(16) if sent.id is None else sent.id)
     may_write(request, bucket, doc_id)
     kept = {}
@@ -242,7 +249,7 @@ async def _copy(request: web.Request) -> web.Response:
     leaf = _asked_leaf(found, options)
     assert found is not None, "it has the leaf"
     content = found.contents[leaf.rev]
-    sent = parse_sent(text_of(target, found, leaf, PLAIN))
+    sent = await parsed(text_of(target, found, leaf, PLAIN))
     sent = sent._replace(rev=target_rev, path=None)
     documents = request.app[HOST].documents
     kept = dict(content.attachments)

@@ -19,11 +19,14 @@ from typing import Final
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from millstream.documents.sent import Sent, parse_sent
+from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment
 from millstream.errors import UsageError
 from millstream.gateway.aio.answers import HOST
 from millstream.gateway.aio.attaching import PIECE_BYTES, content_type_of, keep, keep_inline
+from millstream.gateway.aio.parsing import parsed
+from millstream.gateway.aio.room import hold
+from millstream.gateway.core.attachments import said_of
 
 __all__ = ["PART_SECONDS", "part_of", "read_related"]
 
@@ -62,7 +65,7 @@ async def part_of(
     first = await _next(reader)
     if first is None:
         raise UsageError("the multipart body is empty", code="bad_request")
-    sent = parse_sent(await _whole(first, bytes_max))
+    sent = await parsed(await _whole(first, bytes_max))
     table = sent.attachments or {}
     kept = await keep_inline(documents, bucket, table)
     for name, entry in table.items():
@@ -78,7 +81,7 @@ async def part_of(
         encoding = part.headers.get("Content-Encoding", entry.get("encoding", ""))
         kept[name] = await keep(
             documents, bucket, _pieces(part), content_type_of(entry),
-            "gzip" if encoding == "gzip" else "",
+            "gzip" if encoding == "gzip" else "", said_of(entry),
         )  # fmt: skip
     if await _next(reader) is not None:
         raise UsageError("more parts than attachments that follow", code="bad_request")
@@ -97,6 +100,7 @@ async def _whole(part: BodyPartReader, bytes_max: int) -> bytes:
     pieces, size = list[bytes](), 0
     async for piece in _pieces(part):
         size += len(piece)
+        hold(size)
         if size > bytes_max:
             raise UsageError(f"a document has at most {bytes_max} bytes", code="too_large")
         pieces.append(piece)

@@ -23,6 +23,7 @@ from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.errors import UsageError
 from millstream.gateway.aio.attaching import PIECE_BYTES, content_of
+from millstream.gateway.aio.room import hold
 from millstream.gateway.aio.streaming import send_pieces
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.multipart import (
@@ -38,8 +39,10 @@ __all__ = [
     "send_attachment_pieces",
 ]  # fmt: skip
 
-INLINE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Attachments inside one JSON answer, before base64."""
+INLINE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Attachments inside one JSON document, before base64."""
+_COPIES: Final = 5
+"""How often such bytes are in memory until they are sent, base64 taken for one and a half."""
 
 
 async def pieces_of(
@@ -76,6 +79,7 @@ async def inline_text(
 
     Raises:
         UsageError: `too_large`: ask for `multipart/related`, or attachment by attachment.
+        UnavailableError: `temporarily_unavailable`: there is no room for them.
     """
     wanted = newer_attachments(document, leaf.rev, since)
     size = sum(one.length for one in wanted.values())
@@ -85,6 +89,7 @@ async def inline_text(
             "multipart/related, or for one after the other",
             code="too_large",
         )
+    hold(size * _COPIES)
     data = {
         name: b64encode(
             b"".join(

@@ -25,6 +25,7 @@ from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
+from millstream.gateway.aio.room import hold_in_room
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
 from millstream.gateway.core.errors import body_of, body_of_status, status_of
@@ -53,9 +54,20 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         allowed = error.headers.get("Allow")
         headers = {"Allow": allowed} if allowed else None
         return answer(body_of_status(error.status), status=error.status, headers=headers)
+    except web.RequestPayloadError as error:
+        return answer(body_of(_unreadable(error), request.path), status=400)
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise  # somebody else's connection
+        _LOG.debug("%s %s: the client has gone", request.method, request.path)
+        return answer(body_of_status(400), status=400)
     except Exception:  # noqa: BLE001 - the top of a request: log once, tell nothing
         _LOG.exception("%s %s failed", request.method, request.path)
         return answer(body_of_status(500), status=500)
+
+
+def _unreadable(error: Exception) -> UsageError:
+    return UsageError(f"the body cannot be read: {error}", code="bad_request")
 
 
 @web.middleware
@@ -124,4 +136,6 @@ def _basic(authorization: str) -> tuple[str, str]:
     return name, password
 
 
-MIDDLEWARES: Final[tuple[Middleware, ...]] = (log_access, _share, _errors_as_json, _who)
+MIDDLEWARES: Final[tuple[Middleware, ...]] = (
+    log_access, hold_in_room, _share, _errors_as_json, _who,
+)  # fmt: skip

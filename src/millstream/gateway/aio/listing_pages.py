@@ -30,7 +30,7 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.aio.documents_out import inline_text
-from millstream.gateway.aio.streaming import WhileThere, stream
+from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.document_host import DocumentHost
 from millstream.views.core.query import (
     MISSING,
@@ -154,7 +154,9 @@ class _Listing:
         if query.descending:
             keys.reverse()
         end = None if query.limit is None else query.skip + query.limit
+        turns = Turns()
         for key in keys[query.skip : end]:
+            await turns.give()
             yield await self._keyed(key)
 
     async def _keyed(self, key: Any) -> bytes:

@@ -3,6 +3,9 @@
 Invariants:
 1. A request's line, headers and body are bounded before a page sees it.
 2. Also a request that is not HTTP is answered with a JSON error, or not at all.
+3. A client that takes nothing of its answer for `UNREAD_SECONDS` is cut off, so that what the
+   answer holds is let go.
+4. There are `CONNECTIONS_MAX` connections at most; one more is closed at once.
 
 Elsewhere: pages (`*_pages`), what precedes them (`guard`).
 """
@@ -17,7 +20,6 @@ import ssl
 import time
 from typing import Final, cast
 
-import msgspec
 from aiohttp import web
 
 from millstream.gateway.aio import (
@@ -48,17 +50,20 @@ from millstream.gateway.aio import (
     user_pages,
     view_pages,
 )
-from millstream.gateway.aio.answers import HOST, SIGNER
+from millstream.gateway.aio.answers import HOST, SIGNER, answer
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
+from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
 
 __all__ = [
     "BODY_BYTES_MAX",
+    "CONNECTIONS_MAX",
     "DATALESS_PAGES",
     "HEADER_BYTES_MAX",
+    "UNREAD_SECONDS",
     "HttpServer",
     "make_application",
 ]
@@ -72,6 +77,9 @@ STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
 LINGER_SECONDS: Final = 1.0
 """How long the rest of a body is taken in after its request was refused."""
+UNREAD_SECONDS: Final = 120
+"""How long a client may leave an answer that was sent unread."""
+CONNECTIONS_MAX: Final = 10_000
 BACKLOG: Final = 1024
 _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
@@ -103,6 +111,7 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
         middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
     application[HOST] = cast("NodeHost", host)
+    application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
     application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
@@ -113,7 +122,28 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
 
 
 class _RequestHandler(web.RequestHandler):
-    """Answers what is no HTTP request in JSON, and logs it in one line."""
+    """Answers what no page sees in JSON; what is no HTTP request is logged in one line."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, unless there are too many already."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000
+            )
+        manager = self._manager
+        assert manager is not None, "the connection was made"
+        if len(manager.connections) > CONNECTIONS_MAX:
+            self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; what was refused before any page's guard saw it is told in JSON."""
+        if isinstance(resp, web.HTTPException):
+            resp = _refusal(resp.status)
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,
@@ -126,13 +156,13 @@ class _RequestHandler(web.RequestHandler):
         _LOG.info("refused a request from %s: %s", request.remote, type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was begun already")
-        response = web.Response(
-            body=msgspec.json.encode(body_of_status(status)) + b"\n",
-            status=status,
-            content_type="application/json",
-        )
+        response = _refusal(status)
         response.force_close()
         return response
+
+
+def _refusal(status: int) -> web.Response:
+    return answer(body_of_status(status), status=status)
 
 
 class HttpServer:

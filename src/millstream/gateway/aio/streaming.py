@@ -22,14 +22,42 @@ from typing import Final, Self
 from aiohttp import web
 
 from millstream.errors import MillstreamError
+from millstream.gateway.aio.room import hold
 
-__all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "send_pieces", "stream"]
+__all__ = [
+    "GONE_CHECK_S",
+    "TURN_SECONDS",
+    "WHOLE_BYTES_MAX",
+    "Turns",
+    "WhileThere",
+    "send_pieces",
+    "stream",
+]
 
 _LOG = logging.getLogger(__name__)
 GONE_CHECK_S: Final = 0.5
 """How often is looked whether the client of a query that waits is still there."""
+TURN_SECONDS: Final = 0.02
+"""How long a request of many documents works before others have a turn."""
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""
+_COPIES: Final = 5
+"""How often a piece is in memory: what it was made of, itself, in a row, in a chunk, and with the
+connection."""
+
+
+class Turns:
+    """Gives others a turn where one has been working for long."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + TURN_SECONDS
+
+    async def give(self) -> None:
+        """Let others work if this one has worked for `TURN_SECONDS`."""
+        if self._loop.time() > self._end_s:
+            await asyncio.sleep(0)
+            self._end_s = self._loop.time() + TURN_SECONDS
 
 
 class WhileThere:
@@ -63,16 +91,27 @@ class WhileThere:
             self._timer = self._loop.call_later(GONE_CHECK_S, self._look)
 
 
+def _hold(piece: bytes) -> bytes:
+    """Have the request hold a large piece, and its copies on the way to the client."""
+    if len(piece) > WHOLE_BYTES_MAX:
+        hold(len(piece) * _COPIES)
+    return piece
+
+
 async def stream(
     request: web.Request,
     pieces: AsyncIterator[bytes],
     headers: Mapping[str, str],
     content_type: str = "application/json",
 ) -> web.StreamResponse:
-    """Send what comes in pieces; raises what they raise while nothing has left."""
+    """Send what comes in pieces; raises what they raise while nothing has left.
+
+    Raises:
+        UnavailableError: `temporarily_unavailable`: there is no room for a piece.
+    """
     held, size = list[bytes](), 0
     async for piece in pieces:
-        held.append(piece)
+        held.append(_hold(piece))
         size += len(piece)
         if size > WHOLE_BYTES_MAX:
             break
@@ -92,11 +131,13 @@ async def send_pieces(
 ) -> web.StreamResponse:
     """Send the headers, then each piece when it is there; an error cuts the connection."""
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
     try:
         if first:
             await response.write(first)
         async for piece in pieces:
-            await response.write(piece)
+            await response.write(_hold(piece))
     except MillstreamError as error:
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
         _cut(request)

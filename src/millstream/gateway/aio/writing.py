@@ -107,28 +107,37 @@ async def write(
             done[at] = await _design_refusal(request, bucket, edit)
     open_ones = [at for at, refusal in enumerate(done) if refusal is None]
     validates = await host.functions.validates(bucket)
-    for _ in range(VALIDATION_TRIES_MAX):
+    vain = 0
+    while open_ones and vain < VALIDATION_TRIES_MAX:
+        now = open_ones
         if validates:
-            await _validate(request, bucket, pending, open_ones, done, settings.security)
-            open_ones = [at for at in open_ones if done[at] is None]
-        wanted: list[tuple[str, Decide]] = [
-            (edits[at].doc_id, pending[at].decide) for at in open_ones
-        ]
+            now = _first_of_each(edits, open_ones)
+            await _validate(request, bucket, pending, now, done, settings.security)
+            now = [at for at in now if done[at] is None]
+        wanted: list[tuple[str, Decide]] = [(edits[at].doc_id, pending[at].decide) for at in now]
         answers = await host.documents.update(bucket, wanted, is_durable=is_durable)
-        for at, answer in zip(open_ones, answers, strict=True):
+        for at, answer in zip(now, answers, strict=True):
             if not isinstance(answer, MillstreamError):
                 done[at] = Stored(pending[at].rev, answer.seqno > 0)
             elif answer.code != _MOVED:
                 done[at] = answer
-        open_ones = [at for at in open_ones if done[at] is None]
-        if not open_ones:
-            break
+        left = [at for at in open_ones if done[at] is None]
+        vain = vain + 1 if len(left) == len(open_ones) else 0
+        open_ones = left
     late = UnavailableError(
         f"the document changed {VALIDATION_TRIES_MAX} times while this change was validated; "
         "try again",
         code="temporarily_unavailable",
     )
     return [late if one is None else one for one in done]
+
+
+def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
+    """Return of the changes of each document the first: the next is judged by what it leaves."""
+    first: dict[str, int] = {}
+    for at in numbers:
+        first.setdefault(edits[at].doc_id, at)
+    return list(first.values())
 
 
 async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> MillstreamError | None:

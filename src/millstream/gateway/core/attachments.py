@@ -14,17 +14,34 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from millstream.errors import ConditionError, UsageError
 
 __all__ = [
-    "ATTACHMENTS_MAX", "ATTACHMENT_BYTES_MAX", "ATTACHMENT_NAME_BYTES_MAX", "Range",
-    "accepts_gzip", "asked_range", "checked_name", "decoded", "digest_of", "is_compressible",
+    "ATTACHMENTS_MAX",
+    "ATTACHMENT_BYTES_MAX",
+    "ATTACHMENT_NAME_BYTES_MAX",
+    "CONTENT_TYPE_BYTES_MAX",
+    "NOTHING_SAID",
+    "Range",
+    "Said",
+    "accepts_gzip",
+    "asked_range",
+    "checked_name",
+    "checked_type",
+    "decoded",
+    "digest_of",
+    "is_compressible",
+    "said_md5",
+    "said_of",
 ]  # fmt: skip
 
 ATTACHMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 ATTACHMENT_NAME_BYTES_MAX: Final = 1024
+CONTENT_TYPE_BYTES_MAX: Final = 1024
+"""Of an attachment: it is a header again."""
 ATTACHMENTS_MAX: Final = 1000
 """Of one revision."""
 _COMPRESSIBLE: Final = ("application/javascript", "application/json", "application/xml")
@@ -70,6 +87,21 @@ def checked_name(name: str) -> str:
     return name
 
 
+def checked_type(content_type: object) -> str:
+    """Return the content type of an attachment.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    if not isinstance(content_type, str):
+        raise UsageError("content_type must be a string", code="bad_request")
+    if len(content_type.encode(errors="surrogatepass")) > CONTENT_TYPE_BYTES_MAX:
+        raise UsageError(
+            f"a content type has at most {CONTENT_TYPE_BYTES_MAX} bytes", code="bad_request"
+        )
+    return content_type
+
+
 def decoded(data: object) -> bytes:
     """Return the bytes of an attachment that stands in its document.
 
@@ -82,6 +114,40 @@ def decoded(data: object) -> bytes:
         except binascii.Error:
             pass
     raise UsageError("Invalid attachment data: base64 is wanted", code="bad_request")
+
+
+class Said(NamedTuple):
+    """What a client says of the bytes of an attachment that it sends, as it sends them."""
+
+    md5: bytes = b""
+    """Empty: nothing."""
+    length: int | None = None
+
+
+NOTHING_SAID: Final = Said()
+
+
+def said_of(entry: Mapping[str, Any]) -> Said:
+    """Return what an entry in a document says of the bytes that follow it."""
+    digest, length = entry.get("digest"), entry.get("length")
+    if entry.get("encoding") == "gzip":
+        length = entry.get("encoded_length")
+    md5 = b""
+    if isinstance(digest, str) and digest.startswith("md5-"):
+        md5 = said_md5(digest.removeprefix("md5-"))
+    return Said(md5, length if type(length) is int else None)
+
+
+def said_md5(text: str) -> bytes:
+    """Return a digest as a header, or a document, tells it.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    try:
+        return b64decode(text.strip(), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsageError("an MD5 digest is base64", code="bad_request") from error
 
 
 class Range(NamedTuple):

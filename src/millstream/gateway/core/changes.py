@@ -32,6 +32,8 @@ __all__ = [
 CHANGES_BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of a list of ids, or a selector."""
 HEARTBEAT_MS_DEFAULT: Final = 60_000
+HEARTBEAT_MS_MIN: Final = 100
+"""Who asks for more is sent so many: each costs the node as much as a change."""
 TIMEOUT_MS_MAX: Final = 60_000
 """How long a feed waits for the next change, at most and by default."""
 """Kinds of filters that look at what is in a document, not at its id alone."""
@@ -160,7 +162,7 @@ def _heartbeat(text: str | None) -> float | None:
             "The heartbeat value should be a positive integer (in milliseconds).",
             code="bad_request",
         )
-    return milliseconds / 1000
+    return max(milliseconds, HEARTBEAT_MS_MIN) / 1000
 
 
 def _timeout(text: str | None) -> float:

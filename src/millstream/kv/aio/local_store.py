@@ -9,7 +9,10 @@ a checkpoint never speaks of changes that the database has lost since.
 
 Invariants:
 1. What a write returned is durable.
-2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart.
+2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart; of one
+   that was deleted only that it was, until there are too many entries.
+3. Documents are bounded in number and size; one that may not be stored can be made smaller, or be
+   deleted. Settings always find room.
 
 Elsewhere: what a stamp is (`documents.tokens`), who judges it (`node.documents`).
 Source: transitive checkpoints paper; docs/design/0029-documents.md.
@@ -25,13 +28,20 @@ from typing import Final, NamedTuple
 import lmdb
 import msgspec
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 
-__all__ = ["LOCAL_DOCUMENTS_MAX", "VERSIONS_MAX", "LocalStore", "Version", "thinned"]
+__all__ = [
+    "LOCAL_DOCUMENTS_MAX", "LOCAL_ID_BYTES_MAX", "LOCAL_STORE_BYTES_MAX", "VERSIONS_MAX",
+    "LocalStore", "Version", "thinned",
+]  # fmt: skip
 
 VERSIONS_MAX: Final = 4
 LOCAL_DOCUMENTS_MAX: Final = 100_000
 """Of one database."""
+LOCAL_ID_BYTES_MAX: Final = 510
+"""LMDB takes keys of 511 bytes, and one of them says what it is a key of."""
+LOCAL_STORE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Of one database, all versions together."""
 _MAP_BYTES: Final = 16 * 1024 * 1024 * 1024
 """Address space; the file grows as needed."""
 _LOCAL: Final = b"l"
@@ -67,6 +77,20 @@ def thinned(versions: Sequence[Version]) -> list[Version]:
     return kept
 
 
+def _key(doc_id: str) -> bytes:
+    """Return the key of a document; raises `illegal_docid`."""
+    try:
+        key = doc_id.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("Document id must be valid UTF-8", code="illegal_docid") from error
+    if len(key) > LOCAL_ID_BYTES_MAX:
+        raise UsageError(
+            f"Id of a local document is longer than {LOCAL_ID_BYTES_MAX} bytes",
+            code="illegal_docid",
+        )
+    return key
+
+
 class LocalStore:
     """The store of one bucket; its directory is made when something is first kept.
 
@@ -80,6 +104,8 @@ class LocalStore:
         self._is_valid = is_valid
         self._environment: lmdb.Environment | None = None
         self._turn = asyncio.Lock()
+        self._has_deleted = True
+        """Whether deleted documents may be among the entries."""
         if (path / "data.mdb").exists():
             self._open()
 
@@ -106,8 +132,12 @@ class LocalStore:
     # -- documents
 
     def read(self, doc_id: str) -> Version | None:
-        """Return the newest version that is part of history, None if there is none, or deleted."""
-        found = self._valid(self._versions(doc_id.encode()))
+        """Return the newest version that is part of history, None if there is none, or deleted.
+
+        Raises:
+            UsageError: `illegal_docid`.
+        """
+        found = self._valid(self._versions(_key(doc_id)))
         return None if found is None or not found.rev else found
 
     def _versions(self, key: bytes) -> list[Version]:
@@ -146,10 +176,11 @@ class LocalStore:
 
         Raises:
             ConditionError: `conflict`; `not_found`, nothing to delete.
+            UsageError: `illegal_docid`.
             UnavailableError: `too_many_local_documents`, `disk_full`.
         """
+        key = _key(doc_id)
         async with self._turn:
-            key = doc_id.encode()
             versions = self._versions(key)
             present = self._valid(versions)
             number = present.rev if present is not None else 0
@@ -157,38 +188,67 @@ class LocalStore:
                 raise ConditionError("Document update conflict.", code="conflict")
             if body is None and not number:
                 raise ConditionError("missing", code="not_found")
-            following = 0 if body is None else (1 if rev is None else rev + 1)
             count = versions[0].number + 1 if versions else 1
-            newest = Version(following, body or b"", stamp, count)
+            if body is None:
+                gone = _encode([Version(0, b"", stamp, count)])
+                await asyncio.to_thread(self._put, _LOCAL + key, gone)
+                self._has_deleted = True
+                return 0
+            following = 1 if rev is None else rev + 1
+            newest = Version(following, body, stamp, count)
             old = [one for one in versions if self._is_valid(one)]
-            value = _encode(thinned([newest, *old]))
-            await asyncio.to_thread(self._put, _LOCAL + key, value)
+            await asyncio.to_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
             return following
 
     def newest(self, doc_id: str) -> Version | None:
         """Return what was written last, whatever history says; None: nothing ever was."""
-        versions = self._versions(doc_id.encode())
+        versions = self._versions(_key(doc_id))
         return versions[0] if versions else None
 
     async def keep(self, doc_id: str, version: Version) -> None:
         """Keep what another node wrote, durably, unless as much is known; raises as `write`."""
         async with self._turn:
-            key = doc_id.encode()
+            key = _key(doc_id)
             versions = self._versions(key)
-            if not versions or versions[0].number < version.number:
-                value = _encode(thinned([version, *versions]))
-                await asyncio.to_thread(self._put, _LOCAL + key, value)
+            if versions and versions[0].number >= version.number:
+                return
+            kept = [version] if not version.rev else thinned([version, *versions])
+            await asyncio.to_thread(self._put_document, _LOCAL + key, kept)
+            self._has_deleted = self._has_deleted or not version.rev
+
+    def _put_document(self, key: bytes, versions: list[Version]) -> None:
+        environment, value = self._open(), _encode(versions)
+        if self._has_deleted and environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:
+            self._forget_deleted(environment)
+        stat = environment.stat()
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
+        if is_full or stat["entries"] >= LOCAL_DOCUMENTS_MAX:
+            with environment.begin() as transaction:
+                before = transaction.get(key)
+            if is_full:
+                value = _encode(versions[:1])
+            if before is None or (is_full and len(value) > len(before)):
+                raise UnavailableError(
+                    f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents, of "
+                    f"{LOCAL_STORE_BYTES_MAX} bytes with their former versions; delete "
+                    "checkpoints of replications that are not run any more",
+                    code="too_many_local_documents",
+                )
+        self._put(key, value)
+
+    def _forget_deleted(self, environment: lmdb.Environment) -> None:
+        """Make room of what is known of deleted documents."""
+        self._has_deleted = False
+        with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(_LOCAL)
+            while found and cursor.key().startswith(_LOCAL):
+                # The next one is there by itself after a deletion.
+                gone = not _decode(cursor.value())[0].rev
+                found = (cursor.delete() and bool(cursor.key())) if gone else cursor.next()
 
     def _put(self, key: bytes, value: bytes) -> None:
         environment = self._open()
-        if environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:
-            with environment.begin() as transaction:
-                if transaction.get(key) is None:
-                    raise UnavailableError(
-                        f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents; delete "
-                        "checkpoints of replications that are not run any more",
-                        code="too_many_local_documents",
-                    )
         try:
             with environment.begin(write=True) as transaction:
                 transaction.put(key, value)

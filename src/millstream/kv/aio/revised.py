@@ -4,7 +4,10 @@ Invariants:
 1. What is to be durable is when it is returned, or is refused as `ambiguous`: history went back,
    or nobody can say.
 2. Changes asked for together wait for the disk together.
-3. The loop is given back after `TURN_DOCUMENTS` changes.
+3. The loop is given back after `TURN_SECONDS`.
+4. Of several changes of one document that are asked for together each is decided by what the one
+   before left, and the document is stored once in a turn: a thousand conflicts are not stored a
+   thousand times. If they do not fit together they are stored one by one, as far as they do.
 
 Elsewhere: what is decided (`documents.updating`), the change (`kv.core.revised`).
 """
@@ -12,7 +15,7 @@ Elsewhere: what is decided (`documents.updating`), the change (`kv.core.revised`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -23,11 +26,57 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.residents import NotInMemory
 from millstream.kv.core.revised import Found, Kept, Made, RevisedDocuments, Version
 
-__all__ = ["TURN_DOCUMENTS", "DocumentStore"]
+__all__ = ["TURN_SECONDS", "DocumentStore"]
 
-TURN_DOCUMENTS: Final = 100
-"""Changed before others have a turn."""
+TURN_SECONDS: Final = 0.02
+"""How long documents are changed before others have a turn; one may take longer."""
 Decide = Callable[[StoredDocument | None], StoredDocument | None]
+
+
+class _Steps:
+    """Several decisions on one document as one: the first of them, as many as there is time for.
+
+    Args:
+        decides: they.
+        now: seconds.
+    """
+
+    def __init__(self, decides: Sequence[Decide], now: Callable[[], float]) -> None:
+        self._decides = decides
+        self._now = now
+        self._results: list[bool | MillstreamError] = []
+
+    def decide(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Return what they make of a document together; refusals are kept for `made`."""
+        self._results = []
+        following: StoredDocument | None = None
+        end_s = self._now() + TURN_SECONDS
+        for decide in self._decides:
+            if self._results and self._now() > end_s:
+                break
+            try:
+                after = decide(document if following is None else following)
+            except MillstreamError as error:
+                self._results.append(error)
+                continue
+            self._results.append(after is not None)
+            following = following if after is None else after
+        return following
+
+    def seqnos(self, whole: int) -> list[int | MillstreamError]:
+        """Return what came of each that was asked for: the seqno of them all, 0 for no change."""
+        return [
+            one if isinstance(one, MillstreamError) else whole if one else 0
+            for one in self._results
+        ]
+
+
+def _by_key(edits: Sequence[tuple[bytes, Decide]]) -> dict[bytes, list[int]]:
+    """Return the places of edits, by the key that they change."""
+    found: dict[bytes, list[int]] = {}
+    for number, (key, _) in enumerate(edits):
+        found.setdefault(key, []).append(number)
+    return found
 
 
 class DocumentStore:
@@ -77,43 +126,86 @@ class DocumentStore:
         self, edits: Sequence[tuple[bytes, Decide]], revs_limit: int, *, is_durable: bool
     ) -> list[Made | MillstreamError]:
         """Change documents; return what came of each, in order."""
-        update = self._documents.update
-        steps = (
-            partial(update, key, decide, revs_limit=revs_limit) for key, decide in edits
-        )  # fmt: skip
-        return await self._make(steps, is_durable=is_durable)
+        done: list[Made | MillstreamError | None] = [None] * len(edits)
+        loop = asyncio.get_running_loop()
+        turn_end_s = loop.time() + TURN_SECONDS
+        for key, numbers in _by_key(edits).items():
+            for number, made in zip(
+                numbers,
+                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit),
+                strict=True,
+            ):
+                done[number] = made
+            if loop.time() > turn_end_s:
+                self._bucket.changed()
+                await asyncio.sleep(0)
+                turn_end_s = loop.time() + TURN_SECONDS
+        self._bucket.changed()
+        found = [one for one in done if one is not None]
+        assert len(found) == len(edits), "each has its key"
+        if is_durable:
+            await self._settle(found)
+        return found
+
+    async def _update_one(
+        self, key: bytes, decides: Sequence[Decide], revs_limit: int
+    ) -> list[Made | MillstreamError]:
+        """Change one document, several times perhaps, which is stored once in a turn."""
+        seqnos: list[int | MillstreamError] = []
+        last: Made | None = None
+        while len(seqnos) < len(decides):
+            rest = decides[len(seqnos) :]
+            steps = _Steps(rest, asyncio.get_running_loop().time)
+            made = await self._updated(key, steps.decide, revs_limit)
+            if isinstance(made, Made):
+                seqnos += steps.seqnos(made.seqno)
+            else:  # together they do not fit
+                made = await self._updated(key, rest[0], revs_limit)
+                seqnos.append(made.seqno if isinstance(made, Made) else made)
+            last = made if isinstance(made, Made) else last
+            if len(seqnos) < len(decides):
+                self._bucket.changed()
+                await asyncio.sleep(0)
+        done: list[Made | MillstreamError] = []
+        for one in seqnos:
+            if isinstance(one, int):
+                assert last is not None, "it has a seqno"
+                done.append(last._replace(seqno=one))
+            else:
+                done.append(one)
+        return done
 
     async def replace(
         self, changes: Sequence[tuple[bytes, Version | None, Packed]], *, is_durable: bool
     ) -> list[Made | MillstreamError]:
         """Write what was decided elsewhere; what came of each, seqno 0: it has changed."""
-        steps = (partial(self._documents.replace, *change) for change in changes)
-        return await self._make(steps, is_durable=is_durable)
-
-    async def _make(
-        self, steps: Iterable[Callable[..., Made]], *, is_durable: bool
-    ) -> list[Made | MillstreamError]:
         done: list[Made | MillstreamError] = []
-        now_ns = self._now_ns
-        for number, step in enumerate(steps):
-            if number and number % TURN_DOCUMENTS == 0:
+        loop = asyncio.get_running_loop()
+        turn_end_s = loop.time() + TURN_SECONDS
+        for change in changes:
+            done.append(await self._made(partial(self._documents.replace, *change)))
+            if loop.time() > turn_end_s:
                 self._bucket.changed()
                 await asyncio.sleep(0)
-            try:
-                done.append(step(now_ns=now_ns()))
-            except NotInMemory:
-                done.append(await self._make_later(step))
-            except MillstreamError as error:
-                done.append(error)
+                turn_end_s = loop.time() + TURN_SECONDS
         self._bucket.changed()
         if is_durable:
             await self._settle(done)
         return done
 
-    async def _make_later(self, step: Callable[..., Made]) -> Made | MillstreamError:
-        """Change a document that has to be read from the disk first."""
+    async def _updated(
+        self, key: bytes, decide: Decide, revs_limit: int
+    ) -> Made | MillstreamError:
+        return await self._made(
+            partial(self._documents.update, key, decide, revs_limit=revs_limit)
+        )
+
+    async def _made(self, step: Callable[..., Made]) -> Made | MillstreamError:
         try:
-            return await with_documents(lambda: step(now_ns=self._now_ns()))
+            try:
+                return step(now_ns=self._now_ns())
+            except NotInMemory:  # it has to be read from the disk first
+                return await with_documents(lambda: step(now_ns=self._now_ns()))
         except MillstreamError as error:
             return error
 

@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import zlib
 from base64 import b64encode
 
 import pytest
@@ -8,7 +9,7 @@ from false_documents import FalseDocuments
 from millstream.errors import UsageError
 from millstream.gateway.aio import attaching
 from millstream.gateway.aio.attaching import PIECE_BYTES, content_of, inflated, keep, keep_inline
-from millstream.gateway.core.attachments import ATTACHMENTS_MAX
+from millstream.gateway.core.attachments import ATTACHMENTS_MAX, Said
 
 
 async def pieces(data, size=7):
@@ -51,6 +52,36 @@ async def test_what_is_no_gzip_is_not_kept(documents, data):
     with pytest.raises(UsageError, match="gzip"):
         await keep(documents, "b", pieces(data), "text/plain", "gzip")
     assert documents.blobs == {}
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_what_comes_behind_a_gzip_is_not_kept(documents, size):
+    data = gzip.compress(b"text", mtime=0) + b"x" * 10_000
+    with pytest.raises(UsageError, match="behind the end"):
+        await keep(documents, "b", pieces(data, size), "image/png", "gzip")
+    assert documents.blobs == {}
+
+
+async def test_a_gzip_of_nothing_is_as_long_as_any(documents, monkeypatch):
+    monkeypatch.setattr(attaching, "ATTACHMENT_BYTES_MAX", 100)
+    squeeze = zlib.compressobj(wbits=31)
+    head = squeeze.compress(b"") + squeeze.flush(zlib.Z_FULL_FLUSH)
+    data = head + b"\0\0\0\xff\xff" * 100  # blocks without content
+    with pytest.raises(UsageError) as refused:
+        await keep(documents, "b", pieces(data), "image/png", "gzip")
+    assert (refused.value.code, documents.blobs) == ("attachment_too_large", {})
+
+
+async def test_bytes_are_those_that_were_spoken_of(documents):
+    right = hashlib.md5(b"0123456789", usedforsecurity=False).digest()
+    for said in (Said(right, 10), Said(right), Said(b"", 10)):
+        await keep(documents, "b", pieces(b"0123456789"), "text/plain", said=said)
+    documents.blobs.clear()
+    other, short = Said(right[:15], 10), Said(b"", 9)
+    for said, code in ((other, "content_md5_mismatch"), (short, "bad_request")):
+        with pytest.raises(UsageError) as refused:
+            await keep(documents, "b", pieces(b"0123456789"), "text/plain", said=said)
+        assert (refused.value.code, documents.blobs) == (code, {})
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])

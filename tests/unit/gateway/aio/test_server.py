@@ -3,19 +3,20 @@ import json
 import socket
 from contextlib import asynccontextmanager
 
-from millstream.gateway.aio.server import BODY_BYTES_MAX, HttpServer
+from millstream.gateway.aio import server
+from millstream.gateway.aio.server import BODY_BYTES_MAX, UNREAD_SECONDS, HttpServer
 
 
 @asynccontextmanager
 async def listening(host):
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = HttpServer(host)
-    await server.start(bound, None)
+    listener = HttpServer(host)
+    await listener.start(bound, None)
     try:
         yield bound.getsockname()[1]
     finally:
-        await server.stop()
+        await listener.stop()
 
 
 async def exchange(port, request):
@@ -64,6 +65,79 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(open_host, monkeypa
         status, body = await exchange(port, request)
     assert status == 408
     assert json.loads(body)["error"] == "body_timeout"
+
+
+async def test_an_expectation_that_is_not_met_is_told_in_json(open_host):
+    for path in (b"/", b"/nothing/here"):
+        request = b"GET %b HTTP/1.1\r\nHost: localhost\r\nExpect: more\r\n" % path
+        async with listening(open_host) as port:
+            status, body = await exchange(port, request + b"Connection: close\r\n\r\n")
+        assert status == 417
+        assert json.loads(body)["error"] == "expectation_failed"
+
+
+async def test_who_does_not_read_is_cut_off(open_host, monkeypatch):
+    """The system does it; here is seen that it was told to."""
+    told = []
+    begin = server._RequestHandler.connection_made
+
+    def noted(handler, transport):
+        begin(handler, transport)
+        connection = transport.get_extra_info("socket")
+        told.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    monkeypatch.setattr(server._RequestHandler, "connection_made", noted)
+    async with listening(open_host) as port:
+        await exchange(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert told == [UNREAD_SECONDS * 1000]
+
+
+async def test_one_connection_too_many_is_closed(open_host, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    async with listening(open_host) as port:
+        first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        for reader, writer in first:
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+        status, _ = await exchange(
+            port, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        assert status == 200
+
+
+async def test_a_client_that_leaves_in_its_body_is_no_error(open_host, caplog):
+    half = (
+        b"PUT /orders/x HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 50\r\n\r\n{"
+    )
+    async with listening(open_host) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(half)
+        await writer.drain()
+        await asyncio.sleep(0)
+        writer.transport.abort()
+        await exchange(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_body_in_chunks_that_are_none_is_refused(open_host):
+    request = (
+        b"PUT /orders/x HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\n{}"
+    )
+    async with listening(open_host) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        await writer.drain()
+        writer.write(b"   \r\nzz\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    assert answer.split()[1] == b"400"
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "bad_request"
 
 
 async def test_a_server_that_never_started_stops(open_host):

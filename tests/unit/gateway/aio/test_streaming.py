@@ -6,6 +6,7 @@ import pytest
 
 from millstream.errors import UnavailableError
 from millstream.gateway.aio import streaming
+from millstream.gateway.aio.streaming import Turns
 
 VIEW = "/orders/_design/sales/_view/by"
 ROW = b'{"id":"a","key":1,"value":"' + b"x" * 1000 + b'"}'
@@ -110,3 +111,15 @@ async def test_a_client_that_leaves_while_it_waits_cancels_its_query(
     asking.cancel()
     async with asyncio.timeout(60):
         await is_cancelled.wait()
+
+
+async def test_others_have_turns(monkeypatch):
+    others = []
+    asyncio.get_running_loop().call_soon(others.append, 1)
+    turns = Turns()
+    await turns.give()
+    assert others == []
+    monkeypatch.setattr(streaming, "TURN_SECONDS", 0.0)
+    turns = Turns()
+    await turns.give()
+    assert others == [1]

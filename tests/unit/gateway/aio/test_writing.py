@@ -6,6 +6,7 @@ from millstream.errors import AccessError
 from millstream.gateway.aio.writing import VALIDATION_TRIES_MAX
 
 PATH = "/orders/d"
+AS_JSON = {"Accept": "application/json"}
 
 
 @pytest.fixture
@@ -106,3 +107,18 @@ async def test_users_are_told_to_validators(guarded, guarded_host, body, ada):
     assert guarded_host.functions.asked[-1][0] == {
         "db": "orders", "name": "ada", "roles": ["_admin"],
     }  # fmt: skip
+
+
+async def test_many_changes_of_one_document_are_judged_one_after_the_other(client, body, judged):
+    count = 2 * VALIDATION_TRIES_MAX
+    docs = [{"_id": "d", "_rev": f"1-{n:032x}", "n": n} for n in range(count)]
+    docs[5]["bad"] = 1
+    sent = {"docs": docs, "new_edits": False}
+    refused = await body(await client.post("/orders/_bulk_docs", json=sent), 201)
+    assert [(one["id"], one["rev"], one["error"]) for one in refused] == [
+        ("d", docs[5]["_rev"], "forbidden")
+    ]
+    assert len(await body(await client.get(f"{PATH}?open_revs=all", headers=AS_JSON))) == count - 1
+    assert [new["n"] for new, _ in judged] == list(range(count))
+    winners = [-1 if old is None else old["n"] for _, old in judged]
+    assert winners == [-1, 0, 1, 2, 3, 4, 4, *range(6, count - 1)]

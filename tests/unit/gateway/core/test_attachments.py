@@ -1,15 +1,21 @@
+from base64 import b64encode
+
 import pytest
 
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.core.attachments import (
     ATTACHMENT_NAME_BYTES_MAX,
+    CONTENT_TYPE_BYTES_MAX,
     Range,
+    Said,
     accepts_gzip,
     asked_range,
     checked_name,
+    checked_type,
     decoded,
     digest_of,
     is_compressible,
+    said_of,
 )
 
 
@@ -75,3 +81,23 @@ def test_bad_data(data):
 def test_data_is_base64():
     assert decoded("Zmlyc3Q=") == b"first"
     assert decoded("") == b""
+
+
+def test_what_an_entry_says_of_its_bytes():
+    digest = "md5-" + b64encode(b"0" * 16).decode()
+    assert said_of({}) == said_of({"digest": 7, "length": "x"}) == Said()
+    assert said_of({"digest": "sha-x", "length": True}) == Said()
+    assert said_of({"digest": digest, "length": 5}) == Said(b"0" * 16, 5)
+    packed = {"digest": digest, "length": 5, "encoding": "gzip"}
+    assert said_of(packed) == Said(b"0" * 16, None)
+    assert said_of({**packed, "encoded_length": 4}) == Said(b"0" * 16, 4)
+    for text in ("md5-*", "md5-YQ"):
+        with pytest.raises(UsageError):
+            said_of({"digest": text})
+
+
+def test_content_types_are_bounded():
+    assert checked_type("x" * CONTENT_TYPE_BYTES_MAX) == "x" * CONTENT_TYPE_BYTES_MAX
+    for kind in ("x" * (CONTENT_TYPE_BYTES_MAX + 1), 7, None, []):
+        with pytest.raises(UsageError):
+            checked_type(kind)

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio import local_store
-from millstream.kv.aio.local_store import VERSIONS_MAX, LocalStore, Version, thinned
+from millstream.kv.aio.local_store import (
+    LOCAL_ID_BYTES_MAX,
+    VERSIONS_MAX,
+    LocalStore,
+    Version,
+    thinned,
+)
 
 
 def store_at(path: Path, gone: frozenset[str] = frozenset()) -> LocalStore:
@@ -116,4 +122,65 @@ async def test_what_is_kept_is_judged_when_it_is_read(tmp_path: Path) -> None:
     found = store.read("a")
     assert found is not None
     assert found.body == b"old"
+    store.close()
+
+
+async def test_what_was_deleted_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "LOCAL_DOCUMENTS_MAX", 2)
+    store = store_at(tmp_path)
+    for name in ("a", "b", "c", "d"):
+        await store.write(name, b"{}", None, "s")
+        await store.write(name, None, 1, "s")
+    assert store.all() == []
+    await store.set("limit", b"7")
+    for name in ("y", "z"):
+        await store.write(name, b"{}", None, "s")
+        if name == "y":
+            monkeypatch.setattr(local_store, "LOCAL_DOCUMENTS_MAX", 3)
+    assert [doc_id for doc_id, _ in store.all()] == ["y", "z"]
+    assert store.setting("limit") == b"7"
+    with pytest.raises(UnavailableError):
+        await store.write("a", b"{}", None, "s")
+    store.close()
+
+
+async def test_of_what_was_deleted_it_is_known_that_it_was(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    await store.write("a", b"x" * 1000, None, "s")
+    await store.write("a", None, 1, "s")
+    [gone] = store._versions(b"a")
+    assert (gone.rev, gone.body, gone.number) == (0, b"", 2)
+    assert await store.write("a", b"{}", None, "s") == 1
+    assert store._versions(b"a")[0].number == 3
+    store.close()
+
+
+async def test_they_have_at_most_so_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "LOCAL_STORE_BYTES_MAX", 400_000)
+    store = store_at(tmp_path)
+    big = b'{"a":"%b"}' % (b"x" * 100_000)
+    for number in range(3):
+        await store.write(f"d{number}", big, None, "s")
+    with pytest.raises(UnavailableError, match="of 400000 bytes"):
+        await store.write("d3", big, None, "s")
+    with pytest.raises(UnavailableError):
+        await store.write("d0", big + b"x" * 100_000, None, "s")
+    await store.set("limit", b"7")  # settings are no documents
+    assert await store.write("d0", None, None, "s") == 0
+    assert await store.write("d3", big, None, "s") == 1
+    store.close()
+
+
+async def test_an_id_that_can_be_no_key_is_refused(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    assert await store.write("x" * LOCAL_ID_BYTES_MAX, b"{}", None, "s") == 1
+    for doc_id in ("x" * (LOCAL_ID_BYTES_MAX + 1), "\ud800"):
+        with pytest.raises(UsageError, match="ocument"):
+            await store.write(doc_id, b"{}", None, "s")
+        with pytest.raises(UsageError, match="ocument"):
+            store.read(doc_id)
     store.close()

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from millstream.documents import stored
 from millstream.documents.stored import pack
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
-from millstream.kv.aio.revised import TURN_DOCUMENTS
+from millstream.kv.aio import revised
 from millstream.kv.core.revised import Made
-from running_bucket import LIMIT, opened, put
+from running_bucket import LIMIT, conflicting, opened, put
 
 
 async def test_documents_survive_a_restart(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
-    edits = [(b"k%d" % number, put(b'{"n":%d}' % number)) for number in range(3 * TURN_DOCUMENTS)]
+    edits = [(b"k%d" % number, put(b'{"n":%d}' % number)) for number in range(300)]
     done = await engine.documents.update(edits, LIMIT, is_durable=True)
     assert all(isinstance(one, Made) and one.seqno for one in done)
     assert all(p.persisted_seqno == p.high_seqno for p in engine.bucket.partitions)
@@ -35,6 +36,64 @@ async def test_one_refusal_among_others(tmp_path: Path) -> None:
         [(b"a", put()), (b"a", put()), (b"b", put())], LIMIT, is_durable=True
     )
     assert [isinstance(one, MillstreamError) for one in done] == [False, True, False]
+    await engine.stop()
+
+
+async def test_changes_of_one_document_are_stored_once(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partition_for(b"a")
+    [first] = await engine.documents.update([(b"a", put())], LIMIT, is_durable=True)
+    assert isinstance(first, Made)
+    edits = [(b"a", conflicting(number)) for number in range(50)]
+    edits[10:10] = [(b"a", put()), (b"a", lambda _: None)]  # a refusal, and nothing to be done
+    done = await engine.documents.update(edits, LIMIT, is_durable=True)
+    assert [at for at, one in enumerate(done) if isinstance(one, MillstreamError)] == [10]
+    seqnos = [one.seqno for one in done if isinstance(one, Made)]
+    assert seqnos.pop(10) == 0
+    assert set(seqnos) == {partition.high_seqno}
+    assert partition.high_seqno < first.seqno + 50
+    found = await engine.documents.read(b"a", LIMIT, is_durable=True)
+    assert found is not None
+    assert len(found.document.tree.leaf_revs()) == 51
+    await engine.stop()
+
+
+async def test_others_have_turns_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revised, "TURN_SECONDS", 0.0)
+    engine = await opened(tmp_path)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(count())
+    edits = [(b"a", conflicting(number)) for number in range(20)]
+    edits += [(b"k%d" % number, put()) for number in range(20)]
+    done = await engine.documents.update(edits, LIMIT, is_durable=False)
+    other.cancel()
+    assert all(isinstance(one, Made) for one in done)
+    assert turns >= 39
+    await engine.stop()
+
+
+async def test_what_does_not_fit_together_is_stored_as_far_as_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "SIDECAR_BYTES_MAX", 1000)
+    engine = await opened(tmp_path)
+    edits = [(b"a", conflicting(number, 200)) for number in range(10)]
+    done = await engine.documents.update(edits, LIMIT, is_durable=True)
+    refused = [isinstance(one, MillstreamError) for one in done]
+    assert refused == sorted(refused)
+    taken = refused.count(False)
+    assert 0 < taken < 10
+    assert {one.code for one in done if isinstance(one, MillstreamError)} == {"too_large"}
+    found = await engine.documents.read(b"a", LIMIT, is_durable=True)
+    assert found is not None
+    assert len(found.document.tree.leaf_revs()) == taken
     await engine.stop()
 
 
