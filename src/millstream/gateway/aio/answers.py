@@ -17,6 +17,7 @@ from millstream.access.users import Right, User
 from millstream.errors import AccessError, UsageError
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
+from millstream.gateway.core.token_host import TokenHost
 
 __all__ = [
     "BODY_SECONDS",
@@ -26,9 +27,11 @@ __all__ = [
     "HOST",
     "OBJECT_BYTES_MAX",
     "SIGNER",
+    "TOKENS",
     "USER",
     "answer",
     "design_of",
+    "is_bearer",
     "raw_answer",
     "read_body",
     "read_object",
@@ -45,6 +48,10 @@ _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
 HOST: Final = web.AppKey("host", NodeHost)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
+TOKENS: Final[web.AppKey[TokenHost | None]] = web.AppKey(
+    "tokens", cast("type[TokenHost | None]", TokenHost)
+)
+"""Key of who judges tokens, None where none are taken."""
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
 DATABASE: Final = "db"
@@ -71,6 +78,11 @@ def raw_answer(
 def design_of(request: web.Request) -> tuple[str, str]:
     """Return (bucket, name of the design document) that an address speaks of."""
     return request.match_info[DATABASE], request.match_info["design"].removeprefix("_design/")
+
+
+def is_bearer(authorization: str) -> bool:
+    """Return whether the header `Authorization` shows a token."""
+    return authorization.partition(" ")[0].lower() == "bearer"
 
 
 async def read_body(request: web.Request, bytes_max: int) -> bytes:

@@ -1,7 +1,7 @@
 """What happens to every request before its page: origin, who it is from, errors as JSON.
 
 Invariants:
-1. A wrong password is answered 401 before any page runs.
+1. A wrong password, or a token that is not believed, is answered 401 before any page runs.
 2. A password check runs in a thread: it is slow on purpose.
 3. A request with a log-in cookie that carries a body must say that it is of a type that a form
    of another site cannot send.
@@ -21,10 +21,11 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from millstream.access.records import bearer_user
 from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.access_log import log_access
-from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
+from millstream.gateway.aio.answers import HOST, SIGNER, TOKENS, USER, answer, is_bearer
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
 from millstream.gateway.core.errors import body_of, body_of_status, status_of
@@ -45,7 +46,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return await handler(request)
     except MillstreamError as error:
         status = status_of(error)
-        headers = {"WWW-Authenticate": 'Basic realm="millstream"'} if status == 401 else None
+        headers = {"WWW-Authenticate": _challenge(request)} if status == 401 else None
         if status >= 500:
             _LOG.warning("%s %s: %s", request.method, request.path, error)
         return answer(body_of(error, request.path), status=status, headers=headers)
@@ -95,6 +96,8 @@ async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _user_of(request: web.Request, users: UserStore) -> User | None:
     authorization = request.headers.get("Authorization")
     if authorization is not None:
+        if is_bearer(authorization):
+            return await _bearer(request, authorization)
         name, password = _basic(authorization)
         source = request.remote or "?"
         user = await asyncio.to_thread(users.check_password, name, password, source)
@@ -113,6 +116,27 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
     return user
 
 
+async def _bearer(request: web.Request, authorization: str) -> User:
+    tokens = request.app[TOKENS]
+    if tokens is None:
+        raise AccessError(
+            "this node takes no tokens: use HTTP Basic or log in at /_session",
+            code="unauthorized",
+        )
+    token = authorization.partition(" ")[2].strip().encode(errors="surrogateescape")
+    try:
+        bearer = await tokens.check(token)
+    except AccessError as error:
+        raise AccessError(str(error), code="unauthorized") from error
+    return bearer_user(bearer.name, bearer.groups)
+
+
+def _challenge(request: web.Request) -> str:
+    if is_bearer(request.headers.get("Authorization", "")):
+        return 'Bearer realm="millstream", error="invalid_token"'
+    return 'Basic realm="millstream"'
+
+
 def _basic(authorization: str) -> tuple[str, str]:
     scheme, _, encoded = authorization.partition(" ")
     try:
@@ -120,7 +144,9 @@ def _basic(authorization: str) -> tuple[str, str]:
     except (Base64Error, ValueError):
         colon = ""
     if scheme.lower() != "basic" or not colon:
-        raise AccessError("use HTTP Basic or log in at /_session", code="unauthorized")
+        raise AccessError(
+            "use HTTP Basic, a token (Bearer), or log in at /_session", code="unauthorized"
+        )
     return name, password
 
 

@@ -46,12 +46,13 @@ from millstream.gateway.aio import (
     user_pages,
     view_pages,
 )
-from millstream.gateway.aio.answers import HOST, SIGNER
+from millstream.gateway.aio.answers import HOST, SIGNER, TOKENS
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
+from millstream.gateway.core.token_host import TokenHost
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -88,12 +89,15 @@ DATALESS_PAGES: Final = (
 """Those of a node without data: they need no more than a `FrontHost`."""
 
 
-def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.Application:
+def make_application(
+    host: FrontHost, refusal: Refusal | None = None, tokens: TokenHost | None = None
+) -> web.Application:
     """Return the pages around a node.
 
     Args:
         host: a `NodeHost`, or of a node without data what it has.
         refusal: how a node without data refuses what it has not.
+        tokens: judges those that clients show; None: none are taken.
     """
     guards = (*MIDDLEWARES, replication_pages.guard_replicator)
     application = web.Application(
@@ -101,6 +105,7 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
     )
     application[HOST] = cast("NodeHost", host)
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
+    application[TOKENS] = tokens
     application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
         application[REFUSAL] = refusal
@@ -135,10 +140,11 @@ class _RequestHandler(web.RequestHandler):
 class HttpServer:
     """The listener of one node."""
 
-    def __init__(self, host: FrontHost, refusal: Refusal | None = None) -> None:
-        self._runner = web.AppRunner(
-            make_application(host, refusal), access_log=None, shutdown_timeout=STOP_SECONDS
-        )
+    def __init__(
+        self, host: FrontHost, refusal: Refusal | None = None, tokens: TokenHost | None = None
+    ) -> None:
+        application = make_application(host, refusal, tokens)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         self._listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:

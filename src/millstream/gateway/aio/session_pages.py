@@ -1,7 +1,8 @@
 """Logging in and out over HTTP: `/_session`.
 
 Invariants:
-1. A cookie is handed out only for a name and password that were just checked.
+1. A cookie is handed out only for a name and password that were just checked. Who shows a token
+   is told who that is, and gets none: it shows the token each time.
 2. Roles are shown as CouchDB's clients expect them: an administrator has `_admin`.
 
 Elsewhere: the cookie (`gateway.core.cookies`).
@@ -19,7 +20,16 @@ from aiohttp import web
 
 from millstream.access.users import User
 from millstream.errors import AccessError, UsageError
-from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer, read_body, read_object
+from millstream.gateway.aio.answers import (
+    HOST,
+    SIGNER,
+    TOKENS,
+    USER,
+    answer,
+    is_bearer,
+    read_body,
+    read_object,
+)
 from millstream.gateway.core.cookies import COOKIE_NAME, SESSION_SECONDS
 
 __all__ = ["FORM_BYTES_MAX", "routes"]
@@ -36,11 +46,20 @@ async def _show(request: web.Request) -> web.Response:
     user = request[USER]
     is_open = request.app[HOST].users.is_empty
     context: dict[str, Any] = {"name": None, "roles": ["_admin"] if is_open else []}
-    info: dict[str, Any] = {"authentication_handlers": ["cookie", "default"]}
+    handlers = ["cookie", "default"] + ["jwt"] * (request.app[TOKENS] is not None)
+    info: dict[str, Any] = {"authentication_handlers": handlers}
     if user is not None:
         context = {"name": user.name, "roles": _roles(user)}
-        info["authenticated"] = "default" if "Authorization" in request.headers else "cookie"
+        info["authenticated"] = _way(request)
     return answer({"ok": True, "userCtx": context, "info": info})
+
+
+def _way(request: web.Request) -> str:
+    """Return how a client showed who it is, as CouchDB calls it."""
+    authorization = request.headers.get("Authorization")
+    if authorization is None:
+        return "cookie"
+    return "jwt" if is_bearer(authorization) else "default"
 
 
 async def _sent(request: web.Request) -> Mapping[str, object]:
@@ -56,6 +75,9 @@ async def _sent(request: web.Request) -> Mapping[str, object]:
 async def _log_in(request: web.Request) -> web.Response:
     content = await _sent(request)
     name, password = content.get("name"), content.get("password")
+    shown = request[USER]
+    if name is None and password is None and shown is not None and _way(request) == "jwt":
+        return answer({"ok": True, "name": shown.name, "roles": _roles(shown)})
     if not isinstance(name, str) or not isinstance(password, str):
         raise UsageError('the body must hold "name" and "password"')
     users = request.app[HOST].users

@@ -5,8 +5,10 @@ from base64 import b64encode
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from millstream.access.token_keys import TokenKeys
 from millstream.errors import UnavailableError
 from millstream.gateway.aio.server import make_application
+from token_issuer import NOW_S, RULES, claims, jwks, token
 
 
 @pytest.fixture
@@ -19,6 +21,31 @@ async def client(open_host):
 async def guarded(guarded_host):
     async with TestClient(TestServer(make_application(guarded_host))) as client:
         yield client
+
+
+@pytest.fixture
+async def bearing(guarded_host):
+    """The pages of a node that takes tokens, too."""
+    tokens = TokenKeys(RULES, "", now_s=lambda: NOW_S, fetch=_keys)
+    async with TestClient(TestServer(make_application(guarded_host, tokens=tokens))) as client:
+        yield client
+    await tokens.close()
+
+
+async def _keys():
+    return jwks()
+
+
+@pytest.fixture
+def bearer():
+    """Make the headers of a request by the bearer of a token."""
+
+    def headers(*groups, **others):
+        said = claims(groups=list(groups), **others)
+        shown = token(said, algorithm="ES256").decode()
+        return {"Authorization": f"Bearer {shown}"}
+
+    return headers
 
 
 def _no_data(bucket):
