@@ -3,7 +3,7 @@
 Invariants:
 1. A cookie is handed out only for a name and password that were just checked. Who shows a token
    is told who that is, and gets none: it shows the token each time.
-2. Roles are shown as CouchDB's clients expect them: an administrator has `_admin`.
+2. Roles are shown as CouchDB's clients expect them (`gateway.core.user_documents`).
 
 Elsewhere: the cookie (`gateway.core.cookies`).
 Source: CouchDB's `/_session`.
@@ -18,7 +18,6 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from millstream.access.users import User
 from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.answers import (
     HOST,
@@ -31,15 +30,12 @@ from millstream.gateway.aio.answers import (
     read_object,
 )
 from millstream.gateway.core.cookies import COOKIE_NAME, SESSION_SECONDS
+from millstream.gateway.core.user_documents import shown_roles
 
 __all__ = ["FORM_BYTES_MAX", "routes"]
 
 FORM_BYTES_MAX: Final = 4096
 """Body of a form that logs in."""
-
-
-def _roles(user: User) -> list[str]:
-    return ["_admin" if role == "admin" else role for role in user.roles]
 
 
 async def _show(request: web.Request) -> web.Response:
@@ -49,7 +45,7 @@ async def _show(request: web.Request) -> web.Response:
     handlers = ["cookie", "default"] + ["jwt"] * (request.app[TOKENS] is not None)
     info: dict[str, Any] = {"authentication_handlers": handlers}
     if user is not None:
-        context = {"name": user.name, "roles": _roles(user)}
+        context = {"name": user.name, "roles": shown_roles(user.roles)}
         info["authenticated"] = _way(request)
     return answer({"ok": True, "userCtx": context, "info": info})
 
@@ -77,7 +73,7 @@ async def _log_in(request: web.Request) -> web.Response:
     name, password = content.get("name"), content.get("password")
     shown = request[USER]
     if name is None and password is None and shown is not None and _way(request) == "jwt":
-        return answer({"ok": True, "name": shown.name, "roles": _roles(shown)})
+        return answer({"ok": True, "name": shown.name, "roles": shown_roles(shown.roles)})
     if not isinstance(name, str) or not isinstance(password, str):
         raise UsageError('the body must hold "name" and "password"')
     users = request.app[HOST].users
@@ -85,7 +81,7 @@ async def _log_in(request: web.Request) -> web.Response:
     user = await asyncio.to_thread(users.check_password, name, password, source)
     if user is None:
         raise AccessError("wrong user name or password", code="unauthorized")
-    response = answer({"ok": True, "name": user.name, "roles": _roles(user)})
+    response = answer({"ok": True, "name": user.name, "roles": shown_roles(user.roles)})
     response.set_cookie(
         COOKIE_NAME,
         request.app[SIGNER].make(user),

@@ -33,6 +33,7 @@ _BY_CODE: Final = {
     "illegal_move": 409,
     "not_found": 404,
     "bucket_exists": 412,
+    "file_exists": 412,
     "last_admin": 409,
     "body_timeout": 408,
     "too_large": 413,
@@ -68,6 +69,7 @@ _AS_COUCHDB: Final = {
     "missing_named_view": ("not_found", "missing_named_view"),
 }  # fmt: skip
 """Our code -> that of CouchDB, and its reason where that is one that programs look at."""
+_DATABASES: Final = ("/_replicator", "/_users")
 STATUS_TEXTS: Final = {
     400: ("bad_request", "the request is malformed"),
     404: ("not_found", "there is nothing at this address"),
@@ -89,7 +91,7 @@ def status_of(error: MillstreamError) -> int:
 def body_of(error: MillstreamError, path: str) -> dict[str, str]:
     """Return the body that says an error, at an address."""
     code, reason = error.code, str(error)
-    if not path.startswith("/_") or path.startswith("/_replicator"):
+    if not path.startswith("/_") or path.startswith(_DATABASES):
         code, fixed = _AS_COUCHDB.get(code, (code, ""))
         reason = fixed or reason
     return {"error": code, "reason": reason}
