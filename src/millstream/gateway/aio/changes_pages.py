@@ -36,6 +36,7 @@ from millstream.gateway.core.changes import (
     parse_changes,
 )
 from millstream.gateway.core.changes_rows import Row, RowMaker
+from millstream.gateway.core.function_calls import seen_headers
 from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
@@ -297,7 +298,7 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
             "method": request.method,
             "path": request.path.strip("/").split("/"),
             "query": dict(request.query),
-            "headers": dict(request.headers),
+            "headers": seen_headers(request.headers.items()),
             "userCtx": user_context(request, bucket),
         }
         shown = msgspec.json.encode(seen)

@@ -43,6 +43,7 @@ from millstream.gateway.aio import (
     replication_pages,
     session_pages,
     shared_pages,
+    update_pages,
     user_document_pages,
     user_pages,
     view_pages,
@@ -78,9 +79,9 @@ _HANDLER: Final = {"auto_decompress": False}
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, user_document_pages, shared_pages, part_pages, index_pages, view_pages,
-    mango_index_pages, mango_pages, local_pages, bulk_pages, listing_pages, changes_pages,
-    coverage_pages, document_pages, attachment_pages, design_pages, replication_pages,
-    database_pages,
+    update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages, listing_pages,
+    changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
+    replication_pages, database_pages,
 )  # fmt: skip
 
 
