@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from millstream.documents.reading import text_of
+from millstream.documents.reading import Shown, text_of
 from millstream.documents.sent import checked_id, parse_sent
 from millstream.errors import UsageError
 from millstream.gateway.aio.answers import DESIGN, HOST, design_of, read_body, require
@@ -37,6 +37,7 @@ UPDATE_BODY_BYTES_MAX: Final = 1024 * 1024
 """Of a request that calls an update function, which sees it as one text."""
 _PATH: Final = DESIGN + "/_update/{function:[^/]+}"
 _ID: Final = "id"
+_SHOWN: Final = Shown(conflicts=True)
 
 
 async def _update(request: web.Request) -> web.Response:
@@ -88,7 +89,7 @@ async def _present(request: web.Request, bucket: str, doc_id: str) -> bytes | No
     found = await request.app[HOST].documents.read(bucket, doc_id)
     if found is None or not found.exists or found.winner.is_deleted:
         return None
-    return text_of(doc_id, found, found.winner)
+    return text_of(doc_id, found, found.winner, _SHOWN)
 
 
 async def _write(
@@ -105,8 +106,8 @@ async def _write(
 
 
 def _header(doc_id: str) -> str:
-    """Return an id as a header has it: percent-encoded where it could end a line."""
-    return doc_id if doc_id.isprintable() else quote(doc_id, safe="")
+    """Return an id as a header has it, percent-encoded as CouchDB does."""
+    return quote(doc_id, safe=":")
 
 
 def routes() -> list[web.RouteDef]:

@@ -82,7 +82,7 @@ def _is_own(request: web.Request, name: str | None) -> bool:
 
 def _may_change(request: web.Request, name: str | None) -> None:
     if not _is_admin(request) and not _is_own(request, name):
-        raise AccessError("You may only update your own user document.", code="forbidden")
+        raise ConditionError("missing", code="not_found")
 
 
 # -- reading

@@ -53,7 +53,7 @@ _BODILESS: Final = (204, 205, 304)
 _TYPES: Final = {
     "body": "text/html; charset=utf-8",
     "json": "application/json",
-    "base64": "application/octet-stream",
+    "base64": "application/binary",
 }
 """Of a body, by the member it stands in."""
 _SHIELD: Final = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
@@ -144,14 +144,21 @@ def _headers(said: Any) -> dict[str, str]:
         return {}
     if not isinstance(said, dict) or len(said) > ANSWER_HEADERS_MAX:
         raise _bad(f"its headers are no object of at most {ANSWER_HEADERS_MAX}")
-    for name, value in said.items():
+    texts = {name: _number(value) for name, value in said.items()}
+    for name, value in texts.items():
         if not isinstance(value, str) or len(name) + len(value) > ANSWER_HEADER_BYTES_MAX:
             raise _bad(f"header {name[:40]!r} is no text, or too long")
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise _bad(f"header {name[:40]!r} has characters that none may have")
         if name.lower() in _OWN or name.lower().startswith(_OWN_PREFIX):
             raise _bad(f"header {name!r} is not for functions to say")
-    return dict(said)
+    return texts
+
+
+def _number(value: Any) -> Any:
+    """Return a number as a header has it, anything else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if isinstance(value, float) else str(value) if is_number else value
 
 
 def _bad(what: str) -> MillstreamError:

@@ -40,7 +40,7 @@ def test_addresses_and_forms():
         ({}, b"", "text/html; charset=utf-8"),
         ({"body": "\u00e4\ud800"}, b"\xc3\xa4?", "text/html; charset=utf-8"),
         ({"json": {"a": [1]}}, b'{"a":[1]}\n', "application/json"),
-        ({"base64": b64encode(b"\x00").decode()}, b"\x00", "application/octet-stream"),
+        ({"base64": b64encode(b"\x00").decode()}, b"\x00", "application/binary"),
         ({"body": "x", "headers": {"content-type": "text/plain"}}, b"x", None),
     ],
 )
@@ -54,6 +54,7 @@ def test_answers(answer, body, content_type):
 def test_codes():
     assert rendered({"code": 302.0, "headers": {"Location": "/x"}}).code == 302
     assert rendered({"code": 204, "body": "x"}).body == b""
+    assert rendered({"headers": {"X-N": 3, "Age": 2.0}}).headers["X-N"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,8 @@ def test_codes():
     [
         {"code": 100}, {"code": 600}, {"code": "200"}, {"code": True}, {"code": 200.5},
         {"code": float("inf")}, {"body": 1}, {"base64": "?"}, {"base64": []},
-        {"body": "x", "json": 1}, {"headers": []}, {"headers": {"X": 1}},
+        {"body": "x", "json": 1}, {"headers": []}, {"headers": {"X": None}},
+        {"headers": {"X": True}},
         {"headers": {"X": "a\r\nSet-Cookie: b"}}, {"headers": {"a b": "x"}},
         {"headers": {"": "x"}}, {"headers": {"X": "x" * ANSWER_HEADER_BYTES_MAX}},
         {"headers": {f"x{n}": "" for n in range(ANSWER_HEADERS_MAX + 1)}},
