@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -43,6 +42,8 @@ _SECURITY: Final = "security"
 _LOG_MARK: Final = b'"target_uuid"'
 """Of the log of a replication of ours."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
+_EPOCH_US: Final = 1_000_000_000_000_000
+_SPAN_US: Final = 1_000_000_000_000_000
 _SCAN_TURN: Final = 50
 """Documents looked at before others have a turn."""
 
@@ -74,12 +75,12 @@ class Documents:
         found = await counts.count()
         file_bytes = await asyncio.to_thread(_disk_bytes, running)
         partitions = running.bucket.partitions
-        [created] = [r.created for r in self._buckets.records() if r.name == bucket]
         return DatabaseInfo(
             bucket, running.bucket.uuid, len(partitions), found.live, found.deleted,
             self._changes.of(bucket).latest().text(),
             sum(partition.purge_seqno for partition in partitions),
-            file_bytes, file_bytes, file_bytes, running.compactor.is_running, _epoch_us(created),
+            file_bytes, file_bytes, file_bytes, running.compactor.is_running,
+            _start_time(running.bucket.uuid),
             tuple(partition.failover_log[0].uuid for partition in partitions),
             self._changes.of(bucket).purge_epoch(),
         )  # fmt: skip
@@ -245,9 +246,9 @@ def _disk_bytes(running: BucketEngine) -> int:
     return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.size()
 
 
-def _epoch_us(created: str) -> str:
-    """Return when a bucket was made, in microseconds: another one of its name has another."""
-    try:
-        return str(int(datetime.fromisoformat(created).timestamp() * 1e6))
-    except ValueError:
-        return "0"
+def _start_time(uuid: str) -> str:
+    """Return what tells a database from another one of its name, the same on all its nodes.
+
+    It looks like microseconds of the epoch, as clients expect; they compare it, no more.
+    """
+    return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

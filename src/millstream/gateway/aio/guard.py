@@ -28,7 +28,12 @@ from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import HOST, SIGNER, TOKENS, USER, answer, is_bearer
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
-from millstream.gateway.core.errors import body_of, body_of_status, status_of
+from millstream.gateway.core.errors import (
+    body_of,
+    body_of_status,
+    refused_name,
+    status_of,
+)
 from millstream.gateway.core.origins import refuse_foreign_page
 
 __all__ = ["MIDDLEWARES", "add_shared_headers"]
@@ -53,6 +58,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         headers = {"Allow": allowed} if allowed else None
+        if error.status == 404 and (body := refused_name(request.method, request.path)):
+            return answer(body, status=400)
         return answer(body_of_status(error.status), status=error.status, headers=headers)
     except Exception:  # noqa: BLE001 - the top of a request: log once, tell nothing
         _LOG.exception("%s %s failed", request.method, request.path)
@@ -71,7 +78,11 @@ async def _share(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def add_shared_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Say in an answer which pages may see it, also where it leaves in pieces."""
+    """Say in an answer which pages may see it, also where it leaves in pieces.
+
+    And that nobody may use it again without asking, unless its page says something else.
+    """
+    response.headers.setdefault("Cache-Control", "must-revalidate")
     response.headers.update(
         answer_headers(request.headers.get("Origin"), request.app[HOST].origins)
     )

@@ -22,7 +22,7 @@ from millstream.errors import (
     UsageError,
 )
 
-__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "status_of"]
+__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "refused_name", "status_of"]
 
 _BY_CODE: Final = {
     "unauthorized": 401,
@@ -95,6 +95,21 @@ def body_of(error: MillstreamError, path: str) -> dict[str, str]:
         code, fixed = _AS_COUCHDB.get(code, (code, ""))
         reason = fixed or reason
     return {"error": code, "reason": reason}
+
+
+def refused_name(method: str, path: str) -> dict[str, str] | None:
+    """Return the body that says what is wrong with a name, at an address that there is not.
+
+    Only what is to be made has a name that can be wrong; None: there is just nothing.
+    """
+    database, *steps = path.strip("/").split("/")
+    if method == "PUT" and database.startswith("_") and not steps:
+        reason = "Only system databases may start with underscore, and this is none of them."
+        return {"error": "illegal_database_name", "reason": reason}
+    if method == "PUT" and len(steps) == 1 and steps[0].startswith("_"):
+        reason = "Only reserved document ids may start with underscore."
+        return {"error": "illegal_docid", "reason": reason}
+    return None
 
 
 def body_of_status(status: int) -> dict[str, str]:
