@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -27,6 +27,7 @@ __all__ = [
     "HOST",
     "OBJECT_BYTES_MAX",
     "SIGNER",
+    "STILL",
     "TOKENS",
     "USER",
     "answer",
@@ -54,6 +55,10 @@ TOKENS: Final[web.AppKey[TokenHost | None]] = web.AppKey(
 """Key of who judges tokens, None where none are taken."""
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
+STILL: Final[web.RequestKey[Callable[[], bool]]] = web.RequestKey(
+    "still", cast("type[Callable[[], bool]]", Callable)
+)
+"""Key under which a request says whether who asks would still be let in: for what lasts."""
 DATABASE: Final = "db"
 DATABASE_PATH: Final = "/{db:(?:[A-Za-z0-9][^/]*|_users|_replicator|_global_changes)}"
 """Where a bucket is a database; its name is percent-encoded."""

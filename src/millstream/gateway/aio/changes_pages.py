@@ -6,6 +6,7 @@ Invariants:
 3. The loop is given back after every `ROWS_PER_STEP` changes, also where none of them is a row;
    a client that asked for heartbeats gets them meanwhile.
 4. The token that ends an answer stands for exactly what the client was sent.
+5. A feed that goes on ends once who reads it would not be let in any more.
 
 Elsewhere: parameters (`gateway.core.changes`), rows (`gateway.core.changes_rows`), the walk
 (`kv.aio.changes`).
@@ -26,7 +27,14 @@ from aiohttp import web
 
 from millstream.documents.tokens import Vector
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_object, require
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    STILL,
+    read_object,
+    require,
+)
 from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.aio.writing import user_context
 from millstream.gateway.core.changes import (
@@ -68,8 +76,10 @@ class _Answer:
         query: ChangesQuery,
         passes: Passes | None = None,
         told: Told | None = None,
+        is_still: Callable[[], bool] = lambda: True,
     ) -> None:
         self._told = told
+        self._is_still = is_still
         self._is_complete = _has_all_deletions(database, walk)
         self._passes = passes
         self._database = database
@@ -96,11 +106,13 @@ class _Answer:
                     yield piece
             if self._is_full or query.feed == "normal" or query.descending:
                 break
+            if not self._is_still():
+                break
             if query.feed == "longpoll" and self._count:
                 break
             while not await self._walk.wait(wait_s):
                 yield b""
-                if query.heartbeat_s is None:
+                if query.heartbeat_s is None or not self._is_still():
                     wait_s = 0.0
                     break
             if not wait_s:
@@ -266,7 +278,8 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     walk = database.open(database.start_of(query.since), restarts=passes is not None)
     try:
         with WhileThere(request):
-            pieces = _Answer(database, walk, query, passes, told).pieces()
+            answer = _Answer(database, walk, query, passes, told, request[STILL])
+            pieces = answer.pieces()
             async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
                 if query.feed == "normal" and query.heartbeat_s is None:
                     return await stream(request, beating, {"Cache-Control": "must-revalidate"})

@@ -25,7 +25,15 @@ from millstream.access.records import bearer_user
 from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.access_log import log_access
-from millstream.gateway.aio.answers import HOST, SIGNER, TOKENS, USER, answer, is_bearer
+from millstream.gateway.aio.answers import (
+    HOST,
+    SIGNER,
+    STILL,
+    TOKENS,
+    USER,
+    answer,
+    is_bearer,
+)
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
 from millstream.gateway.core.errors import (
@@ -98,7 +106,7 @@ async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
         hosts=host.hosts,
         has_users=not host.users.is_empty,
     )
-    request[USER] = None
+    request[USER], request[STILL] = None, lambda: host.users.is_empty
     if not host.users.is_empty:
         request[USER] = await _user_of(request, host.users)
     return await handler(request)
@@ -114,6 +122,8 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
         user = await asyncio.to_thread(users.check_password, name, password, source)
         if user is None:
             raise AccessError("wrong user name or password", code="unauthorized")
+        known = user
+        request[STILL] = lambda: users.get(known.name) == known
         return user
     cookie = request.cookies.get(COOKIE_NAME)
     if not cookie:
@@ -124,6 +134,7 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
             "a body of another type is wanted: this one could come from a form of another site",
             code="bad_content_type",
         )
+    request[STILL] = lambda: request.app[SIGNER].check(cookie, users.get) is not None
     return user
 
 
@@ -139,6 +150,7 @@ async def _bearer(request: web.Request, authorization: str) -> User:
         bearer = await tokens.check(token)
     except AccessError as error:
         raise AccessError(str(error), code="unauthorized") from error
+    request[STILL] = lambda: tokens.lasts(bearer)
     return bearer_user(bearer.name, bearer.groups)
 
 

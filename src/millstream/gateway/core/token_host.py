@@ -22,3 +22,6 @@ class TokenHost(Protocol):
         Raises:
             AccessError: it is not believed; the sentence shows no part of it.
         """
+
+    def lasts(self, bearer: Bearer) -> bool:
+        """Return whether the token of a bearer has not ended yet."""

@@ -24,9 +24,15 @@ async def guarded(guarded_host):
 
 
 @pytest.fixture
-async def bearing(guarded_host):
+def token_clock():
+    """What time it is for tokens: one element, in seconds of the epoch."""
+    return [NOW_S]
+
+
+@pytest.fixture
+async def bearing(guarded_host, token_clock):
     """The pages of a node that takes tokens, too."""
-    tokens = TokenKeys(RULES, "", now_s=lambda: NOW_S, fetch=_keys)
+    tokens = TokenKeys(RULES, "", now_s=lambda: token_clock[0], fetch=_keys)
     async with TestClient(TestServer(make_application(guarded_host, tokens=tokens))) as client:
         yield client
     await tokens.close()
