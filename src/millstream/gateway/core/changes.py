@@ -78,6 +78,8 @@ class ChangesQuery:
     puller: str | None = None
     """Uuid of the database that the changes go to, perhaps empty: records of coverage are wanted,
     too."""
+    encoding_info: bool = False
+    """Of attachments: how they are kept."""
 
 
 def parse_changes(
@@ -120,6 +122,7 @@ def parse_changes(
         seq_interval=max(1, _count("seq_interval", options.get("seq_interval", "1"))),
         filter=_filter(options, body),
         puller=_puller(options.get("coverage")),
+        encoding_info=_flag(options, "att_encoding_info"),
     )
 
 

@@ -200,6 +200,23 @@ async def test_a_database_that_goes_away_cuts_its_feeds(client, bucket):
     await gone(bucket)
 
 
+async def test_documents_with_what_is_attached(client, bucket, body):
+    """One row at a time; what kv wrote that is no document is an attachment as well."""
+    bucket.write(0, "ab")
+    bucket.write(1, "c")
+    url = URL + "?include_docs=true"
+    plain = (await body(await client.get(url)))["results"]
+    for option in ("attachments", "att_encoding_info"):
+        found = await body(await client.get(f"{url}&{option}=true&conflicts=true"))
+        assert [row["id"] for row in found["results"]] == [row["id"] for row in plain]
+        assert [row["doc"].keys() for row in found["results"]] == [
+            row["doc"].keys() for row in plain
+        ]
+    limited = await body(await client.get(url + "&attachments=true&limit=2"))
+    assert (len(limited["results"]), limited["pending"]) == (2, 1)
+    await gone(bucket)
+
+
 async def test_readers_need_the_right(guarded, bob, cleo, body):
     await body(await guarded.get(URL), 401)
     await body(await guarded.get(URL, headers=cleo), 403)
