@@ -7,8 +7,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from node_process import NodeProcess
+import redis
+
+from node_process import FREE, NodeProcess
 from token_issuer import RULES, claims, jwks, token
+from waiting import until
 
 
 def of_issuer(name: str, *groups: str, **others: Any) -> str:
@@ -69,3 +72,22 @@ def test_documents_by_token(tmp_path: Path) -> None:
         assert "/shop/apple" in node.log()
         for text in shown:
             assert len(text) < 10 or text[-40:] not in node.log()
+
+
+def test_whose_tokens_are_taken_may_be_set_for_all_nodes(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(jwks())
+    settings = (("ISSUER", RULES.issuer), ("AUDIENCE", RULES.audience), ("JWKS", str(keys)))
+    options = ("--user", "ada:secret", "--bucket", "shop:4", "--coord", FREE)
+    bob = f"Bearer {of_issuer('bob', 'read:shop')}"
+    with NodeProcess(tmp_path / "node", *options) as node:
+        refused = ask(node, "GET", "/shop", bob)[1]
+        assert "takes no tokens" in refused["reason"]
+        host, port = node.address("coord")
+        with redis.Redis(host, port, username="ada", password="secret") as ada:
+            until(lambda: ada.execute_command("SET", "ready", "yes"))
+            for key, value in settings:
+                ada.execute_command("CONFIG SET", "GLOBAL", f"GLOBAL.AUTH.{key}", value)
+            until(lambda: ask(node, "GET", "/shop", bob)[0] == 200)
+            ada.execute_command("CONFIG UNSET", "GLOBAL", "GLOBAL.AUTH.ISSUER")
+            until(lambda: ask(node, "GET", "/shop", bob)[0] == 401)

@@ -181,7 +181,8 @@ async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
                 "coord_process_loop_lag_worst_ms": lag.worst_ms,
                 **coordinator.figures(),
             }
-            tell({"event": "figures", "figures": figures})
+            said = coordinator.token_settings()
+            tell({"event": "figures", "figures": figures, "token_settings": said})
     finally:
         lag.stop()
 

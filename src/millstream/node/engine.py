@@ -404,11 +404,15 @@ class Engine:
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()
         if "http" in bound:
-            http = HttpServer(self, tokens=keep_tokens(self.settings, stack))
+            http = HttpServer(self, tokens=keep_tokens(self.settings, stack, self._set_of_tokens))
             stack.push_async_callback(http.stop)
             await http.start(bound["http"], tls)
         stack.push_async_callback(self.replications.stop)
         self.replications.start()
+
+    def _set_of_tokens(self) -> Mapping[str, str]:
+        """Return what is set for all nodes of whose tokens are taken."""
+        return self.coordination.token_settings if self.coordination is not None else {}
 
     def _own_address(self) -> OwnAddress:
         address = self._addresses.get("http")

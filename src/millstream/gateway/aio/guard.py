@@ -140,7 +140,7 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
 
 async def _bearer(request: web.Request, authorization: str) -> User:
     tokens = request.app[TOKENS]
-    if tokens is None:
+    if tokens is None or not tokens.is_taking:
         raise AccessError(
             "this node takes no tokens: use HTTP Basic or log in at /_session",
             code="unauthorized",

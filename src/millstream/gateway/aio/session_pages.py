@@ -42,7 +42,8 @@ async def _show(request: web.Request) -> web.Response:
     user = request[USER]
     is_open = request.app[HOST].users.is_empty
     context: dict[str, Any] = {"name": None, "roles": ["_admin"] if is_open else []}
-    handlers = ["cookie", "default"] + ["jwt"] * (request.app[TOKENS] is not None)
+    tokens = request.app[TOKENS]
+    handlers = ["cookie", "default"] + ["jwt"] * (tokens is not None and tokens.is_taking)
     info: dict[str, Any] = {"authentication_handlers": handlers}
     if user is not None:
         context = {"name": user.name, "roles": shown_roles(user.roles)}

@@ -16,6 +16,10 @@ __all__ = ["TokenHost"]
 class TokenHost(Protocol):
     """Judges tokens."""
 
+    @property
+    def is_taking(self) -> bool:
+        """Whether tokens are taken at all."""
+
     async def check(self, token: bytes) -> Bearer:
         """Return whom a token is about.
 

@@ -8,6 +8,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from millstream.access.token_keys import TokenKeys
 from millstream.errors import UnavailableError
 from millstream.gateway.aio.server import make_application
+from millstream.node.token_order import NodeTokens
 from token_issuer import NOW_S, RULES, claims, jwks, token
 
 
@@ -32,10 +33,12 @@ def token_clock():
 @pytest.fixture
 async def bearing(guarded_host, token_clock):
     """The pages of a node that takes tokens, too."""
-    tokens = TokenKeys(RULES, "", now_s=lambda: token_clock[0], fetch=_keys)
+    keys = TokenKeys(RULES, "", now_s=lambda: token_clock[0], fetch=_keys)
+    tokens = NodeTokens(keys, dict)
     async with TestClient(TestServer(make_application(guarded_host, tokens=tokens))) as client:
         yield client
     await tokens.close()
+    await keys.close()
 
 
 async def _keys():
