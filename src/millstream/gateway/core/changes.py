@@ -13,7 +13,7 @@ Source: CouchDB's `_changes`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -70,6 +70,8 @@ class ChangesQuery:
     all_docs: bool = False
     include_docs: bool = False
     attachments: bool = False
+    encoding_info: bool = field(default=False, kw_only=True)
+    """Of attachments: how they are kept."""
     conflicts: bool = False
     heartbeat_s: float | None = None
     timeout_s: float = TIMEOUT_MS_MAX / 1000
@@ -78,8 +80,6 @@ class ChangesQuery:
     puller: str | None = None
     """Uuid of the database that the changes go to, perhaps empty: records of coverage are wanted,
     too."""
-    encoding_info: bool = False
-    """Of attachments: how they are kept."""
 
 
 def parse_changes(
@@ -116,13 +116,13 @@ def parse_changes(
         all_docs=style == "all_docs",
         include_docs=_flag(options, "include_docs"),
         attachments=_flag(options, "attachments"),
+        encoding_info=_flag(options, "att_encoding_info"),
         conflicts=_flag(options, "conflicts"),
         heartbeat_s=_heartbeat(options.get("heartbeat")),
         timeout_s=_timeout(options.get("timeout")),
         seq_interval=max(1, _count("seq_interval", options.get("seq_interval", "1"))),
         filter=_filter(options, body),
         puller=_puller(options.get("coverage")),
-        encoding_info=_flag(options, "att_encoding_info"),
     )
 
 
