@@ -270,6 +270,8 @@ def _destination(header: str | None) -> tuple[str, str | None]:
     """Return (id, revision that is replaced) of a COPY's Destination."""
     if not header:
         raise UsageError("Destination header is mandatory for COPY.", code="bad_request")
+    if header.strip().lower().startswith(("http://", "https://")):
+        raise UsageError("Destination URL must be relative.", code="bad_request")
     target, _, option = header.strip().partition("?")
     if option and not option.startswith("rev="):
         raise UsageError(f"Destination {header!r}: only ?rev= may follow", code="bad_request")

@@ -155,9 +155,11 @@ async def _bearer(request: web.Request, authorization: str) -> User:
 
 
 def _challenge(request: web.Request) -> str:
+    """Return how a client is asked to log in; a browser asks people itself if it hears Basic."""
     if is_bearer(request.headers.get("Authorization", "")):
         return 'Bearer realm="millstream", error="invalid_token"'
-    return 'Basic realm="millstream"'
+    is_script = request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
+    return f'{"Cookie" if is_script else "Basic"} realm="millstream"'
 
 
 def _basic(authorization: str) -> tuple[str, str]:

@@ -237,7 +237,7 @@ async def test_copies(client, open_host, body):
     assert (await copy("g", path=f"{PATH}?rev={made['rev']}"))["id"] == "g"
     await copy("g2", 404, f"{PATH}?rev=1-a")
     await copy("g2", 404, "/orders/none")
-    for bad in ("", "_x", "x" * 251, "g2?x=1", "g2?rev=x"):
+    for bad in ("", "_x", "x" * 251, "g2?x=1", "g2?rev=x", "HTTP://127.0.0.1/orders/g2"):
         await copy(bad, 400)
 
 

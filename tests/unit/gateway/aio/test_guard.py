@@ -124,3 +124,11 @@ async def test_what_is_no_token(bearing, body, shown):
 async def test_a_node_without_a_provider_says_so(guarded, body, bearer):
     refused = await body(await guarded.get("/_up", headers=bearer()), 401)
     assert "no tokens" in refused["reason"]
+
+
+async def test_a_script_in_a_page_is_not_answered_by_a_prompt(guarded):
+    for mode, scheme in (("cors", "Cookie"), ("same-origin", "Cookie"), ("navigate", "Basic")):
+        response = await guarded.get("/orders", headers={"Sec-Fetch-Mode": mode})
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"].startswith(scheme)
+    assert (await guarded.get("/orders")).headers["WWW-Authenticate"].startswith("Basic")
