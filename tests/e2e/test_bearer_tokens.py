@@ -68,7 +68,13 @@ def test_documents_by_token(tmp_path: Path) -> None:
             assert (status, refused["error"]) == (401, "unauthorized")
             assert refused["reason"].startswith("the token ")
             assert challenge.startswith("Bearer ")
-        assert ask(node, "GET", "/shop/apple", "Basic YWRhOnNlY3JldA==")[0] == 200
+        ada = "Basic YWRhOnNlY3JldA=="
+        assert ask(node, "GET", "/shop/apple", ada)[0] == 200
+        source = {"url": f"{node.http}/shop", "auth": {"bearer": bob}}
+        job = {"source": source, "target": "copy", "create_target": True}
+        status, done, _ = ask(node, "POST", "/_replicate", ada, job)
+        assert (status, done.get("ok")) == (200, True), done
+        assert ask(node, "GET", "/copy/apple", ada)[1]["price"] == 3
         assert "/shop/apple" in node.log()
         for text in shown:
             assert len(text) < 10 or text[-40:] not in node.log()
