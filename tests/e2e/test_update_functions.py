@@ -1,6 +1,7 @@
 """Update functions of design documents, in the sandbox of a whole node."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -86,3 +87,20 @@ def test_functions_that_fail(node: NodeProcess, name: str, status: int) -> None:
     assert update(node, name)[0] == status
     assert call(node.http, "GET", "/shop/odd")[0] == 404
     assert update(node, "look")[0] == 200
+
+
+def test_requests_with_bytes_that_are_no_text(node: NodeProcess) -> None:
+    host, port = node.address("http")
+    for line, header in (
+        (b"look?a=%ff%00&b=%ed%a0%80", b"X-Odd: \xff\xfe"), (b"look/%ff", b"X-Odd: x"),
+        (b"look?\xff", b"X-Odd: x"), (b"l%ffk", b"X-Odd: x"), (b"count/%00", b"X-Who: \xff"),
+    ):  # fmt: skip
+        with socket.create_connection((host, port), timeout=60) as client:
+            client.sendall(
+                b"POST " + PATH.encode() + line + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header
+                + b"\r\nContent-Length: 2\r\nConnection: close\r\n\r\n\xff\xfe"
+            )  # fmt: skip
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        status = int(answer.split(b" ")[1])
+        assert status in (200, 201, 400, 404), answer
+    assert "Traceback" not in node.log()

@@ -48,7 +48,7 @@ from millstream.gateway.core.changes import (
     parse_changes,
 )
 from millstream.gateway.core.changes_rows import ChangedDocument, Row, RowMaker
-from millstream.gateway.core.function_calls import seen_headers
+from millstream.gateway.core.function_calls import seen_headers, seen_text
 from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
@@ -345,7 +345,7 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
         seen = {
             "method": request.method,
             "path": request.path.strip("/").split("/"),
-            "query": dict(request.query),
+            "query": {seen_text(name): seen_text(text) for name, text in request.query.items()},
             "headers": seen_headers(request.headers.items()),
             "userCtx": user_context(request, bucket),
         }

@@ -29,7 +29,13 @@ from millstream.gateway.aio.answers import DESIGN, HOST, design_of, read_body, r
 from millstream.gateway.aio.attaching import keep_inline
 from millstream.gateway.aio.writing import Edit, Stored, user_context, write_one
 from millstream.gateway.core.documents import is_batch
-from millstream.gateway.core.function_calls import form_of, rendered, seen_headers, seen_path
+from millstream.gateway.core.function_calls import (
+    form_of,
+    rendered,
+    seen_headers,
+    seen_path,
+    seen_text,
+)
 
 __all__ = ["UPDATE_BODY_BYTES_MAX", "routes"]
 
@@ -72,8 +78,8 @@ async def _seen(request: web.Request, bucket: str, doc_id: str | None) -> dict[s
         "method": request.method,
         "path": path,
         "requested_path": path,
-        "raw_path": request.raw_path,
-        "query": dict(request.query),
+        "raw_path": seen_text(request.raw_path),
+        "query": {seen_text(name): seen_text(text) for name, text in request.query.items()},
         "headers": seen_headers(request.headers.items()),
         "body": body,
         "form": form_of(request.content_type, body),

@@ -28,7 +28,7 @@ from millstream.errors import MillstreamError, UsageError
 
 __all__ = [
     "ANSWER_HEADERS_MAX", "ANSWER_HEADER_BYTES_MAX", "FORM_FIELDS_MAX", "FORM_TYPE", "Rendered",
-    "form_of", "rendered", "seen_headers", "seen_path",
+    "form_of", "rendered", "seen_headers", "seen_path", "seen_text",
 ]  # fmt: skip
 
 FORM_FIELDS_MAX: Final = 1000
@@ -71,10 +71,15 @@ class Rendered(NamedTuple):
 def seen_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the headers that a function sees, by names as `Content-Type`."""
     return {
-        "-".join(part.capitalize() for part in name.split("-")): value
+        "-".join(part.capitalize() for part in name.split("-")): seen_text(value)
         for name, value in headers
         if name.lower() not in _CREDENTIALS
     }
+
+
+def seen_text(text: str) -> str:
+    """Return what came with a request as a text that JSON can have, whatever bytes it was."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def seen_path(raw_path: str) -> list[str]:

@@ -14,6 +14,7 @@ from millstream.gateway.core.function_calls import (
     rendered,
     seen_headers,
     seen_path,
+    seen_text,
 )
 
 
@@ -23,6 +24,12 @@ def test_no_function_sees_by_what_somebody_logged_in():
         ("content-type", "text/plain"), ("X-Tag", "1"),
     ]  # fmt: skip
     assert seen_headers(sent) == {"Content-Type": "text/plain", "X-Tag": "1"}
+
+
+def test_bytes_that_are_no_text_are_replaced():
+    odd = b"a\xff".decode(errors="surrogateescape")
+    assert seen_headers([("X-Odd", odd)]) == {"X-Odd": "a\ufffd"}
+    assert seen_text(odd + "\u00e4") == "a\ufffd\u00e4"
 
 
 def test_addresses_and_forms():
