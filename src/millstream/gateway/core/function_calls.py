@@ -39,10 +39,11 @@ FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _CREDENTIALS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 _OWN: Final = frozenset(
     {
-        "connection", "content-encoding", "content-length", "content-security-policy", "date",
-        "keep-alive", "proxy-authenticate", "server", "set-cookie", "trailer",
-        "transfer-encoding", "upgrade", "vary", "www-authenticate", "x-couch-id",
-        "x-couch-update-newrev",
+        "clear-site-data", "connection", "content-encoding", "content-length",
+        "content-security-policy", "date", "keep-alive", "proxy-authenticate", "server",
+        "service-worker-allowed", "set-cookie", "strict-transport-security", "trailer",
+        "transfer-encoding", "upgrade", "vary", "www-authenticate", "x-content-type-options",
+        "x-couch-id", "x-couch-update-newrev",
     }
 )  # fmt: skip
 """Headers that are the node's alone."""

@@ -77,6 +77,7 @@ def test_codes():
         {"headers": {"Set-Cookie": "a=b"}}, {"headers": {"content-length": "1"}},
         {"headers": {"Access-Control-Allow-Origin": "*"}},
         {"headers": {"content-security-policy": "none"}},
+        {"headers": {"Clear-Site-Data": "*"}},
     ],
 )  # fmt: skip
 def test_answers_that_cannot_be_sent(answer):
