@@ -74,6 +74,7 @@ class FalseDocuments:
                 continue
             if following is not None:
                 database.seqno += 1
+                following.seqno = database.seqno
                 database.documents[doc_id] = present = following
             done.append(Written(0, database.seqno if following else 0, present))
         return done

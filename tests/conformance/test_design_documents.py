@@ -119,7 +119,7 @@ def test_databases(ask: Ask) -> None:
         answer = ask("GET", path)
         assert answer.status == 404, path
         assert answer.body == {"error": "not_found", "reason": "Database does not exist."}
-    assert ask("PUT", "/_made").status == 404
+    assert ask("PUT", "/_made").body["error"] == "illegal_database_name"
 
 
 def test_documents_survive_a_kill(node: NodeProcess, ask: Ask) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from node_process import NodeProcess
 from npm_peers import FOLDER, node_program
+from token_issuer import RULES, claims, jwks, token
 
 SECONDS_MAX = 120
 
@@ -24,10 +26,24 @@ def open_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]
         assert running.stop() == 0
 
 
-def play(node: NodeProcess, scene: str) -> Any:
+@pytest.fixture(scope="module")
+def guarded_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node with an administrator, that takes tokens, too."""
+    folder = tmp_path_factory.mktemp("pouchdb-users")
+    (folder / "keys.json").write_bytes(jwks())
+    options = (
+        "--user", "ada:secret", "--bucket", "bearer:4", "--oidc-issuer", RULES.issuer,
+        "--oidc-audience", RULES.audience, "--oidc-jwks", str(folder / "keys.json"),
+    )  # fmt: skip
+    with NodeProcess(folder / "node", *options) as running:
+        yield running
+        assert running.stop() == 0
+
+
+def play(node: NodeProcess, scene: str, *more: str) -> Any:
     """Play a scene against a database of its own."""
     done = subprocess.run(
-        [node_program(), str(Path("pouchdb.js")), scene, f"{node.http}/{scene}"],
+        [node_program(), str(Path("pouchdb.js")), scene, f"{node.http}/{scene}", *more],
         capture_output=True, cwd=FOLDER, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
@@ -70,3 +86,20 @@ def test_it_keeps_attachments(open_node: NodeProcess) -> None:
     assert seen["data"] == ["Zmlyc3Q=", "c2Vjb25k"]
     assert all(digest.startswith("md5-") for digest in seen["digests"])
     assert seen["left"] == ["y"]
+
+
+def test_it_makes_and_changes_users(guarded_node: NodeProcess) -> None:
+    assert play(guarded_node, "users") == {
+        "roles": ["staff"], "shown": ["_id", "_rev", "name", "roles", "type"],
+        "old_password": 401, "other": 404, "roles_refused": 403, "stale": 409,
+        "all": ["org.couchdb.user:ada", "org.couchdb.user:bob"], "gone": 404, "then": 401,
+    }  # fmt: skip
+
+
+def test_it_replicates_by_a_token(guarded_node: NodeProcess) -> None:
+    said = claims(exp=time.time_ns() / 1e9 + 600, groups=["read:bearer", "write:bearer"])
+    seen = play(guarded_node, "bearer", token(said).decode())
+    assert seen["first"]["ok"]
+    assert seen["first"]["denied"] == 0
+    assert seen["again"]["written"] >= 12
+    assert seen["same"]

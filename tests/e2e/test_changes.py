@@ -1,12 +1,14 @@
 """`_changes` of a real node: tokens that stay good over a kill, and rows that are durable."""
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
 import millstream
+from http_calls import call
 from node_process import NodeProcess
 
 
@@ -52,3 +54,31 @@ def test_a_token_of_a_thousand_partitions_fits_into_an_address(
     last = changes(node, "now")["last_seq"]
     write(node, ["b"])
     assert [row["id"] for row in changes(node, last)["results"]] == ["b"]
+
+
+def test_documents_with_what_is_attached(own_node: Callable[..., NodeProcess]) -> None:
+    node = own_node("--bucket", "default:4")
+    text = "words " * 1000
+    for name in ("one", "two", "three"):
+        data = b64encode((name + text).encode()).decode()
+        document = {
+            "of": name, "_attachments": {"a.txt": {"content_type": "text/plain", "data": data}},
+        }  # fmt: skip
+        assert call(node.http, "PUT", f"/default/{name}", document)[0] == 201
+    write(node, ["four"])
+    found = changes(node, include_docs="true", attachments="true")["results"]
+    assert sorted(row["id"] for row in found) == ["four", "one", "three", "two"]
+    for row in found:
+        attached = row["doc"].get("_attachments", {})
+        data = {name: b64decode(one["data"]).decode() for name, one in attached.items()}
+        assert data == ({} if row["id"] == "four" else {"a.txt": row["id"] + text})
+    stubs = changes(node, include_docs="true", att_encoding_info="true")["results"]
+    for row in stubs:
+        for one in row["doc"].get("_attachments", {}).values():
+            assert one["stub"] is True
+            assert one["encoding"] == "gzip"
+            assert one["encoded_length"] < one["length"]
+    limited = changes(node, include_docs="true", attachments="true", limit="2")
+    assert limited["pending"] == 2
+    rest = changes(node, limited["last_seq"], include_docs="true", attachments="true")
+    assert len(rest["results"]) == 2

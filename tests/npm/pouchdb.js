@@ -7,6 +7,7 @@ const PouchDB = require('pouchdb-core')
   .plugin(require('pouchdb-adapter-http'))
   .plugin(require('pouchdb-mapreduce'))
   .plugin(require('pouchdb-replication'));
+const { fetch } = require('pouchdb-fetch');
 
 const [scene, url, ...rest] = process.argv.slice(2);
 const WAIT_MS = 30000;
@@ -184,6 +185,46 @@ const scenes = {
       data: Object.keys(whole._attachments).sort().map((n) => whole._attachments[n].data),
       left: Object.keys(left._attachments),
     };
+  },
+
+  // What pouchdb-authentication does with users, by an administrator and by the user.
+  async users() {
+    const base = new URL('/_users', url).href;
+    const by = (username, password) => new PouchDB(base, {
+      auth: { username, password }, skip_setup: true,
+    });
+    const status = (promise) => promise.then(() => 200, (error) => error.status);
+    const ada = by('ada', 'secret');
+    const id = 'org.couchdb.user:bob';
+    await ada.put({ _id: id, name: 'bob', type: 'user', roles: ['staff'], password: 'one' });
+    const own = await by('bob', 'one').get(id);
+    await by('bob', 'one').put({ ...own, password: 'two' });
+    const bob = by('bob', 'two');
+    const fresh_own = await bob.get(id);
+    const seen = {
+      roles: own.roles, shown: Object.keys(own).sort(),
+      old_password: await status(by('bob', 'one').get(id)),
+      other: await status(bob.get('org.couchdb.user:ada')),
+      roles_refused: await status(bob.put({ ...fresh_own, roles: ['_admin'] })),
+      stale: await status(ada.put({ ...own, roles: [] })),
+      all: (await ada.allDocs()).rows.map((row) => row.id),
+    };
+    await ada.remove(await ada.get(id));
+    return { ...seen, gone: await status(ada.get(id)), then: await status(bob.get(id)) };
+  },
+
+  // Steps of replication by the bearer of a token.
+  async bearer(token) {
+    const shown = (address, options) => {
+      options.headers.set('Authorization', `Bearer ${token}`);
+      return fetch(address, options);
+    };
+    const remote = new PouchDB(url, { fetch: shown, skip_setup: true });
+    const local = fresh();
+    await fill(local, 10);
+    const first = await done(local.replicate.to(remote));
+    const again = await done(fresh().replicate.from(remote));
+    return { first, again, same: same(await picture(local), await picture(remote)) };
   },
 };
 

@@ -4,6 +4,7 @@ Invariants:
 1. A role is `admin`, or `RIGHT:BUCKET` with RIGHT one of read, write, stream, design and BUCKET a
    bucket's name or `*` for all, or `group:NAME`: one of those whom access lists call so.
 2. `admin` implies every right; no other right implies another.
+3. Who shows a token is nobody's record, whatever its name: no password, never an administrator.
 
 Elsewhere: the store (`access.users`).
 """
@@ -26,6 +27,7 @@ __all__ = [
     "Right",
     "User",
     "Verifier",
+    "bearer_user",
     "changed_user",
     "checked_name",
     "checked_roles",
@@ -63,7 +65,7 @@ class User:
     name: str
     roles: tuple[str, ...]
     verifiers: Mapping[str, Verifier]
-    """By mechanism name as on the wire."""
+    """By mechanism name as on the wire; empty of who was let in by a token."""
 
     @property
     def is_admin(self) -> bool:
@@ -86,6 +88,22 @@ class User:
         return not bucket.startswith("_") and not {f"{right}:{bucket}", f"{right}:*"}.isdisjoint(
             roles
         )
+
+
+def bearer_user(name: str, groups: Sequence[str]) -> User:
+    """Return whom a token speaks of: groups that say a right are rights, the others groups.
+
+    Args:
+        name: the token's subject.
+        groups: those of the token; `admin` among them is a group like any other.
+    """
+    roles = {name if _is_right(name) else _GROUP + name for name in groups}
+    return User(name, tuple(sorted(roles)), {})
+
+
+def _is_right(role: str) -> bool:
+    right, _, bucket = role.partition(":")
+    return right in _BUCKET_RIGHTS and bucket != ""
 
 
 def make_verifiers(password: str, salts: Mapping[str, bytes]) -> dict[str, Verifier]:
@@ -133,10 +151,9 @@ def checked_roles(roles: list[str] | tuple[str, ...]) -> tuple[str, ...]:
         UsageError: `bad_role`.
     """
     for role in roles:
-        right, colon, bucket = role.partition(":")
         if role.startswith(_GROUP):
             _check_group(role)
-        elif role != ADMIN and not (right in _BUCKET_RIGHTS and colon and bucket):
+        elif role != ADMIN and not _is_right(role):
             raise UsageError(
                 f"role {role!r} is neither {ADMIN}, nor RIGHT:BUCKET with RIGHT one of "
                 f"{', '.join(_BUCKET_RIGHTS)} (BUCKET * means all), nor group:NAME",

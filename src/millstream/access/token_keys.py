@@ -98,6 +98,10 @@ class TokenKeys:
                 raise
         return believed(token, self._keys, self._rules, self._now_s())
 
+    def lasts(self, bearer: Bearer) -> bool:
+        """Return whether the token of a bearer has not ended yet."""
+        return self._now_s() < bearer.until_s
+
     async def _keep(self) -> None:
         while True:
             await self._read_again(is_missing=self._has_failed)

@@ -58,6 +58,7 @@ __all__ = [
     "REMEMBERED_MAX",
     "REMEMBERED_SECONDS",
     "USERS_MAX",
+    "Expect",
     "Right",
     "ScramServer",
     "User",
@@ -71,6 +72,8 @@ REMEMBERED_MAX: Final = 1000
 REMEMBERED_SECONDS: Final = 60.0
 USERS_MAX: Final = 10_000
 PASSWORD_BYTES_MAX: Final = 1024
+Expect = Callable[[User | None], None]
+"""Given a user as it is when it is to be changed, None for nobody: raises why that is not done."""
 _FORMAT: Final = 1
 _CLEAR_TEXT_MECHANISM: Final = "SCRAM-SHA256"
 """Passwords that arrive in clear are checked against this verifier: the cheapest good one."""
@@ -181,11 +184,14 @@ class UserStore:
         password: str | None = None,
         rights: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
+        expect: Expect | None = None,
     ) -> User:
-        """Create a user, or change what is said of one, durably; errors as `put`."""
+        """Create a user, or change what is said of one, durably; raises as `put` and `expect`."""
         name = checked_name(name)
         verifiers = fresh_verifiers(password) if password is not None else None
         with self._alone():
+            if expect is not None:
+                expect(self._users.get(name))
             user = changed_user(
                 self._users.get(name), name, verifiers=verifiers, rights=rights, groups=groups
             )
@@ -228,13 +234,15 @@ class UserStore:
         """Return the users, by name, as they are now."""
         return self._users
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str, expect: Expect | None = None) -> bool:
         """Remove a user, durably; False if there is none of this name.
 
         Raises:
-            ConditionError: `last_admin`.
+            ConditionError: `last_admin`; and what `expect` raises.
         """
         with self._alone():
+            if expect is not None:
+                expect(self._users.get(name))
             if name not in self._users:
                 return False
             others = {other: user for other, user in self._users.items() if other != name}

@@ -121,7 +121,7 @@ def command(
         str | None,
         typer.Option(
             metavar="ISSUER",
-            help="Coordination takes its tokens: exactly what they say as iss.",
+            help="Its tokens are taken, by coordination and HTTP: exactly what they say as iss.",
             rich_help_panel=_SAFE,
         ),
     ] = None,

@@ -101,6 +101,8 @@ def _stem(run: _Run, children: list[_Run], below: dict[int, list[_Run]]) -> None
         oldest = max(child.lowest, first)
         if child.first - 1 >= kept_from:
             child.parent = holder
+            if oldest < kept_from and holder is not run:
+                holder.lengthen(whole, oldest)
             kept_from = min(kept_from, oldest)
             holder.lowest = min(holder.lowest, child.lowest)
             continue

@@ -132,7 +132,7 @@ class StoredDocument:
         is_purged: whether the change that made it is a purge.
     """
 
-    __slots__ = ("_contents", "_tree", "is_purged")
+    __slots__ = ("_contents", "_tree", "is_purged", "seqno")
 
     def __init__(
         self, tree: RevisionTree, contents: Mapping[str, Content], *, is_purged: bool = False
@@ -140,6 +140,8 @@ class StoredDocument:
         self._tree = tree
         self._contents = contents
         self.is_purged = is_purged
+        self.seqno = 0
+        """Of its newest change, in its partition; 0: not stored yet."""
 
     @property
     def tree(self) -> RevisionTree:
@@ -171,6 +173,7 @@ class _Linear(StoredDocument):
     def __init__(self, bucket_uuid: str, frame: bytes, lineage: bytes, revs_limit: int) -> None:
         super().__init__(EMPTY, {})
         change = change_of(frame)
+        self.seqno = change.seqno
         self._revisions = _revisions_of(bucket_uuid)
         self._key = change.key
         self._lineage = lineage
@@ -260,7 +263,9 @@ def load(
         number = tree.winner_branch
         kept = parts.contents[number] or _IN_FRAME
         contents[revs[number]] = _content_of(change.value, kept, tree.branches[number].last)
-    return StoredDocument(tree, contents, is_purged=parts.is_purged)
+    document = StoredDocument(tree, contents, is_purged=parts.is_purged)
+    document.seqno = change.seqno
+    return document
 
 
 def _unpacked(sidecar: bytes) -> _Sidecar:

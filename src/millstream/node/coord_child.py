@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -34,15 +34,13 @@ from millstream.node.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import peer_context, peer_server_context, server_context
 from millstream.node.supervise import EXIT_DISK_FAILED
+from millstream.node.token_order import TokenOrder, token_keys
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.process import BRIEFLY, calm_collector
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
 
-if TYPE_CHECKING:
-    from millstream.access.token_keys import TokenKeys
-
-__all__ = ["FIGURES_S", "SWITCH_S", "CoordOrder", "TokenOrder", "main"]
+__all__ = ["FIGURES_S", "SWITCH_S", "CoordOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.coord_child")
 FIGURES_S: Final = 1.0
@@ -50,16 +48,6 @@ FIGURES_S: Final = 1.0
 EXIT_FAILED: Final = 1
 SWITCH_S: Final = 0.0005
 """How long the loop may go on while a thread that has synced waits for the interpreter."""
-
-
-class TokenOrder(msgspec.Struct, frozen=True):
-    """Whose tokens are taken."""
-
-    issuer: str
-    audience: str
-    groups_claim: str
-    source: str
-    """Of the issuer's keys."""
 
 
 class CoordOrder(msgspec.Struct, frozen=True):
@@ -103,7 +91,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
 
     try:
         users = UserStore(Path(order.users), node_secret=order.cluster_secret)
-        tokens = _tokens(order.tokens)
+        tokens = token_keys(order.tokens)
         coordinator = await Coordinator.start(
             Path(order.directory), _listening(order), users=users, secret=order.cluster_secret,
             join=(Address(*order.join),) if order.join is not None else (), on_fatal=fail,
@@ -130,16 +118,6 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
     if failures:
         return EXIT_DISK_FAILED if _is_of_the_disk(failures[0]) else EXIT_FAILED
     return 0
-
-
-def _tokens(order: TokenOrder | None) -> TokenKeys | None:
-    if order is None:
-        return None
-    from millstream.access.token_keys import TokenKeys  # its libraries are needed by nobody else
-    from millstream.access.tokens import TokenRules
-
-    rules = TokenRules(order.issuer, order.audience, order.groups_claim)
-    return TokenKeys(rules, order.source)
 
 
 def _progress(tell: Tell) -> Callable[[], None]:
@@ -203,7 +181,8 @@ async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
                 "coord_process_loop_lag_worst_ms": lag.worst_ms,
                 **coordinator.figures(),
             }
-            tell({"event": "figures", "figures": figures})
+            said = coordinator.token_settings()
+            tell({"event": "figures", "figures": figures, "token_settings": said})
     finally:
         lag.stop()
 

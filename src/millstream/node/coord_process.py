@@ -52,6 +52,8 @@ class CoordProcess(ChildProcess):
         self._on_fatal = on_fatal
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._said: Mapping[str, float] = {}
+        self.token_settings: Mapping[str, str] = {}
+        """As it said last, also while it is started again: nobody is locked out by that."""
         self._is_up = self._goes_on = False
 
     async def until_ready(self) -> None:
@@ -79,9 +81,10 @@ class CoordProcess(ChildProcess):
             self._first.set_result(None)
 
     def says(self, event: dict[str, Any]) -> None:
-        """Keep its figures."""
+        """Keep its figures, and what is set for all nodes of tokens."""
         if event.get("event") == "figures":
             self._said = event["figures"]
+            self.token_settings = event["token_settings"]
 
     def is_gone(self) -> None:
         """Its figures are of the past."""

@@ -14,9 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from datetime import datetime
 from functools import partial
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -52,6 +50,8 @@ _SECURITY: Final = "security"
 _LOG_MARK: Final = b'"target_uuid"'
 """Of the log of a replication of ours."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
+_EPOCH_US: Final = 1_000_000_000_000_000
+_SPAN_US: Final = 1_000_000_000_000_000
 
 
 class Documents:
@@ -77,16 +77,14 @@ class Documents:
         places = self._changes.places(bucket)
         if places.is_shared:
             found = await spread_figures(places, partial(self.figures, bucket))
-            started = _number_of(own.uuid)
         else:
             found = await self.figures(bucket, range(own.partition_count))
-            [created] = [r.created for r in self._buckets.records() if r.name == bucket]
-            started = _epoch_us(created)
         database = await self._changes.whole(bucket)
         return DatabaseInfo(
             bucket, own.uuid, own.partition_count, found.live, found.deleted,
             database.latest().text(), found.purge_seqno,
-            found.file_bytes, found.file_bytes, found.file_bytes, found.is_compacting, started,
+            found.file_bytes, found.file_bytes, found.file_bytes, found.is_compacting,
+            _start_time(own.uuid),
             tuple(history.log[0].uuid for history in database.histories()),
             database.purge_epoch(),
         )  # fmt: skip
@@ -328,14 +326,9 @@ def _disk_bytes(running: BucketEngine) -> int:
     return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.size()
 
 
-def _epoch_us(created: str) -> str:
-    """Return when a bucket was made, in microseconds: another one of its name has another."""
-    try:
-        return str(int(datetime.fromisoformat(created).timestamp() * 1e6))
-    except ValueError:
-        return "0"
+def _start_time(uuid: str) -> str:
+    """Return what tells a database from another one of its name, the same on all its nodes.
 
-
-def _number_of(uuid: str) -> str:
-    """Return what stands for that time where several nodes have a bucket: the same on all."""
-    return str(int.from_bytes(blake2b(uuid.encode(), digest_size=6).digest(), "big"))
+    It looks like microseconds of the epoch, as clients expect; they compare it, no more.
+    """
+    return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

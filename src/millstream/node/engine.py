@@ -40,7 +40,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
-from millstream.node.coord_child import CoordOrder, TokenOrder
+from millstream.node.coord_child import CoordOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.coverage import Coverage
 from millstream.node.data_directory import DataDirectory
@@ -78,6 +78,7 @@ from millstream.node.settings import (
 )
 from millstream.node.spread_documents import SpreadDocuments
 from millstream.node.stored_documents import StoredDocuments
+from millstream.node.token_order import keep_tokens, token_order
 from millstream.runtime.metrics import (
     LoopLag,
     machine_bytes,
@@ -375,7 +376,7 @@ class Engine:
             (settings.coordination_host, self._port("coord"), self._port("peer")),
             (settings.join.host, settings.join.port) if settings.join is not None else None,
             settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
-            _token_order(settings),
+            token_order(settings),
         )  # fmt: skip
         self.coordination = CoordProcess(order, tuple(sockets.values()), self._coordination_failed)
         stack.push_async_callback(self.coordination.stop)
@@ -414,11 +415,15 @@ class Engine:
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()
         if "http" in bound:
-            http = HttpServer(self)
+            http = HttpServer(self, tokens=keep_tokens(self.settings, stack, self._set_of_tokens))
             stack.push_async_callback(http.stop)
             await http.start(bound["http"], tls)
         stack.push_async_callback(self.replications.stop)
         self.replications.start()
+
+    def _set_of_tokens(self) -> Mapping[str, str]:
+        """Return what is set for all nodes of whose tokens are taken."""
+        return self.coordination.token_settings if self.coordination is not None else {}
 
     def _own_address(self) -> OwnAddress:
         address = self._addresses.get("http")
@@ -480,13 +485,6 @@ class Engine:
     def _coordination_failed(self, error: Exception) -> None:
         _LOG.critical("coordination: its disk failed, the node must restart")
         self._on_fatal(error)
-
-
-def _token_order(settings: Settings) -> TokenOrder | None:
-    issuer, audience = settings.oidc_issuer, settings.oidc_audience
-    if issuer is None or audience is None or settings.oidc_jwks is None:
-        return None
-    return TokenOrder(issuer, audience, settings.oidc_groups_claim, settings.oidc_jwks)
 
 
 def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:

@@ -44,6 +44,7 @@ from millstream.node.listeners import bind_all, bound_address, peer_tls_context,
 from millstream.node.neighbours import NODE_ASK_S, Neighbours
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
+from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import UNIX
@@ -135,7 +136,7 @@ class IndexNode:
             self._begin(learned)
         self._watch()
         self._tasks.start(self._keep_learning(), name="learning of buckets")
-        http = HttpServer(self, self.refusal)
+        http = HttpServer(self, self.refusal, keep_tokens(settings, stack))
         stack.push_async_callback(http.stop)
         await http.start(bound["http"], tls)
 

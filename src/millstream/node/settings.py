@@ -138,7 +138,7 @@ class Settings:
     tls_key: str | None = None
     tls_ca: str | None = None
     oidc_issuer: str | None = None
-    """Whose tokens coordination takes; with it go the next two."""
+    """Whose tokens are taken; with it go the next two."""
     oidc_audience: str | None = None
     oidc_jwks: str | None = None
     """A file or a URL of the issuer's keys."""

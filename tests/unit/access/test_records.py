@@ -3,6 +3,7 @@ import pytest
 from millstream.access.records import (
     GROUPS_MAX,
     User,
+    bearer_user,
     checked_roles,
     make_verifiers,
     user_from_json,
@@ -27,6 +28,19 @@ def test_roles_that_are_groups():
     assert User("ada", roles, {}).groups == ("a:b", "staff")
     with pytest.raises(UsageError, match="groups"):
         checked_roles([f"group:{number}" for number in range(GROUPS_MAX + 1)])
+
+
+def test_what_a_token_says_gives_rights_in_buckets_and_groups_but_no_administrator():
+    bearer = bearer_user("ada", ("admin", "read:shop", "write:*", "staff", "read:", "group:x"))
+    assert bearer.roles == (
+        "group:admin", "group:group:x", "group:read:", "group:staff", "read:shop", "write:*",
+    )  # fmt: skip
+    assert not bearer.is_admin
+    assert bearer.may("read", "shop")
+    assert bearer.may("write", "other")
+    assert not bearer.may("write", "_replicator")
+    assert not bearer.may("read", "other")
+    assert bearer.verifiers == {}
 
 
 def test_a_record_without_verifiers_is_refused():

@@ -219,6 +219,30 @@ def test_a_user_is_changed_in_part():
         store.change("ada", rights=[])
 
 
+def test_a_user_is_changed_only_if_it_is_as_expected(tmp_path):
+    """Judged is what the file says when it is changed, also by another process."""
+    mine, theirs = (UserStore(tmp_path / "users.json") for _ in range(2))
+    mine.put("ada", "pw", ["admin"])
+    theirs.change("bob", password="pw", rights=["read:b"])
+    seen = []
+
+    def refuse(user):
+        seen.append(user.roles if user is not None else None)
+        raise ConditionError("no", code="conflict")
+
+    for call in (
+        lambda: mine.change("bob", rights=["write:b"], expect=refuse),
+        lambda: mine.change("eve", password="pw", rights=[], expect=refuse),
+        lambda: mine.delete("bob", refuse),
+    ):
+        with pytest.raises(ConditionError, match="no"):
+            call()
+    assert seen == [("read:b",), None, ("read:b",)]
+    assert mine.names == ["ada", "bob"]
+    assert mine.delete("bob", seen.append)
+    assert mine.names == ["ada"]
+
+
 def test_two_processes_change_users(tmp_path):
     one, other = (UserStore(tmp_path / "users.json") for _ in range(2))
     one.put("ada", "pw")

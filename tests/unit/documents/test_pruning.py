@@ -105,6 +105,21 @@ def test_a_fork_above_the_cut_makes_two_roots_and_one_below_stays():
     assert [branch.parent for branch in shorter.branches] == [-1, -1, -1]
 
 
+def test_three_that_part_at_one_revision_keep_what_each_wants():
+    """The second takes over what led to it, the third joins on and wants more of it."""
+    sent = [
+        (Path(5, list("edcba")), False), (Path(4, list("yxb")), False),
+        (Path(3, list("zb")), False),
+    ]  # fmt: skip
+    tree, naive = both(sent)
+    short = stemmed(tree, 3)
+    assert_same(short, naive.stemmed(3))
+    assert short.path("3-z") == Path(3, ["z", "b", "a"])
+    assert short.path("4-y").revs()[:3] == ["4-y", "3-x", "2-b"]
+    assert short.path("5-e") == Path(5, ["e", "d", "c"])
+    assert_same(stemmed(short, 1), naive.stemmed(1))
+
+
 def test_a_leaf_below_a_longer_one_may_keep_more_than_the_limit():
     """What another leaf keeps joins on where a path still reaches it."""
     tree = EMPTY.merged(Path(6, list("fedcba"))).merged(Path(4, list("xcba")))

@@ -20,6 +20,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.model.standing import Standing
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+from millstream.views.core.design_code import Updated
 
 NOW = 1_700_000_000 * 10**9
 
@@ -211,11 +212,21 @@ class FakeStored:
 
 
 class FakeFunctions:
-    """`judge` is asked about each change, if it is set: (new text, old text) -> error or None."""
+    """`judge` is asked about each change, if it is set: (new text, old text) -> error or None.
+
+    `updates` has functions by design document and name.
+    """
 
     def __init__(self):
         self.judge = None
         self.asked = []
+        self.updates = {}
+
+    async def update(self, bucket, design, name, document, request):
+        if (design, name) not in self.updates:
+            raise ConditionError(f"_design/{design} has no update {name!r}", code="not_found")
+        shown = None if document is None else msgspec.json.decode(document)
+        return Updated(*self.updates[design, name](shown, msgspec.json.decode(request)))
 
     async def validates(self, bucket):
         return self.judge is not None

@@ -107,6 +107,9 @@ async def test_no_descriptor_for_a_figure_ends_nothing(monkeypatch):
         def figures(self):
             return {}
 
+        def token_settings(self):
+            return {}
+
     def no_descriptor():
         raise OSError(errno.EMFILE, "Too many open files")
 

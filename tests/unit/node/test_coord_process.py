@@ -70,9 +70,14 @@ async def test_clients_are_served_once_it_is_ready_and_again_after_its_death(mak
     await until(lambda: process.figures()["coord_committed_total"] >= 2)
     assert process.figures()["coord_process_up"] == 1
     assert set(process.figures()) == set(NO_FIGURES)
+    key = b"GLOBAL.AUTH.ISSUER"
+    assert process.token_settings == {}
+    assert await ask(address, b"CONFIG", b"SET", b"GLOBAL", key, b"https://id") == b"+OK\r\n"
+    await until(lambda: process.token_settings == {key.decode(): "https://id"})
     os.kill(process.pid, signal.SIGKILL)
     await until(lambda: process.restarts_total == 1 and process.figures()["coord_process_up"])
     assert await ask(address, b"GET", b"key") == b"$5\r\nvalue\r\n"
+    assert process.token_settings == {key.decode(): "https://id"}
     await process.stop()
     assert process.figures() == {**NO_FIGURES, "coord_process_restarts_total": 1}
     assert failures == []

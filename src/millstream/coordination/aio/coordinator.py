@@ -39,6 +39,7 @@ from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
 from millstream.coordination.aio.pool_runner import PoolRunner
+from millstream.coordination.aio.provider import PROVIDER_KEYS
 from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer
 from millstream.coordination.aio.shared_users import SharedUsers
 from millstream.coordination.aio.user_guard import UserGuard
@@ -236,6 +237,11 @@ class Coordinator:
         stack.push_async_callback(shared.close)
         self._guard.shared = shared
         shared.start()
+
+    def token_settings(self) -> dict[str, str]:
+        """Return what is set for all groups of whose tokens are taken, by the keys."""
+        found = ((key, self.pool.pool.setting(key)) for key in PROVIDER_KEYS)
+        return {key.decode(): value.decode() for key, value in found if value is not None}
 
     def user_changed(self, name: str) -> None:
         """Take note that another process of the node has changed a user."""

@@ -22,10 +22,16 @@ from millstream.runtime.tasks import Tasks
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys
 
-__all__ = ["Provider", "Said"]
+__all__ = ["PROVIDER_KEYS", "Provider", "Said"]
 
 _LOG = logging.getLogger(__name__)
 _GROUPS_CLAIM: Final = b"groups"
+_JWKS: Final = b"GLOBAL.AUTH.JWKS"
+_ISSUER: Final = b"GLOBAL.AUTH.ISSUER"
+_AUDIENCE: Final = b"GLOBAL.AUTH.AUDIENCE"
+_GROUPS: Final = b"GLOBAL.AUTH.GROUPS"
+PROVIDER_KEYS: Final = (_JWKS, _ISSUER, _AUDIENCE, _GROUPS)
+"""Settings of all groups that say whose tokens are taken."""
 
 
 class Said(NamedTuple):
@@ -91,14 +97,13 @@ class Provider:
         return self._tokens
 
     def _find(self) -> Said | None:
-        source = self._setting(b"GLOBAL.AUTH.JWKS")
+        source = self._setting(_JWKS)
         if not source:  # asked at each request of a client that has not logged in
             return None
-        issuer = self._setting(b"GLOBAL.AUTH.ISSUER")
-        audience = self._setting(b"GLOBAL.AUTH.AUDIENCE")
+        issuer, audience = self._setting(_ISSUER), self._setting(_AUDIENCE)
         if not issuer or not audience:
             return None
-        claim = self._setting(b"GLOBAL.AUTH.GROUPS") or _GROUPS_CLAIM
+        claim = self._setting(_GROUPS) or _GROUPS_CLAIM
         return Said(source.decode(), issuer.decode(), audience.decode(), claim.decode())
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -18,6 +18,7 @@ from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
+from millstream.gateway.core.token_host import TokenHost
 
 __all__ = [
     "BODY_SECONDS",
@@ -27,9 +28,12 @@ __all__ = [
     "HOST",
     "OBJECT_BYTES_MAX",
     "SIGNER",
+    "STILL",
+    "TOKENS",
     "USER",
     "answer",
     "design_of",
+    "is_bearer",
     "raw_answer",
     "read_body",
     "read_object",
@@ -46,8 +50,16 @@ _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
 HOST: Final = web.AppKey("host", NodeHost)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
+TOKENS: Final[web.AppKey[TokenHost | None]] = web.AppKey(
+    "tokens", cast("type[TokenHost | None]", TokenHost)
+)
+"""Key of who judges tokens, None where none are taken."""
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
+STILL: Final[web.RequestKey[Callable[[], bool]]] = web.RequestKey(
+    "still", cast("type[Callable[[], bool]]", Callable)
+)
+"""Key under which a request says whether who asks would still be let in: for what lasts."""
 DATABASE: Final = "db"
 DATABASE_PATH: Final = "/{db:(?:[A-Za-z0-9][^/]*|_users|_replicator|_global_changes)}"
 """Where a bucket is a database; its name is percent-encoded."""
@@ -72,6 +84,11 @@ def raw_answer(
 def design_of(request: web.Request) -> tuple[str, str]:
     """Return (bucket, name of the design document) that an address speaks of."""
     return request.match_info[DATABASE], request.match_info["design"].removeprefix("_design/")
+
+
+def is_bearer(authorization: str) -> bool:
+    """Return whether the header `Authorization` shows a token."""
+    return authorization.partition(" ")[0].lower() == "bearer"
 
 
 async def read_body(request: web.Request, bytes_max: int) -> bytes:

@@ -4,8 +4,10 @@ Invariants:
 1. A row leaves when the client takes it: no more than one step of rows is made ahead.
 2. Whatever ends a request gives up what it holds of the database.
 3. The loop is given back after every `ROWS_PER_STEP` changes, also where none of them is a row;
-   a client that asked for heartbeats gets them meanwhile.
+   a client that asked for heartbeats gets them meanwhile. Of rows with attachments one at a time
+   is made.
 4. The token that ends an answer stands for exactly what the client was sent.
+5. A feed that goes on ends once who reads it would not be let in any more.
 
 Elsewhere: parameters (`gateway.core.changes`), rows (`gateway.core.changes_rows`), the walk
 (`kv.aio.changes`).
@@ -24,9 +26,19 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from millstream.documents.reading import Shown, text_of
 from millstream.documents.tokens import Vector
+from millstream.documents.tree import Leaf
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_object, require
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    STILL,
+    read_object,
+    require,
+)
+from millstream.gateway.aio.documents_out import inline_text
 from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.aio.writing import user_context
 from millstream.gateway.core.changes import (
@@ -36,7 +48,8 @@ from millstream.gateway.core.changes import (
     parse_changes,
 )
 from millstream.gateway.core.changes_host import ChangesWalk, DatabaseChanges
-from millstream.gateway.core.changes_rows import Row, RowMaker
+from millstream.gateway.core.changes_rows import ChangedDocument, Row, RowMaker
+from millstream.gateway.core.function_calls import seen_headers, seen_text
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
 from millstream.views.core.mango.selectors import parse_selector
@@ -54,6 +67,8 @@ Told = Callable[[Vector], Awaitable[Sequence[Record]]]
 """Says what the database has of others, to who stands somewhere."""
 Passes = Callable[[Sequence[bytes]], Awaitable[Sequence[bool]]]
 """Says which documents pass a filter, by their texts."""
+TextOf = Callable[[ChangedDocument, Leaf], Awaitable[bytes]]
+"""Makes the text of a document whose attachments have to be read."""
 _HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
 
 
@@ -67,8 +82,13 @@ class _Answer:
         query: ChangesQuery,
         passes: Passes | None = None,
         told: Told | None = None,
+        is_still: Callable[[], bool] = lambda: True,
+        text_of: TextOf | None = None,
     ) -> None:
         self._told = told
+        self._text_of = text_of
+        self._step_rows = ROWS_PER_STEP if text_of is None else 1
+        self._is_still = is_still
         self._is_complete = _has_all_deletions(database, walk)
         self._passes = passes
         self._database = database
@@ -95,11 +115,13 @@ class _Answer:
                     yield piece
             if self._is_full or query.feed == "normal" or query.descending:
                 break
+            if not self._is_still():
+                break
             if query.feed == "longpoll" and self._count:
                 break
             while not await self._walk.wait(wait_s):
                 yield b""
-                if query.heartbeat_s is None:
+                if query.heartbeat_s is None or not self._is_still():
                     wait_s = 0.0
                     break
             if not wait_s:
@@ -133,15 +155,22 @@ class _Answer:
 
     async def _rows(self, frames: Sequence[bytes]) -> list[Row]:
         """Return the rows of changes whose documents pass the filter."""
-        if self._passes is None:
+        if self._passes is None and self._text_of is None:
             return self._maker.rows(frames)
         found = self._maker.candidates(frames)
-        leaves = [one.leaves(all_docs=self._query.all_docs) for one in found]
-        pairs = zip(found, leaves, strict=True)
-        texts = [one.text(leaf) for one, those in pairs for leaf in those]
-        verdicts = iter(await self._passes(texts) if texts else [])
-        passing = [[leaf for leaf in those if next(verdicts)] for those in leaves]
-        return self._maker.rows_of(found, passing)
+        passing = [one.leaves(all_docs=self._query.all_docs) for one in found]
+        if self._passes is not None:
+            pairs = zip(found, passing, strict=True)
+            texts = [one.text(leaf) for one, those in pairs for leaf in those]
+            verdicts = iter(await self._passes(texts) if texts else [])
+            passing = [[leaf for leaf in those if next(verdicts)] for those in passing]
+        if self._text_of is None:
+            return self._maker.rows_of(found, passing)
+        shown = [
+            await self._text_of(one, those[0]) if those else b""
+            for one, those in zip(found, passing, strict=True)
+        ]
+        return self._maker.rows_of(found, passing, shown)
 
     def _go_on_behind(self, piece: Piece) -> None:
         snapshot = piece.snapshot
@@ -153,8 +182,8 @@ class _Answer:
             return
         async with aclosing(self._walk.pieces()) as pieces:
             async for snapshot, frames, covered in pieces:
-                while len(frames) > ROWS_PER_STEP:
-                    step, frames = frames[:ROWS_PER_STEP], frames[ROWS_PER_STEP:]
+                while len(frames) > self._step_rows:
+                    step, frames = frames[: self._step_rows], frames[self._step_rows :]
                     yield Piece(snapshot, step, seqno_of(step[-1]))
                     await asyncio.sleep(0)
                 yield Piece(snapshot, frames, covered)
@@ -266,7 +295,9 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     walk = database.open(database.start_of(query.since), restarts=passes is not None)
     try:
         with WhileThere(request):
-            pieces = _Answer(database, walk, query, passes, told).pieces()
+            texts = _texts_of(request, bucket, query)
+            answer = _Answer(database, walk, query, passes, told, request[STILL], texts)
+            pieces = answer.pieces()
             async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
                 if query.feed == "normal" and query.heartbeat_s is None:
                     return await stream(request, beating, {"Cache-Control": "must-revalidate"})
@@ -279,6 +310,24 @@ async def _told(
     request: web.Request, bucket: str, puller: str, end: Vector
 ) -> Sequence[Record]:  # fmt: skip
     return await request.app[HOST].coverage.emitted(bucket, end, puller)
+
+
+def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf | None:
+    """Return who makes the texts of documents, None where nothing is to be read for them."""
+    if not query.include_docs or not (query.attachments or query.encoding_info):
+        return None
+    documents = request.app[HOST].documents
+    shown = Shown(conflicts=query.conflicts, encoding_info=query.encoding_info)
+
+    async def text(changed: ChangedDocument, leaf: Leaf) -> bytes:
+        doc_id, document = changed.id, changed.document
+        if leaf.rev not in document.contents:
+            return changed.text(leaf, conflicts=query.conflicts)
+        if not query.attachments:
+            return text_of(doc_id, document, leaf, shown)
+        return await inline_text(documents, bucket, doc_id, document, leaf, shown, None)
+
+    return text
 
 
 def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
@@ -297,8 +346,8 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
         seen = {
             "method": request.method,
             "path": request.path.strip("/").split("/"),
-            "query": dict(request.query),
-            "headers": dict(request.headers),
+            "query": {seen_text(name): seen_text(text) for name, text in request.query.items()},
+            "headers": seen_headers(request.headers.items()),
             "userCtx": user_context(request, bucket),
         }
         shown = msgspec.json.encode(seen)

@@ -33,8 +33,8 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.core.document_host import DatabaseInfo
 
 __all__ = [
-    "DATABASES_ASKED_MAX", "DATABASE_PARTITIONS", "REVS_LIMIT_MAX", "SECURITY_BYTES_MAX",
-    "UUIDS_MAX", "routes",
+    "DATABASES_ASKED_MAX", "DATABASE_PARTITIONS", "PURGED_INFOS_LIMIT", "REVS_LIMIT_MAX",
+    "SECURITY_BYTES_MAX", "UUIDS_MAX", "routes",
 ]  # fmt: skip
 
 DATABASE_PARTITIONS: Final = 16
@@ -45,6 +45,8 @@ UUIDS_MAX: Final = 1000
 DATABASES_ASKED_MAX: Final = 100
 """Databases described at a time."""
 REVS_LIMIT_MAX: Final = 1_000_000
+PURGED_INFOS_LIMIT: Final = 1000
+"""What clients of CouchDB are told, and may say; nothing is limited by it."""
 SECURITY_BYTES_MAX: Final = 64 * 1024
 _DISK_FORMAT: Final = 8
 """What clients of CouchDB are told; they only show it."""
@@ -159,6 +161,24 @@ async def _set_revs_limit(request: web.Request) -> web.Response:
     return answer({"ok": True})
 
 
+async def _purged_infos_limit(request: web.Request) -> web.Response:
+    name = request.match_info[DATABASE]
+    require(request, "read", name)
+    await request.app[HOST].documents.settings(name)
+    return answer(PURGED_INFOS_LIMIT)
+
+
+async def _set_purged_infos_limit(request: web.Request) -> web.Response:
+    require(request, "admin")
+    await request.app[HOST].documents.settings(request.match_info[DATABASE])
+    if (await read_body(request, 64)).strip() != b"%d" % PURGED_INFOS_LIMIT:
+        raise UsageError(
+            "a purge is a change of its document here: there is no list of them to be limited",
+            code="not_supported",
+        )
+    return answer({"ok": True})
+
+
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info[DATABASE])
@@ -258,6 +278,8 @@ def routes() -> list[web.RouteDef]:
         web.put(DATABASE_PATH + "/_security", _set_security),
         web.get(DATABASE_PATH + "/_revs_limit", _revs_limit),
         web.put(DATABASE_PATH + "/_revs_limit", _set_revs_limit),
+        web.get(DATABASE_PATH + "/_purged_infos_limit", _purged_infos_limit),
+        web.put(DATABASE_PATH + "/_purged_infos_limit", _set_purged_infos_limit),
         web.post(DATABASE_PATH + "/_compact", _compact),
         web.get("/_all_dbs", _all),
         web.get("/_dbs_info", _infos),

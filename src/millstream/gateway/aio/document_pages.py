@@ -21,7 +21,13 @@ from urllib.parse import quote, unquote
 import msgspec
 from aiohttp import web
 
-from millstream.documents.reading import PLAIN, newer_attachments, open_leaves, text_of
+from millstream.documents.reading import (
+    PLAIN,
+    Shown,
+    newer_attachments,
+    open_leaves,
+    text_of,
+)
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import Sent, checked_id
 from millstream.documents.stored import StoredDocument
@@ -97,29 +103,31 @@ async def _get(request: web.Request) -> web.StreamResponse:
     documents = request.app[HOST].documents
     is_durable = options.rev is not None or options.open_revs is not None
     found = await documents.read(bucket, doc_id, is_durable=is_durable)
+    if options.local_seq and found is not None:
+        options = options._replace(shown=options.shown._replace(local_seq=found.seqno))
     if options.open_revs is not None:
         return await _several(request, bucket, doc_id, found, options)
     leaf = _asked_leaf(found, options)
     assert found is not None, "it has the leaf"
-    etag = as_etag(leaf.rev)
-    if names_etag(request.headers.get("If-None-Match"), etag):
-        return web.Response(status=304, headers={"ETag": etag})
+    headers = {} if _says_more(options.shown) else {"ETag": as_etag(leaf.rev)}
+    if headers and names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
+        return web.Response(status=304, headers=headers)
     if not options.attachments or not found.contents[leaf.rev].attachments:
         text = text_of(doc_id, found, leaf, options.shown) + b"\n"
         if len(text) <= WHOLE_BYTES_MAX:
-            return raw_answer(text, headers={"ETag": etag})
-        return await stream(request, _piece(text), {"ETag": etag})
+            return raw_answer(text, headers=headers)
+        return await stream(request, _piece(text), headers)
     if "multipart/" not in request.headers.get("Accept", "") or prefers_json(
         request.headers.get("Accept")
     ):
         text = await inline_text(
             documents, bucket, doc_id, found, leaf, options.shown, options.atts_since
         )
-        return await stream(request, _piece(text + b"\n"), {"ETag": etag})
+        return await stream(request, _piece(text + b"\n"), headers)
     boundary = secrets.token_hex(16)
     wanted = newer_attachments(found, leaf.rev, options.atts_since)
     response = web.StreamResponse(
-        headers={"ETag": etag, "Content-Type": f'multipart/related; boundary="{boundary}"'}
+        headers=headers | {"Content-Type": f'multipart/related; boundary="{boundary}"'}
     )
     pieces = related(documents, bucket, boundary, doc_id, found, leaf, options.shown, wanted)
     return await send_attachment_pieces(request, response, pieces)
@@ -127,6 +135,11 @@ async def _get(request: web.Request) -> web.StreamResponse:
 
 async def _piece(text: bytes) -> AsyncIterator[bytes]:
     yield text
+
+
+def _says_more(shown: Shown) -> bool:
+    """Return whether an answer changes with other leaves, too: its revision is no tag for it."""
+    return shown.revs_info or shown.conflicts or shown.deleted_conflicts or shown.local_seq > 0
 
 
 def _asked_leaf(found: StoredDocument | None, options: DocumentOptions) -> Leaf:
@@ -264,6 +277,8 @@ def _destination(header: str | None) -> tuple[str, str | None]:
     """Return (id, revision that is replaced) of a COPY's Destination."""
     if not header:
         raise UsageError("Destination header is mandatory for COPY.", code="bad_request")
+    if header.strip().lower().startswith(("http://", "https://")):
+        raise UsageError("Destination URL must be relative.", code="bad_request")
     target, _, option = header.strip().partition("?")
     if option and not option.startswith("rev="):
         raise UsageError(f"Destination {header!r}: only ?rev= may follow", code="bad_request")

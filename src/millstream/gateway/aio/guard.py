@@ -1,7 +1,7 @@
 """What happens to every request before its page: origin, who it is from, errors as JSON.
 
 Invariants:
-1. A wrong password is answered 401 before any page runs.
+1. A wrong password, or a token that is not believed, is answered 401 before any page runs.
 2. A password check runs in a thread: it is slow on purpose.
 3. A request with a log-in cookie that carries a body must say that it is of a type that a form
    of another site cannot send.
@@ -21,14 +21,28 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from millstream.access.records import bearer_user
 from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.access_log import log_access
-from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
+from millstream.gateway.aio.answers import (
+    HOST,
+    SIGNER,
+    STILL,
+    TOKENS,
+    USER,
+    answer,
+    is_bearer,
+)
 from millstream.gateway.aio.room import hold_in_room
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
-from millstream.gateway.core.errors import body_of, body_of_status, status_of
+from millstream.gateway.core.errors import (
+    body_of,
+    body_of_status,
+    refused_name,
+    status_of,
+)
 from millstream.gateway.core.origins import refuse_foreign_page
 
 __all__ = ["MIDDLEWARES", "add_shared_headers"]
@@ -46,13 +60,15 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return await handler(request)
     except MillstreamError as error:
         status = status_of(error)
-        headers = {"WWW-Authenticate": 'Basic realm="millstream"'} if status == 401 else None
+        headers = {"WWW-Authenticate": _challenge(request)} if status == 401 else None
         if status >= 500:
             _LOG.warning("%s %s: %s", request.method, request.path, error)
         return answer(body_of(error, request.path), status=status, headers=headers)
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         headers = {"Allow": allowed} if allowed else None
+        if error.status == 404 and (body := refused_name(request.method, request.path)):
+            return answer(body, status=400)
         return answer(body_of_status(error.status), status=error.status, headers=headers)
     except web.RequestPayloadError as error:
         return answer(body_of(_unreadable(error), request.path), status=400)
@@ -82,7 +98,11 @@ async def _share(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def add_shared_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Say in an answer which pages may see it, also where it leaves in pieces."""
+    """Say in an answer which pages may see it, also where it leaves in pieces.
+
+    And that nobody may use it again without asking, unless its page says something else.
+    """
+    response.headers.setdefault("Cache-Control", "must-revalidate")
     response.headers.update(
         answer_headers(request.headers.get("Origin"), request.app[HOST].origins)
     )
@@ -98,7 +118,7 @@ async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
         hosts=host.hosts,
         has_users=not host.users.is_empty,
     )
-    request[USER] = None
+    request[USER], request[STILL] = None, lambda: host.users.is_empty
     if not host.users.is_empty:
         request[USER] = await _user_of(request, host.users)
     return await handler(request)
@@ -107,11 +127,15 @@ async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _user_of(request: web.Request, users: UserStore) -> User | None:
     authorization = request.headers.get("Authorization")
     if authorization is not None:
+        if is_bearer(authorization):
+            return await _bearer(request, authorization)
         name, password = _basic(authorization)
         source = request.remote or "?"
         user = await asyncio.to_thread(users.check_password, name, password, source)
         if user is None:
             raise AccessError("wrong user name or password", code="unauthorized")
+        known = user
+        request[STILL] = lambda: users.get(known.name) == known
         return user
     cookie = request.cookies.get(COOKIE_NAME)
     if not cookie:
@@ -122,7 +146,32 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
             "a body of another type is wanted: this one could come from a form of another site",
             code="bad_content_type",
         )
+    request[STILL] = lambda: request.app[SIGNER].check(cookie, users.get) is not None
     return user
+
+
+async def _bearer(request: web.Request, authorization: str) -> User:
+    tokens = request.app[TOKENS]
+    if tokens is None or not tokens.is_taking:
+        raise AccessError(
+            "this node takes no tokens: use HTTP Basic or log in at /_session",
+            code="unauthorized",
+        )
+    token = authorization.partition(" ")[2].strip().encode(errors="surrogateescape")
+    try:
+        bearer = await tokens.check(token)
+    except AccessError as error:
+        raise AccessError(str(error), code="unauthorized") from error
+    request[STILL] = lambda: tokens.lasts(bearer)
+    return bearer_user(bearer.name, bearer.groups)
+
+
+def _challenge(request: web.Request) -> str:
+    """Return how a client is asked to log in; a browser asks people itself if it hears Basic."""
+    if is_bearer(request.headers.get("Authorization", "")):
+        return 'Bearer realm="millstream", error="invalid_token"'
+    is_script = request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
+    return f'{"Cookie" if is_script else "Basic"} realm="millstream"'
 
 
 def _basic(authorization: str) -> tuple[str, str]:
@@ -132,7 +181,9 @@ def _basic(authorization: str) -> tuple[str, str]:
     except (Base64Error, ValueError):
         colon = ""
     if scheme.lower() != "basic" or not colon:
-        raise AccessError("use HTTP Basic or log in at /_session", code="unauthorized")
+        raise AccessError(
+            "use HTTP Basic, a token (Bearer), or log in at /_session", code="unauthorized"
+        )
     return name, password
 
 

@@ -47,16 +47,19 @@ from millstream.gateway.aio import (
     session_pages,
     shared_pages,
     stored_pages,
+    update_pages,
+    user_document_pages,
     user_pages,
     view_pages,
 )
-from millstream.gateway.aio.answers import HOST, SIGNER, answer
+from millstream.gateway.aio.answers import HOST, SIGNER, TOKENS, answer
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
+from millstream.gateway.core.token_host import TokenHost
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -85,26 +88,29 @@ _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, shared_pages, stored_pages, bucket_part_pages, part_pages, index_pages, view_pages,
-    mango_index_pages, mango_pages, local_pages, bulk_pages, listing_pages, changes_pages,
-    coverage_pages, document_pages, attachment_pages, design_pages, replication_pages,
-    database_pages,
+    user_pages, user_document_pages, shared_pages, stored_pages, bucket_part_pages, part_pages,
+    index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
+    listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
+    replication_pages, database_pages,
 )  # fmt: skip
 
 
 DATALESS_PAGES: Final = (
-    node_pages, session_pages, user_pages, part_pages, index_pages, view_pages, design_pages,
-    dataless_pages,
+    node_pages, session_pages, user_pages, user_document_pages, part_pages, index_pages,
+    view_pages, design_pages, dataless_pages,
 )  # fmt: skip
 """Those of a node without data: they need no more than a `FrontHost`."""
 
 
-def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.Application:
+def make_application(
+    host: FrontHost, refusal: Refusal | None = None, tokens: TokenHost | None = None
+) -> web.Application:
     """Return the pages around a node.
 
     Args:
         host: a `NodeHost`, or of a node without data what it has.
         refusal: how a node without data refuses what it has not.
+        tokens: judges those that clients show; None: none are taken.
     """
     guards = (*MIDDLEWARES, replication_pages.guard_replicator)
     application = web.Application(
@@ -113,6 +119,7 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
     application[HOST] = cast("NodeHost", host)
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
+    application[TOKENS] = tokens
     application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
         application[REFUSAL] = refusal
@@ -168,10 +175,11 @@ def _refusal(status: int) -> web.Response:
 class HttpServer:
     """The listener of one node."""
 
-    def __init__(self, host: FrontHost, refusal: Refusal | None = None) -> None:
-        self._runner = web.AppRunner(
-            make_application(host, refusal), access_log=None, shutdown_timeout=STOP_SECONDS
-        )
+    def __init__(
+        self, host: FrontHost, refusal: Refusal | None = None, tokens: TokenHost | None = None
+    ) -> None:
+        application = make_application(host, refusal, tokens)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         self._listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:

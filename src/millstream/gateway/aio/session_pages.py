@@ -1,8 +1,9 @@
 """Logging in and out over HTTP: `/_session`.
 
 Invariants:
-1. A cookie is handed out only for a name and password that were just checked.
-2. Roles are shown as CouchDB's clients expect them: an administrator has `_admin`.
+1. A cookie is handed out only for a name and password that were just checked. Who shows a token
+   is told who that is, and gets none: it shows the token each time.
+2. Roles are shown as CouchDB's clients expect them (`gateway.core.user_documents`).
 
 Elsewhere: the cookie (`gateway.core.cookies`).
 Source: CouchDB's `/_session`.
@@ -17,10 +18,19 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from millstream.access.users import User
 from millstream.errors import AccessError, UsageError
-from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer, read_body, read_object
+from millstream.gateway.aio.answers import (
+    HOST,
+    SIGNER,
+    TOKENS,
+    USER,
+    answer,
+    is_bearer,
+    read_body,
+    read_object,
+)
 from millstream.gateway.core.cookies import COOKIE_NAME, SESSION_SECONDS
+from millstream.gateway.core.user_documents import shown_roles
 
 __all__ = ["FORM_BYTES_MAX", "routes"]
 
@@ -28,19 +38,25 @@ FORM_BYTES_MAX: Final = 4096
 """Body of a form that logs in."""
 
 
-def _roles(user: User) -> list[str]:
-    return ["_admin" if role == "admin" else role for role in user.roles]
-
-
 async def _show(request: web.Request) -> web.Response:
     user = request[USER]
     is_open = request.app[HOST].users.is_empty
     context: dict[str, Any] = {"name": None, "roles": ["_admin"] if is_open else []}
-    info: dict[str, Any] = {"authentication_handlers": ["cookie", "default"]}
+    tokens = request.app[TOKENS]
+    handlers = ["cookie", "default"] + ["jwt"] * (tokens is not None and tokens.is_taking)
+    info: dict[str, Any] = {"authentication_handlers": handlers}
     if user is not None:
-        context = {"name": user.name, "roles": _roles(user)}
-        info["authenticated"] = "default" if "Authorization" in request.headers else "cookie"
+        context = {"name": user.name, "roles": shown_roles(user.roles)}
+        info["authenticated"] = _way(request)
     return answer({"ok": True, "userCtx": context, "info": info})
+
+
+def _way(request: web.Request) -> str:
+    """Return how a client showed who it is, as CouchDB calls it."""
+    authorization = request.headers.get("Authorization")
+    if authorization is None:
+        return "cookie"
+    return "jwt" if is_bearer(authorization) else "default"
 
 
 async def _sent(request: web.Request) -> Mapping[str, object]:
@@ -56,6 +72,9 @@ async def _sent(request: web.Request) -> Mapping[str, object]:
 async def _log_in(request: web.Request) -> web.Response:
     content = await _sent(request)
     name, password = content.get("name"), content.get("password")
+    shown = request[USER]
+    if name is None and password is None and shown is not None and _way(request) == "jwt":
+        return answer({"ok": True, "name": shown.name, "roles": shown_roles(shown.roles)})
     if not isinstance(name, str) or not isinstance(password, str):
         raise UsageError('the body must hold "name" and "password"')
     users = request.app[HOST].users
@@ -63,7 +82,7 @@ async def _log_in(request: web.Request) -> web.Response:
     user = await asyncio.to_thread(users.check_password, name, password, source)
     if user is None:
         raise AccessError("wrong user name or password", code="unauthorized")
-    response = answer({"ok": True, "name": user.name, "roles": _roles(user)})
+    response = answer({"ok": True, "name": user.name, "roles": shown_roles(user.roles)})
     response.set_cookie(
         COOKIE_NAME,
         request.app[SIGNER].make(user),

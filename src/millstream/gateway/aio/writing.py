@@ -26,6 +26,7 @@ from millstream.documents.updating import Change, interactive, replicated
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.aio.answers import HOST, USER, require
 from millstream.gateway.core.document_host import Decide
+from millstream.gateway.core.user_documents import shown_roles
 from millstream.views.core.design_code import Revised
 
 __all__ = ["VALIDATION_TRIES_MAX", "Edit", "Stored", "user_context", "write", "write_one"]
@@ -206,5 +207,4 @@ def user_context(request: web.Request, bucket: str) -> dict[str, Any]:
     if user is None:
         is_open = request.app[HOST].users.is_empty
         return {"db": bucket, "name": None, "roles": ["_admin"] if is_open else []}
-    roles = ["_admin" if role == "admin" else role for role in user.roles]
-    return {"db": bucket, "name": user.name, "roles": roles}
+    return {"db": bucket, "name": user.name, "roles": shown_roles(user.roles)}

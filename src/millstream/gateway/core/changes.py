@@ -13,7 +13,7 @@ Source: CouchDB's `_changes`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -72,6 +72,8 @@ class ChangesQuery:
     all_docs: bool = False
     include_docs: bool = False
     attachments: bool = False
+    encoding_info: bool = field(default=False, kw_only=True)
+    """Of attachments: how they are kept."""
     conflicts: bool = False
     heartbeat_s: float | None = None
     timeout_s: float = TIMEOUT_MS_MAX / 1000
@@ -116,6 +118,7 @@ def parse_changes(
         all_docs=style == "all_docs",
         include_docs=_flag(options, "include_docs"),
         attachments=_flag(options, "attachments"),
+        encoding_info=_flag(options, "att_encoding_info"),
         conflicts=_flag(options, "conflicts"),
         heartbeat_s=_heartbeat(options.get("heartbeat")),
         timeout_s=_timeout(options.get("timeout")),

@@ -210,6 +210,7 @@ class RowMaker:
         self,
         documents: Sequence[ChangedDocument],
         passing: Sequence[Sequence[Leaf]] | None = None,
+        texts: Sequence[bytes] | None = None,
     ) -> list[Row]:
         """Return the rows of documents.
 
@@ -217,25 +218,29 @@ class RowMaker:
             documents: in the order of their changes.
             passing: which leaves of each are shown; None: all that are asked for. Without any
                 there is no row.
+            texts: of those leaves, the first of each document; None: they are made here.
         """
         all_docs = self._query.all_docs
         if passing is None:
             passing = [one.leaves(all_docs=all_docs) for one in documents]
         return [
-            Row(changed.seqno, self._text(changed, leaves))
-            for changed, leaves in zip(documents, passing, strict=True)
+            Row(changed.seqno, self._text(changed, leaves, None if texts is None else texts[at]))
+            for at, (changed, leaves) in enumerate(zip(documents, passing, strict=True))
             if leaves
         ]
 
-    def _text(self, changed: ChangedDocument, leaves: Sequence[Leaf]) -> bytes:
+    def _text(
+        self, changed: ChangedDocument, leaves: Sequence[Leaf], shown: bytes | None
+    ) -> bytes:
         query, winner = self._query, changed.document.winner
         revs = b",".join(b'{"rev":%b}' % _encode(leaf.rev) for leaf in leaves)
         text = b',"id":%b,"changes":[%b]' % (_encode(changed.id), revs)
         if winner.is_deleted:
             text += b',"deleted":true'
         if query.include_docs:
-            shown = changed.text(
-                leaves[0], conflicts=query.conflicts, attachments=query.attachments
-            )
+            if shown is None:
+                shown = changed.text(
+                    leaves[0], conflicts=query.conflicts, attachments=query.attachments
+                )
             text += b',"doc":' + shown
         return text + b"}"

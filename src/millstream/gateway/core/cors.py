@@ -28,7 +28,7 @@ _HEADERS: Final = (
 )
 _EXPOSED: Final = (
     "accept-ranges, cache-control, content-length, content-range, content-type, etag, location, "
-    "server, x-couch-update-newrev"
+    "server, x-couch-id, x-couch-update-newrev"
 )
 
 

@@ -79,7 +79,7 @@ def parse_options(options: Mapping[str, str]) -> DocumentOptions:
         is_true(options, "latest"),
         is_true(options, "attachments") or since is not None,
         since,
-        meta or is_true(options, "local_seq"),
+        is_true(options, "local_seq"),
     )
 
 

@@ -22,7 +22,7 @@ from millstream.errors import (
     UsageError,
 )
 
-__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "status_of"]
+__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "refused_name", "status_of"]
 
 _BY_CODE: Final = {
     "unauthorized": 401,
@@ -33,6 +33,7 @@ _BY_CODE: Final = {
     "illegal_move": 409,
     "not_found": 404,
     "bucket_exists": 412,
+    "file_exists": 412,
     "last_admin": 409,
     "body_timeout": 408,
     "too_large": 413,
@@ -68,6 +69,7 @@ _AS_COUCHDB: Final = {
     "missing_named_view": ("not_found", "missing_named_view"),
 }  # fmt: skip
 """Our code -> that of CouchDB, and its reason where that is one that programs look at."""
+_DATABASES: Final = ("/_replicator", "/_users")
 STATUS_TEXTS: Final = {
     400: ("bad_request", "the request is malformed"),
     404: ("not_found", "there is nothing at this address"),
@@ -90,10 +92,25 @@ def status_of(error: MillstreamError) -> int:
 def body_of(error: MillstreamError, path: str) -> dict[str, str]:
     """Return the body that says an error, at an address."""
     code, reason = error.code, str(error)
-    if not path.startswith("/_") or path.startswith("/_replicator"):
+    if not path.startswith("/_") or path.startswith(_DATABASES):
         code, fixed = _AS_COUCHDB.get(code, (code, ""))
         reason = fixed or reason
     return {"error": code, "reason": reason}
+
+
+def refused_name(method: str, path: str) -> dict[str, str] | None:
+    """Return the body that says what is wrong with a name, at an address that there is not.
+
+    Only what is to be made has a name that can be wrong; None: there is just nothing.
+    """
+    database, *steps = path.strip("/").split("/")
+    if method == "PUT" and database.startswith("_") and not steps:
+        reason = "Only system databases may start with underscore, and this is none of them."
+        return {"error": "illegal_database_name", "reason": reason}
+    if method == "PUT" and len(steps) == 1 and steps[0].startswith("_"):
+        reason = "Only reserved document ids may start with underscore."
+        return {"error": "illegal_docid", "reason": reason}
+    return None
 
 
 def body_of_status(status: int) -> dict[str, str]:

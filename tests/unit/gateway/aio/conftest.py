@@ -5,8 +5,11 @@ from base64 import b64encode
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from millstream.access.token_keys import TokenKeys
 from millstream.errors import UnavailableError
 from millstream.gateway.aio.server import make_application
+from millstream.node.token_order import NodeTokens
+from token_issuer import NOW_S, RULES, claims, jwks, token
 
 
 @pytest.fixture
@@ -19,6 +22,39 @@ async def client(open_host):
 async def guarded(guarded_host):
     async with TestClient(TestServer(make_application(guarded_host))) as client:
         yield client
+
+
+@pytest.fixture
+def token_clock():
+    """What time it is for tokens: one element, in seconds of the epoch."""
+    return [NOW_S]
+
+
+@pytest.fixture
+async def bearing(guarded_host, token_clock):
+    """The pages of a node that takes tokens, too."""
+    keys = TokenKeys(RULES, "", now_s=lambda: token_clock[0], fetch=_keys)
+    tokens = NodeTokens(keys, dict)
+    async with TestClient(TestServer(make_application(guarded_host, tokens=tokens))) as client:
+        yield client
+    await tokens.close()
+    await keys.close()
+
+
+async def _keys():
+    return jwks()
+
+
+@pytest.fixture
+def bearer():
+    """Make the headers of a request by the bearer of a token."""
+
+    def headers(*groups, **others):
+        said = claims(groups=list(groups), **others)
+        shown = token(said, algorithm="ES256").decode()
+        return {"Authorization": f"Bearer {shown}"}
+
+    return headers
 
 
 def _no_data(bucket):

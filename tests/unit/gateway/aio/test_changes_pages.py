@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from millstream.access.users import UserStore
 from millstream.gateway.aio import changes_pages
 
 URL = "/orders/_changes"
@@ -199,7 +200,70 @@ async def test_a_database_that_goes_away_cuts_its_feeds(client, bucket):
     await gone(bucket)
 
 
+async def test_documents_with_what_is_attached(client, bucket, body):
+    """One row at a time; what kv wrote that is no document is an attachment as well."""
+    bucket.write(0, "ab")
+    bucket.write(1, "c")
+    url = URL + "?include_docs=true"
+    plain = (await body(await client.get(url)))["results"]
+    for option in ("attachments", "att_encoding_info"):
+        found = await body(await client.get(f"{url}&{option}=true&conflicts=true"))
+        assert [row["id"] for row in found["results"]] == [row["id"] for row in plain]
+        assert [row["doc"].keys() for row in found["results"]] == [
+            row["doc"].keys() for row in plain
+        ]
+    limited = await body(await client.get(url + "&attachments=true&limit=2"))
+    assert (len(limited["results"]), limited["pending"]) == (2, 1)
+    await gone(bucket)
+
+
 async def test_readers_need_the_right(guarded, bob, cleo, body):
     await body(await guarded.get(URL), 401)
     await body(await guarded.get(URL, headers=cleo), 403)
     await body(await guarded.get(URL, headers=bob))
+
+
+@pytest.mark.parametrize("feed", ["continuous", "longpoll", "eventsource"])
+async def test_a_feed_ends_with_the_user_who_reads_it(guarded, guarded_host, ada, feed):
+    users = guarded_host.users = UserStore()
+    users.put("ada", "secret", ["admin"])
+    users.put("eve", "secret", ["admin"])
+    response = await guarded.get(f"{URL}?feed={feed}&heartbeat=1&since=now", headers=ada)
+    await lines(response, 3)
+    users.change("ada", rights=["read:orders"])
+    async with asyncio.timeout(60):
+        rest = await response.read()
+    assert feed == "eventsource" or b'"last_seq":"0-' in rest
+    await gone(guarded_host.changing)
+
+
+async def test_a_feed_ends_with_its_token(bearing, guarded_host, bearer, token_clock):
+    headers = bearer("read:orders")
+    response = await bearing.get(f"{URL}?feed=continuous&heartbeat=1&since=now", headers=headers)
+    await lines(response, 2)
+    token_clock[0] += 3600
+    async with asyncio.timeout(60):
+        assert b'"last_seq":"0-' in await response.read()
+    assert (await bearing.get(URL, headers=headers)).status == 401
+
+
+async def test_a_feed_ends_with_its_cookie(guarded, guarded_host, body):
+    users = guarded_host.users = UserStore()
+    users.put("ada", "secret", ["admin"])
+    log_in = {"name": "ada", "password": "secret"}
+    response = await guarded.post("/_session", json=log_in)
+    cookie = {"Cookie": f"AuthSession={response.cookies['AuthSession'].value}"}
+    url = f"{URL}?feed=continuous&heartbeat=1&since=now"
+    response = await guarded.get(url, headers=cookie)
+    await lines(response, 2)
+    users.change("ada", password="other")
+    async with asyncio.timeout(60):
+        assert b'"last_seq":"0-' in await response.read()
+
+
+async def test_a_feed_of_nobody_ends_once_there_are_users(client, open_host):
+    response = await client.get(f"{URL}?feed=continuous&heartbeat=1&since=now")
+    await lines(response, 2)
+    open_host.users.put("ada", "secret", ["admin"])
+    async with asyncio.timeout(60):
+        assert b'"last_seq":"0-' in await response.read()

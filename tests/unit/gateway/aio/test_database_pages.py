@@ -32,7 +32,8 @@ async def test_bad_databases(client, body, path):
 async def test_names_are_those_of_buckets(client, body):
     error = await body(await client.put("/a%20b"), 400)
     assert error["error"] == "illegal_database_name"
-    await body(await client.put("/_a"), 404)
+    assert (await body(await client.put("/_a"), 400))["error"] == "illegal_database_name"
+    assert (await body(await client.get("/_a"), 404))["error"] == "not_found"
 
 
 async def test_a_failed_bucket_is_not_described(client, open_host, body):
@@ -91,6 +92,29 @@ async def test_revisions_that_are_kept(client, body):
         await body(await client.put(path, data=bad), 400)
     await body(await client.put(path, data=b"1" * 65), 413)
     await body(await client.put("/none/_revs_limit", data=b"5"), 404)
+
+
+async def test_purges_are_no_list(client, body):
+    path = "/orders/_purged_infos_limit"
+    assert await body(await client.get(path)) == 1000
+    await body(await client.put(path, data=b"1000"))
+    assert (await body(await client.put(path, data=b"7"), 400))["error"] == "not_supported"
+    await body(await client.get("/none/_purged_infos_limit"), 404)
+    await body(await client.put("/none/_purged_infos_limit", data=b"1000"), 404)
+
+
+async def test_ids_that_are_the_nodes(client, body):
+    refused = await body(await client.put("/orders/_mine", json={}), 400)
+    assert refused["error"] == "illegal_docid"
+    await body(await client.get("/orders/_mine"), 404)
+    await body(await client.put("/orders/_changes", json={}), 405)
+
+
+async def test_no_answer_is_used_again_without_asking(client):
+    for path in ("/orders", "/orders/none", "/nothing/there/is", "/_up"):
+        response = await client.get(path)
+        assert response.headers["Cache-Control"] == "must-revalidate"
+    assert "no-store" in (await client.get("/_uuids")).headers["Cache-Control"]
 
 
 async def test_settings_are_the_administrators(guarded, body, ada, bob):

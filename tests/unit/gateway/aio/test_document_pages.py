@@ -82,6 +82,16 @@ async def test_one_that_did_not_change_is_not_sent_again(client, body):
     assert (response.status, response.headers["ETag"], await response.read()) == (200, etag, b"")
 
 
+async def test_an_answer_that_other_leaves_change_has_no_tag(client, forked, body):
+    """Else a client would be told that nothing has changed when there is a new conflict."""
+    tag = {"If-None-Match": '"3-c"'}
+    assert (await client.get(PATH + "?revs=true", headers=tag)).status == 304
+    for option in ("meta", "conflicts", "deleted_conflicts", "revs_info", "local_seq"):
+        response = await client.get(f"{PATH}?{option}=true", headers=tag)
+        await body(response)
+        assert "ETag" not in response.headers
+
+
 async def test_an_id_is_made(client, body):
     response = await client.post("/orders", json={"n": 1})
     made = await body(response, 201)
@@ -141,6 +151,18 @@ async def test_open_revisions_as_parts(client, forked):
     assert json.loads(first.partition("\r\n\r\n")[2])["_revisions"]["ids"] == ["b", "a", "r"]
     assert 'error="true"' in second
     assert json.loads(second.partition("\r\n\r\n")[2]) == {"missing": "9-z"}
+
+
+async def test_the_number_of_the_change(client, forked, body):
+    first = await body(await client.get(PATH + "?local_seq=true"))
+    assert first["_local_seq"] == 3
+    assert "_local_seq" not in await body(await client.get(PATH + "?local_seq=false"))
+    await put(client, body, first)
+    assert (await body(await client.get(PATH + "?local_seq=true")))["_local_seq"] == 4
+    headers = {"Accept": "application/json"}
+    response = await client.get(PATH + "?open_revs=all&local_seq=true", headers=headers)
+    assert {one["ok"]["_local_seq"] for one in await body(response)} == {4}
+    await body(await client.get("/orders/none?local_seq=true"), 404)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +237,7 @@ async def test_copies(client, open_host, body):
     assert (await copy("g", path=f"{PATH}?rev={made['rev']}"))["id"] == "g"
     await copy("g2", 404, f"{PATH}?rev=1-a")
     await copy("g2", 404, "/orders/none")
-    for bad in ("", "_x", "x" * 251, "g2?x=1", "g2?rev=x"):
+    for bad in ("", "_x", "x" * 251, "g2?x=1", "g2?rev=x", "HTTP://127.0.0.1/orders/g2"):
         await copy(bad, 400)
 
 

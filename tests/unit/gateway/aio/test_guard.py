@@ -87,3 +87,48 @@ async def test_a_cookie_alone_does_not_carry_a_form(guarded, body):
     cookie = {"Cookie": f"AuthSession={response.cookies['AuthSession'].value}"}
     refused = await guarded.post("/_millstream/buckets", data={"name": "x"}, headers=cookie)
     assert (await body(refused, 415))["error"] == "bad_content_type"
+
+
+async def test_the_bearer_of_a_token_has_the_rights_that_it_says(bearing, body, bearer):
+    reader = bearer("read:orders", "staff")
+    await body(await bearing.get("/orders", headers=reader))
+    refused = await body(await bearing.put("/orders/d", json={}, headers=reader), 403)
+    assert refused["error"] == "forbidden"
+    writer = bearer("read:orders", "write:orders", sub="eve")
+    await body(await bearing.put("/orders/d", json={}, headers=writer), 201)
+    admin = bearer("admin")
+    await body(await bearing.get("/_millstream/users", headers=admin), 403)
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ({"exp": 1}, "expired"), ({"iss": "https://evil.test"}, "another issuer"),
+        ({"aud": "others"}, "somebody else"), ({"sub": ""}, "about nobody"),
+    ],
+)  # fmt: skip
+async def test_a_token_that_is_not_believed(bearing, body, bearer, claims, reason):
+    response = await bearing.get("/_up", headers=bearer("admin", **claims))
+    assert response.headers["WWW-Authenticate"].startswith("Bearer ")
+    refused = await body(response, 401)
+    assert refused["error"] == "unauthorized"
+    assert reason in refused["reason"]
+
+
+@pytest.mark.parametrize("shown", ["Bearer", "bearer x", "Bearer a.b.c", "Bearer \xff.e.e"])
+async def test_what_is_no_token(bearing, body, shown):
+    response = await bearing.get("/_up", headers={"Authorization": shown})
+    assert (await body(response, 401))["error"] == "unauthorized"
+
+
+async def test_a_node_without_a_provider_says_so(guarded, body, bearer):
+    refused = await body(await guarded.get("/_up", headers=bearer()), 401)
+    assert "no tokens" in refused["reason"]
+
+
+async def test_a_script_in_a_page_is_not_answered_by_a_prompt(guarded):
+    for mode, scheme in (("cors", "Cookie"), ("same-origin", "Cookie"), ("navigate", "Basic")):
+        response = await guarded.get("/orders", headers={"Sec-Fetch-Mode": mode})
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"].startswith(scheme)
+    assert (await guarded.get("/orders")).headers["WWW-Authenticate"].startswith("Basic")

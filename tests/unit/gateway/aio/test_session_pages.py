@@ -28,3 +28,20 @@ async def test_logging_in_with_a_cookie_and_out_again(guarded, body):
     assert response.cookies[COOKIE_NAME].value == ""
     session = await body(await guarded.get("/_session", headers={"Cookie": f"{COOKIE_NAME}=x"}))
     assert session["userCtx"] == {"name": None, "roles": []}
+
+
+async def test_who_shows_a_token_is_told_who_that_is(bearing, guarded, body, bearer):
+    headers = bearer("read:orders", "staff", sub="eve")
+    session = await body(await bearing.get("/_session", headers=headers))
+    assert session["userCtx"] == {"name": "eve", "roles": ["read:orders", "staff"]}
+    assert session["info"]["authenticated"] == "jwt"
+    assert "jwt" in session["info"]["authentication_handlers"]
+    response = await bearing.post("/_session", headers=headers)
+    assert (await body(response))["name"] == "eve"
+    assert COOKIE_NAME not in response.cookies
+    log_in = {"name": "ada", "password": "secret"}
+    response = await bearing.post("/_session", json=log_in, headers=headers)
+    assert (await body(response))["name"] == "ada"
+    await body(await bearing.post("/_session", headers=bearer(exp=1)), 401)
+    session = await body(await guarded.get("/_session"))
+    assert "jwt" not in session["info"]["authentication_handlers"]

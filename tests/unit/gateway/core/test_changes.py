@@ -17,12 +17,24 @@ def test_all_parameters():
             "feed": "live", "since": "now", "limit": "7", "descending": "true",
             "style": "all_docs", "include_docs": "true", "attachments": "true",
             "conflicts": "true", "heartbeat": "1500", "timeout": "90000", "seq_interval": "5",
-            "unknown": "x",
+            "att_encoding_info": "true", "unknown": "x",
         },
         {},
     )  # fmt: skip
     assert query == ChangesQuery(
-        "continuous", None, 7, True, True, True, True, True, 1.5, 60.0, 5, ALL
+        "continuous",
+        None,
+        7,
+        True,
+        True,
+        True,
+        True,
+        True,
+        1.5,
+        60.0,
+        5,
+        ALL,
+        encoding_info=True,
     )
 
 

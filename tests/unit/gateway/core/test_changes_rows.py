@@ -104,3 +104,12 @@ def test_filters_by_id():
     ids = FilterAsked("ids", frozenset(("b", "x")))
     assert [row["id"] for row in rows(*frames, filter=ids)] == ["b"]
     assert [row["id"] for row in rows(*frames, filter=FilterAsked("design"))] == ["_design/d"]
+
+
+def test_texts_that_were_made_elsewhere_stand_in_rows():
+    maker = RowMaker("u1", ChangesQuery(include_docs=True))
+    found = maker.candidates([put(b"a"), put(b"b"), put(b"c")])
+    passing = [found[0].leaves(all_docs=False), [], found[2].leaves(all_docs=False)]
+    made = maker.rows_of(found, passing, [b'{"of":"a"}', b"", b'{"of":"c"}'])
+    shown = [json.loads(b'{"seq":1' + row.text) for row in made]
+    assert [(row["id"], row["doc"]) for row in shown] == [("a", {"of": "a"}), ("c", {"of": "c"})]

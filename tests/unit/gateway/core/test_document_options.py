@@ -27,7 +27,7 @@ def test_all_that_may_be_asked_for():
     assert options.local_seq
     meta = parse_options({"meta": "true"})
     assert meta.shown == Shown(revs_info=True, conflicts=True, deleted_conflicts=True)
-    assert meta.local_seq
+    assert not meta.local_seq
 
 
 def test_revisions():
