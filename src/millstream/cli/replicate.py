@@ -80,7 +80,10 @@ def command(
     who = who_of(user, password_file)
     job = parse_job(form)
     job = replace(job, source=_as(job.source, who), target=_as(job.target, who))
-    answer = asyncio.run(_run(job, tls_of(tls_ca), is_quiet=as_json))
+    tls = tls_of(tls_ca)
+    if tls is not None:
+        tls.load_default_certs()  # the other end may be a public one
+    answer = asyncio.run(_run(job, tls, is_quiet=as_json))
     print(json.dumps(answer) if as_json else summary(answer, job.source.shown))
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Endpoint",
     "Job",
     "Member",
+    "Proxy",
     "member_of",
     "parse_job",
     "replication_id",
@@ -92,6 +93,16 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Proxy:
+    """What requests to an end pass through."""
+
+    url: str
+    """Without credentials."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One end of a job: an address, or the name of a database of this node."""
 
@@ -102,7 +113,8 @@ class Endpoint:
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    proxy: str = ""
+    proxy: Proxy | None = None
+    """Databases of this node are reached without."""
 
     @property
     def identity(self) -> str:
@@ -219,21 +231,29 @@ def _check_filter(filter_: Any, params: Mapping[str, Any]) -> None:
         raise _refused("Invalid `view` parameter.")
 
 
-def _proxies(form: Mapping[str, Any]) -> tuple[str, str]:
+def _proxies(form: Mapping[str, Any]) -> tuple[Proxy | None, Proxy | None]:
     both, source, target = (
-        form.get(name) or "" for name in ("proxy", "source_proxy", "target_proxy")
+        _proxy(name, form.get(name)) for name in ("proxy", "source_proxy", "target_proxy")
     )
     if both and source:
         raise _refused("`proxy` is mutually exclusive with `source_proxy`")
     if both and target:
         raise _refused("`proxy` is mutually exclusive with `target_proxy`")
-    for proxy in (both, source, target):
-        if proxy and not _is_address(proxy):
-            raise _refused("proxy has an invalid url")
     return both or source, both or target
 
 
-def _endpoint(form: Any, proxy: str) -> Endpoint:
+def _proxy(name: str, url: Any) -> Proxy | None:
+    if not url:
+        return None
+    if isinstance(url, str) and url.lower().startswith("socks5:"):
+        raise _refused(f"`{name}`: there is no socks5 here, only http and https proxies")
+    if not _is_address(url):
+        raise _refused("proxy has an invalid url")
+    user, password, bare = _without_credentials(url)
+    return Proxy(bare, user, password)
+
+
+def _endpoint(form: Any, proxy: Proxy | None) -> Endpoint:
     if form is None:
         raise _refused("Missing replicator database")
     if isinstance(form, str) and "://" not in form and form:

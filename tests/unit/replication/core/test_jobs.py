@@ -3,7 +3,7 @@
 import pytest
 
 from millstream.errors import UsageError
-from millstream.replication.core.jobs import Member, member_of, parse_job, replication_id
+from millstream.replication.core.jobs import Member, Proxy, member_of, parse_job, replication_id
 
 ENDS = {"source": "http://h:5984/a", "target": "http://h/b"}
 
@@ -24,6 +24,8 @@ ENDS = {"source": "http://h:5984/a", "target": "http://h/b"}
     ({**ENDS, "proxy": "http://p", "source_proxy": "http://q"}, "exclusive with `source_proxy`"),
     ({**ENDS, "proxy": "http://p", "target_proxy": "http://q"}, "exclusive with `target_proxy`"),
     ({**ENDS, "proxy": "p"}, "proxy has an invalid url"),
+    ({**ENDS, "proxy": 3}, "proxy has an invalid url"),
+    ({**ENDS, "source_proxy": "socks5://p:1"}, "`source_proxy`: there is no socks5"),
     ({**ENDS, "worker_processes": 0}, "`worker_processes` must be a number"),
     ({**ENDS, "worker_batch_size": True}, "`worker_batch_size` must be a number"),
 ])  # fmt: skip
@@ -46,9 +48,10 @@ def test_credentials_leave_the_address():
 def test_credentials_may_stand_beside_it():
     auth = {"basic": {"username": "me", "password": "x"}, "bearer": "t"}
     end = parse_job({"source": {"url": "http://h/a", "auth": auth, "headers": {"X": "1"}},
-                     "target": "b", "source_proxy": "http://p:1"}).source  # fmt: skip
+                     "target": "b", "source_proxy": "http://it:w%40y@p:1"}).source  # fmt: skip
     assert (end.user, end.password, end.token, end.headers) == ("me", "x", "t", {"X": "1"})
-    assert end.proxy == "http://p:1"
+    assert end.proxy == Proxy("http://p:1", "it", "w@y")
+    assert "w@y" not in repr(end)
 
 
 def test_numbers_may_be_texts_and_ids_are_unquoted_and_sorted():
