@@ -15,7 +15,7 @@ Elsewhere: what is read and where a reader stands (`kv.core.changes_feed`), who 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -51,6 +51,7 @@ class Changes:
         restarts: it sees a part of the documents, by what is in them.
         purge_epoch: how often documents of the bucket were purged so far.
         on_close: called once.
+        numbers: of the partitions that are read; None: all.
 
     Raises:
         UnavailableError: `not_my_partition`.
@@ -64,9 +65,12 @@ class Changes:
         restarts: bool,
         purge_epoch: Callable[[], int],
         on_close: Callable[[Changes], None],
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self._bucket = bucket
-        self._feed = ChangesFeed(bucket.partitions, start, restarts=restarts)
+        every = bucket.partitions
+        self._partitions = every if numbers is None else [every[n] for n in numbers]
+        self._feed = ChangesFeed(self._partitions, start, restarts=restarts)
         self._purge_epoch = purge_epoch
         self._on_close = on_close
         self._news = asyncio.Event()
@@ -83,7 +87,7 @@ class Changes:
             UnavailableError: `not_my_partition`.
         """
         self._check()
-        marks = (partition.durable_mark() for partition in self._bucket.partitions)
+        marks = (partition.durable_mark() for partition in self._partitions)
         positions = self.tokens.vector.positions
         return sum(
             max(0, mark - position.seqno) for mark, position in zip(marks, positions, strict=True)
@@ -271,6 +275,21 @@ class BucketChanges:
         changes = Changes(
             self._bucket, start, restarts=restarts, purge_epoch=self._purge_epoch,
             on_close=self._open.discard,
+        )  # fmt: skip
+        self._open.add(changes)
+        return changes
+
+    def open_some(self, numbers: Sequence[int]) -> Changes:
+        """Return a walk over some partitions from their beginnings on, to be closed.
+
+        Raises:
+            UnavailableError: `not_my_partition`.
+        """
+        histories = self.histories()
+        start = vector_at(self._origin, [histories[n] for n in numbers], [0] * len(numbers))
+        changes = Changes(
+            self._bucket, start, restarts=True, purge_epoch=self._purge_epoch,
+            on_close=self._open.discard, numbers=numbers,
         )  # fmt: skip
         self._open.add(changes)
         return changes

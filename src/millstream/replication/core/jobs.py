@@ -282,7 +282,8 @@ def _mapping_of(form: Any) -> Mapping[str, Any]:
 def _is_address(url: Any) -> bool:
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
-        return parts is not None and parts.scheme in _PORTS and bool(parts.hostname or parts.port)
+        has_port = parts is not None and parts.port != 0  # raises if it is none
+        return has_port and parts is not None and parts.scheme in _PORTS and bool(parts.hostname)
     except ValueError:
         return False
 

@@ -67,6 +67,12 @@ class Run:
         self.statistics = Statistics()
         self.entries: list[Entry] = []
         """The newest checkpoint of this run, if there is one."""
+        self.skipped = 0
+        """Changes that it did not read since they came through others."""
+        self.via: set[str] = set()
+        """Names of those."""
+        self.pending: int | None = None
+        """Changes that the source had left behind what was read last, if it says so."""
         self._new_id = new_id
         self._tasks = Tasks()
         self._now_ms = self._begun_ms = 0.0
@@ -205,8 +211,11 @@ class Run:
     def _on_begun(self, entry: Entry | None, error: MillstreamError | None) -> None:
         begun = self._started
         assert begun is not None
-        if begun.used and not self._is_recorded(entry, error):
-            return
+        if begun.used:
+            if not self._is_recorded(entry, error):
+                return
+            self.skipped += begun.skipped
+            self.via.update(name for record in begun.used for name in record.via)
         ours = tuple(member_to_json(m) for m in ([begun.pair.member] if begun.pair.member else []))
         replaced = (each for each in begun.used if _is_replaced(each, begun.pair, ours))
         removed = (*begun.unknown, *(each.name for each in replaced))
@@ -264,7 +273,7 @@ class Run:
             return
         if not page.is_complete:
             self._chain = self._chain._replace(is_complete=False)
-        self._read_to = page.place
+        self._read_to, self.pending = page.place, page.pending
         self._is_caught_up = _is_end(page, self.job.worker_batch_size)
         self._has_ended = self._is_caught_up and not self.job.continuous
         number = self._tracker.opened(self._mark_of(page))

@@ -1,9 +1,12 @@
 """Jobs as they are asked for, and what logs are called."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from millstream.errors import UsageError
 from millstream.replication.core.jobs import Member, Proxy, member_of, parse_job, replication_id
+from millstream.replication.core.reports import job_name
 
 ENDS = {"source": "http://h:5984/a", "target": "http://h/b"}
 
@@ -116,3 +119,36 @@ def test_logs_are_named_by_what_passes_between_whom():
     ]
     assert len(set(names)) == 4
     assert names[0] == replication_id("a", "b", None, winning_revs_only=False)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=6)
+ADDRESSES = st.sampled_from((
+    "http://h/a", "https://u:p@h:1/a?x=1", "http://h:99999/a", "http://[::1/a", "http://:5/a", "a",
+    "http://h:x/", "http://", "//", "socks5://p:1", "http://[::1]:5984/a", "http://h\n/a", "",
+))  # fmt: skip
+VALUES = st.recursive(
+    SCALARS | ADDRESSES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("url", "auth", "basic", "username", "headers", "view")),
+                          inner, max_size=3)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+NAMES = st.sampled_from((
+    "source", "target", "proxy", "source_proxy", "filter", "doc_ids", "selector", "query_params",
+    "continuous", "worker_processes", "create_target_params", "since_seq", "checkpoint_interval",
+))  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(NAMES, VALUES, max_size=5), ADDRESSES, ADDRESSES)
+def test_whatever_is_asked_for_is_a_job_or_refused(form, source, target):
+    try:
+        job = parse_job({"source": source, "target": target} | form)
+    except UsageError:
+        return
+    assert job_name(job)
+    for end in (job.source, job.target):
+        assert end.identity
+        assert "@" not in end.shown
