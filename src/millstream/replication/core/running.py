@@ -73,6 +73,8 @@ class Run:
         """Names of those."""
         self.pending: int | None = None
         """Changes that the source had left behind what was read last, if it says so."""
+        self.rows_seen = 0
+        """Changes that were read, those of batches under way among them."""
         self._new_id = new_id
         self._tasks = Tasks()
         self._now_ms = self._begun_ms = 0.0
@@ -274,6 +276,7 @@ class Run:
         if not page.is_complete:
             self._chain = self._chain._replace(is_complete=False)
         self._read_to, self.pending = page.place, page.pending
+        self.rows_seen += len(page.rows)
         self._is_caught_up = _is_end(page, self.job.worker_batch_size)
         self._has_ended = self._is_caught_up and not self.job.continuous
         number = self._tracker.opened(self._mark_of(page))
