@@ -36,6 +36,7 @@ from millstream.gateway.core.changes import (
     parse_changes,
 )
 from millstream.gateway.core.changes_rows import Row, RowMaker
+from millstream.gateway.core.coverage_host import Puller
 from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
@@ -275,7 +276,7 @@ async def _changes(request: web.Request) -> web.StreamResponse:
 
 
 async def _told(
-    request: web.Request, bucket: str, puller: str, end: Vector
+    request: web.Request, bucket: str, puller: Puller, end: Vector
 ) -> Sequence[Record]:  # fmt: skip
     return await request.app[HOST].coverage.emitted(bucket, end, puller)
 
