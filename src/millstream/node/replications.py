@@ -45,6 +45,7 @@ from millstream.runtime.tasks import Tasks
 __all__ = ["ONCE_MAX", "OwnAddress", "Replications"]
 
 _STATES: Final = ("pending", "running", "crashing", "completed", "failed")
+_NS_PER_MS: Final = 1_000_000
 ONCE_MAX: Final = 100
 """Jobs that are run once, for who waits for them, at a time."""
 
@@ -237,14 +238,18 @@ class Replications:
 
     def tasks(self) -> list[dict[str, Any]]:
         """Return what runs, as `_active_tasks` shows it."""
+        now_ns = self._clock_ns()
         found = [
-            task_of(name, once.job, self._runs.get(name), None)
+            task_of(
+                name, once.job, self._runs.get(name), None, since_ns=once.since_ns, now_ns=now_ns
+            )
             for name, once in self._once.items()
         ]
         for name, standing in self._scheduler.jobs.items():
             job, doc_id, _ = self._of(name)
             if standing.state == "running" and job is not None:
-                found.append(task_of(name, job, self._scheduler.run_of(name), doc_id))
+                run, since_ns = self._scheduler.run_of(name), int(standing.since_ms) * _NS_PER_MS
+                found.append(task_of(name, job, run, doc_id, since_ns=since_ns, now_ns=now_ns))
         return found
 
 

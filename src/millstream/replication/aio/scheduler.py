@@ -2,7 +2,8 @@
 
 Invariants:
 1. A job has one run at a time; who removes a job hears that its run is over.
-2. A run that makes room for others loses what it did since its last checkpoint, nothing else.
+2. What an end refuses may go well later; only what this node refuses before a run fails its job.
+3. A run that makes room for others loses what it did since its last checkpoint, nothing else.
 
 Elsewhere: which jobs run (`core.scheduling`), one run (`runner`).
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from millstream.errors import MillstreamError, UsageError
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.replication.aio.peer import Peer
 from millstream.replication.aio.runner import Runner
 from millstream.replication.core.jobs import Job
@@ -125,8 +126,10 @@ class Scheduler:
 
     async def _finish(self, name: str, job: Job) -> None:
         error: MillstreamError | None = None
+        has_begun = False
         try:
             async with self._open_peers(job) as (source, target):
+                has_begun = True
                 runner = Runner(job, source, target, self._clock_ns)
                 self._runs[name] = runner.run
                 with self._totals.counting(runner.run):
@@ -134,10 +137,13 @@ class Scheduler:
         except MillstreamError as failure:
             _LOG.warning("replication %s: %s", name, failure)
             error = failure
-            self._totals.crashed()
-        if isinstance(error, UsageError) and error.code == "bad_request":
+        except Exception:  # noqa: BLE001 - a mistake of ours ends a run, not its job
+            _LOG.exception("replication %s", name)
+            error = UnavailableError("it ended with an error of this node: see its log")
+        if error is not None and isinstance(error, UsageError) and not has_begun:
             self._schedule.failed(name, error, self._now_ms())
         else:
+            self._totals.ended(error)
             self._schedule.ended(name, error, self._now_ms())
         self._running.pop(name, None)
         self._on_ended(name)

@@ -12,6 +12,7 @@ Elsewhere: what filters mean for what a site knows of others (`coverage`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -57,6 +58,7 @@ TIMEOUT_MAX_MS: Final = 600_000
 DOC_IDS_MAX: Final = 100_000
 _EXCLUSIVE: Final = "`doc_ids`,`filter`,`selector` are mutually exclusive"
 _DESIGN: Final = "_design"
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _PORTS: Final = {"http": 80, "https": 443}
 _COUCHDB_PORT: Final = 5984
 
@@ -268,6 +270,8 @@ def _endpoint(form: Any, proxy: Proxy | None) -> Endpoint:
         user, password = str(basic.get("username", "")), str(basic.get("password", ""))
     headers = {str(name): str(text) for name, text in _mapping_of(told.get("headers")).items()}
     token = str(_mapping_of(told.get("auth")).get("bearer", ""))
+    if any(_CONTROL.search(text) for text in (*headers, *headers.values(), token)):
+        raise _refused("headers of an endpoint must have no control characters")
     return Endpoint(bare, "", user, password, token, headers, proxy)
 
 
@@ -282,8 +286,10 @@ def _mapping_of(form: Any) -> Mapping[str, Any]:
 def _is_address(url: Any) -> bool:
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
-        has_port = parts is not None and parts.port != 0  # raises if it is none
-        return has_port and parts is not None and parts.scheme in _PORTS and bool(parts.hostname)
+        if parts is None or parts.scheme not in _PORTS or not parts.hostname:
+            return False
+        parts.hostname.encode("idna")  # raises where there can be no such host
+        return parts.port != 0  # raises, too
     except ValueError:
         return False
 

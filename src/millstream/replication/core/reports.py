@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from millstream.errors import MillstreamError
 from millstream.replication.core.jobs import Endpoint, Job, member_of, replication_id
 from millstream.replication.core.logs import Statistics, parse_log
 from millstream.replication.core.running import Run
@@ -23,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 _VERSION: Final = 4
+_NS_PER_S: Final = 1_000_000_000
 
 
 def job_name(job: Job) -> str:
@@ -106,9 +108,9 @@ class Totals:
             self._done = self._done.plus(run.statistics)
             self._skipped += run.skipped
 
-    def crashed(self) -> None:
-        """A job crashed."""
-        self._crashes += 1
+    def ended(self, error: MillstreamError | None) -> None:
+        """A run of a job is over, with an error or without."""
+        self._crashes += error is not None
 
     def figures(self) -> dict[str, float]:
         """Return them by the names of metrics."""
@@ -134,7 +136,9 @@ def shown(end: Endpoint) -> str:
     return end.shown + "/" if end.url else end.shown
 
 
-def task_of(name: str, job: Job, run: Run | None, doc_id: str | None) -> dict[str, Any]:
+def task_of(
+    name: str, job: Job, run: Run | None, doc_id: str | None, *, since_ns: int, now_ns: int
+) -> dict[str, Any]:
     """Return a job under way as `_active_tasks` shows it."""
     return {
         "type": "replication",
@@ -143,5 +147,8 @@ def task_of(name: str, job: Job, run: Run | None, doc_id: str | None) -> dict[st
         "source": shown(job.source),
         "target": shown(job.target),
         "continuous": job.continuous,
+        "checkpoint_interval": job.checkpoint_interval_ms,
+        "started_on": since_ns // _NS_PER_S,
+        "updated_on": now_ns // _NS_PER_S,
         **figures_of(run),
     }
