@@ -124,7 +124,9 @@ class JobRows:
     async def _told(self, standing: dict[int, int]) -> AsyncGenerator[JobRow | Left, None]:
         """Yield what these partitions have, until others are active, or other histories."""
         maker = RowMaker(self._bucket.uuid, _QUERY)
-        walk = self._changes.open_some(sorted(standing))
+        walk = self._changes.open(
+            self._changes.start_of(0), restarts=True, numbers=sorted(standing)
+        )
         found: set[str] | None = set()
         try:
             while self._standing() == standing:

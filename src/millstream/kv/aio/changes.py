@@ -68,8 +68,9 @@ class Changes:
         numbers: Sequence[int] | None = None,
     ) -> None:
         self._bucket = bucket
-        every = bucket.partitions
-        self._partitions = every if numbers is None else [every[n] for n in numbers]
+        read = range(bucket.partition_count) if numbers is None else numbers
+        self._partitions = [bucket.partitions[number] for number in read]
+        start = start._replace(positions=tuple(start.positions[number] for number in read))
         self._feed = ChangesFeed(self._partitions, start, restarts=restarts)
         self._purge_epoch = purge_epoch
         self._on_close = on_close
@@ -266,29 +267,21 @@ class BucketChanges:
         ends = [position.seqno for position in latest.positions]
         return at_total(self._origin, self.histories(), ends, since, latest.purge_epoch)
 
-    def open(self, start: Vector, *, restarts: bool) -> Changes:
+    def open(
+        self, start: Vector, *, restarts: bool, numbers: Sequence[int] | None = None
+    ) -> Changes:
         """Return a walk from there on, to be closed.
+
+        Args:
+            start: as `start_of` returns it.
+            restarts: the reader sees a part of the documents, by what is in them.
+            numbers: of the partitions that are read; None: all.
 
         Raises:
             UnavailableError: `not_my_partition`.
         """
         changes = Changes(
             self._bucket, start, restarts=restarts, purge_epoch=self._purge_epoch,
-            on_close=self._open.discard,
-        )  # fmt: skip
-        self._open.add(changes)
-        return changes
-
-    def open_some(self, numbers: Sequence[int]) -> Changes:
-        """Return a walk over some partitions from their beginnings on, to be closed.
-
-        Raises:
-            UnavailableError: `not_my_partition`.
-        """
-        histories = self.histories()
-        start = vector_at(self._origin, [histories[n] for n in numbers], [0] * len(numbers))
-        changes = Changes(
-            self._bucket, start, restarts=True, purge_epoch=self._purge_epoch,
             on_close=self._open.discard, numbers=numbers,
         )  # fmt: skip
         self._open.add(changes)
