@@ -6,7 +6,8 @@ How it measures:
    and nowhere else; a node answers a change once it is on the disk.
 2. Requests are made beforehand; answers are read whole and looked at for errors. Rows are counted
    where they arrive.
-3. Replications run inside the server that is asked, between two of its databases.
+3. Replications run inside the server that is asked, between two of its databases: a node asks
+   itself over HTTP, PouchDB, which would not reach its memory that way, by calls.
 
 Elsewhere: servers (servers.py), what is printed (report_documents.py).
 """
@@ -33,6 +34,8 @@ BATCH_DOCUMENTS = 1_000
 BATCHES_AT_ONCE = 4
 READ_DOCUMENTS = 1_000
 ROUNDS = 3
+IDLE_S = 2.0
+"""Before a connection is given up, which is before node.js closes it while a request is sent."""
 FLOORS = {
     "bulk": ("documents/s in _bulk_docs", 17_000),
     "put": ("documents/s put one by one, 16 connections", 360),
@@ -160,9 +163,10 @@ async def measure_requests(load: Load, name: str, count: int) -> Figures:
     return found
 
 
-async def replicate(load: Load, source: str, target: str, **options: object) -> float:
+async def replicate(load: Load, source: str, target: str) -> float:
     """Replicate between two databases of the server; return the seconds."""
-    wanted = {"source": f"{load.base}/{source}", "target": f"{load.base}/{target}", **options}
+    prefix = "" if isinstance(load.server, PouchServer) else f"{load.base}/"
+    wanted = {"source": f"{prefix}{source}", "target": f"{prefix}{target}"}
     started = time.perf_counter()
     answer = json.loads(await load.ask("POST", "/_replicate", json.dumps(wanted).encode()))
     if not answer.get("ok"):
@@ -187,7 +191,7 @@ async def measure_replication(load: Load, count: int) -> Figures:
 
 async def _measure(servers: dict[str, Any], count: int, replicated: int) -> Figures:
     rounds: dict[str, list[Figures]] = {name: [] for name in servers}
-    limits = aiohttp.TCPConnector(limit=CONNECTIONS)
+    limits = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=IDLE_S)
     whole = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(connector=limits, timeout=whole) as http:
         loads = {

@@ -9,5 +9,8 @@ const PouchDB = require('pouchdb-core')
   .defaults({ adapter: 'memory' });
 
 const app = require('express')();
-app.use('/', require('express-pouchdb')(PouchDB, { inMemoryConfig: true, mode: 'minimumForPouchDB' }));
+const settings = {
+  inMemoryConfig: true, mode: 'minimumForPouchDB', overrideMode: { include: ['routes/replicate'] },
+};
+app.use('/', require('express-pouchdb')(PouchDB, settings));
 const server = app.listen(0, '127.0.0.1', () => console.log(server.address().port));

@@ -54,6 +54,7 @@ __all__ = [
     "by_kv",
     "is_sidecar",
     "load",
+    "only_leaf",
     "pack",
 ]
 
@@ -114,6 +115,9 @@ class _Sidecar(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _decode: Final = msgspec.msgpack.Decoder(_Sidecar).decode
+_shape: Final = msgspec.msgpack.Decoder(
+    tuple[list[Branch], dict[bytes, str], msgspec.Raw, bool]
+).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _NOTHING: Final[Mapping[str, Attachment]] = {}
 _IN_FRAME: Final = Content(b"", _NOTHING)
@@ -295,6 +299,26 @@ def _written_by_kv(
     size = len(value)
     shown = Attachment(_VALUE_TYPE, generation, size, digest, b"", "", size)
     return Content(EMPTY_BODY, {**attachments, VALUE_ATTACHMENT: shown}, value)
+
+
+def only_leaf(sidecar: bytes) -> tuple[int, bytes, bool] | None:
+    """Return generation, signature and whether it is deleted of a document's only leaf. Hot path.
+
+    None where it has none or several, or one of a foreign kind, or where this is no sidecar:
+    `load` says more.
+    """
+    try:
+        branches, foreign, _, _ = _shape(memoryview(sidecar)[1:])
+        [branch] = branches
+    except (ValueError, msgspec.MsgspecError):
+        return None
+    if sidecar[0] != _VERSION or foreign or branch.parent != -1:
+        return None
+    signature = branch.signatures[-SIGNATURE_BYTES:]
+    last = branch.last
+    if len(signature) != SIGNATURE_BYTES or last < 1:
+        return None
+    return last, signature, bool(branch.deleted) and branch.deleted[-1] == last
 
 
 def is_sidecar(data: bytes) -> bool:

@@ -111,6 +111,8 @@ class Buckets:
         self._running: dict[str, BucketEngine] = {}
         self._failures: dict[str, str] = {}
         self._lacks_map: set[str] = set()
+        self._leaving = ""
+        """The bucket that is being deleted: nobody finds it any more."""
         """Those of the failed ones that want nothing but their map."""
         self._change = asyncio.Lock()
 
@@ -332,28 +334,36 @@ class Buckets:
             record = self._records.get(name)
             if record is None:
                 raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
-            bucket = self.served.pop(name, None)
-            if bucket is not None:
-                before(bucket)
-            running = self._running.pop(name, None)
-            if running is not None and name not in self._failures:
-                try:
-                    await running.stop()
-                except (MillstreamError, OSError) as error:
-                    _LOG.warning("bucket %s was not stopped cleanly: %s", name, error)
-            if self._on_gone is not None:
-                await self._on_gone(record.uuid)
+            self._leaving = name
             try:
-                await asyncio.to_thread(remove_directory, self._path, record)
-            except OSError as error:
-                self._failures[name] = f"it could not be deleted: {error}; delete it again"
-                raise UnavailableError(
-                    f"bucket {name!r} cannot be deleted: {error}", code="disk_error"
-                ) from error
-            del self._records[name]
-            self._failures.pop(name, None)
-            self._lacks_map.discard(name)
+                await self._delete(record, before)
+            finally:
+                self._leaving = ""
         _LOG.info("deleted bucket %s", name)
+
+    async def _delete(self, record: BucketRecord, before: Callable[[Bucket], None]) -> None:
+        name = record.name
+        bucket = self.served.pop(name, None)
+        if bucket is not None:
+            before(bucket)
+        running = self._running.pop(name, None)
+        if running is not None and name not in self._failures:
+            try:
+                await running.stop()
+            except (MillstreamError, OSError) as error:
+                _LOG.warning("bucket %s was not stopped cleanly: %s", name, error)
+        if self._on_gone is not None:
+            await self._on_gone(record.uuid)
+        try:
+            await asyncio.to_thread(remove_directory, self._path, record)
+        except OSError as error:
+            self._failures[name] = f"it could not be deleted: {error}; delete it again"
+            raise UnavailableError(
+                f"bucket {name!r} cannot be deleted: {error}", code="disk_error"
+            ) from error
+        del self._records[name]
+        self._failures.pop(name, None)
+        self._lacks_map.discard(name)
 
     def copies(self, name: str) -> Copies:
         """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
@@ -378,10 +388,10 @@ class Buckets:
 
     def engine(self, name: str) -> BucketEngine:
         """Return a served bucket's engine; raises as `compact`."""
-        if name not in self._records:
+        if name not in self._records or name == self._leaving:
             raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
         if name not in self.served:
-            reason = self._failures.get(name, "it is being made or deleted")
+            reason = self._failures.get(name, "it is being made")
             raise UnavailableError(f"bucket {name} is not served: {reason}", code="bucket_failed")
         return self._running[name]
 

@@ -15,6 +15,7 @@ from millstream.documents.stored import (
     StoredDocument,
     by_kv,
     load,
+    only_leaf,
     pack,
 )
 from millstream.documents.tree import EMPTY, Leaf
@@ -185,7 +186,19 @@ def test_trees_come_back(sent, data):
         if rev == tree.winner.rev or data.draw(st.booleans())
     }
     document = StoredDocument(tree, contents)
-    assert seen(loaded(pack(document))) == seen(document)
+    packed = pack(document)
+    assert seen(loaded(packed)) == seen(document)
+    leaf = only_leaf(packed.sidecar)
+    if leaf is not None:
+        generation, signature, is_deleted = leaf
+        assert tree.leaves() == [Leaf(f"{generation}-{signature.hex()}", is_deleted)]
+    else:
+        assert len(tree.leaves()) > 1 or tree.foreign
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\x02\x94", pack(StoredDocument(EMPTY, {})).sidecar])
+def test_what_has_no_only_leaf(data):
+    assert only_leaf(data) is None
 
 
 def test_a_small_document_has_a_small_sidecar():

@@ -172,7 +172,13 @@ async def test_a_bucket_made_again_is_another(make, tmp_path):
     buckets = await opened(make)
     first = await buckets.create("a", 4)
     engine, told = buckets.running["a"], []
-    await buckets.delete("a", told.append)
+
+    def told_of(bucket):
+        told.append(bucket)
+        with pytest.raises(ConditionError, match="no bucket"):  # while its files are still there
+            buckets.engine("a")
+
+    await buckets.delete("a", told_of)
     assert told == [engine.bucket]
     assert engine.is_stopped
     assert os.listdir(tmp_path / "buckets") == []

@@ -85,7 +85,7 @@ async def _queries(request: web.Request) -> web.StreamResponse:
 
 def _parsed(options: Mapping[str, Any]) -> Query:
     query = parse_query(options)
-    query.check(has_reduce=False, encode=_key)
+    query.check(has_reduce=False, encode=_key, may_be_empty=True)
     for key in (query.key, query.startkey, query.endkey):
         if key is not MISSING:
             _key(key)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.documents.stored import Content, StoredDocument, load
+from millstream.documents.stored import Content, StoredDocument, load, only_leaf
 from millstream.documents.tree import Leaf
 from millstream.gateway.core.changes import ChangesQuery, FilterAsked
 from millstream.model.revision import Revisions
@@ -153,26 +153,34 @@ class RowMaker:
             return self.rows_of(self.candidates(frames))
         found: list[Row] = []
         for described in frames:
-            row = self._linear(described) or self._other(described)
+            row = self._plain(described) or self._other(described)
             if row is not None:
                 found.append(row)
         return found
 
-    def _linear(self, described: bytes) -> Row | None:
-        """Return the row of a document that kv alone wrote; None: it is another one, or none."""
+    def _plain(self, described: bytes) -> Row | None:
+        """Return the row of a document with one leaf; None: it is another one, or none."""
         size, lineage_bytes = _DESCRIPTION.unpack_from(described)
-        if size != 10 + lineage_bytes:
-            return None
-        start = HEADER_BYTES + size
+        start, behind = HEADER_BYTES + size, _LINEAGE_AT + lineage_bytes
         opcode, key_bytes, extras_bytes, _, _, generation = _FIELDS.unpack_from(described, start)
-        start += HEADER_BYTES + extras_bytes
-        key = described[start : start + key_bytes]
+        at = start + HEADER_BYTES + extras_bytes
+        key = described[at : at + key_bytes]
         if key[:1] == b"_" or key.translate(None, _PLAIN):
             return None
-        lineage = described[_LINEAGE_AT : HEADER_BYTES + size]
-        digits = self._digits_of(key, lineage, generation).encode()
-        end = b"}" if opcode == _MUTATION else b',"deleted":true}'
-        text = b',"id":"%b","changes":[{"rev":"%d-%b"}]%b' % (key, generation, digits, end)
+        if behind == start:  # kv alone wrote it
+            lineage = described[_LINEAGE_AT:behind]
+            digits = self._digits_of(key, lineage, generation)
+            is_deleted = opcode != _MUTATION
+        else:
+            leaf = only_leaf(described[behind:start])
+            if leaf is None:
+                return None
+            generation, signature, is_deleted = leaf
+            digits = signature.hex()
+        end = b',"deleted":true}' if is_deleted else b"}"
+        text = b',"id":"%b","changes":[{"rev":"%d-%b"}]%b' % (
+            key, generation, digits.encode(), end,
+        )  # fmt: skip
         return Row(seqno_of(described), text)
 
     def _other(self, described: bytes) -> Row | None:

@@ -126,12 +126,19 @@ class Query:
         """Whether a view with or without reduce function answers groups rather than rows."""
         return has_reduce if self.reduce is None else self.reduce
 
-    def check(self, has_reduce: bool, encode: Callable[[Any], bytes] = encode_key) -> None:
+    def check(
+        self,
+        has_reduce: bool,
+        encode: Callable[[Any], bytes] = encode_key,
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
         """Refuse what contradicts itself or the view.
 
         Args:
             has_reduce: whether the view has a reduce function.
             encode: the order of the view's keys.
+            may_be_empty: whether a range that nothing is in is good, as it is in `_all_docs`.
 
         Raises:
             UsageError: `query_parse_error`.
@@ -146,7 +153,8 @@ class Query:
         if reduced and (self.include_docs or self.conflicts):
             raise _refused("include_docs and conflicts are for rows: give reduce=false as well")
         self._check_keys(reduced, encode)
-        self._check_range(encode)
+        if not may_be_empty:
+            self._check_range(encode)
 
     def _check_keys(self, reduced: bool, encode: Callable[[Any], bytes]) -> None:
         if self.keys is not None:

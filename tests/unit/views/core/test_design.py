@@ -102,10 +102,15 @@ def test_a_document_without_views_is_good():
         assert parse_design(document, "x").views == ()
 
 
+def test_what_has_no_map_is_no_view():
+    views = {"a": {"map": "m"}, "kept": {"empty": "sad"}, "b": {}}
+    assert [view.name for view in parse_design({"views": views}, "x").views] == ["a"]
+
+
 @pytest.mark.parametrize(
     "document",
     [
-        [], {"views": []}, {"views": {"a": 1}}, {"views": {"a": {}}}, {"autoupdate": 1},
+        [], {"views": []}, {"views": {"a": 1}}, {"autoupdate": 1},
         {"views": {"a": {"map": 1}}}, {"views": {"a/b": {"map": "m"}}},
         {"views": {"": {"map": "m"}}}, {"views": {"a": {"map": "m", "reduce": 1}}},
         {"views": {"a": {"map": "m", "reduce": "_mean"}}}, {**GOOD, "language": "erlang"},

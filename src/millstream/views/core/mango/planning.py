@@ -155,7 +155,7 @@ def plan_query(
     usable = [
         index for index in [*indexes, ALL_DOCS]
         if (not index.definition.partial or _is_named(index, use_index))
-        and _is_usable(index, normal, sort_fields, ranges)
+        and _is_usable(index, normal, sort_fields)
     ]  # fmt: skip
     if not usable:
         raise UsageError(
@@ -220,11 +220,9 @@ def _no_index(index: Index) -> list[str]:
 # -- what a selector demands
 
 
-def _is_usable(
-    index: Index, normal: Normal, sort_fields: Sequence[str], ranges: Mapping[str, Range]
-) -> bool:
+def _is_usable(index: Index, normal: Normal, sort_fields: Sequence[str]) -> bool:
     if index.is_all_docs:
-        return not sort_fields or (list(sort_fields) == [_ID] and _ID in ranges)
+        return not sort_fields or list(sort_fields) == [_ID]
     columns = index.definition.columns
     wanted = set(columns) - set(sort_fields) - _IMPLICIT
     if not normal or not wanted <= _required(normal):
