@@ -53,6 +53,7 @@ class Couch:
     def __init__(self, users=(), *, has_sessions=True):
         self.bases, self.users, self.has_sessions = {}, dict(users), has_sessions
         self.cookies, self.asked, self.logins = set(), [], []
+        self.headers = set()  # names of all that came
 
     def application(self):
         app = web.Application(middlewares=[self.guard], client_max_size=2**26)
@@ -62,6 +63,7 @@ class Couch:
     @web.middleware
     async def guard(self, request, handler):
         self.asked.append((request.method, request.path))
+        self.headers |= {name.lower() for name in request.headers}
         if self.users and request.path != "/_session" and not self.is_known(request):
             return failure(401, "unauthorized", "You are not authorized to access this db.")
         return await handler(request)

@@ -264,7 +264,11 @@ class Database:
             return Page(wanted, Place(seq), pending)
         records = ()
         if request.puller:
-            records = tuple(coverage.emitted(self.all_records(), present, vector, request.puller))
+            found = coverage.emitted(
+                self.all_records(), present, vector, request.puller,
+                takes_parts=request.takes_parts,
+            )  # fmt: skip
+            records = tuple(found)
         return Page(wanted, Place(vector.text(), vector), pending, is_complete, records)
 
     def walk(self, reached, limit):

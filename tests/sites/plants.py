@@ -3,6 +3,7 @@
 A plant takes a monkeypatch, and returns what a world should lean to, so that it is found soon.
 """
 
+from millstream.model.position import Position
 from millstream.replication.core import checkpointing, coverage, running, starting
 from millstream.replication.core.asking import Info
 from millstream.replication.core.places import Present
@@ -136,3 +137,44 @@ def what_the_source_lost_counts_as_accepted(patch):
 
     patch.setattr(running.Run, "_on_batch", on_batch)
     return {"faults": ("lose", "lose")}
+
+
+@plant
+def parts_are_told_of_partitions_that_are_not_closed(patch):
+    right = Present.reached_parts
+
+    def reached_parts(self, stamp, end):
+        positions = [each._replace(snap_end=each.seqno) for each in end.positions]
+        positions = [each._replace(snap_start=each.seqno) for each in positions]
+        return right(self, stamp, end._replace(positions=tuple(positions)))
+
+    patch.setattr(Present, "reached_parts", reached_parts)
+    patch.setattr(coverage, "may_be_carried", lambda *_, is_closed: True)
+    patch.setattr(running, "may_be_carried", lambda *_, is_closed: True)
+    return {"faults": (), "sizes": [2, 2, 2, 2]}
+
+
+@plant
+def parts_are_told_before_their_stamp(patch):
+    right = Present.reached_parts
+
+    def reached_parts(self, stamp, end):
+        return right(self, stamp._replace(positions=(Position(),) * len(stamp.positions)), end)
+
+    patch.setattr(Present, "reached_parts", reached_parts)
+    return {"faults": (), "sizes": [2, 2, 2, 2]}
+
+
+@plant
+def parts_are_told_where_partitions_differ(patch):
+    right = coverage._part
+
+    def part(record, reached):
+        vector = record.place.vector
+        count = 0 if vector is None else len(vector.positions)
+        return right(record, [any(reached)] * count)
+
+    patch.setattr(coverage, "_part", part)
+    patch.setattr(coverage, "may_be_carried", lambda *_, is_closed: True)
+    patch.setattr(running, "may_be_carried", lambda *_, is_closed: True)
+    return {"faults": (), "sizes": [1, 2, 1, 3]}

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from millstream.cli.connect import (
     JsonOption,
@@ -34,11 +34,11 @@ from millstream.replication.aio.peer import http_peers
 from millstream.replication.aio.runner import Runner
 from millstream.replication.core.asking import ReadLocal
 from millstream.replication.core.jobs import Endpoint, Job, parse_job
-from millstream.replication.core.reports import answer_of, shortcut_of
+from millstream.replication.core.reports import answer_of
 from millstream.replication.core.running import Run
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["command", "summary"]
+__all__ = ["command", "state_of", "summary"]
 
 _LOOK_S: Final = 0.2
 """Between two looks at how far a run is."""
@@ -80,7 +80,10 @@ def command(
     who = who_of(user, password_file)
     job = parse_job(form)
     job = replace(job, source=_as(job.source, who), target=_as(job.target, who))
-    answer = asyncio.run(_run(job, tls_of(tls_ca), is_quiet=as_json))
+    tls = tls_of(tls_ca)
+    if tls is not None:
+        tls.load_default_certs()  # the other end may be a public one
+    answer = asyncio.run(_run(job, tls, is_quiet=as_json))
     print(json.dumps(answer) if as_json else summary(answer, job.source.shown))
 
 
@@ -121,6 +124,7 @@ def _progress(is_quiet: bool) -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
+        BarColumn(),
         TimeElapsedColumn(),
         console=console,
         disable=is_quiet or not sys.stderr.isatty(),
@@ -129,17 +133,23 @@ def _progress(is_quiet: bool) -> Progress:
 
 
 async def _show(progress: Progress, run: Run) -> None:
-    task = progress.add_task("asking both databases")
+    task = progress.add_task("asking both databases", total=None)
     while True:
         await asyncio.sleep(_LOOK_S)
         if run.started is not None:
-            done = run.statistics
-            skipped = shortcut_of(run).get("skipped", 0)
-            progress.update(
-                task,
-                description=f"{done.missing_checked:,} looked at, {done.docs_written:,} written"
-                + (f", {skipped:,} skipped" if skipped else ""),
-            )
+            text, done, total = state_of(run)
+            progress.update(task, description=text, completed=done, total=total)
+
+
+def state_of(run: Run) -> tuple[str, int, int | None]:
+    """Return how far a run is in words, changes that are done, and all (None: not known)."""
+    done = run.statistics
+    text = f"{done.missing_checked:,} looked at, {done.docs_written:,} written"
+    if done.doc_write_failures:
+        text += f", {done.doc_write_failures:,} refused"
+    if run.skipped:
+        text += f", {run.skipped:,} skipped"
+    return text, done.rows_read, None if run.pending is None else run.rows_seen + run.pending
 
 
 def summary(answer: dict[str, Any], source: str) -> str:

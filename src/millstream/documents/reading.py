@@ -152,6 +152,8 @@ def newer_attachments(
 ) -> dict[str, Attachment]:
     """Return the attachments of a leaf that who has the revisions `known` lacks; None: all."""
     attachments = document.contents[rev].attachments
+    if not attachments:
+        return {}
     since = 0 if known is None else ancestor_generation(document, rev, known)
     return {name: one for name, one in attachments.items() if one.revpos > since}
 

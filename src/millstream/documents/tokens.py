@@ -41,9 +41,9 @@ from millstream.model.position import (
 
 __all__ = [
     "MALFORMED", "SPREAD_EPOCH", "SPREAD_PURGED", "TOKEN_BYTES_MAX", "History", "TokenWriter",
-    "Vector", "at_total", "check_origin", "closed_part", "is_below", "is_position", "is_valid",
-    "judged", "judged_position", "maximum", "may_hide", "minimum", "origin_of", "parse_token",
-    "start_at", "vector_at", "vector_from_json", "vector_to_json",
+    "Vector", "at_total", "check_origin", "closed_part", "is_below", "is_position",
+    "is_position_below", "is_valid", "judged", "judged_position", "maximum", "may_hide", "minimum",
+    "origin_of", "parse_token", "start_at", "vector_at", "vector_from_json", "vector_to_json",
 ]  # fmt: skip
 
 TOKEN_BYTES_MAX: Final = 64 * 1024
@@ -255,10 +255,12 @@ def is_below(lower: Vector, upper: Vector) -> bool:
     """Return whether who stands at `upper` has all that `lower` speaks of."""
     if lower.origin != upper.origin or len(lower.positions) != len(upper.positions):
         return False
-    return all(
-        below == above or _reach(below) <= _held(above)
-        for below, above in zip(lower.positions, upper.positions, strict=True)
-    )
+    return all(map(is_position_below, lower.positions, upper.positions))
+
+
+def is_position_below(lower: Position, upper: Position) -> bool:
+    """Return the same of one partition."""
+    return lower == upper or _reach(lower) <= _held(upper)
 
 
 def _reach(position: Position) -> int:

@@ -20,6 +20,7 @@ import msgspec
 from millstream.documents.tokens import Vector
 from millstream.errors import ConditionError
 from millstream.gateway.core.changes_host import ChangesHost
+from millstream.gateway.core.coverage_host import Puller
 from millstream.gateway.core.document_host import DocumentHost, LocalDocument
 from millstream.replication.core.coverage import (
     Claim,
@@ -75,9 +76,9 @@ class Coverage:
         found = [record_of_json(_json(one)) for one in locals_ if one.id.startswith(_PREFIX)]
         return [record for record in found if record is not None]
 
-    async def emitted(self, bucket: str, end: Vector, puller: str) -> list[Record]:
+    async def emitted(self, bucket: str, end: Vector, puller: Puller) -> list[Record]:
         """Return what a reader may be told; see `CoverageHost`."""
-        if not end.is_closed:
+        if not end.is_closed and not puller.takes_parts:
             return []
         locals_ = await self._documents.locals(bucket)
         present = await self._present(bucket)
@@ -86,7 +87,10 @@ class Coverage:
         }
         carried = [record_of_json(_json(one)) for one in locals_ if one.id.startswith(_PREFIX)]
         known = [record for record in carried if record is not None]
-        return emitted([*own_records(logs, present), *known], present, end, puller)
+        return emitted(
+            [*own_records(logs, present), *known], present, end, puller.uuid,
+            takes_parts=puller.takes_parts,
+        )  # fmt: skip
 
     async def store(
         self, bucket: str, records: Sequence[Record], removed: Collection[str]

@@ -51,6 +51,7 @@ from millstream.node.document_scan import DocumentScans
 from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
+from millstream.node.job_rows import JobRows
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import (
     BUILT,
@@ -156,8 +157,7 @@ class Engine:
         self.scan = DocumentScans(self.changes.places, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(
-            self.documents, self.changes, lambda name: name in self.served,
-            lambda: self.create_bucket(REPLICATOR, REPLICATOR_PARTITIONS), time.time_ns,
+            self.documents, self._job_rows, self._make_replicator, time.time_ns
         )  # fmt: skip
         self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
         self.coordination: CoordProcess | None = None
@@ -322,6 +322,7 @@ class Engine:
             "kv_connections": len(self._kv.connections),
             "kv_connections_accepted_total": self._kv.connection_total,
             **self.indexes.node_figures(),
+            **self.replications.metrics(),
             **(self.coordination.figures() if self.coordination is not None else NO_FIGURES),
             "buckets_ready": sum(status.state == "ready" for status in statuses),
             "buckets_failed": sum(status.state == "failed" for status in statuses),
@@ -472,6 +473,17 @@ class Engine:
     def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
         self.changes.drop(bucket)
+        self._jobs.bucket_gone(bucket.name)
+
+    def _job_rows(self) -> JobRows | None:
+        running = self._buckets.running.get(REPLICATOR)
+        if running is None or REPLICATOR not in self.served:
+            return None
+        return JobRows(running.bucket, running.copies)
+
+    async def _make_replicator(self) -> None:
+        if all(status.name != REPLICATOR for status in self.bucket_statuses()):
+            await self.create_bucket(REPLICATOR, REPLICATOR_PARTITIONS)
 
     def _bucket_stopped(self, bucket: Bucket) -> None:
         self._drop_bucket(bucket)

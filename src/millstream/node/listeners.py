@@ -117,7 +117,7 @@ def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def trust_of(settings: Settings) -> ssl.SSLContext | None:
-    """Return what replications trust: nodes of the cluster, and whomever the system trusts.
+    """Return what replications trust: nodes of the cluster, `--tls-ca`, whomever the system does.
 
     Raises:
         UsageError: `bad_certificate`.
@@ -125,6 +125,14 @@ def trust_of(settings: Settings) -> ssl.SSLContext | None:
     context = peer_tls_context(settings)
     if context is not None:
         context.load_default_certs()
+        return context
+    if settings.tls_ca is None:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(settings.tls_ca)
+    except OSError as error:  # ssl.SSLError included
+        raise _bad_certificate(settings, error) from error
     return context
 
 
@@ -195,7 +203,9 @@ def peer_server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLCo
 
 
 def _bad_certificate(settings: Settings, error: Exception) -> UsageError:
+    option = (
+        f"--tls-cert {settings.tls_cert}" if settings.tls_cert else f"--tls-ca {settings.tls_ca}"
+    )
     return UsageError(
-        f"--tls-cert {settings.tls_cert}: certificate, key or CA cannot be read: {error}",
-        code="bad_certificate",
+        f"{option}: certificate, key or CA cannot be read: {error}", code="bad_certificate"
     )

@@ -23,21 +23,31 @@ from urllib.parse import quote
 
 from millstream.access.users import NODE_USER
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.gateway.core.replication_host import REPLICATOR
 from millstream.node.replicator import ReplicatorDocuments, utc_text
 from millstream.replication.aio.peer import Peer, http_peers
 from millstream.replication.aio.runner import Runner
 from millstream.replication.aio.scheduler import Scheduler
 from millstream.replication.core.asking import ReadLocal
 from millstream.replication.core.jobs import Endpoint, Job
-from millstream.replication.core.reports import answer_of, figures_of, job_name, shown, task_of
+from millstream.replication.core.reports import (
+    Totals,
+    answer_of,
+    figures_of,
+    job_name,
+    shown,
+    task_of,
+)
 from millstream.replication.core.running import Run
+from millstream.replication.core.scheduling import OVER
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["ONCE_MAX", "OwnAddress", "Replications"]
 
+_STATES: Final = ("pending", "running", "crashing", "completed", "failed")
+_NS_PER_MS: Final = 1_000_000
 ONCE_MAX: Final = 100
 """Jobs that are run once, for who waits for them, at a time."""
-_OVER: Final = ("completed", "failed")
 
 
 class OwnAddress(NamedTuple):
@@ -76,7 +86,10 @@ class Replications:
         self._documents = documents
         self._tls = tls
         self._clock_ns = clock_ns
-        self._scheduler = Scheduler(self._opened, clock_ns=clock_ns, on_ended=self._ended)
+        self._totals = Totals()
+        self._scheduler = Scheduler(
+            self._opened, clock_ns=clock_ns, on_ended=self._ended, totals=self._totals
+        )
         self._begun: dict[str, tuple[Job, int]] = {}
         self._once: dict[str, _Once] = {}
         self._runs: dict[str, Run] = {}
@@ -89,6 +102,9 @@ class Replications:
 
     def _ended(self, name: str) -> None:
         self._documents.ended(name, self._scheduler)
+        if name in self._begun and self._scheduler.jobs[name].state in OVER:
+            del self._begun[name]
+            self._scheduler.forget(name)
 
     async def stop(self) -> None:
         """End all runs; what they did since their last checkpoints is done again later."""
@@ -132,7 +148,8 @@ class Replications:
         async with self._opened(job) as (source, target):
             runner = Runner(job, source, target, self._clock_ns)
             self._runs[name] = runner.run
-            run = await runner.finish()
+            with self._totals.counting(runner.run):
+                run = await runner.finish()
             assert run.pair is not None, "a run that went well knew both databases"
             log = await target.ask(ReadLocal(run.pair.log)) if job.use_checkpoints else None
         return answer_of(run, log)
@@ -140,8 +157,8 @@ class Replications:
     async def begin(self, job: Job) -> str:
         """Have a job run until it is cancelled; see `ReplicationHost`."""
         name = job_name(job)
-        self._scheduler.add(name, job)
-        self._begun.setdefault(name, (job, self._clock_ns()))
+        if self._scheduler.add(name, job):
+            self._begun[name] = job, self._clock_ns()
         return name
 
     async def cancel(self, name: str) -> None:
@@ -185,14 +202,16 @@ class Replications:
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs that run, or wait for their turn."""
         found = [
-            self._job(name, once.job, None, "running", once.since_ns, self._runs.get(name))
+            _told(name, once.job, None, "running", once.since_ns, figures_of(self._runs.get(name)))
             for name, once in self._once.items()
         ]
         for name, standing in self._scheduler.jobs.items():
             job, doc_id, since_ns = self._of(name)
-            if standing.state not in _OVER and job is not None:
-                run = self._scheduler.run_of(name)
-                found.append(self._job(name, job, doc_id, standing.state, since_ns, run))
+            if job is not None:
+                info = figures_of(self._scheduler.run_of(name))
+                if standing.state == "crashing":
+                    info = {"error": standing.reason, "crashes": standing.crashes}
+                found.append(_told(name, job, doc_id, standing.state, since_ns, info))
         return sorted(found, key=lambda one: str(one["id"]))
 
     def _of(self, name: str) -> tuple[Job | None, str | None, int]:
@@ -202,33 +221,49 @@ class Replications:
         known = self._documents.of(name)
         return (known.job, known.doc_id, known.since_ns) if known else (None, None, 0)
 
-    def _job(
-        self, name: str, job: Job, doc_id: str | None, state: str, since_ns: int, run: Run | None
-    ) -> dict[str, Any]:
-        return {
-            "id": name,
-            "database": "_replicator" if doc_id is not None else None,
-            "doc_id": doc_id,
-            "source": shown(job.source),
-            "target": shown(job.target),
-            "continuous": job.continuous,
-            "state": state,
-            "start_time": utc_text(since_ns),
-            "info": figures_of(run),
-        }
-
     def documents(self) -> list[dict[str, Any]]:
         """Return all documents that are jobs, by id, and how each is."""
         return self._documents.shown(self._scheduler)
 
+    def metrics(self) -> dict[str, float]:
+        """Return figures of all replications; names as `kv.core.statistics` describes them."""
+        states = self._documents.over()
+        states.update(standing.state for standing in self._scheduler.jobs.values())
+        states["running"] += len(self._once)
+        states["pending"] += states.pop("initializing", 0)
+        return {
+            **{f"replicator_jobs_{state}": float(states[state]) for state in _STATES},
+            **self._totals.figures(),
+        }
+
     def tasks(self) -> list[dict[str, Any]]:
         """Return what runs, as `_active_tasks` shows it."""
+        now_ns = self._clock_ns()
         found = [
-            task_of(name, once.job, self._runs.get(name), None)
+            task_of(
+                name, once.job, self._runs.get(name), None, since_ns=once.since_ns, now_ns=now_ns
+            )
             for name, once in self._once.items()
         ]
         for name, standing in self._scheduler.jobs.items():
             job, doc_id, _ = self._of(name)
             if standing.state == "running" and job is not None:
-                found.append(task_of(name, job, self._scheduler.run_of(name), doc_id))
+                run, since_ns = self._scheduler.run_of(name), int(standing.since_ms) * _NS_PER_MS
+                found.append(task_of(name, job, run, doc_id, since_ns=since_ns, now_ns=now_ns))
         return found
+
+
+def _told(
+    name: str, job: Job, doc_id: str | None, state: str, since_ns: int, info: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "database": REPLICATOR if doc_id is not None else None,
+        "doc_id": doc_id,
+        "source": shown(job.source),
+        "target": shown(job.target),
+        "continuous": job.continuous,
+        "state": state,
+        "start_time": utc_text(since_ns),
+        "info": info,
+    }

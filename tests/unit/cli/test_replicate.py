@@ -1,6 +1,9 @@
 import pytest
 
-from millstream.cli.replicate import summary
+from millstream.cli.replicate import state_of, summary
+from millstream.replication.core.jobs import parse_job
+from millstream.replication.core.logs import Statistics
+from millstream.replication.core.running import Run
 
 ENTRY = {"missing_checked": 1000, "docs_written": 7, "doc_write_failures": 1}
 
@@ -33,3 +36,14 @@ def test_wrong_arguments(call, arguments, said):
     done = call("replicate", *arguments)
     assert done.code == 2
     assert said in done.err
+
+
+def test_how_far_a_run_is() -> None:
+    run = Run(parse_job({"source": "a", "target": "b"}), lambda: "id")
+    assert state_of(run) == ("0 looked at, 0 written", 0, None)
+    run.statistics = Statistics(missing_checked=1200, docs_written=9, rows_read=1000)
+    run.rows_seen, run.pending = 1500, 500
+    assert state_of(run) == ("1,200 looked at, 9 written", 1000, 2000)
+    run.statistics = run.statistics._replace(doc_write_failures=1)
+    run.skipped = 7000
+    assert state_of(run)[0] == "1,200 looked at, 9 written, 1 refused, 7,000 skipped"

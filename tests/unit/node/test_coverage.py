@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.documents.tokens import Vector
+from millstream.gateway.core.coverage_host import Puller
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.position import Position
 from millstream.node.changes import NodeChanges
@@ -74,10 +75,16 @@ async def test_only_closed_ends_have_something_to_tell(running: BucketEngine) ->
     coverage, changes = coverage_of(running)
     latest = changes.of("b").latest()
     await coverage.store("b", [record(latest)], ())
-    assert len(await coverage.emitted("b", latest, "u-puller")) == 1
-    assert await coverage.emitted("b", latest, "u-origin") == []
+    assert len(await coverage.emitted("b", latest, Puller("u-puller"))) == 1
+    assert await coverage.emitted("b", latest, Puller("u-origin")) == []
     inside = latest._replace(positions=(Position(1, 1, 0, 2), *latest.positions[1:]))
-    assert await coverage.emitted("b", inside, "u-puller") == []
+    assert await coverage.emitted("b", inside, Puller("u-puller")) == []
+    whole = Vector(ORIGIN.origin, tuple(Position(1, 3, 3, 3) for _ in latest.positions))
+    wide = record(latest)._replace(place=Place(whole.text(), whole))
+    await coverage.store("b", [wide], ())
+    (part,) = await coverage.emitted("b", inside, Puller("u-puller", takes_parts=True))
+    assert part.place.vector is not None
+    assert part.place.vector.positions == (Position(), *whole.positions[1:])
 
 
 async def test_what_no_log_says_is_not_verified(running: BucketEngine) -> None:

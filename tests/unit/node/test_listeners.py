@@ -14,6 +14,7 @@ from millstream.node.listeners import (
     peer_server_context,
     peer_tls_context,
     tls_context,
+    trust_of,
 )
 from millstream.node.settings import Address
 
@@ -89,3 +90,14 @@ def test_without_an_authority_nodes_believe_their_own_certificate_only(tmp_path,
         everyone.load_cert_chain(two)
         with pytest.raises(ssl.SSLCertVerificationError):
             shake_hands(server, everyone)
+
+
+def test_replications_trust_the_system_and_the_authority_of_the_node(make_settings, tmp_path):
+    assert trust_of(make_settings()) is None
+    authority = Authority(tmp_path, "ours")
+    own = trust_of(make_settings(tls_ca=str(authority.file)))
+    assert own is not None
+    system = ssl.create_default_context()
+    assert len(own.get_ca_certs()) == len(system.get_ca_certs()) + 1
+    with pytest.raises(UsageError, match="--tls-ca /dev/null"):
+        trust_of(make_settings(tls_ca="/dev/null"))

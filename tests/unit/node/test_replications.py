@@ -11,7 +11,7 @@ import pytest
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import interactive
-from millstream.errors import ConditionError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.node import replications
 from millstream.node.engine import Engine
 from millstream.node.replicator import utc_text
@@ -75,6 +75,89 @@ async def test_a_continuous_job_is_told_and_cancelled(node: Engine) -> None:
     assert node.replications.jobs() == []
     with pytest.raises(ConditionError):
         await node.replications.cancel(name)
+
+
+async def test_a_job_that_a_document_has_is_not_begun_or_cancelled_by_requests(
+    node: Engine,
+) -> None:
+    await node.replications.prepare()
+    text = b'{"source":"a","target":"b","continuous":true}'
+    await node.documents.update("_replicator", [("j", put(text))], is_durable=True)
+    await until(lambda: [d["state"] for d in node.replications.documents()] == ["running"])
+    name = await node.replications.begin(job(continuous=True))
+    [told] = node.replications.jobs()
+    assert (told["id"], told["doc_id"], told["database"]) == (name, "j", "_replicator")
+    with pytest.raises(ConditionError):
+        await node.replications.cancel(name)
+    await until(node.replications.tasks)
+    [task] = node.replications.tasks()
+    assert (task["doc_id"], task["replication_id"]) == ("j", name)
+
+
+async def test_a_job_that_was_begun_may_be_begun_again(node: Engine) -> None:
+    first = await node.replications.begin(job(continuous=True))
+    assert await node.replications.begin(job(continuous=True)) == first
+    assert len(node.replications.jobs()) == 1
+    await node.replications.cancel(first)
+    broken = {"source": "a", "target": "b", "filter": "d/none", "continuous": True}
+    failing = await node.replications.begin(parse_job(broken))
+    await until(lambda: [j["state"] for j in node.replications.jobs()] == ["crashing"])
+    assert "missing" in node.replications.jobs()[0]["info"]["error"]
+    await node.replications.cancel(failing)
+
+
+async def test_a_run_that_somebody_waits_for_is_cancelled(node: Engine) -> None:
+    started = asyncio.Event()
+    original = node.replications._own
+
+    def own() -> Any:
+        started.set()
+        return original()
+
+    node.replications._own = own
+    waiting = [asyncio.ensure_future(node.replications.run(job())) for _ in range(2)]
+    await started.wait()
+    [told] = node.replications.jobs()
+    assert node.replications.metrics()["replicator_jobs_running"] == 1
+    await node.replications.cancel(told["id"])
+    for each in waiting:
+        with pytest.raises(ConditionError, match="cancelled"):
+            await each
+    assert node.replications.jobs() == []
+
+
+async def test_only_so_many_are_waited_for(node: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replications, "ONCE_MAX", 1)
+    waiting = asyncio.ensure_future(node.replications.run(job()))
+    await until(node.replications.jobs)
+    with pytest.raises(UnavailableError) as caught:
+        await node.replications.run(job(doc_ids=["x"]))
+    assert caught.value.code == "too_many_jobs"
+    assert (await waiting)["ok"] is True
+
+
+async def test_figures(node: Engine) -> None:
+    before = node.metrics().node
+    assert {before[n] for n in before if n.startswith("replicator_")} == {0}
+    await fill(node, "a", "x", "y")
+    await node.replications.run(job())
+    name = await node.replications.begin(job(continuous=True))
+    await fill(node, "a", "z")
+    await until(lambda: node.metrics().node["replicator_docs_written_total"] == 3)
+    figures = node.metrics().node
+    assert figures["replicator_jobs_running"] == 1
+    assert figures["replicator_changes_read_total"] == 3
+    assert figures["replicator_docs_read_total"] == 3
+    assert figures["replicator_revisions_checked_total"] == 3
+    assert figures["replicator_changes_skipped_total"] == 0
+    await node.replications.cancel(name)
+    figures = node.metrics().node
+    assert (figures["replicator_jobs_running"], figures["replicator_docs_written_total"]) == (0, 3)
+    await node.create_bucket("c", 4)
+    await node.replications.run(parse_job({"source": "b", "target": "c"}))
+    answer = await node.replications.run(parse_job({"source": "a", "target": "c"}))
+    assert (answer["skipped"], len(answer["covered_through"])) == (2, 1)  # a's log to b ends there
+    assert node.metrics().node["replicator_changes_skipped_total"] == 2
 
 
 async def test_errors_of_an_end_are_those_of_the_run(

@@ -123,6 +123,57 @@ def test_05_a_hop_killed_in_the_middle_tells_nothing(world):
     assert rows_of(world, A, C) == 0
 
 
+def spread(world, count=12):
+    """Documents of A on B, whose second partition lags behind at C; how many each has."""
+    fill(world, count=count)
+    world.replicate(A, B)
+    world.sites[B].order = [0, 1]
+    found = [len(p.newest()) for p in world.sites[B].partitions]
+    assert all(number > 1 for number in found)
+    return found
+
+
+def in_the_middle(world, source, target, first, **options):
+    """Kill a hop once it has one partition and a part of the next, and has recorded that."""
+    job = {"worker_batch_size": 1, "worker_processes": 1, "checkpoint_interval_ms": 0} | options
+    running = world.begin(source, target, **job)
+    for _ in range(5000):
+        if running[0].statistics.rows_read > first and about(world, target, A):
+            break
+        world.step(running)
+    else:
+        raise AssertionError("nothing is told")
+    assert running[0].outcome is None
+    world.running.remove(running)
+
+
+def test_05_a_partition_that_lags_does_not_hold_back_the_others(world):
+    first, second = spread(world)
+    in_the_middle(world, B, C, first)
+    world.sites[A].rows_sent = 0
+    assert rows_of(world, A, C) == second
+    assert has_all(world, A, C)
+
+
+def test_05_where_partitions_differ_nothing_is_told_in_the_middle():
+    world = World(1, sizes=[3, 2, 3, 3])
+    first, _ = spread(world)
+    with pytest.raises(AssertionError):
+        in_the_middle(world, B, C, first)
+    assert rows_of(world, A, C) == 0  # the hop went on to its end
+
+
+def test_05_what_a_lagging_partition_lacks_is_told_later(world):
+    first, _ = spread(world)
+    in_the_middle(world, B, C, first)
+    (part,) = about(world, C, A)
+    world.replicate(B, C)
+    (whole,) = about(world, C, A)
+    assert whole.name == part.name
+    assert whole.place.number > part.place.number
+    assert rows_of(world, A, C) == 0
+
+
 def test_06_in_small_batches_the_record_comes_with_the_last(world):
     fill(world, count=20)
     world.replicate(A, B)

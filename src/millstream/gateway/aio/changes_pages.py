@@ -49,6 +49,7 @@ from millstream.gateway.core.changes import (
 )
 from millstream.gateway.core.changes_host import ChangesWalk, DatabaseChanges
 from millstream.gateway.core.changes_rows import ChangedDocument, Row, RowMaker
+from millstream.gateway.core.coverage_host import Puller
 from millstream.gateway.core.function_calls import seen_headers, seen_text
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
@@ -307,7 +308,7 @@ async def _changes(request: web.Request) -> web.StreamResponse:
 
 
 async def _told(
-    request: web.Request, bucket: str, puller: str, end: Vector
+    request: web.Request, bucket: str, puller: Puller, end: Vector
 ) -> Sequence[Record]:  # fmt: skip
     return await request.app[HOST].coverage.emitted(bucket, end, puller)
 

@@ -71,8 +71,9 @@ async def _seen(request: web.Request, bucket: str, doc_id: str | None) -> dict[s
     body = (await read_body(request, UPDATE_BODY_BYTES_MAX)).decode(errors="replace")
     host, path = request.app[HOST], seen_path(request.rel_url.raw_path)
     settings = await host.documents.settings(bucket)
+    database = await host.changes.whole(bucket)
     return {
-        "info": {"db_name": bucket, "update_seq": host.changes.of(bucket).latest().text()},
+        "info": {"db_name": bucket, "update_seq": database.latest().text()},
         "id": doc_id,
         "uuid": secrets.token_hex(16),
         "method": request.method,

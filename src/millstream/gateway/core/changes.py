@@ -20,6 +20,7 @@ import msgspec
 
 from millstream.documents.tokens import Vector, parse_token
 from millstream.errors import UsageError
+from millstream.gateway.core.coverage_host import Puller
 
 __all__ = [
     "ALL",
@@ -79,9 +80,8 @@ class ChangesQuery:
     timeout_s: float = TIMEOUT_MS_MAX / 1000
     seq_interval: int = 1
     filter: FilterAsked = ALL
-    puller: str | None = None
-    """Uuid of the database that the changes go to, perhaps empty: records of coverage are wanted,
-    too."""
+    puller: Puller | None = None
+    """Who wants records of coverage, too."""
 
 
 def parse_changes(
@@ -124,14 +124,15 @@ def parse_changes(
         timeout_s=_timeout(options.get("timeout")),
         seq_interval=max(1, _count("seq_interval", options.get("seq_interval", "1"))),
         filter=_filter(options, body),
-        puller=_puller(options.get("coverage")),
+        puller=_puller(options),
     )
 
 
-def _puller(text: str | None) -> str | None:
-    if text is None or text == "false":
+def _puller(options: Mapping[str, str]) -> Puller | None:
+    text = options.get("coverage", "false")
+    if text == "false":
         return None
-    return "" if text == "true" else text
+    return Puller("" if text == "true" else text, _flag(options, "coverage_parts"))
 
 
 def _since(text: str) -> Vector | int | None:

@@ -7,12 +7,21 @@ Elsewhere: the node that has this shape (`node.coverage`), what records mean
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from millstream.documents.tokens import Vector
 from millstream.replication.core.coverage import Claim, Record
 
-__all__ = ["CoverageHost"]
+__all__ = ["CoverageHost", "Puller"]
+
+
+class Puller(NamedTuple):
+    """Who reads changes and takes records of coverage."""
+
+    uuid: str
+    """Of the database that the changes go to; empty: not known."""
+    takes_parts: bool = False
+    """Whether it wants, in the middle of a snapshot, what is true of some partitions."""
 
 
 class CoverageHost(Protocol):
@@ -25,13 +34,13 @@ class CoverageHost(Protocol):
     async def records(self, bucket: str, origins: Collection[str]) -> list[Record]:
         """Return what a database has of others; without origins all of it."""
 
-    async def emitted(self, bucket: str, end: Vector, puller: str) -> list[Record]:
+    async def emitted(self, bucket: str, end: Vector, puller: Puller) -> list[Record]:
         """Return what a reader may be told who holds all up to `end`.
 
         Args:
             bucket: the database that is read.
             end: where its reader stands.
-            puller: uuid of the database that the changes go to; empty: not known.
+            puller: who reads.
         """
 
     async def store(

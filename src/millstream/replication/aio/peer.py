@@ -5,7 +5,9 @@ Invariants:
    the server knows no such log-in; a cookie that is no longer taken is renewed.
 2. Every answer that is kept whole has a largest size; every wait has an end.
 3. At most `http_connections` requests are under way.
-4. Errors are ours: what may go well later says so (`retry`).
+4. What is for a proxy reaches no end: credentials go with the request for a tunnel, or with those
+   that the proxy reads itself.
+5. Errors are ours: what may go well later says so (`retry`).
 
 Elsewhere: what is asked and what answers mean (`core.http_forms`), attachments (`attachments`).
 """
@@ -17,7 +19,7 @@ import json
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -56,7 +58,7 @@ from millstream.replication.core.batches import TOO_LARGE
 if TYPE_CHECKING:
     import ssl
 
-    from millstream.replication.core.jobs import Endpoint, Job
+    from millstream.replication.core.jobs import Endpoint, Job, Proxy
 
 __all__ = ["ANSWER_BYTES_MAX", "ERROR_BYTES_MAX", "HttpPeer", "Peer", "http_peers"]
 
@@ -119,6 +121,7 @@ class HttpPeer:
         self._headers = dict(end.headers)
         if end.token:
             self._headers["Authorization"] = f"Bearer {end.token}"
+        self._way = _way(end)
         self._logging_in = asyncio.Lock()
         self._is_known = not end.user
         self._has_cookie = False
@@ -262,8 +265,8 @@ class HttpPeer:
         try:
             async with self._session.request(
                 method, self._base + path, data=body, ssl=self._tls or True,
-                headers={**_JSON, **self._headers, **(headers or {})},
-                proxy=self._end.proxy or None,
+                headers={**_JSON, **self._headers, **self._way.headers, **(headers or {})},
+                proxy=self._way.proxy, proxy_headers=self._way.proxy_headers,
                 timeout=_silence(silence_s), allow_redirects=False,
             ) as response:  # fmt: skip
                 if response.status == 401 and self._has_cookie:
@@ -283,15 +286,15 @@ class HttpPeer:
             await self._ask_for_cookie()
             self._is_known = True
             if not self._has_cookie:
-                credentials = f"{self._end.user}:{self._end.password}".encode()
-                self._headers["Authorization"] = f"Basic {b64encode(credentials).decode()}"
+                self._headers["Authorization"] = _basic(self._end.user, self._end.password)
 
     async def _ask_for_cookie(self) -> None:
         name = {"name": self._end.user, "password": self._end.password}
         try:
             async with self._session.post(
                 self._root + "/_session", json=name, ssl=self._tls or True,
-                proxy=self._end.proxy or None, allow_redirects=False,
+                proxy=self._way.proxy, proxy_headers=self._way.proxy_headers,
+                headers=self._way.headers, allow_redirects=False,
                 timeout=_silence(self._timeout_ms / 1000),
             ) as response:  # fmt: skip
                 self._has_cookie = response.status == 200 and "AuthSession" in response.cookies
@@ -301,6 +304,8 @@ class HttpPeer:
             raise self._unreachable(error) from error
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> MillstreamError:
+        if self._end.proxy is not None and response.status == 407:
+            return _kept_back(self._end, self._end.proxy, response.status)
         try:
             told = json.loads(await response.content.read(ERROR_BYTES_MAX))
         except ValueError:
@@ -312,11 +317,47 @@ class HttpPeer:
             kind = UsageError
         return kind(reason, code=code or str(told.get("error", "")))
 
-    def _unreachable(self, error: Exception) -> UnavailableError:
+    def _unreachable(self, error: Exception) -> MillstreamError:
+        if self._end.proxy is not None and isinstance(error, aiohttp.ClientHttpProxyError):
+            return _kept_back(self._end, self._end.proxy, error.status)
+        is_lasting = isinstance(error, aiohttp.ClientConnectorCertificateError)
         return UnavailableError(
             f"{self._end.shown} does not answer: {error or type(error).__name__}",
             code="unreachable",
+            retry="never" if is_lasting else None,
         )
+
+
+class _Way(NamedTuple):
+    """How requests reach an end."""
+
+    proxy: str | None = None
+    headers: Mapping[str, str] = {}
+    """For the proxy, beside those for the end."""
+    proxy_headers: Mapping[str, str] | None = None
+    """Of the request that opens a tunnel: nobody but the proxy reads it."""
+
+
+def _way(end: Endpoint) -> _Way:
+    if end.proxy is None:
+        return _Way()
+    known = {"Proxy-Authorization": _basic(end.proxy.user, end.proxy.password)}
+    if not end.proxy.user:
+        return _Way(end.proxy.url)
+    if end.url.startswith("https:"):
+        return _Way(end.proxy.url, {}, known)
+    return _Way(end.proxy.url, known)
+
+
+def _kept_back(end: Endpoint, proxy: Proxy, status: int) -> MillstreamError:
+    reason = f"the proxy {proxy.url} refuses to reach {end.shown}: HTTP status {status}"
+    if status == 407:
+        return AccessError(f"{reason}, it wants another user or password", code="unauthorized")
+    return UnavailableError(reason, code="unreachable")
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 def _silence(seconds: float) -> aiohttp.ClientTimeout:

@@ -210,6 +210,8 @@ class Changes(NamedTuple):
     """How long to wait for a first change."""
     puller: str = ""
     """Uuid of the target: records are wanted, too."""
+    takes_parts: bool = False
+    """Also parts of records, in the middle of a snapshot."""
 
 
 class Diff(NamedTuple):

@@ -7,8 +7,10 @@ replication from `origin` to C then begins at `place`.
 Invariants:
 1. A source tells a record only to who holds everything that the source had at the record's stamp,
    while both the reader's place and the stamp lie in the source's history, and nothing was purged.
+   If origin and source have equal partitions, so it is with each of them apart: a part of a record
+   says nothing about the others.
 2. A record is stored with the stamp of the checkpoint that made its documents durable, and only
-   beside one that is complete and closed.
+   beside one that is complete, and closed in the partitions that the record speaks of.
 3. A filter that looks into documents may be the first hop of a record, never a later one.
 4. A record serves a job only if the job's filter implies every member of the record's filter, and
    only as far as the origin confirms it: checkpoint known, positions on its present line.
@@ -34,6 +36,7 @@ from millstream.documents.tokens import (
     vector_from_json,
     vector_to_json,
 )
+from millstream.model.position import Position
 from millstream.replication.core.jobs import Member
 from millstream.replication.core.logs import EXCEPTIONS_MAX, Entry, Log, smaller
 from millstream.replication.core.places import Place, Present, leading_number
@@ -49,6 +52,7 @@ __all__ = [
     "carried",
     "emitted",
     "kept",
+    "may_be_carried",
     "member_of_json",
     "member_to_json",
     "own_records",
@@ -138,27 +142,57 @@ def own_records(logs: Mapping[str, Log], present: Present) -> list[Record]:
 
 
 def emitted(
-    records: Iterable[Record], present: Present, end: Vector, puller: str
-) -> list[Record]:  # fmt: skip
+    records: Iterable[Record],
+    present: Present,
+    end: Vector,
+    puller: str,
+    *,
+    takes_parts: bool = False,
+) -> list[Record]:
     """Return what a reader may be told that holds everything up to `end` (invariant 1).
 
     Args:
         records: own ones and those that came with the changes of others.
         present: the database that is read.
-        end: where its reader stands; the end of a snapshot.
+        end: where its reader stands.
         puller: uuid of the database that the changes go to, empty if it is not known.
+        takes_parts: whether it wants what is true of some partitions.
     """
-    if not end.is_closed or not present.holds(end):
-        return []
-    return [
-        record
-        for record in records
-        if _may_go_to(record, puller)
-        and record.hops < HOPS_MAX
-        and record.purge_epoch == present.purge_epoch
-        and present.holds(record.stamp)
-        and present.is_reached(record.stamp, end)
-    ]
+    is_whole = end.is_closed and present.holds(end)
+    told = []
+    for record in records:
+        may = _may_go_to(record, puller) and record.hops < HOPS_MAX
+        if not may or record.purge_epoch != present.purge_epoch:
+            continue
+        if is_whole and present.holds(record.stamp) and present.is_reached(record.stamp, end):
+            told.append(record)
+        elif takes_parts and (part := _part(record, present.reached_parts(record.stamp, end))):
+            told.append(part)
+    return told
+
+
+def _part(record: Record, reached: Sequence[bool]) -> Record | None:
+    """Return what a record says of some partitions; None: nothing.
+
+    Partition p of the origin and of the holder have the same documents if both have as many.
+    """
+    vector = record.place.vector
+    if vector is None or len(vector.positions) != len(reached):
+        return None
+    pairs = zip(vector.positions, reached, strict=True)
+    part = vector._replace(positions=tuple(p if is_so else Position() for p, is_so in pairs))
+    return record._replace(place=Place(part.text(), part)) if part.total else None
+
+
+def may_be_carried(record: Record, place: Place, *, is_closed: bool) -> bool:
+    """Whether a record told at a place speaks only of partitions that are closed there."""
+    vector, at = record.place.vector, place.vector
+    if is_closed or vector is None or at is None:
+        return is_closed
+    return len(vector.positions) == len(at.positions) and all(
+        end.is_closed or not position.seqno
+        for position, end in zip(vector.positions, at.positions, strict=True)
+    )
 
 
 def _may_go_to(record: Record, puller: str) -> bool:
@@ -213,7 +247,7 @@ def carried(
         target: uuid of the target.
         now_ms: Unix time.
     """
-    may = entry.is_complete and entry.is_closed and entry.target_vec is not None
+    may = entry.is_complete and entry.target_vec is not None
     if not may or (member is not None and member.looks_inside):
         return []
     assert entry.target_vec is not None
@@ -228,7 +262,9 @@ def carried(
             created_ms=now_ms,
         )
         for record in records
-        if _may_go_to(record, target) and record.hops < HOPS_MAX
+        if _may_go_to(record, target)
+        and record.hops < HOPS_MAX
+        and may_be_carried(record, entry.place, is_closed=entry.is_closed)
     ]
     return [record for record in found if len(record.exceptions) <= EXCEPTIONS_MAX]
 
@@ -253,12 +289,21 @@ def accepted(
     by_name = {record.name: record for record in still_valid(old, present)}
     for record in still_valid(new, present):
         known = by_name.get(record.name)
-        if record.origin == present.uuid or (
-            known is not None and set(known.exceptions) <= set(record.exceptions)
-        ):
-            continue  # the older stamp is reached by more readers
+        if record.origin == present.uuid or (known is not None and _is_enough(known, record)):
+            continue
         by_name[record.name] = record
     return kept(by_name.values(), present, now_ms)
+
+
+def _is_enough(old: Record, new: Record) -> bool:
+    """Whether of two records of one checkpoint the older one stays: more readers reach its stamp.
+
+    One may be a part of the other.
+    """
+    mine, yours = old.place.vector, new.place.vector
+    if mine is not None and yours is not None and mine != yours:
+        return is_below(yours, mine)
+    return set(old.exceptions) <= set(new.exceptions)
 
 
 def kept(records: Iterable[Record], present: Present, now_ms: float) -> list[Record]:

@@ -113,6 +113,8 @@ def changes_request(asked: Changes, *, timeout_ms: int) -> Sent:
     }
     if asked.puller:
         query["coverage"] = asked.puller
+        if asked.takes_parts:
+            query["coverage_parts"] = "true"
     body: Mapping[str, Any] | None = None
     if feed.doc_ids is not None:
         query["filter"], body = "_doc_ids", {"doc_ids": feed.doc_ids}

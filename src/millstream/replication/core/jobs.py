@@ -12,6 +12,7 @@ Elsewhere: what filters mean for what a site knows of others (`coverage`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -36,6 +37,7 @@ __all__ = [
     "Endpoint",
     "Job",
     "Member",
+    "Proxy",
     "member_of",
     "parse_job",
     "replication_id",
@@ -56,6 +58,7 @@ TIMEOUT_MAX_MS: Final = 600_000
 DOC_IDS_MAX: Final = 100_000
 _EXCLUSIVE: Final = "`doc_ids`,`filter`,`selector` are mutually exclusive"
 _DESIGN: Final = "_design"
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _PORTS: Final = {"http": 80, "https": 443}
 _COUCHDB_PORT: Final = 5984
 
@@ -92,6 +95,16 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Proxy:
+    """What requests to an end pass through."""
+
+    url: str
+    """Without credentials."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One end of a job: an address, or the name of a database of this node."""
 
@@ -102,7 +115,8 @@ class Endpoint:
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    proxy: str = ""
+    proxy: Proxy | None = None
+    """Databases of this node are reached without."""
 
     @property
     def identity(self) -> str:
@@ -219,21 +233,29 @@ def _check_filter(filter_: Any, params: Mapping[str, Any]) -> None:
         raise _refused("Invalid `view` parameter.")
 
 
-def _proxies(form: Mapping[str, Any]) -> tuple[str, str]:
+def _proxies(form: Mapping[str, Any]) -> tuple[Proxy | None, Proxy | None]:
     both, source, target = (
-        form.get(name) or "" for name in ("proxy", "source_proxy", "target_proxy")
+        _proxy(name, form.get(name)) for name in ("proxy", "source_proxy", "target_proxy")
     )
     if both and source:
         raise _refused("`proxy` is mutually exclusive with `source_proxy`")
     if both and target:
         raise _refused("`proxy` is mutually exclusive with `target_proxy`")
-    for proxy in (both, source, target):
-        if proxy and not _is_address(proxy):
-            raise _refused("proxy has an invalid url")
     return both or source, both or target
 
 
-def _endpoint(form: Any, proxy: str) -> Endpoint:
+def _proxy(name: str, url: Any) -> Proxy | None:
+    if not url:
+        return None
+    if isinstance(url, str) and url.lower().startswith("socks5:"):
+        raise _refused(f"`{name}`: there is no socks5 here, only http and https proxies")
+    if not _is_address(url):
+        raise _refused("proxy has an invalid url")
+    user, password, bare = _without_credentials(url)
+    return Proxy(bare, user, password)
+
+
+def _endpoint(form: Any, proxy: Proxy | None) -> Endpoint:
     if form is None:
         raise _refused("Missing replicator database")
     if isinstance(form, str) and "://" not in form and form:
@@ -248,6 +270,8 @@ def _endpoint(form: Any, proxy: str) -> Endpoint:
         user, password = str(basic.get("username", "")), str(basic.get("password", ""))
     headers = {str(name): str(text) for name, text in _mapping_of(told.get("headers")).items()}
     token = str(_mapping_of(told.get("auth")).get("bearer", ""))
+    if any(_CONTROL.search(text) for text in (*headers, *headers.values(), token)):
+        raise _refused("headers of an endpoint must have no control characters")
     return Endpoint(bare, "", user, password, token, headers, proxy)
 
 
@@ -262,7 +286,10 @@ def _mapping_of(form: Any) -> Mapping[str, Any]:
 def _is_address(url: Any) -> bool:
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
-        return parts is not None and parts.scheme in _PORTS and bool(parts.hostname or parts.port)
+        if parts is None or parts.scheme not in _PORTS or not parts.hostname:
+            return False
+        parts.hostname.encode("idna")  # raises where there can be no such host
+        return parts.port != 0  # raises, too
     except ValueError:
         return False
 

@@ -16,13 +16,16 @@ from millstream.documents.tokens import (
     History,
     Vector,
     is_below,
+    is_position_below,
     is_valid,
     judged,
+    judged_position,
     origin_of,
     parse_token,
     vector_at,
 )
 from millstream.errors import UsageError
+from millstream.model.position import Position
 
 __all__ = ["NOWHERE", "Place", "Present", "leading_number", "place_of"]
 
@@ -122,7 +125,31 @@ class Present(NamedTuple):
         histories = [history._replace(purge_seqno=0) for history in self.histories]
         return adopted is not None and is_valid(adopted, histories)
 
+    def reached_parts(self, stamp: Vector, end: Vector) -> list[bool]:
+        """Return for each partition whether a reader at `end` has what it had at `stamp`.
+
+        Only a reader of a whole snapshot has, and only if the database still holds both. Empty:
+        one of the two has other partitions.
+        """
+        one, other = self.adopted(stamp), self.adopted(end)
+        if one is None or other is None:
+            return []
+        return [
+            above.is_closed
+            and _is_held(below, history)
+            and _is_held(above, history)
+            and is_position_below(below, above)
+            for below, above, history in zip(
+                one.positions, other.positions, self.histories, strict=True
+            )
+        ]
+
     def is_reached(self, stamp: Vector, end: Vector) -> bool:
         """Whether a reader at `end` has what the database had at `stamp`; it holds both."""
         one, other = self.adopted(stamp), self.adopted(end)
         return one is not None and other is not None and is_below(one, other)
+
+
+def _is_held(position: Position, history: History) -> bool:
+    history = history._replace(purge_seqno=0)
+    return judged_position(position, history, restarts=False) == position

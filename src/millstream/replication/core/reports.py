@@ -10,16 +10,21 @@ Source: CouchDB's replicator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
+from millstream.errors import MillstreamError
 from millstream.replication.core.jobs import Endpoint, Job, member_of, replication_id
-from millstream.replication.core.logs import parse_log
+from millstream.replication.core.logs import Statistics, parse_log
 from millstream.replication.core.running import Run
 
-__all__ = ["answer_of", "figures_of", "job_name", "shortcut_of", "shown", "task_of"]
+__all__ = [
+    "Totals", "answer_of", "figures_of", "job_name", "shortcut_of", "shown", "task_of",
+]  # fmt: skip
 
 _VERSION: Final = 4
+_NS_PER_S: Final = 1_000_000_000
 
 
 def job_name(job: Job) -> str:
@@ -59,11 +64,9 @@ def answer_of(run: Run, log: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def shortcut_of(run: Run) -> dict[str, Any]:
     """Return how much a run did not read since it came through others; empty: nothing."""
-    begun = run.started
-    if begun is None or not begun.used:
+    if not run.skipped:
         return {}
-    via = sorted({name for record in begun.used for name in record.via})
-    return {"skipped": begun.place.number, "covered_through": via}
+    return {"skipped": run.skipped, "covered_through": sorted(run.via)}
 
 
 def figures_of(run: Run | None) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def figures_of(run: Run | None) -> dict[str, Any]:
         "docs_read": done.docs_read,
         "docs_written": done.docs_written,
         "doc_write_failures": done.doc_write_failures,
-        "changes_pending": None,
+        "changes_pending": run.pending,
         "checkpointed_source_seq": recorded,
         "source_seq": run.place.seq,
         "through_seq": run.place.seq,
@@ -86,12 +89,56 @@ def figures_of(run: Run | None) -> dict[str, Any]:
     }
 
 
+class Totals:
+    """What all runs of a node did, those that are over and those under way."""
+
+    def __init__(self) -> None:
+        self._done = Statistics()
+        self._skipped = self._crashes = 0
+        self._runs: list[Run] = []
+
+    @contextmanager
+    def counting(self, run: Run) -> Iterator[None]:
+        """Count a run, while it goes on and afterwards."""
+        self._runs.append(run)
+        try:
+            yield
+        finally:
+            self._runs.remove(run)
+            self._done = self._done.plus(run.statistics)
+            self._skipped += run.skipped
+
+    def ended(self, error: MillstreamError | None) -> None:
+        """A run of a job is over, with an error or without."""
+        self._crashes += error is not None
+
+    def figures(self) -> dict[str, float]:
+        """Return them by the names of metrics."""
+        done = self._done
+        for run in self._runs:
+            done = done.plus(run.statistics)
+        return {
+            "replicator_changes_read_total": done.rows_read,
+            "replicator_changes_skipped_total": sum(
+                (r.skipped for r in self._runs), self._skipped
+            ),
+            "replicator_revisions_checked_total": done.missing_checked,
+            "replicator_missing_revisions_found_total": done.missing_found,
+            "replicator_docs_read_total": done.docs_read,
+            "replicator_docs_written_total": done.docs_written,
+            "replicator_doc_write_failures_total": done.doc_write_failures,
+            "replicator_crashes_total": self._crashes,
+        }
+
+
 def shown(end: Endpoint) -> str:
     """Return an end as CouchDB shows it: with a slash behind addresses."""
     return end.shown + "/" if end.url else end.shown
 
 
-def task_of(name: str, job: Job, run: Run | None, doc_id: str | None) -> dict[str, Any]:
+def task_of(
+    name: str, job: Job, run: Run | None, doc_id: str | None, *, since_ns: int, now_ns: int
+) -> dict[str, Any]:
     """Return a job under way as `_active_tasks` shows it."""
     return {
         "type": "replication",
@@ -100,5 +147,8 @@ def task_of(name: str, job: Job, run: Run | None, doc_id: str | None) -> dict[st
         "source": shown(job.source),
         "target": shown(job.target),
         "continuous": job.continuous,
+        "checkpoint_interval": job.checkpoint_interval_ms,
+        "started_on": since_ns // _NS_PER_S,
+        "updated_on": now_ns // _NS_PER_S,
         **figures_of(run),
     }

@@ -23,7 +23,7 @@ from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import Changes, Page, Pause, Row, StoreRecords, feed_of
 from millstream.replication.core.batches import Batch, Done
 from millstream.replication.core.checkpointing import Checkpoint, checkpoint
-from millstream.replication.core.coverage import Record, member_to_json
+from millstream.replication.core.coverage import Record, may_be_carried, member_to_json
 from millstream.replication.core.jobs import Job
 from millstream.replication.core.logs import (
     EXCEPTIONS_MAX,
@@ -67,6 +67,14 @@ class Run:
         self.statistics = Statistics()
         self.entries: list[Entry] = []
         """The newest checkpoint of this run, if there is one."""
+        self.skipped = 0
+        """Changes that it did not read since they came through others."""
+        self.via: set[str] = set()
+        """Names of those."""
+        self.pending: int | None = None
+        """Changes that the source had left behind what was read last, if it says so."""
+        self.rows_seen = 0
+        """Changes that were read, those of batches under way among them."""
         self._new_id = new_id
         self._tasks = Tasks()
         self._now_ms = self._begun_ms = 0.0
@@ -82,8 +90,8 @@ class Run:
         self._first = self._read_to = self._recorded = NOWHERE
         self._is_reading = self._is_recording = self._is_waiting = False
         self._is_caught_up = self._has_ended = False
-        self._told: set[tuple[str, Any]] = set()
-        self._next_ms = self._coverage_ms = 0.0
+        self._told: set[tuple[str, Any, Any]] = set()
+        self._next_ms = self._coverage_ms = self._parts_ms = 0.0
 
     # ---- in and out
 
@@ -156,6 +164,7 @@ class Run:
         self._tracker = Tracker(begun.place, names)
         self._next_ms = self._now_ms + self.job.checkpoint_interval_ms
         self._coverage_ms = self._now_ms
+        self._parts_ms = self._next_ms
         if names and not begun.pair.looks_inside:
             self._tasks.spawn(self._retried(sorted(names)), self._on_retried)
         else:
@@ -205,8 +214,11 @@ class Run:
     def _on_begun(self, entry: Entry | None, error: MillstreamError | None) -> None:
         begun = self._started
         assert begun is not None
-        if begun.used and not self._is_recorded(entry, error):
-            return
+        if begun.used:
+            if not self._is_recorded(entry, error):
+                return
+            self.skipped += begun.skipped
+            self.via.update(name for record in begun.used for name in record.via)
         ours = tuple(member_to_json(m) for m in ([begun.pair.member] if begun.pair.member else []))
         replaced = (each for each in begun.used if _is_replaced(each, begun.pair, ours))
         removed = (*begun.unknown, *(each.name for each in replaced))
@@ -251,9 +263,12 @@ class Run:
         assert pair is not None
         if self.job.transitive and pair.source.uuid and self._coverage_ms <= self._now_ms:
             puller = pair.target.uuid
+        takes_parts = bool(puller) and self._parts_ms <= self._now_ms
+        if takes_parts:  # it costs the source a look at all logs and records
+            self._parts_ms = self._now_ms + self.job.checkpoint_interval_ms
         page: Page = yield from asked("source", Changes(
             self._read_to.seq, self.job.worker_batch_size, self._feed, WAIT_MS if waits else 0,
-            puller,
+            puller, takes_parts,
         ))  # fmt: skip
         return page
 
@@ -264,7 +279,8 @@ class Run:
             return
         if not page.is_complete:
             self._chain = self._chain._replace(is_complete=False)
-        self._read_to = page.place
+        self._read_to, self.pending = page.place, page.pending
+        self.rows_seen += len(page.rows)
         self._is_caught_up = _is_end(page, self.job.worker_batch_size)
         self._has_ended = self._is_caught_up and not self.job.continuous
         number = self._tracker.opened(self._mark_of(page))
@@ -278,11 +294,15 @@ class Run:
         is_closed = (
             _is_end(page, self.job.worker_batch_size) if vector is None else vector.is_closed
         )
-        fresh = [each for each in page.records if (each.name, each.stamp) not in self._told]
-        if not is_closed or not self.job.use_checkpoints:
-            fresh = []
-        self._told |= {(each.name, each.stamp) for each in fresh}
-        if fresh:
+        fresh = [
+            each
+            for each in page.records
+            if self.job.use_checkpoints
+            and _said_by(each) not in self._told
+            and may_be_carried(each, page.place, is_closed=is_closed)
+        ]
+        self._told |= set(map(_said_by, fresh))
+        if fresh and is_closed:
             self._coverage_ms = self._now_ms + self.job.checkpoint_interval_ms
         return Mark(page.place, is_closed, tuple(fresh))
 
@@ -369,6 +389,11 @@ class Run:
 def _is_end(page: Page, limit: int) -> bool:
     """Whether a source has nothing behind a page now."""
     return len(page.rows) < limit if page.pending is None else page.pending == 0
+
+
+def _said_by(record: Record) -> tuple[str, Any, Any]:
+    """Return what tells a record, or a part of it, from others."""
+    return record.name, record.stamp, record.place.seq
 
 
 def _is_replaced(record: Record, pair: Pair, ours: tuple[dict[str, Any], ...]) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "CHURN_MAX",
     "HEALTHY_MS",
     "JOBS_MAX",
+    "OVER",
     "PENALTY_MAX_MS",
     "PENALTY_MIN_MS",
     "RUNNING_MAX",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 State = Literal["initializing", "pending", "running", "crashing", "completed", "failed"]
+OVER: Final[tuple[State, ...]] = ("completed", "failed")
 JOBS_MAX: Final = 10_000
 """Jobs that a node knows."""
 RUNNING_MAX: Final = 500
@@ -97,7 +99,7 @@ class Schedule:
             UsageError: `too_many_jobs`.
         """
         known = self._jobs.get(name)
-        if known is not None and known.state not in ("completed", "failed"):
+        if known is not None and known.state not in OVER:
             return
         if known is None and len(self._jobs) >= JOBS_MAX:
             raise UsageError(f"a node has at most {JOBS_MAX} jobs", code="too_many_jobs")

@@ -89,6 +89,8 @@ class Started(NamedTuple):
     used: tuple[Record, ...] = ()
     unknown: tuple[str, ...] = ()
     """Records that the origin says it knows nothing of."""
+    skipped: int = 0
+    """Changes that the records save, behind what the logs agree on."""
     session: str = ""
     """The checkpoint that it goes on from."""
 
@@ -247,7 +249,8 @@ def _beginning_at(
         chain = chain._replace(is_complete=True, purge_epoch=begun.pair.target.purge_epoch)
     exceptions = chain.exceptions.union(*(record.exceptions for record in records))
     chain = chain._replace(exceptions=exceptions, base=records[0].name)
-    return begun._replace(place=place, chain=chain, is_new=True, used=records)
+    skipped = place.number - begun.place.number
+    return begun._replace(place=place, chain=chain, is_new=True, used=records, skipped=skipped)
 
 
 def _adds(vector: Vector | None, at: Vector | None) -> bool:

@@ -4,6 +4,7 @@ import pytest
 
 from millstream.errors import UsageError
 from millstream.gateway.core.changes import ALL, ChangesQuery, FilterAsked, parse_changes
+from millstream.gateway.core.coverage_host import Puller
 
 
 def test_without_parameters_everything_is_wanted_once():
@@ -36,6 +37,16 @@ def test_all_parameters():
         ALL,
         encoding_info=True,
     )
+
+
+@pytest.mark.parametrize(("options", "puller"), [
+    ({}, None), ({"coverage": "false"}, None), ({"coverage": "true"}, Puller("")),
+    ({"coverage": "u"}, Puller("u")),
+    ({"coverage": "u", "coverage_parts": "true"}, Puller("u", takes_parts=True)),
+    ({"coverage_parts": "true"}, None),
+])  # fmt: skip
+def test_who_takes_records(options, puller):
+    assert parse_changes(options, {}).puller == puller
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("true", 60.0), ("false", None), ("250", 0.25)])

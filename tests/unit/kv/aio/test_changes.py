@@ -117,6 +117,16 @@ async def test_a_partition_elsewhere_is_an_answer(bucket):
     assert caught.value.code == "not_my_partition"
 
 
+async def test_some_partitions_are_read_wherever_the_others_are(bucket):
+    bucket.write(0, "ab")
+    bucket.write(1, "c")
+    bucket.partitions[0].state = PartitionState.REPLICA
+    walk = bucket.changes.open(bucket.changes.start_of(0), restarts=True, numbers=[1])
+    pieces = [piece async for piece in walk.pieces()]
+    assert [(piece.snapshot.partition_id, len(piece.frames)) for piece in pieces] == [(1, 1)]
+    walk.close()
+
+
 async def test_a_reader_waits_for_a_partition_that_is_about_to_change(bucket, monkeypatch):
     bucket.write(0, "a")
     walk = begin(bucket)

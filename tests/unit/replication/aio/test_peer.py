@@ -1,6 +1,10 @@
 """Databases over HTTP, served by a double of CouchDB."""
 
+import ssl
+from pathlib import Path
+
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from couch_double import Base, Couch, revision
@@ -21,6 +25,7 @@ from millstream.replication.core.asking import (
     WriteLocal,
 )
 from millstream.replication.core.jobs import parse_job
+from proxy_double import ProxyDouble
 
 
 @pytest.fixture
@@ -164,3 +169,102 @@ async def test_nobody_there(couch):
         with pytest.raises(UnavailableError) as caught:
             await source.ask(ReadInfo())
     assert (caught.value.code, caught.value.retry) == ("unreachable", "backoff")
+
+
+TLS = Path(__file__).parents[3] / "e2e" / "tls"
+
+
+@pytest.fixture
+async def hidden():
+    """The same behind TLS; `url` is where, `trust` believes its certificate."""
+    couch = Couch()
+    couch.bases = {"a": Base(), "b": Base()}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "node.pem")
+    runner = web.AppRunner(couch.application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    couch.url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    couch.trust = ssl.create_default_context(cafile=TLS / "authority.pem")
+    yield couch
+    await runner.cleanup()
+
+
+async def run_with(job, tls=None):
+    async with http_peers(job, tls) as (source, target):
+        return await Runner(job, source, target).finish()
+
+
+async def test_plain_requests_pass_through_a_proxy(couch):
+    fill(couch)
+    couch.bases["a"].put(revision("file", 9), [("f", "a/b", b"1" * 100_000)])
+    couch.users = {"me": "secret"}
+    async with ProxyDouble("you:pass w\N{EURO SIGN}rd") as proxy:
+        way = proxy.url("you:pass%20w%E2%82%ACrd")
+        done = await run(job_of(couch, "me:secret", proxy=way))
+        assert done.statistics.docs_written == 6
+        assert proxy.requests[0].split()[1].startswith(couch.url)
+        assert not proxy.tunnels
+        assert len(proxy.requests) == len(couch.asked)
+    assert not [name for name in couch.headers if name.startswith("proxy-")]
+
+
+async def test_only_one_end_may_have_a_proxy(couch):
+    fill(couch)
+    async with ProxyDouble() as proxy:
+        await run(job_of(couch, target_proxy=proxy.url()))
+        assert {line.split()[1].split("/")[3].split("?")[0] for line in proxy.requests} == {"b"}
+        before = len(proxy.requests)
+        await run(job_of(couch, source_proxy=proxy.url()))
+        later = proxy.requests[before:]
+        assert {line.split()[1].split("/")[3].split("?")[0] for line in later} == {"a"}
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_encrypted_requests_pass_through_tunnels(hidden, is_encrypted):
+    fill(hidden)
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(TLS / "node.pem")
+    hidden.users = {"me": "secret"}
+    async with ProxyDouble("you:pass", own if is_encrypted else None) as proxy:
+        job = job_of(hidden, "me:secret", proxy=proxy.url("you:pass"))
+        done = await run_with(job, hidden.trust)
+        assert done.statistics.docs_written == 5
+        assert set(proxy.tunnels) == {hidden.url.removeprefix("https://")}
+        assert not proxy.requests
+    assert not [name for name in hidden.headers if name.startswith("proxy-")]
+
+
+async def test_certificates_are_verified(hidden):
+    fill(hidden)
+    with pytest.raises(UnavailableError, match="certificate verify failed"):
+        await run_with(job_of(hidden), ssl.create_default_context())
+    stranger = ssl.create_default_context(cafile=TLS / "stranger.pem")
+    with pytest.raises(UnavailableError, match="certificate verify failed"):
+        await run_with(job_of(hidden), stranger)
+    await run_with(job_of(hidden), hidden.trust)
+    assert len(hidden.bases["b"].documents) == 5
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+async def test_a_proxy_that_refuses_is_told_without_its_password(couch, hidden, is_hidden):
+    server, trust = (hidden, hidden.trust) if is_hidden else (couch, None)
+    place = server.url.partition("//")[2]
+    async with ProxyDouble("you:right") as proxy:
+        job = job_of(server, proxy=proxy.url("you:hushhush"))
+        with pytest.raises(AccessError, match="407") as caught:
+            await run_with(job, trust)
+        assert caught.value.code == "unauthorized"
+        assert "hush" not in str(caught.value)
+        assert "hush" not in repr(job)
+        proxy.wanted, proxy.closed = "", {place}
+        job = job_of(server, connection_timeout=1000, proxy=proxy.url("you:hushhush"))
+        async with http_peers(job, trust) as (source, _):
+            with pytest.raises((UnavailableError, AccessError)) as caught:
+                await source.ask(ReadInfo())
+        assert "hush" not in str(caught.value)
+    async with http_peers(job, trust) as (source, _):
+        with pytest.raises(UnavailableError) as caught:
+            await source.ask(ReadInfo())
+    assert "hush" not in str(caught.value)
+    assert caught.value.code == "unreachable"

@@ -84,6 +84,43 @@ async def test_a_job_that_can_never_run_has_failed(node):
     await node.until("one", "failed")
 
 
+async def test_what_an_end_refuses_may_go_well_later(node):
+    def refuse(_):
+        raise UsageError("bad page", code="bad_request")
+
+    node.source.ask = refuse
+    node.add("one")
+    await node.until("one", "crashing")
+    assert node.scheduler.jobs["one"].reason == "bad page"
+
+
+async def test_a_mistake_of_ours_ends_a_run_and_not_its_job(node, caplog):
+    node.error = ZeroDivisionError()
+    node.add("one")
+    await node.until("one", "crashing")
+    assert "ZeroDivisionError" in caplog.text
+    node.error, node.now_ms = None, PENALTY_MIN_MS
+    assert node.scheduler.add("one", parse_job({"source": "a", "target": "b"})) is False
+    node.add("another")
+    await node.until("one", "completed")
+    node.scheduler.forget("one")
+    assert "one" not in node.scheduler.jobs
+
+
+async def test_who_leaves_makes_room_at_once():
+    node = Node(running_max=1)
+    task = asyncio.ensure_future(node.scheduler.run())
+    node.add("one", continuous=True)
+    await node.until("one", "running")
+    node.add("two", continuous=True)
+    await asyncio.sleep(0)
+    await node.scheduler.remove("one")
+    await node.until("two", "running")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_removed_job_stops(node):
     node.add("one", continuous=True)
     await node.until("one", "running")

@@ -17,6 +17,7 @@ from millstream.replication.core.coverage import (
     carried,
     emitted,
     kept,
+    may_be_carried,
     member_of_json,
     member_to_json,
     own_records,
@@ -233,3 +234,48 @@ def test_a_log_confirms_for_who_tells_no_vectors():
     claim = CLAIM._replace(place=Place("9-x"))
     assert verified_by_log(claim, Log((Entry("c", Place("7-y")),))) == Place("7-y")
     assert verified_by_log(claim, Log(())) is None
+
+
+PAIR = Present("holder", (History(LOG, 10, 0), History(LOG, 10, 0)))
+HALF = RECORD._replace(place=place(3, 0))
+WIDE = RECORD._replace(stamp=vector(5, 6))
+
+
+def test_parts_of_a_record_are_told_where_partitions_are_equal():
+    def told(*seqnos, record=WIDE, **options):
+        return emitted([record], PAIR, vector(*seqnos), "reader", takes_parts=True, **options)
+
+    assert told(5, 6) == [WIDE]
+    assert told(9, 5) == [HALF._replace(stamp=WIDE.stamp)]
+    assert told(4, 5) == []
+    assert emitted([WIDE], PAIR, vector(9, 5), "reader") == []
+    assert told(9, 5, record=WIDE._replace(place=place(0, 4))) == []  # nothing is left
+    assert told(9, 5, record=WIDE._replace(place=place(3, 4, 5))) == []
+    assert told(9, 5, record=WIDE._replace(place=Place("7-x"))) == []
+    assert told(9, 5, record=WIDE._replace(origin="reader")) == []
+    inside = Vector(PAIR.origin, (at(9), Position(1, 7, 2, 9)))
+    (part,) = emitted([WIDE], PAIR, inside, "reader", takes_parts=True)
+    assert part.place.vector == vector(3, 0)
+    assert part.name == WIDE.name
+    cut = PAIR._replace(histories=(History(LOG, 10, 0), History(LOG, 5, 0)))
+    assert emitted([WIDE], cut, vector(5, 5), "reader", takes_parts=True) == [part]
+
+
+def test_parts_are_carried_by_what_is_closed_there():
+    inside = Vector(HOLDER.origin, (at(9), Position(1, 7, 2, 9)))
+    open_entry = entry(is_closed=False)._replace(place=Place(inside.text(), inside))
+    (found,) = carry([HALF], open_entry)
+    assert (found.place, found.stamp) == (HALF.place, vector(6))
+    assert carry([RECORD], open_entry) == []
+    assert carry([HALF], open_entry._replace(is_complete=False)) == []
+    assert carry([HALF._replace(place=place(3))], open_entry) == []
+    assert carry([HALF._replace(place=Place("3-x"))], open_entry) == []
+    assert may_be_carried(RECORD, Place("9-x"), is_closed=True)
+
+
+def test_a_part_makes_room_for_the_whole():
+    later = RECORD._replace(stamp=vector(7), exceptions=("x",))
+    assert accepted([HALF], [later], HOLDER, 0) == [later]
+    assert accepted([later], [HALF], HOLDER, 0) == [later]
+    other = RECORD._replace(place=place(0, 4), stamp=vector(8))
+    assert accepted([HALF], [other], HOLDER, 0) == [other]

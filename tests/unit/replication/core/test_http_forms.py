@@ -73,6 +73,9 @@ def test_waiting_and_records():
     sent = forms.changes_request(Changes(0, 10, Feed(), 50, "me"), timeout_ms=99)
     query = query_of(sent)
     assert (query["feed"], query["timeout"], query["coverage"]) == ("longpoll", "50", "me")
+    assert "coverage_parts" not in query
+    sent = forms.changes_request(Changes(0, 10, Feed(), 0, "me", takes_parts=True), timeout_ms=99)
+    assert query_of(sent)["coverage_parts"] == "true"
 
 
 def test_pages():

@@ -1,9 +1,12 @@
 """Jobs as they are asked for, and what logs are called."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from millstream.errors import UsageError
-from millstream.replication.core.jobs import Member, member_of, parse_job, replication_id
+from millstream.replication.core.jobs import Member, Proxy, member_of, parse_job, replication_id
+from millstream.replication.core.reports import job_name
 
 ENDS = {"source": "http://h:5984/a", "target": "http://h/b"}
 
@@ -24,6 +27,13 @@ ENDS = {"source": "http://h:5984/a", "target": "http://h/b"}
     ({**ENDS, "proxy": "http://p", "source_proxy": "http://q"}, "exclusive with `source_proxy`"),
     ({**ENDS, "proxy": "http://p", "target_proxy": "http://q"}, "exclusive with `target_proxy`"),
     ({**ENDS, "proxy": "p"}, "proxy has an invalid url"),
+    ({**ENDS, "proxy": 3}, "proxy has an invalid url"),
+    ({**ENDS, "target": "http://h:99999/a"}, "endpoint has an invalid url"),
+    ({**ENDS, "target": f"http://{'a' * 64}/a"}, "endpoint has an invalid url"),
+    ({**ENDS, "target": "http://a..b/a"}, "endpoint has an invalid url"),
+    ({**ENDS, "target": {"url": "http://h/a", "headers": {"X": "a\nb"}}}, "no control"),
+    ({**ENDS, "target": {"url": "http://h/a", "auth": {"bearer": "a\rb"}}}, "no control"),
+    ({**ENDS, "source_proxy": "socks5://p:1"}, "`source_proxy`: there is no socks5"),
     ({**ENDS, "worker_processes": 0}, "`worker_processes` must be a number"),
     ({**ENDS, "worker_batch_size": True}, "`worker_batch_size` must be a number"),
 ])  # fmt: skip
@@ -46,9 +56,10 @@ def test_credentials_leave_the_address():
 def test_credentials_may_stand_beside_it():
     auth = {"basic": {"username": "me", "password": "x"}, "bearer": "t"}
     end = parse_job({"source": {"url": "http://h/a", "auth": auth, "headers": {"X": "1"}},
-                     "target": "b", "source_proxy": "http://p:1"}).source  # fmt: skip
+                     "target": "b", "source_proxy": "http://it:w%40y@p:1"}).source  # fmt: skip
     assert (end.user, end.password, end.token, end.headers) == ("me", "x", "t", {"X": "1"})
-    assert end.proxy == "http://p:1"
+    assert end.proxy == Proxy("http://p:1", "it", "w@y")
+    assert "w@y" not in repr(end)
 
 
 def test_numbers_may_be_texts_and_ids_are_unquoted_and_sorted():
@@ -113,3 +124,36 @@ def test_logs_are_named_by_what_passes_between_whom():
     ]
     assert len(set(names)) == 4
     assert names[0] == replication_id("a", "b", None, winning_revs_only=False)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=6)
+ADDRESSES = st.sampled_from((
+    "http://h/a", "https://u:p@h:1/a?x=1", "http://h:99999/a", "http://[::1/a", "http://:5/a", "a",
+    "http://h:x/", "http://", "//", "socks5://p:1", "http://[::1]:5984/a", "http://h\n/a", "",
+))  # fmt: skip
+VALUES = st.recursive(
+    SCALARS | ADDRESSES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("url", "auth", "basic", "username", "headers", "view")),
+                          inner, max_size=3)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+NAMES = st.sampled_from((
+    "source", "target", "proxy", "source_proxy", "filter", "doc_ids", "selector", "query_params",
+    "continuous", "worker_processes", "create_target_params", "since_seq", "checkpoint_interval",
+))  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(NAMES, VALUES, max_size=5), ADDRESSES, ADDRESSES)
+def test_whatever_is_asked_for_is_a_job_or_refused(form, source, target):
+    try:
+        job = parse_job({"source": source, "target": target} | form)
+    except UsageError:
+        return
+    assert job_name(job)
+    for end in (job.source, job.target):
+        assert end.identity
+        assert "@" not in end.shown

@@ -81,3 +81,16 @@ def test_what_is_held_and_reached():
 def test_forgotten_deletions_make_no_stamp_invalid():
     forgetful = PRESENT._replace(histories=(History(LOG, 8, 7), PRESENT.histories[1]))
     assert forgetful.holds(vector(at(1, 5), Position()))
+
+
+def test_what_is_reached_partition_by_partition():
+    stamp = vector(at(1, 5), at(1, 2))
+    assert PRESENT.reached_parts(stamp, PRESENT.end) == [True, True]
+    assert PRESENT.reached_parts(stamp, vector(at(1, 4), at(1, 3))) == [False, True]
+    inside = Position(2, 8, 5, 9)
+    assert PRESENT.reached_parts(stamp, vector(inside, at(1, 2))) == [False, True]
+    lost = vector(at(1, 6), at(1, 2))  # the partition went another way behind 5
+    assert PRESENT.reached_parts(lost, PRESENT.end) == [False, True]
+    assert PRESENT.reached_parts(stamp, vector(at(1, 6), at(1, 3))) == [False, True]
+    assert PRESENT.reached_parts(vector(at(1, 1)), PRESENT.end) == []
+    assert PRESENT.reached_parts(stamp, vector(at(1, 1))) == []
