@@ -242,7 +242,7 @@ def _is_id(key: bytes) -> bool:
 
 def _disk_bytes(running: BucketEngine) -> int:
     files = (running.path / "log").glob("*")
-    return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.size()
+    return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.bytes
 
 
 def _epoch_us(created: str) -> str:

@@ -7,10 +7,11 @@ Invariants:
 2. A file never changes. The same bytes are there once.
 3. What was begun and not finished lies under `blobs/new`, which is emptied at a start.
 
-They are kept as long as their bucket: that no record names one is not found out.
+4. What is being removed is not here any more, and is put again only once it is gone. What is being
+   put is not removed, nor what was put less than `UNNAMED_SECONDS_MIN` ago.
 
 Elsewhere: which documents name them (`documents.stored`), those of other nodes
-(`kv.aio.blob_fetching`).
+(`kv.aio.blob_fetching`), which are removed (`kv.aio.blob_sweeping`).
 """
 
 from __future__ import annotations
@@ -19,19 +20,27 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.blobs import BlobPiece
+from millstream.kv.core.unnamed_blobs import UnnamedBlobs
 from millstream.runtime.files import sync_directory
 
-__all__ = ["READ_BYTES", "BlobFiles", "PutBlob"]
+__all__ = ["READ_BYTES", "UNNAMED_SECONDS_MIN", "BlobFiles", "PutBlob"]
 
 READ_BYTES: Final = 256 * 1024
 """Read at once."""
+UNNAMED_SECONDS_MIN: Final = 3600
+"""How long bytes are kept for the document that is going to name them, since they were put last."""
 _NEW: Final = "new"
+_NAME_BYTES: Final = 32
 
 
 class PutBlob(NamedTuple):
@@ -51,13 +60,30 @@ class BlobFiles:
         """Directories whose own names are durable, since this process looked."""
         self._unsynced = set[bytes]()
         """What has its name already, but not yet for ever."""
+        self._putting = Counter[bytes]()
+        """What is being given its name, or relied on because it has it."""
+        self._removing = frozenset[bytes]()
+        self._has_removed = asyncio.Event()
+        self._unnamed: UnnamedBlobs | None = None
+        """What a sweep, which is under way, has found no need of."""
+        self._counting = threading.Lock()
+        self.count = self.bytes = 0
+        """Files, and what is in them."""
+        self.removed_count = self.removed_bytes = 0
+        """Removed since the start."""
+        self.put_ns = 0
+        """When something was put last, by a clock that nobody sets."""
 
     def prepare(self) -> None:
         """Remove what was not finished, and make durable what a kill left readable; blocks."""
         for left in self._path.glob(f"{_NEW}/*"):
             left.unlink()
+        self.count = self.bytes = 0
         for directory in self._path.glob("??"):
             sync_directory(directory)
+            sizes = [one.stat().st_size for one in os.scandir(directory)]
+            self.count += len(sizes)
+            self.bytes += sum(sizes)
         if self._path.exists():
             sync_directory(self._path)
             sync_directory(self._path.parent)
@@ -68,7 +94,8 @@ class BlobFiles:
 
     def has(self, sha256: bytes) -> bool:
         """Return whether the bytes are here, durably."""
-        return sha256 not in self._unsynced and self._file(sha256).exists()
+        is_in_doubt = sha256 in self._unsynced or sha256 in self._removing
+        return not is_in_doubt and self._file(sha256).exists()
 
     async def put(self, pieces: AsyncIterator[bytes]) -> PutBlob:
         """Keep bytes, durably.
@@ -86,7 +113,7 @@ class BlobFiles:
                 md5.update(piece)
                 length += len(piece)
                 await asyncio.to_thread(file.write, piece)
-            await asyncio.to_thread(self._finish, file, temporary, sha256.digest())
+            await self._keep_as(file, temporary, sha256.digest())
         except OSError as error:
             raise UnavailableError(
                 f"the attachment cannot be kept: {error}", code="disk_full"
@@ -97,18 +124,34 @@ class BlobFiles:
                 _close(file)
         return PutBlob(sha256.digest(), md5.digest(), length)
 
+    async def _keep_as(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
+        while sha256 in self._removing:
+            await self._has_removed.wait()
+        self._putting[sha256] += 1
+        try:
+            await asyncio.to_thread(self._finish, file, temporary, sha256)
+            self.keep([sha256])
+        finally:
+            self._putting[sha256] -= 1
+            if not self._putting[sha256]:
+                del self._putting[sha256]
+        self.put_ns = time.monotonic_ns()
+
     def _create(self, temporary: Path) -> BinaryIO:
         temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return temporary.open("xb")
 
     def _finish(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
         target = self._file(sha256)
-        if not target.exists():
+        if target.exists():
+            os.utime(target)
+        else:
             file.flush()
             os.fsync(file.fileno())
             target.parent.mkdir(mode=0o700, exist_ok=True)
             self._unsynced.add(sha256)
             temporary.rename(target)
+            self._counted(1, target.stat().st_size)
         sync_directory(target.parent)  # that it is there does not say that its name lasts
         if target.parent not in self._synced:
             sync_directory(self._path)
@@ -152,9 +195,88 @@ class BlobFiles:
         except OSError:
             return None
 
-    def size(self) -> int:
-        """Return the bytes of all files; blocks."""
-        return sum(file.stat().st_size for file in self._path.glob("??/*") if file.is_file())
+    # -- removing what nothing needs
+
+    @contextmanager
+    def telling(self, unnamed: UnnamedBlobs) -> Iterator[None]:
+        """Inside, tell a sweep which of its names are relied on."""
+        self._unnamed = unnamed
+        try:
+            yield
+        finally:
+            self._unnamed = None
+
+    def keep(self, names: Iterable[bytes]) -> None:
+        """Somebody is about to rely on these, if they are here: a sweep lets them stay."""
+        if self._unnamed is not None:
+            self._unnamed.keep(names)
+
+    @property
+    def putting(self) -> Collection[bytes]:
+        """What is being given its name at this moment."""
+        return self._putting.keys()
+
+    def old(
+        self, put_before_s: float, after: bytes, count_max: int, found: list[bytes]
+    ) -> Iterator[None]:
+        """Find files that were put before a moment; blocks, a directory at a step.
+
+        Args:
+            put_before_s: Unix time.
+            after: only names above this one.
+            count_max: it ends once so many are found.
+            found: takes the names, ascending.
+        """
+        for number in range(after[0] if after else 0, 256):
+            directory = self._path / f"{number:02x}"
+            names = sorted(_old_files(directory, put_before_s)) if directory.exists() else []
+            found += [name for name in map(bytes.fromhex, names) if name > after]
+            if len(found) >= count_max:
+                del found[count_max:]
+                return
+            yield
+
+    @contextmanager
+    def removing(self, names: Collection[bytes]) -> Iterator[None]:
+        """Inside, these are not here for anybody; one sweep at a time."""
+        assert not self._removing
+        self._removing = frozenset(names)
+        try:
+            yield
+        finally:
+            self._removing = frozenset()
+            self._has_removed.set()
+            self._has_removed = asyncio.Event()
+
+    def remove(self, names: Iterable[bytes], put_before_s: float) -> Iterator[None]:
+        """Remove files, but those put since a moment; blocks, one at a step.
+
+        Raises:
+            OSError: the file system does not let it.
+        """
+        for name in names:
+            file = self._file(name)
+            with suppress(FileNotFoundError):
+                status = file.stat()
+                if status.st_mtime < put_before_s:
+                    file.unlink()
+                    self._counted(-1, -status.st_size)
+            yield
+
+    def _counted(self, count: int, size: int) -> None:
+        with self._counting:
+            self.count += count
+            self.bytes += size
+            self.removed_count -= min(count, 0)
+            self.removed_bytes -= min(size, 0)
+
+
+def _old_files(directory: Path, put_before_s: float) -> Iterator[str]:
+    """Yield the names, in hex, of files of a directory that were put before a moment."""
+    for entry in os.scandir(directory):
+        name = directory.name + entry.name
+        if len(name) == 2 * _NAME_BYTES and entry.stat().st_mtime < put_before_s:
+            yield name
 
 
 def _close(file: BinaryIO) -> None:

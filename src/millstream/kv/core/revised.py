@@ -5,6 +5,8 @@ Invariants:
    kv alone wrote has a tree, too, computed from its lineage.
 2. Reading, deciding and writing one document is one step of the loop: nothing comes between.
 3. A document that has expired is gone before it is looked at.
+4. A change names no bytes of attachments that are not on this disk, but those which the document
+   named before.
 
 Elsewhere: what a document is (`documents.stored`), what becomes of it (`documents.updating`), the
 change of its key (`kv.core.revising`), waiting for the disk (`kv.aio.revised`).
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.documents.stored import StoredDocument, load, pack
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.active import active_copy, not_now
 from millstream.kv.core.revising import write_document
 from millstream.model.limits import VALUE_BYTES_MAX
@@ -25,6 +27,7 @@ from millstream.wire.mcbp import Status
 
 if TYPE_CHECKING:
     from millstream.kv.core.bucket import Bucket
+    from millstream.kv.core.partition import Partition
 
 __all__ = ["Found", "Made", "RevisedDocuments"]
 
@@ -84,7 +87,8 @@ class RevisedDocuments:
         """Change a document as is decided by how it is; raises as `read`, and what is decided.
 
         Raises:
-            UnavailableError: `temporarily_unavailable`: memory or disk is full, or it is locked.
+            UnavailableError: `temporarily_unavailable`: memory or disk is full, or it is locked;
+                `blob_missing`: an attachment was sent so long before that it is gone again.
             UsageError: `too_large`.
         """
         found = self.read(key, now_ns, revs_limit)
@@ -100,7 +104,29 @@ class RevisedDocuments:
             raise UsageError(
                 f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
             )
+        self._check_blobs(partition, before, after)
         frame = write_document(partition, key, value, sidecar, now_ns)
         if isinstance(frame, Status):
             raise not_now(f"it is refused: {frame.name.lower()}")
         return Made(after, partition.partition_id, seqno_of(frame))
+
+    @staticmethod
+    def _check_blobs(
+        partition: Partition, before: StoredDocument | None, after: StoredDocument
+    ) -> None:
+        """See that what a change names is here, and let it stay."""
+        names = _named(after)
+        if names and before is not None:
+            names -= _named(before)
+        missing = partition.blobs.missing(names) if names else []
+        if missing:
+            raise UnavailableError(
+                f"the bytes {missing[0].hex()} of an attachment are not on this node any more; "
+                "send the document with its attachments again",
+                code="blob_missing",
+            )
+
+
+def _named(document: StoredDocument) -> set[bytes]:
+    tables = [content.attachments for content in document.contents.values()]
+    return {one.sha256 for table in tables for one in table.values() if one.sha256}
