@@ -73,13 +73,15 @@ class Documents:
             self._counts[running.bucket.uuid] = counts
         found = await counts.count()
         file_bytes = await asyncio.to_thread(_disk_bytes, running)
+        active_bytes = max(0, file_bytes - running.compactor.statistics().dead_bytes)
         partitions = running.bucket.partitions
         [created] = [r.created for r in self._buckets.records() if r.name == bucket]
         return DatabaseInfo(
             bucket, running.bucket.uuid, len(partitions), found.live, found.deleted,
             self._changes.of(bucket).latest().text(),
             sum(partition.purge_seqno for partition in partitions),
-            file_bytes, file_bytes, file_bytes, running.compactor.is_running, _epoch_us(created),
+            file_bytes, active_bytes, active_bytes, running.compactor.is_running,
+            _epoch_us(created),
             tuple(partition.failover_log[0].uuid for partition in partitions),
             self._changes.of(bucket).purge_epoch(),
         )  # fmt: skip

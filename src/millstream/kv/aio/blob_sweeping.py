@@ -14,8 +14,8 @@ Invariants:
    puts it waits until it is gone. The two are decided in the loop.
 5. Memory: `NAMES_MAX` names at a time, and the seqnos that history replaced of one partition.
 
-Elsewhere: which names are left (`kv.core.unnamed_blobs`), the files (`kv.aio.blobs`), when, in what
-steps, and what becomes of errors (`kv.aio.compactor`).
+Elsewhere: which names are left (`kv.core.unnamed_blobs`), the files (`kv.aio.blobs`), when, in
+what steps, and what becomes of errors (`kv.aio.compactor`).
 
 Source: docs/design/0034-unused-attachments.md.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from millstream.errors import CorruptionError

@@ -38,7 +38,7 @@ __all__ = ["READ_BYTES", "UNNAMED_SECONDS_MIN", "BlobFiles", "PutBlob"]
 READ_BYTES: Final = 256 * 1024
 """Read at once."""
 UNNAMED_SECONDS_MIN: Final = 3600
-"""How long bytes are kept for the document that is going to name them, since they were put last."""
+"""How long bytes are kept, since they were put last, for a document that will name them."""
 _NEW: Final = "new"
 _NAME_BYTES: Final = 32
 
@@ -229,8 +229,10 @@ class BlobFiles:
         """
         for number in range(after[0] if after else 0, 256):
             directory = self._path / f"{number:02x}"
-            names = sorted(_old_files(directory, put_before_s)) if directory.exists() else []
-            found += [name for name in map(bytes.fromhex, names) if name > after]
+            if not directory.exists():
+                continue
+            names = map(bytes.fromhex, sorted(_old_files(directory, put_before_s)))
+            found += [name for name in names if name > after]
             if len(found) >= count_max:
                 del found[count_max:]
                 return

@@ -16,8 +16,8 @@ Invariants:
 5. After `stop` nothing is written; a run that is not swapped yet leaves no trace.
 6. Unused attachments are swept between two passes, never during one.
 
-Elsewhere: the sweep (`kv.aio.blob_sweeping`), the policy (`kv.core.low_points`, `storage.core.compaction_plan`), the work
-(`storage.core.reclaiming`).
+Elsewhere: the policy (`kv.core.low_points`, `storage.core.compaction_plan`), the work
+(`storage.core.reclaiming`), the sweep (`kv.aio.blob_sweeping`).
 
 Source: docs/design/0004-compaction.md.
 """

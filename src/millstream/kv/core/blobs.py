@@ -34,8 +34,8 @@ class Blobs(Protocol):
     def missing(self, names: Collection[bytes]) -> list[bytes]:
         """Return the names of those that must be brought first. In the loop.
 
-        Those that are here stay from now on: the change that names them has to be made, or refused,
-        in the same step.
+        Those that are here stay from now on: the change that names them has to be made, or
+        refused, in the same step.
         """
 
     def bring(self, partition_id: int, names: Collection[bytes], done: Fetched) -> bool:
