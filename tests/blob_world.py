@@ -13,6 +13,7 @@ nobody reads anything old and history is over, there is nothing that no document
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -101,6 +102,8 @@ class World:
         patch.setattr(blob_sweeping, "REMOVED_AT_ONCE", 2)
         patch.setattr(blob_sweeping, "COPIES_LOOK_S", 0)
         patch.setattr(blobs, "sync_directory", lambda _: None)
+        for name in ("fsync", "fdatasync"):  # nobody loses power here
+            patch.setattr(os, name, lambda _: None)
         patch.setattr(blobs.asyncio, "to_thread", self.in_loop)
 
     def now_ns(self) -> int:
@@ -111,8 +114,13 @@ class World:
         for _ in range(self.random.randrange(3)):
             await asyncio.sleep(0)
         done = function(*arguments, **named)
-        for _ in range(self.random.randrange(3)):
-            await asyncio.sleep(0)
+        try:
+            for _ in range(self.random.randrange(3)):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if hasattr(done, "close"):
+                done.close()
+            raise
         return done
 
     # -- the schedule
@@ -122,8 +130,14 @@ class World:
 
     async def _run(self) -> None:
         await self.open()
+        try:
+            await self._live()
+        finally:
+            await self.end()
+
+    async def _live(self) -> None:
         steps = [
-            self.put, self.put, self.write, self.write, self.write, self.copy, self.change_by_kv,
+            self.put, self.put, self.put_and_write, self.put_and_write, self.write, self.write, self.write, self.copy, self.change_by_kv,
             self.delete, self.flush, self.flush, self.compact, self.compact, self.roll_back,
             self.kill, self.hold, self.hold_what_goes, self.release,
             self.tell, self.tell, self.ask, self.ask,
@@ -136,7 +150,6 @@ class World:
             await step()
             await self.check(step.__name__)
         await self.come_to_rest()
-        await self.engine.stop()
 
     async def open(self) -> None:
         self.engine = await BucketEngine.open(
@@ -172,6 +185,14 @@ class World:
         task.add_done_callback(self.tasks.discard)
         for _ in range(self.random.randrange(12)):
             await asyncio.sleep(0)
+
+    async def put_and_write(self) -> None:
+        """Bytes come in and are named at once."""
+        await self.put()
+        for _ in range(30):
+            await asyncio.sleep(0)
+        if self.ready:
+            await self.write_names(self.random.choice(KEYS), [self.ready.pop()])
 
     async def write(self) -> None:
         """A document names what was put some time ago, or lets go what it named."""
@@ -233,14 +254,18 @@ class World:
 
     async def kill(self) -> None:
         """What no flush took is gone, and so is who was about to put or name something."""
+        await self.end()
+        self.ready.clear()
+        await self.open()
+
+    async def end(self) -> None:
         for task in [*self.tasks, *([self.running] if self.running else [])]:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        running = [self.running] if self.running else []
+        await asyncio.gather(*self.tasks, *running, return_exceptions=True)
         self.removed += self.files.removed_count
         self.engine.flusher.has_failed = True
         await self.engine.stop()
-        self.ready.clear()
-        await self.open()
 
     async def pass_time(self) -> None:
         self.offset_ns += self.random.randrange(2 * HISTORY_S) * 10**9
@@ -362,4 +387,3 @@ class World:
         left = {bytes.fromhex(f.parent.name + f.name) for f in self.path.glob("blobs/??/*")}
         assert left == needed, "in the end there is what documents name, and nothing else"
         assert self.files.count == len(left)
-        self.removed += self.files.removed_count

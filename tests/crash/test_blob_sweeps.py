@@ -12,8 +12,8 @@ import pytest
 from blob_plants import PLANTS
 from blob_world import World
 
-SECONDS_MAX = 30
-PLANTED_SEEDS_MAX = 300
+SECONDS_MAX = 20
+PLANTED_SEEDS_MAX = 400
 FIRST_SEEDS = {"what_is_being_put_is_removed": 230, "only_the_newest_count": 75}
 """Where chance needs long to find a mistake: the seed at which the search begins."""
 
