@@ -8,7 +8,6 @@ from typing import Final
 import pytest
 
 from millstream.kv.aio import blob_sweeping
-from millstream.kv.aio.blob_fetching import BlobFetcher
 from millstream.kv.aio.blob_sweeping import BlobSweep
 from millstream.kv.aio.blobs import BlobFiles
 from millstream.kv.aio.flusher import Flusher
@@ -60,10 +59,6 @@ def only_the_newest_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlobSweep, "_look_through_log", look)
 
 
-def what_is_removed_counts_as_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlobFetcher, "forget", lambda *_: None)
-
-
 def what_is_being_put_is_removed(patch: pytest.MonkeyPatch) -> None:
     """Whoever puts the same bytes finds the file, does not write it, and then it goes."""
     patch.setattr(BlobFiles, "putting", property(lambda _: ()))
@@ -86,6 +81,6 @@ PLANTS: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
     for plant in (
         what_is_named_is_not_looked_for, a_sweep_is_not_told, memory_is_forgotten,
         holds_are_forgotten, copies_are_not_waited_for, only_the_newest_count,
-        what_is_removed_counts_as_known, what_is_being_put_is_removed, what_names_nothing_is_kept,
+        what_is_being_put_is_removed, what_names_nothing_is_kept,
     )
 }  # fmt: skip

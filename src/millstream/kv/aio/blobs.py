@@ -24,16 +24,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from millstream.errors import UnavailableError
+from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.blobs import BlobPiece
 from millstream.kv.core.unnamed_blobs import UnnamedBlobs
 from millstream.runtime.files import sync_directory
 
-__all__ = ["READ_BYTES", "UNNAMED_SECONDS_MIN", "BlobFiles", "PutBlob"]
+__all__ = [
+    "READ_BYTES",
+    "UNNAMED_SECONDS_MIN",
+    "BlobFiles",
+    "BlobUpload",
+    "BlobWriting",
+    "PutBlob",
+]
 
 READ_BYTES: Final = 256 * 1024
 """Read at once."""
@@ -103,43 +110,47 @@ class BlobFiles:
         Raises:
             UnavailableError: `disk_full`; whatever the pieces raise, and nothing is kept.
         """
-        sha256, md5, length = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
-        temporary = self._path / _NEW / secrets.token_hex(16)
-        file: BinaryIO | None = None
+        writing = self.begin()
         try:
-            file = await asyncio.to_thread(self._create, temporary)
             async for piece in pieces:
-                sha256.update(piece)
-                md5.update(piece)
-                length += len(piece)
-                await asyncio.to_thread(file.write, piece)
-            await self._keep_as(file, temporary, sha256.digest())
+                await writing.write(piece)
+            return await writing.finish()
         except OSError as error:
-            raise UnavailableError(
-                f"the attachment cannot be kept: {error}", code="disk_full"
-            ) from error
+            raise _cannot_be_kept(error) from error
         finally:
-            if file is not None:
-                temporary.unlink(missing_ok=True)
-                _close(file)
-        return PutBlob(sha256.digest(), md5.digest(), length)
+            writing.abandon()
 
-    async def _keep_as(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
+    def begin(self) -> BlobWriting:
+        """Return what takes bytes as they come; nothing is there before it has finished."""
+        return BlobWriting(self, self._path / _NEW / secrets.token_hex(16))
+
+    async def touch(self, sha256: bytes) -> bool:
+        """Let bytes be as if they were just put, if they are here."""
+        async with self._relied_on(sha256):
+            if not self.has(sha256):
+                return False
+            await asyncio.to_thread(os.utime, self._file(sha256))
+            return True
+
+    async def keep_as(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
+        """Give a whole file its name, durably; for `BlobWriting`."""
+        async with self._relied_on(sha256):
+            await asyncio.to_thread(self._finish, file, temporary, sha256)
+
+    @asynccontextmanager
+    async def _relied_on(self, sha256: bytes) -> AsyncIterator[None]:
+        """Inside, no sweep removes these bytes; those that do are waited for."""
         while sha256 in self._removing:
             await self._has_removed.wait()
         self._putting[sha256] += 1
         try:
-            await asyncio.to_thread(self._finish, file, temporary, sha256)
+            yield
             self.keep([sha256])
         finally:
             self._putting[sha256] -= 1
             if not self._putting[sha256]:
                 del self._putting[sha256]
         self.put_ns = time.monotonic_ns()
-
-    def _create(self, temporary: Path) -> BinaryIO:
-        temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return temporary.open("xb")
 
     def _finish(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
         target = self._file(sha256)
@@ -279,6 +290,107 @@ def _old_files(directory: Path, put_before_s: float) -> Iterator[str]:
         name = directory.name + entry.name
         if len(name) == 2 * _NAME_BYTES and entry.stat().st_mtime < put_before_s:
             yield name
+
+
+class BlobWriting:
+    """Bytes on their way into a file. `abandon` ends it in any case, also after `finish`."""
+
+    def __init__(self, files: BlobFiles, temporary: Path) -> None:
+        self._files = files
+        self._temporary = temporary
+        self._file: BinaryIO | None = None
+        self._sha256, self._md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        self.length = 0
+        """Bytes that were written."""
+
+    async def write(self, piece: bytes) -> None:
+        """Take more bytes; raises OSError."""
+        await asyncio.to_thread(self._opened().write, piece)
+        self._sha256.update(piece)
+        self._md5.update(piece)
+        self.length += len(piece)
+
+    async def finish(self, name: bytes | None = None) -> PutBlob:
+        """Keep the bytes, durably; raises OSError.
+
+        Args:
+            name: they have to have.
+
+        Raises:
+            UsageError: `bad_blob`, they have another one.
+        """
+        sha256 = self._sha256.digest()
+        if name is not None and name != sha256:
+            raise UsageError(
+                f"the bytes sent as {name.hex()} are {sha256.hex()}; send them again",
+                code="bad_blob",
+            )
+        await self._files.keep_as(self._opened(), self._temporary, sha256)
+        return PutBlob(sha256, self._md5.digest(), self.length)
+
+    def abandon(self) -> None:
+        """Leave nothing behind but what has its name."""
+        if self._file is not None:
+            self._temporary.unlink(missing_ok=True)
+            _close(self._file)
+            self._file = None
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = self._temporary.open("xb")
+        return self._file
+
+
+class BlobUpload:
+    """What one connection sends by PUT_BLOB, one blob at a time."""
+
+    def __init__(self, files: BlobFiles) -> None:
+        self._files = files
+        self._writing: BlobWriting | None = None
+        self._name = b""
+
+    async def take(self, name: bytes, offset: int, total: int, data: bytes) -> int:
+        """Take a piece; return how many of its bytes are here, `total`: all, durably.
+
+        What is here already needs no piece: a first one without bytes asks for that.
+
+        Raises:
+            UsageError: `bad_blob`: not what comes next, or not the bytes that have this name.
+            UnavailableError: `disk_full`.
+        """
+        if not offset:
+            self.abandon()
+            if await self._files.touch(name):
+                return total
+            self._writing, self._name = self._files.begin(), name
+        writing = self._writing
+        end = offset + len(data)
+        if writing is None or (name, offset) != (self._name, writing.length) or end > total:
+            self.abandon()
+            raise UsageError("these bytes do not come next", code="bad_blob")
+        try:
+            await writing.write(data)
+            if end == total and (data or not total):
+                await writing.finish(name)
+                self.abandon()
+        except OSError as error:
+            self.abandon()
+            raise _cannot_be_kept(error) from error
+        except UsageError:
+            self.abandon()
+            raise
+        return end
+
+    def abandon(self) -> None:
+        """Forget what was begun."""
+        if self._writing is not None:
+            self._writing.abandon()
+            self._writing = None
+
+
+def _cannot_be_kept(error: OSError) -> UnavailableError:
+    return UnavailableError(f"the attachment cannot be kept: {error}", code="disk_full")
 
 
 def _close(file: BinaryIO) -> None:

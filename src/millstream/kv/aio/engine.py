@@ -28,7 +28,7 @@ from millstream.documents.tokens import History, is_valid, parse_token
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.kv.aio.blob_fetching import BlobFetcher
 from millstream.kv.aio.blob_sweeping import BlobSweep
-from millstream.kv.aio.blobs import BlobFiles
+from millstream.kv.aio.blobs import BlobFiles, BlobUpload
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
@@ -318,7 +318,7 @@ class BucketEngine:
         blobs = BlobFiles(path / "blobs")
         await asyncio.to_thread(blobs.prepare)
         fetcher = BlobFetcher(bucket, blobs, link_to)
-        bucket.keep_blobs(fetcher, blobs.piece)
+        bucket.keep_blobs(fetcher, blobs.piece, partial(BlobUpload, blobs))
         sweep = BlobSweep(
             bucket, store, flusher, blobs, forget=fetcher.forget,
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,

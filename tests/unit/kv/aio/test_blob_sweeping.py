@@ -144,6 +144,16 @@ async def test_who_names_them_too_late_is_told(node: Node) -> None:
     assert isinstance(await node.write(b"doc", b"x"), Made)
 
 
+async def test_what_was_removed_is_not_taken_for_known(node: Node) -> None:
+    """Names that were here are remembered, so that not every change looks for them."""
+    await node.put(b"x")
+    await node.write(b"doc", b"x")
+    await node.write(b"doc")
+    await node.compact()
+    assert node.left() == set()
+    assert isinstance(await node.write(b"other", b"x"), UnavailableError)
+
+
 async def test_who_puts_what_is_being_removed_waits_until_it_is_gone(node: Node) -> None:
     files, name = node.engine.blobs, await node.put(b"x")
     with files.removing([name]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,10 @@ from millstream.pipelines.lake.manifest import Part
 from node_double import FalseNode
 
 
+def nothing_to_fetch(partition_id: int, name: bytes) -> Iterator[bytes]:
+    raise AssertionError("no row names an attachment")
+
+
 class Copies:
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -32,7 +36,9 @@ class Copies:
         lease = self.node.open_lease([0])[0]
         plan = plan_part(self.parts[0] if self.parts else None, lease, self.node.failover_log(0))
         part = copy_part(
-            CopyTask(self.root, "data", plan, tuple(self.parts)), DescribedRanges(self.node)
+            CopyTask(self.root, "data", plan, tuple(self.parts)),
+            DescribedRanges(self.node),
+            nothing_to_fetch,
         )
         self.node.release_lease(lease.lease_id, [0])
         self.parts = [part] if part.kind == "full" else [part, *self.parts]
@@ -94,5 +100,7 @@ def test_without_its_lease_nothing_is_kept(copies: Copies) -> None:
     plan = plan_part(None, lease, copies.node.failover_log(0))
     copies.node.partitions[0].leases.clear()
     with pytest.raises(StreamError):
-        copy_part(CopyTask(copies.root, "data", plan, ()), DescribedRanges(copies.node))
+        copy_part(
+            CopyTask(copies.root, "data", plan, ()), DescribedRanges(copies.node), nothing_to_fetch
+        )
     assert list((copies.root / "data" / "partition=0").iterdir()) == []
