@@ -137,7 +137,8 @@ class World:
 
     async def _live(self) -> None:
         steps = [
-            self.put, self.put, self.put_and_write, self.put_and_write, self.write, self.write, self.write, self.copy, self.change_by_kv,
+            self.put, self.put, self.put_and_write, self.put_and_write,
+            self.write, self.write, self.write, self.copy, self.change_by_kv,
             self.delete, self.flush, self.flush, self.compact, self.compact, self.roll_back,
             self.kill, self.hold, self.hold_what_goes, self.release,
             self.tell, self.tell, self.ask, self.ask,
