@@ -28,6 +28,7 @@ from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.aio import blob_sweeping, blobs
 from millstream.kv.aio import engine as engine_module
 from millstream.kv.aio.blob_sweeping import BlobSweep
+from millstream.kv.aio.blobs import BlobFiles
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.low_points import HistoryWindow
 from revised_documents import attachment, signature, with_leaf
@@ -88,23 +89,36 @@ class World:
         self.random = random.Random(seed)
         self.path = path
         self.patch = patch
-        self.offset_ns = 0
+        self.offset_ns = HISTORY_S * 10**9
+        """Ahead of the clock that stamps files: what was just put is old."""
         self.number = 0
         self.removed = self.refused = self.written = 0
         self.ready: list[bytes] = []
         """Names of what was put and is to be named by some document."""
         self.leases: dict[int, tuple[int, Names]] = {}
+        self.going: list[bytes] = []
+        """What a sweep has still to remove of those that it is removing."""
         self.tasks = set[asyncio.Task[Any]]()
         clock = SimpleNamespace(time_ns=self.now_ns, monotonic_ns=self.now_ns)
         patch.setattr(engine_module, "time", clock)
         patch.setattr(engine_module, "HistoryWindow", lambda: HistoryWindow(HISTORY_S, 2**60))
         patch.setattr(blob_sweeping, "UNNAMED_SECONDS_MIN", 0)
-        patch.setattr(blob_sweeping, "REMOVED_AT_ONCE", 2)
+        patch.setattr(blob_sweeping, "REMOVED_AT_ONCE", self.random.choice((2, 8)))
         patch.setattr(blob_sweeping, "COPIES_LOOK_S", 0)
         patch.setattr(blobs, "sync_directory", lambda _: None)
         for name in ("fsync", "fdatasync"):  # nobody loses power here
             patch.setattr(os, name, lambda _: None)
         patch.setattr(blobs.asyncio, "to_thread", self.in_loop)
+        real = BlobFiles.remove
+
+        def remove(files: BlobFiles, names: list[bytes], put_before_s: float) -> Iterator[None]:
+            self.going = list(names)
+            return real(files, iter(self.taken, None), put_before_s)
+
+        patch.setattr(BlobFiles, "remove", remove)
+
+    def taken(self) -> bytes | None:
+        return self.going.pop(0) if self.going else None
 
     def now_ns(self) -> int:
         return time.time_ns() + self.offset_ns
@@ -173,7 +187,11 @@ class World:
 
     async def put(self) -> None:
         """Bytes come in; in the meantime other things happen."""
-        data = self.random.choice(BYTES)
+        self.start_putting(self.random.choice(BYTES))
+        for _ in range(self.random.randrange(12)):
+            await asyncio.sleep(0)
+
+    def start_putting(self, data: bytes) -> None:
 
         async def pieces() -> AsyncIterator[bytes]:
             yield data
@@ -184,16 +202,19 @@ class World:
         task = asyncio.get_running_loop().create_task(put())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        for _ in range(self.random.randrange(12)):
-            await asyncio.sleep(0)
 
     async def put_and_write(self) -> None:
-        """Bytes come in and are named at once."""
-        await self.put()
-        for _ in range(30):
-            await asyncio.sleep(0)
+        """Bytes come in and are named at once: such as are about to go, if there are any."""
+        known = {attachment(data).sha256: data for data in BYTES}
+        going = [known[name] for name in self.going]
+        await self.put_now(self.random.choice(going or BYTES))
         if self.ready:
             await self.write_names(self.random.choice(KEYS), [self.ready.pop()])
+
+    async def put_now(self, data: bytes) -> None:
+        self.start_putting(data)
+        for _ in range(30):
+            await asyncio.sleep(0)
 
     async def write(self) -> None:
         """A document names what was put some time ago, or lets go what it named."""
@@ -205,10 +226,13 @@ class World:
         """Somebody has read a document, and is going to name its attachments in another one."""
         self.ready += sorted((await self.named(self.random.choice(KEYS)))[1])[:2]
 
-    async def write_names(self, key: bytes, names: list[bytes]) -> None:
+    async def write_names(
+        self, key: bytes, names: list[bytes], *, replaces: bool | None = None
+    ) -> None:
         self.number += 1
         rev = f"{self.number}-{signature(self.number)}"
-        replaces = self.random.random() < 0.6
+        if replaces is None:
+            replaces = self.random.random() < 0.6
         known = {attachment(data).sha256: data for data in BYTES}
 
         def decide(document: StoredDocument | None) -> StoredDocument:
@@ -285,17 +309,21 @@ class World:
     # -- who reads
 
     async def hold(self) -> None:
-        partition = self.random.choice(self.engine.bucket.partitions)
-        names = await self.named_in(partition.partition_id)
-        found = self.engine.bucket.open_lease([(partition.partition_id, None)], 10**6)
+        await self.hold_one(self.random.randrange(PARTITIONS))
+
+    async def hold_one(self, p: int) -> None:
+        names = await self.named_in(p)
+        found = self.engine.bucket.open_lease([(p, None)], 10**6)
         assert found is not None
-        self.leases[found[0]] = partition.partition_id, names
+        self.leases[found[0]] = p, names
 
     async def hold_what_goes(self) -> None:
         """A state that only memory has is held, and replaced."""
-        await self.write()
-        await self.hold()
-        await self.write_names(self.random.choice(KEYS), [])
+        key = self.random.choice(KEYS)
+        await self.put_now(self.random.choice(BYTES))
+        await self.write_names(key, [self.ready.pop()] if self.ready else [])
+        await self.hold_one(self.engine.bucket.partition_for(key).partition_id)
+        await self.write_names(key, [], replaces=True)
 
     async def release(self) -> None:
         if self.leases:
@@ -351,6 +379,10 @@ class World:
                 names |= (await self.named(key))[1]
         return names
 
+    def left(self) -> set[bytes]:
+        """The names of the files."""
+        return {bytes.fromhex(f.parent.name + f.name) for f in self.path.glob("blobs/??/*")}
+
     async def check(self, after: str) -> None:
         for p in range(PARTITIONS):
             for name in await self.named_in(p):
@@ -385,6 +417,6 @@ class World:
         while self.running is not None:
             await self.sweep()
         needed = frozenset[bytes]().union(*[await self.named_in(p) for p in range(PARTITIONS)])
-        left = {bytes.fromhex(f.parent.name + f.name) for f in self.path.glob("blobs/??/*")}
+        left = self.left()
         assert left == needed, "in the end there is what documents name, and nothing else"
         assert self.files.count == len(left)
