@@ -13,8 +13,8 @@ from blob_plants import PLANTS
 from blob_world import World
 
 SECONDS_MAX = 20
-PLANTED_SEEDS_MAX = 400
-FIRST_SEEDS = {"what_is_being_put_is_removed": 30, "copies_are_not_waited_for": 120}
+PLANTED_SEEDS_MAX = 100
+FIRST_SEEDS = {"what_is_being_put_is_removed": 30, "copies_are_not_waited_for": 20}
 """Where chance needs long to find a mistake: the seed at which the search begins."""
 
 

@@ -19,6 +19,7 @@ Source: docs/design/0034-unused-attachments.md.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from millstream.documents.stored import blobs_of
@@ -42,14 +43,15 @@ class UnnamedBlobs:
     """The names that a sweep has found no need of so far. Names go, they never come back."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
-        self._names = set(names)
+        self._names = dict.fromkeys(names)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def keep(self, names: Iterable[bytes]) -> None:
         """Somebody relies on these, or is about to."""
-        self._names.difference_update(names)
+        for name in names:
+            self._names.pop(name, None)
 
     def found_beside(self, sides: Iterable[bytes]) -> None:
         """These sides are of changes that can be read.
@@ -59,23 +61,25 @@ class UnnamedBlobs:
         """
         for side in sides:
             if has_sidecar(side):
-                self._names.difference_update(blobs_of(sidecar_of(side)))
+                self.keep(blobs_of(sidecar_of(side)))
 
     def found_in(self, sidecars: Iterable[bytes]) -> None:
         """So are these sidecars; raises the same."""
         for sidecar in sidecars:
             if sidecar:
-                self._names.difference_update(blobs_of(sidecar))
+                self.keep(blobs_of(sidecar))
 
     def take(self, count: int, busy: Collection[bytes]) -> list[bytes]:
-        """Return up to `count` names that may go, and forget them; empty: there are none left.
+        """Return the first `count` names that may go, and forget them; empty: none are left.
 
         Args:
             count: at most so many.
             busy: names that are being put at this moment: they stay.
         """
-        self._names.difference_update(busy)
-        return [self._names.pop() for _ in range(min(count, len(self._names)))]
+        self.keep(busy)
+        taken = list(islice(self._names, count))
+        self.keep(taken)
+        return taken
 
 
 def high_ends(partitions: Iterable[CopiedPartition]) -> list[int]:
