@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 
 from millstream.errors import CorruptionError
 from millstream.kv.aio.blobs import UNNAMED_SECONDS_MIN, BlobFiles
-from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.flusher import DISK_FULL, Flusher
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.unnamed_blobs import UnnamedBlobs, have_reached, high_ends
 from millstream.model.limits import UINT64_MAX
@@ -161,6 +161,8 @@ class BlobSweep:
 
     async def _judge(self, names: list[bytes], put_before_s: float, pacing: Pacing) -> bool:
         """Remove those of the names that nothing needs; return whether that could be done."""
+        if DISK_FULL in self._bucket.refusals:
+            return False  # what is in memory cannot be brought to the log
         unnamed = UnnamedBlobs(names)
         with self._files.telling(unnamed):
             await self._flusher.flush_all()

@@ -11,7 +11,7 @@ Elsewhere: what is read (`increment`), the driver (`backup`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,8 @@ import pyarrow as pa
 
 from millstream.client.bulk import Range
 from millstream.client.columns import Columns, cut_columns
+from millstream.client.extensions import LeaseHold
+from millstream.errors import StreamError
 from millstream.model.position import Position
 from millstream.pipelines.lake.blobs import Fetch, keep_blobs, kept_names, listed, named_in
 from millstream.pipelines.lake.chain import Newest
@@ -40,6 +42,9 @@ class RangeStream(Protocol):
 
     def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
         """Yield the frames of ranges in chunks, each change behind its description."""
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions; return those still held."""
 
 
 class CopyTask(NamedTuple):
@@ -102,6 +107,11 @@ def copy_part(task: CopyTask, source: RangeStream, fetch: Fetch) -> Part:
             writer.add_marks("delete", lease.branch, plan.rollback_to, selection.unknown)
         part = plan.part(writer.close())
     found = keep_blobs(task.root, lease.partition_id, names, fetch)
+    if len(found) < len(names) and not source.renew_lease(lease.lease_id, [lease.partition_id]):
+        raise StreamError(  # what the node has not got may be what no document names any more
+            f"the lease on partition {lease.partition_id} was lost while attachments were read",
+            code="lease_lost",
+        )
     blobs = listed(task.root, task.data, lease.partition_id, found)
     return part.with_blobs(blobs, len(names) - len(found))
 

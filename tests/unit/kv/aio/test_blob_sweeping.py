@@ -15,6 +15,7 @@ from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio import blob_sweeping as module
 from millstream.kv.aio import engine as engine_module
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.flusher import DISK_FULL
 from millstream.kv.core.low_points import HistoryWindow
 from millstream.kv.core.revised import Made
 from revised_documents import attachment, signature, with_leaf
@@ -224,6 +225,16 @@ async def test_sweeps_are_due_now_and_then_where_there_may_be_something(node: No
     assert not sweep.is_due(), "it is not time"
     node.now_ns += 2 * HOUR_NS
     assert sweep.is_due(), "what was put was too young"
+
+
+async def test_while_the_disk_is_too_full_for_the_log_nothing_is_judged(node: Node) -> None:
+    await node.put(b"x")
+    node.engine.bucket.refuse_writes(DISK_FULL)
+    await node.engine.compactor._sweep.run(Pace())
+    assert node.left() == {name_of(b"x")}
+    node.engine.bucket.accept_writes(DISK_FULL)
+    await node.engine.compactor._sweep.run(Pace())
+    assert node.left() == set()
 
 
 class Pace:
