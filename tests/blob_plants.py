@@ -11,8 +11,8 @@ from millstream.kv.aio import blob_sweeping
 from millstream.kv.aio.blob_sweeping import BlobSweep
 from millstream.kv.aio.blobs import BlobFiles
 from millstream.kv.aio.flusher import Flusher
+from millstream.kv.core import revised
 from millstream.kv.core.holds import Holds
-from millstream.kv.core.revised import RevisedDocuments
 from millstream.kv.core.unnamed_blobs import UnnamedBlobs
 from millstream.model.limits import UINT64_MAX
 
@@ -21,7 +21,7 @@ __all__ = ["PLANTS"]
 
 def what_is_named_is_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     """A change may name what is gone, and the sweep is not told of it."""
-    patch.setattr(RevisedDocuments, "_check_blobs", staticmethod(lambda *_: None))
+    patch.setattr(revised, "_check_blobs", lambda *_: None)
 
 
 def a_sweep_is_not_told(patch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.documents.stored import StoredDocument, load, pack
+from millstream.documents.stored import StoredDocument, blobs_of, load, pack
 from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.active import active_copy, not_now
 from millstream.kv.core.revising import write_document
 from millstream.model.limits import VALUE_BYTES_MAX
+from millstream.model.sides import has_sidecar, sidecar_of
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Status
 
@@ -104,29 +105,23 @@ class RevisedDocuments:
             raise UsageError(
                 f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
             )
-        self._check_blobs(partition, before, after)
+        _check_blobs(partition, key, sidecar)
         frame = write_document(partition, key, value, sidecar, now_ns)
         if isinstance(frame, Status):
             raise not_now(f"it is refused: {frame.name.lower()}")
         return Made(after, partition.partition_id, seqno_of(frame))
 
-    @staticmethod
-    def _check_blobs(
-        partition: Partition, before: StoredDocument | None, after: StoredDocument
-    ) -> None:
-        """See that what a change names is here, and let it stay."""
-        names = _named(after)
-        if names and before is not None:
-            names -= _named(before)
-        missing = partition.blobs.missing(names) if names else []
-        if missing:
-            raise UnavailableError(
-                f"the bytes {missing[0].hex()} of an attachment are not on this node any more; "
-                "send the document with its attachments again",
-                code="blob_missing",
-            )
 
-
-def _named(document: StoredDocument) -> set[bytes]:
-    tables = [content.attachments for content in document.contents.values()]
-    return {one.sha256 for table in tables for one in table.values() if one.sha256}
+def _check_blobs(partition: Partition, key: bytes, sidecar: bytes) -> None:
+    """See that the attachments which a change names are here, and let them stay."""
+    names = blobs_of(sidecar)
+    entry = partition.entry(key) if names else None
+    if entry is not None and has_sidecar(entry.side):
+        names -= blobs_of(sidecar_of(entry.side))
+    missing = partition.blobs.missing(names) if names else []
+    if missing:
+        raise UnavailableError(
+            f"the bytes {missing[0].hex()} of an attachment are not on this node any more; "
+            "send the document with its attachments again",
+            code="blob_missing",
+        )
