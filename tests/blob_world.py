@@ -96,6 +96,7 @@ class World:
         self.ready: list[bytes] = []
         """Names of what was put and is to be named by some document."""
         self.leases: dict[int, tuple[int, Names]] = {}
+        self.is_at_rest = False
         self.going: list[bytes] = []
         """What a sweep has still to remove of those that it is removing."""
         self.tasks = set[asyncio.Task[Any]]()
@@ -155,7 +156,7 @@ class World:
             self.write, self.write, self.write, self.copy, self.change_by_kv,
             self.delete, self.flush, self.flush, self.compact, self.compact, self.roll_back,
             self.kill, self.hold, self.hold_what_goes, self.release,
-            self.tell, self.tell, self.ask, self.ask,
+            self.tell, self.tell_what_goes, self.ask, self.ask,
             self.sweep, self.sweep, self.sweep, self.pass_time,
         ]  # fmt: skip
         for _ in range(STEPS):
@@ -301,6 +302,8 @@ class World:
         for _ in range(self.random.choice((1, 1, 2, 3, 5, 30))):
             self.pace.permit(1)
             await asyncio.sleep(0)
+            if self.going and not self.is_at_rest and self.random.random() < 0.5:
+                await self.put_and_write()
         if self.running.done():
             self.running.result()
             self.running = None
@@ -332,10 +335,24 @@ class World:
             self.engine.bucket.release_lease(lease)
 
     async def tell(self) -> None:
+        await self.tell_of(self.random.randrange(PARTITIONS))
+
+    async def tell_what_goes(self) -> None:
+        """A copy is told of a change that is replaced and forgotten before it asks."""
+        key = self.random.choice(KEYS)
+        await self.put_now(self.random.choice(BYTES))
+        await self.write_names(key, [self.ready.pop()] if self.ready else [])
+        await self.tell_of(self.engine.bucket.partition_for(key).partition_id)
+        await self.write_names(key, [], replaces=True)
+        await self.flush()
+        for _ in range(2):
+            self.offset_ns += 2 * HISTORY_S * 10**9
+            await self.compact()
+
+    async def tell_of(self, p: int) -> None:
         """A copy is told of the newest change of each key that it has not got."""
         bucket = self.engine.bucket
-        partition = self.random.choice(bucket.partitions)
-        p = partition.partition_id
+        partition = bucket.partitions[p]
         told = self.told[p]
         if told.epoch != partition.epoch:
             self.told[p] = told = Told(0)
@@ -396,6 +413,7 @@ class World:
 
     async def come_to_rest(self) -> None:
         """Nobody reads, puts or lags any more, and history is over."""
+        self.is_at_rest = True
         await asyncio.gather(*self.tasks)
         while self.leases:
             await self.release()
