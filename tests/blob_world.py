@@ -414,7 +414,10 @@ class World:
     async def come_to_rest(self) -> None:
         """Nobody reads, puts or lags any more, and history is over."""
         self.is_at_rest = True
-        await asyncio.gather(*self.tasks)
+        while self.tasks:  # who puts what is being removed waits for the sweep
+            if self.running is not None:
+                await self.sweep()
+            await asyncio.sleep(0.001)
         while self.leases:
             await self.release()
         for told in self.told:
