@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from millstream.client.bulk import Range
 from millstream.client.columns import Columns, cut_columns
+from millstream.client.extensions import LeaseHold
 from millstream.model.position import Position
 from millstream.pipelines.lake.chain import Manifests, Newest, chain_of, parts_of
 from millstream.pipelines.lake.increment import PartPlan, Selection, plan_part
@@ -27,6 +28,7 @@ from millstream.wire.mcbp import Opcode
 from node_double import FalseNode, FalseRanges
 
 LINEAGE = b"\1\1"
+HELD = LeaseHold(1, 0, 0, 0, 0, 0)
 
 
 class Row(NamedTuple):
@@ -70,12 +72,18 @@ class DescribedRanges:
 
     def __init__(self, node: FalseNode) -> None:
         self._node = node
+        self.sidecar = b""
+        """Of every change."""
+        self.is_held = True
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> dict[int, LeaseHold]:
+        return dict.fromkeys(partition_ids, HELD) if self.is_held else {}
 
     def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
         for chunk in FalseRanges(self._node).stream(ranges):
             for frame in iter_frames(chunk):
                 is_change = frame[1] != Opcode.DCP_SNAPSHOT_MARKER
-                yield described(frame, LINEAGE) if is_change else frame
+                yield described(frame, LINEAGE, self.sidecar) if is_change else frame
 
 
 class FalseControl:

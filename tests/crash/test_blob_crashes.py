@@ -1,14 +1,16 @@
-"""A blob is put and the process dies, or the disk fails, at every effect in turn.
+"""A blob is put, or removed, and the process dies, or the disk fails, at every effect in turn.
 
 What lasts is said by a journal of effects: bytes by their fsync, names by the sync of the
 directory they stand in. Whatever was torn off, what `put` returned from is there whole after a
-power loss, and what a start finds under a name is whole.
+power loss, and what a start finds under a name is whole. What was removed may come back: a sweep
+syncs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,7 +36,10 @@ class Effects:
         """Inodes whose bytes are durable."""
         self.names = set[Path]()
         """What is durable of the directories."""
+        self.unlinked = dict[Path, bytes]()
+        """What comes back if the power fails before its directory is synced."""
         real_fsync, real_sync, real_rename = os.fsync, blobs.sync_directory, Path.rename
+        real_unlink = Path.unlink
 
         def fsync(descriptor: int) -> None:
             self.step()
@@ -44,12 +49,21 @@ class Effects:
         def sync_directory(path: Path) -> None:
             self.step()
             real_sync(path)
+            self.unlinked = {n: data for n, data in self.unlinked.items() if n.parent != path}
             self.names = {name for name in self.names if name.parent != path} | set(path.iterdir())
 
         def rename(source: Path, target: Path) -> Path:
             self.step()
             return real_rename(source, target)
 
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            if path.parent.name != "new":
+                self.step()
+            if path in self.names:
+                self.unlinked[path] = path.read_bytes()
+            real_unlink(path, missing_ok)
+
+        patch.setattr(Path, "unlink", unlink)
         patch.setattr(blobs.os, "fsync", fsync)
         patch.setattr(blobs, "sync_directory", sync_directory)
         patch.setattr(Path, "rename", rename)
@@ -69,7 +83,10 @@ class Effects:
                 if not any(path.iterdir()):
                     path.rmdir()
             else:
-                path.unlink()
+                os.unlink(path)
+        for path, data in self.unlinked.items():
+            if not path.exists():
+                path.write_bytes(data)
 
 
 async def pieces() -> AsyncIterator[bytes]:
@@ -130,3 +147,37 @@ async def test_a_name_that_a_kill_left_lasts_once_it_is_relied_on(tmp_path: Path
         assert files.has(bytes.fromhex(NAME))
         effects.lose_power()
     assert is_whole(tmp_path)
+
+
+@pytest.mark.parametrize("is_power_lost", [False, True])
+async def test_what_was_removed_is_there_if_it_was_put_again(
+    tmp_path: Path, is_power_lost: bool
+) -> None:
+    for left in range(1, 40):
+        root = tmp_path / str(left)
+        root.mkdir()
+        is_put_again = False
+        with pytest.MonkeyPatch.context() as patch:
+            effects = Effects(root, patch, -1)
+            files = BlobFiles(root / "blobs")
+            name = (await files.put(pieces())).sha256
+            effects.left = left
+            try:
+                with files.removing([name]):
+                    for _ in files.remove([name], time.time_ns()):
+                        pass
+                await files.put(pieces())
+                is_put_again = True
+            except Killed:
+                pass
+            effects.left = 0
+            if is_power_lost:
+                effects.lose_power()
+        assert is_whole(root) or not is_put_again
+        again = BlobFiles(root / "blobs")
+        again.prepare()
+        assert again.count == is_whole(root), "what came back, and what is half put, is known"
+        if is_put_again:
+            assert left > 3, "every effect was one that did not happen"
+            return
+    raise AssertionError("it never ends")

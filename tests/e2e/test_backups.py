@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import millstream
+from attached_documents import LARGE, SMALL, attached, files_of, fill, put, shown
 from backup_double import FalseSpark
 from bucket_nodes import BUCKET, BucketNodes
+from millstream.errors import CorruptionError
 from millstream.pipelines.lake.backup import back_up, compact
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.restore import restore
@@ -112,3 +117,65 @@ def test_increments_are_right_across_fail_overs_and_restore_anywhere(
                 assert documents(client) == expected
         found = verify_bucket(SPARK, options, backup.directory, manifest=id_)
         assert (found.is_equal, found.equal) == (True, len(backup.had[id_]))
+
+
+def test_attachments_and_conflicts_are_carried_each_once(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = make_node("--no-memcached", "--bucket", "b:4", name="source").start()
+    target = make_node("--no-memcached", "--bucket", "r1:2", "--bucket", "r2:8", name="target")
+    target.start()
+    directory = BackupDirectory(tmp_path / "backup")
+    options = SourceOptions(hosts=node.ready["kv"], bucket="b")
+    revs = fill(node, "b")
+    first = back_up(SPARK, options, directory)
+    had = shown(node, "b", "large", "one", "two", "plain")
+    assert all(base64.b64encode(SMALL).decode() in "".join(had[one]) for one in ("one", "two"))
+    assert len(files_of(directory.path)) == 3, "the same bytes are there once"
+    assert sum(part.blobs.row_count for part in first.parts if part.blobs) >= 3
+
+    put(node, "b", "one", {"_rev": revs["one"], "_attachments": {"t": attached(b"another")}})
+    second = back_up(SPARK, options, directory, is_incremental=True)
+    assert len(files_of(directory.path)) == 4
+    has = shown(node, "b", "large", "one", "two", "plain")
+    assert verify_files(SPARK, directory)[1] == []
+    for bucket, id_, expected in (("r1", first.id, had), ("r2", second.id, has)):
+        restored = SourceOptions(hosts=target.ready["kv"], bucket=bucket)
+        done = restore(SPARK, restored, directory, manifest=id_)
+        assert (done.written, done.missing_blobs) == (4, frozenset())
+        assert done.blobs >= 3
+        assert shown(target, bucket, *expected) == expected
+        again = restore(SPARK, restored, directory, manifest=id_, overwrites=True)
+        assert (again.written, again.blobs) == (4, 0), "what the node has is not sent again"
+
+    compacted = compact(SPARK, directory)
+    for old in (first, second):
+        (directory.path / f"manifest-{old.id:06d}.json").unlink()
+    assert back_up(SPARK, options, directory, is_incremental=True).parent == compacted.id
+    assert len(files_of(directory.path)) == 4
+    assert verify_files(SPARK, directory)[1] == []
+
+
+def test_what_a_backup_lacks_or_has_damaged_is_said(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = make_node("--no-memcached", *(f"--bucket={name}:1" for name in "brq")).start()
+    directory = BackupDirectory(tmp_path / "backup")
+    options = SourceOptions(hosts=node.ready["kv"], bucket="b")
+    target = SourceOptions(hosts=node.ready["kv"], bucket="r")
+    fill(node, "b")
+    [kept] = [one for one in node.data_dir.glob("**/blobs/??/*") if one.read_bytes() == SMALL]
+    name = bytes.fromhex(kept.parent.name + kept.name)
+    kept.unlink()
+    made = back_up(SPARK, options, directory)
+    assert (made.missing_blobs, len(files_of(directory.path))) == (1, 2)
+    assert "lacks 1 attachments" in verify_files(SPARK, directory)[1][0]
+    done = restore(SPARK, target, directory)
+    assert (done.written, done.missing_blobs) == (4, frozenset([name]))
+
+    [large] = [one for one in directory.path.glob("blobs/??/*") if one.read_bytes() == LARGE]
+    large.write_bytes(LARGE[:-1] + b"x")
+    assert any("is damaged" in problem for problem in verify_files(SPARK, directory)[1])
+    with pytest.raises(CorruptionError) as damaged:
+        restore(SPARK, SourceOptions(hosts=node.ready["kv"], bucket="q"), directory)
+    assert damaged.value.code == "damaged_file"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attached_documents import files_of, fill, shown
 from millstream.pipelines.lake.backup import back_up, compact
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.restore import restore
@@ -86,3 +87,20 @@ def test_every_backup_restores_to_what_there_was_also_after_a_lost_tail(
         assert (found.is_equal, found.equal) == (True, len(expected))
     again = restore(spark, options("narrow"), directory, key_prefix="k29")
     assert (again.written, again.kept) == (0, 11)
+
+
+def test_attachments_and_conflicts_come_back(
+    spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = own_node("--bucket", "b:4", "--bucket", "r:2")
+    directory = BackupDirectory(tmp_path / "backup")
+    fill(node, "b")
+    had = shown(node, "b", "large", "one", "two", "plain")
+    back_up(spark, SourceOptions(hosts=node.ready["kv"], bucket="b"), directory)
+    assert len(files_of(directory.path)) == 3
+    assert verify_files(spark, directory)[1] == []
+    done = restore(spark, SourceOptions(hosts=node.ready["kv"], bucket="r"), directory)
+    assert (done.written, done.missing_blobs) == (4, frozenset())
+    assert shown(node, "r", *had) == had
+    rows = spark.read.parquet(*map(str, directory.path.glob("data-*")))
+    assert rows.count() == 4, "lists of attachments are no rows"

@@ -63,6 +63,8 @@ PrefixOption = Annotated[
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace documents that are there, newer ones too.")
 ]
+MISSING_SHOWN_MAX = 10
+"""Attachments that a restore names."""
 _AGAIN = "it has no manifest and does not count, what was there is as it was; run it again"
 _REST = "what it has written stays; run it again for the rest"
 
@@ -167,16 +169,25 @@ def run_restore(
             designs += _put_design(database, key, body, overwrite=overwrite)
     kept = done.kept + len(done.designs) - designs
     if json:
-        print_json(
-            {"manifest": done.manifest, "written": done.written, "kept": kept, "designs": designs}
-        )
+        missing = [name.hex() for name in sorted(done.missing_blobs)]
+        told: dict[str, Any] = {"manifest": done.manifest, "written": done.written, "kept": kept}
+        told |= {"designs": designs, "attachments": done.blobs, "missing_attachments": missing}
+        print_json(told)
         return
     said = f"manifest {done.manifest}: {done.written:,} documents written"
     if designs:
         said += f", and {designs} design documents"
+    if done.blobs:
+        said += f", {done.blobs:,} attachments"
     if kept:
         said += f"; {kept:,} that were there stayed (--overwrite replaces them)"
     sys.stdout.write(f"{said}\n")
+    if done.missing_blobs:
+        shown = ", ".join(name.hex() for name in sorted(done.missing_blobs)[:MISSING_SHOWN_MAX])
+        sys.stdout.write(
+            f"{len(done.missing_blobs):,} attachments are not in this backup; the documents that "
+            f"have them were written without their bytes: {shown}\n"
+        )
 
 
 def _put_design(database: Database, key: str, body: bytes, *, overwrite: bool) -> bool:
@@ -288,7 +299,8 @@ def _tell(made: Manifest, seconds: float, *, as_json: bool) -> None:
         "manifest": made.id, "parent": made.parent, "bucket": made.bucket,
         "rows": made.row_count, "bytes": sum(f.byte_count for p in made.parts for f in p.files),
         "branched": kinds.count("branched"), "full": kinds.count("full"),
-        "seconds": round(seconds, 3),
+        "attachments": sum(p.blobs.row_count for p in made.parts if p.blobs),
+        "missing_attachments": made.missing_blobs, "seconds": round(seconds, 3),
     }  # fmt: skip
     if as_json:
         print_json(shown)
@@ -301,4 +313,11 @@ def _tell(made: Manifest, seconds: float, *, as_json: bool) -> None:
                 f"; {shown['branched']} partitions had to be rolled back, "
                 f"{shown['full']} to be copied whole"
             )
+    if shown["attachments"]:
+        said += f"; {shown['attachments']:,} attachments"
     sys.stdout.write(f"{said}\n")
+    if made.missing_blobs:
+        sys.stdout.write(
+            f"{made.missing_blobs:,} attachments are not on the node, so their bytes are not in "
+            "this backup\n"
+        )

@@ -83,7 +83,7 @@ class Documents:
         return DatabaseInfo(
             bucket, own.uuid, own.partition_count, found.live, found.deleted,
             database.latest().text(), found.purge_seqno,
-            found.file_bytes, found.file_bytes, found.file_bytes, found.is_compacting,
+            found.file_bytes, found.active_bytes, found.active_bytes, found.is_compacting,
             _start_time(own.uuid),
             tuple(history.log[0].uuid for history in database.histories()),
             database.purge_epoch(),
@@ -101,10 +101,12 @@ class Documents:
             counts = DocumentCounts(self._changes.of(bucket))
             self._counts[running.bucket.uuid] = counts
         found = await counts.count(numbers)
+        file_bytes = await asyncio.to_thread(_disk_bytes, running)
         return Figures(
             found.live, found.deleted,
             sum(running.bucket.partitions[number].purge_seqno for number in numbers),
-            await asyncio.to_thread(_disk_bytes, running), running.compactor.is_running,
+            file_bytes, max(0, file_bytes - running.compactor.statistics().dead_bytes),
+            running.compactor.is_running,
         )  # fmt: skip
 
     # -- documents
@@ -323,7 +325,7 @@ def _held(body: bytes, present: Present) -> bytes | None:
 
 def _disk_bytes(running: BucketEngine) -> int:
     files = (running.path / "log").glob("*")
-    return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.size()
+    return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.bytes
 
 
 def _start_time(uuid: str) -> str:

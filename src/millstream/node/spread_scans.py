@@ -218,5 +218,6 @@ def _sum(found: Sequence[Figures]) -> Figures:
         sum(one.deleted for one in found),
         sum(one.purge_seqno for one in found),
         sum(one.file_bytes for one in found),
+        sum(one.active_bytes for one in found),
         any(one.is_compacting for one in found),
     )

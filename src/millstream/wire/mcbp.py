@@ -122,6 +122,7 @@ class Opcode(IntEnum):
     DOC_META = 0x6F
     BRANCH_LOG = 0x7A
     GET_BLOB = 0x7B
+    PUT_BLOB = 0x7C
     GET_REPLICA = 0x83
     SELECT_BUCKET = 0x89
     OBSERVE_SEQNO = 0x91

@@ -161,17 +161,20 @@ def test_restore_writes_design_documents_where_they_are_checked(
         spark: Any, options: Any, directory: Any, *, watch: Watch, **more: Any
     ) -> Restored:
         calls.append((options.bucket, directory.path, more))
-        return Restored(3, 1200, 1, designs)
+        return Restored(3, 1200, 1, designs, 4, frozenset([bytes(32)]))
 
     database = FalseDatabase()
     monkeypatch.setattr(restore, "restore", restored)
     monkeypatch.setattr(pipeline_backup, "database_of", lambda *_, **__: database)
     words = ["pipeline", "run", "restore", str(backed_up), "b", "--manifest", "3"]
     said = call(*words, "--key-prefix", "u:").out.decode()
-    assert "manifest 3: 1,200 documents written, and 1 design documents; 2 that were" in said
+    assert "manifest 3: 1,200 documents written, and 1 design documents, 4 attachments; 2" in said
+    assert "1 attachments are not in this backup" in said
+    assert "0" * 64 in said
     assert database.designs == {"_design/there": {}, "_design/d": {}}
     made = json.loads(call(*words, "--overwrite", "--json").out)
-    assert made == {"manifest": 3, "written": 1200, "kept": 1, "designs": 2}
+    assert made.pop("missing_attachments") == ["0" * 64]
+    assert made == {"manifest": 3, "written": 1200, "kept": 1, "designs": 2, "attachments": 4}
     assert database.designs["_design/there"] == {"new": 1}
     assert calls == [
         ("b", backed_up, {"manifest": 3, "key_prefix": prefix, "overwrites": flag})

@@ -116,6 +116,8 @@ class Figures(msgspec.Struct, frozen=True):
     purge_seqno: int
     """The sum."""
     file_bytes: int
+    active_bytes: int
+    """Of these what is not superseded."""
     is_compacting: bool
 
 

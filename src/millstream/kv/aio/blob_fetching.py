@@ -60,7 +60,8 @@ class BlobFetcher:
         self._work = Tasks()
 
     def missing(self, names: Collection[bytes]) -> list[bytes]:
-        """Return the names of those that must be brought first."""
+        """Return the names of those that must be brought first; those that are here stay."""
+        self._files.keep(names)
         return [name for name in names if name not in self._known and not self._has(name)]
 
     def _has(self, name: bytes) -> bool:
@@ -73,6 +74,11 @@ class BlobFetcher:
         if len(self._known) >= _KNOWN_MAX:
             del self._known[next(iter(self._known))]
         self._known[name] = None
+
+    def forget(self, names: Collection[bytes]) -> None:
+        """These are about to be removed: they are not known to be here any more."""
+        for name in names:
+            self._known.pop(name, None)
 
     def bring(self, partition_id: int, names: Collection[bytes], done: Fetched) -> bool:
         """Bring blobs from the node that the partition's copy follows."""

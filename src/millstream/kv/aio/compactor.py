@@ -14,9 +14,10 @@ Invariants:
    it is late; else it rests `REST_FACTOR` times as long as it works.
 4. A full disk is waited for. Any other error of the disk ends the writing of the bucket.
 5. After `stop` nothing is written; a run that is not swapped yet leaves no trace.
+6. Unused attachments are swept between two passes, never during one.
 
 Elsewhere: the policy (`kv.core.low_points`, `storage.core.compaction_plan`), the work
-(`storage.core.reclaiming`).
+(`storage.core.reclaiming`), the sweep (`kv.aio.blob_sweeping`).
 
 Source: docs/design/0004-compaction.md.
 """
@@ -29,9 +30,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import thread_time
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import CorruptionError, UnavailableError
+from millstream.kv.aio.blob_sweeping import Pacing
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow, allowed_points
@@ -81,6 +83,16 @@ class CompactorStatistics(NamedTuple):
     tombstones: int
 
 
+class Sweeping(Protocol):
+    """What removes unused attachments: see `BlobSweep`."""
+
+    def is_due(self) -> bool:
+        """Return whether it is time."""
+
+    async def run(self, pacing: Pacing) -> None:
+        """Make one sweep."""
+
+
 class _StoppedError(Exception):
     """The compactor is being stopped in the middle of its work."""
 
@@ -97,6 +109,7 @@ class Compactor:
         on_corrupt: called when a damaged record or index was met.
         window: of history.
         purge_age_s: age at which deletions may be forgotten; 0: never.
+        sweep: removes unused attachments.
     """
 
     def __init__(
@@ -110,6 +123,7 @@ class Compactor:
         on_corrupt: Callable[[CorruptionError], None],
         window: HistoryWindow,
         purge_age_s: int = PURGE_AGE_S,
+        sweep: Sweeping,
     ) -> None:
         self._bucket = bucket
         self._store = store
@@ -120,6 +134,7 @@ class Compactor:
         self._on_corrupt = on_corrupt
         self._window = window
         self._purge_age_s = purge_age_s
+        self._sweep = sweep
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self._wake = asyncio.Event()
@@ -231,6 +246,9 @@ class Compactor:
             self._is_passing = self._is_due() or is_asked
             if self._is_passing:
                 await self._pass(0.0 if is_asked else DEAD_SHARE_KEPT)
+            if is_asked or self._sweep.is_due():
+                self._is_passing = True
+                await self._sweep.run(self)
         except UnavailableError as error:
             if error.code != "disk_full":
                 raise
@@ -410,6 +428,16 @@ class Compactor:
         """How long a step in the thread may be."""
         is_late = self._is_pressed and self._store.appended_bytes >= self._late_at_bytes
         return LATE_STEP_S if is_late else STEP_S
+
+    async def steps(self, steps: Iterator[None]) -> None:
+        """Take the steps of a sweep; as quick as a pass is where one is due."""
+        self._is_due()
+        await self._steps(steps)
+
+    async def rest(self) -> None:
+        """Let others run between two of its steps in the loop."""
+        self._is_due()
+        await self._rest(may_stop=True)
 
     async def _steps(self, steps: Iterator[None]) -> None:
         while not await self._in_thread(_take_steps, steps, self._step_s):

@@ -27,7 +27,8 @@ import msgspec
 from millstream.documents.tokens import History, is_valid, parse_token
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.kv.aio.blob_fetching import BlobFetcher
-from millstream.kv.aio.blobs import BlobFiles
+from millstream.kv.aio.blob_sweeping import BlobSweep
+from millstream.kv.aio.blobs import BlobFiles, BlobUpload
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
@@ -314,15 +315,19 @@ class BucketEngine:
         copies = Copies(bucket, store, flusher)
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
-        compactor = Compactor(
-            bucket, store, flusher,
-            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
-            window=HistoryWindow(), purge_age_s=purge_age_s,
-        )  # fmt: skip
         blobs = BlobFiles(path / "blobs")
         await asyncio.to_thread(blobs.prepare)
         fetcher = BlobFetcher(bucket, blobs, link_to)
-        bucket.keep_blobs(fetcher, blobs.piece)
+        bucket.keep_blobs(fetcher, blobs.piece, partial(BlobUpload, blobs))
+        sweep = BlobSweep(
+            bucket, store, flusher, blobs, forget=fetcher.forget,
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
+        )  # fmt: skip
+        compactor = Compactor(
+            bucket, store, flusher,
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
+            window=HistoryWindow(), purge_age_s=purge_age_s, sweep=sweep,
+        )  # fmt: skip
         replicator = Replicator(bucket, copies, link_to)
         published = bucket.published
         published.add("copies", copies.statistics)
@@ -331,6 +336,7 @@ class BucketEngine:
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)
         published.add("compaction", compactor.statistics)
+        published.add("attachments", sweep.statistics)
         published.add("memory", keeper.statistics)
         published.add("reading_back", reading.statistics)
         published.add("disk", lambda: DiskStatistics(free_bytes(path)))

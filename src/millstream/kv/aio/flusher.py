@@ -221,6 +221,26 @@ class Flusher:
             self.fail(error)
             raise
 
+    async def flush_all(self) -> None:
+        """Return once every change that was made before is in the log, or replaced before that.
+
+        Raises:
+            UnavailableError: as `paused`; the disk failed, or the bucket is being stopped while it
+                is full.
+        """
+        partitions = self._bucket.partitions
+        highs = [partition.high_seqno for partition in partitions]
+        async with self.paused():
+            try:
+                while any(
+                    p.queue.frozen_seqno < min(high, p.queue.high_seqno)
+                    for p, high in zip(partitions, highs, strict=True)
+                ):
+                    await self._commit()
+            except (MillstreamError, OSError) as error:
+                self.fail(error)
+                raise
+
     async def in_thread(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from weakref import WeakKeyDictionary
@@ -34,7 +34,7 @@ from millstream.errors import (
 from millstream.kv.aio.feeding import FeedSession
 from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
 from millstream.kv.core.blob_commands import BLOB_COMMANDS
-from millstream.kv.core.blobs import BlobPiece
+from millstream.kv.core.blobs import BlobPiece, Upload
 from millstream.kv.core.bucket import Bucket, Streaming
 from millstream.kv.core.cluster_config import cluster_config
 from millstream.kv.core.documents import DOCUMENT_COMMANDS
@@ -252,6 +252,44 @@ class KvServer:
             done(piece)
             connection.advance()
 
+    def put_blob(
+        self,
+        session: KvSession,
+        name: bytes,
+        offset: int,
+        total: int,
+        data: bytes,
+        done: Callable[[int | Status], None],
+    ) -> None:
+        """Take a piece of an attachment; the connection's requests wait meanwhile."""
+        connection = next(c for c in self.connections if c.session is session)
+        assert session.bucket is not None
+        upload = connection.upload_for(session.bucket)
+        take = upload.take(name, offset, total, data)
+        task = self.loop.create_task(self._put_blob(connection, take, done), name="kv put blob")
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _put_blob(
+        self,
+        connection: KvConnection,
+        take: Coroutine[None, None, int],
+        done: Callable[[int | Status], None],
+    ) -> None:
+        found: int | Status
+        try:
+            found = await take
+        except UsageError:
+            found = Status.EINVAL
+        except MillstreamError as error:
+            _LOG.error("an attachment from %s: %s", connection.session.peer, error)
+            found = Status.ENOMEM
+        if connection in self.connections:
+            done(found)
+            connection.advance()
+        else:
+            connection.drop_upload()
+
     def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket; its requests wait meanwhile."""
         connection = next(c for c in self.connections if c.session is session)
@@ -361,9 +399,25 @@ class KvConnection(asyncio.Protocol):
         self.feeder: FeedSession | None = None
         self.streamed: tuple[Bucket, str] | None = None
         """What is streamed, and under which name."""
+        self._upload: tuple[Bucket, Upload] | None = None
+        """What is being put of an attachment."""
         self.is_paused = False
         """The socket's send buffer is full: a stream should wait for `on_resume`."""
         self.session: KvSession
+
+    def upload_for(self, bucket: Bucket) -> Upload:
+        """Return what takes this connection's attachments of a bucket."""
+        if self._upload is None or self._upload[0] is not bucket:
+            self.drop_upload()
+            assert bucket.new_upload is not None
+            self._upload = bucket, bucket.new_upload()
+        return self._upload[1]
+
+    def drop_upload(self) -> None:
+        """Give up what is not whole."""
+        if self._upload is not None:
+            self._upload[1].abandon()
+            self._upload = None
 
     # -- the transport's callbacks
 
@@ -392,6 +446,8 @@ class KvConnection(asyncio.Protocol):
         """The peer is gone, or we closed."""
         self._transport = None
         self._server.forget(self)
+        if not self.session.is_waiting:  # else who takes the piece gives the rest up
+            self.drop_upload()
         if self.feeder is not None:
             self.feeder.close()
             self.feeder = None

@@ -157,6 +157,12 @@ class Acknowledged:
         return sum(name in self._following for name in self.row)
 
     @property
+    def slowest_end(self) -> int | None:
+        """What each copy that follows now, in the row or not, has complete; None: none follows."""
+        self._check_epoch()
+        return min((ends.complete_end for ends in self._following.values()), default=None)
+
+    @property
     def majority_seqno(self) -> int:
         """What a majority has at least in memory."""
         self._check_epoch()

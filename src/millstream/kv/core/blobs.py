@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from millstream.kv.core.log_reader import Fetched
 from millstream.kv.core.residents import NotInMemory
 
-__all__ = ["NOT_KEPT", "BlobPiece", "Blobs", "BlobsMissing"]
+__all__ = ["NOT_KEPT", "BlobPiece", "Blobs", "BlobsMissing", "Upload"]
 
 
 class BlobPiece(NamedTuple):
@@ -32,10 +32,24 @@ class Blobs(Protocol):
     """The attachments of one bucket on this node."""
 
     def missing(self, names: Collection[bytes]) -> list[bytes]:
-        """Return the names of those that must be brought first. In the loop."""
+        """Return the names of those that must be brought first. In the loop.
+
+        Those that are here stay from now on: the change that names them has to be made, or
+        refused, in the same step.
+        """
 
     def bring(self, partition_id: int, names: Collection[bytes], done: Fetched) -> bool:
         """Bring blobs that the copy which this one follows names; see `LogReader.fetch`."""
+
+
+class Upload(Protocol):
+    """What one connection sends of blobs: see `BlobUpload`."""
+
+    async def take(self, name: bytes, offset: int, total: int, data: bytes) -> int:
+        """Take a piece; return how many bytes are here."""
+
+    def abandon(self) -> None:
+        """Forget what was begun."""
 
 
 class _NotKept:

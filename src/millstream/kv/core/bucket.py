@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.acknowledged import Acknowledged
-from millstream.kv.core.blobs import NOT_KEPT, BlobPiece, Blobs
+from millstream.kv.core.blobs import NOT_KEPT, BlobPiece, Blobs, Upload
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import (
@@ -153,6 +153,8 @@ class Bucket:
         """The attachments; copies that follow bring what they lack by it."""
         self.read_blob: Callable[[bytes, int, int], BlobPiece | None] = _nobody_has
         """Returns the piece (name, offset, length) of a blob, None if it is not here; blocks."""
+        self.new_upload: Callable[[], Upload] | None = None
+        """Returns what takes the blobs of one connection; None: none are kept."""
         self._shared_slices = SharedSlices()
         self.streams: dict[str, Streaming] = {}
         """The connections that stream, by the name that each has given itself."""
@@ -235,10 +237,13 @@ class Bucket:
             self.reopen(partition.partition_id)
 
     def keep_blobs(
-        self, blobs: Blobs, read: Callable[[bytes, int, int], BlobPiece | None]
+        self,
+        blobs: Blobs,
+        read: Callable[[bytes, int, int], BlobPiece | None],
+        new_upload: Callable[[], Upload],
     ) -> None:
-        """Let attachments be kept on this node: see `blobs` and `read_blob`."""
-        self.blobs, self.read_blob = blobs, read
+        """Let attachments be kept on this node: see `blobs`, `read_blob` and `new_upload`."""
+        self.blobs, self.read_blob, self.new_upload = blobs, read, new_upload
         for partition in self.partitions:
             partition.blobs = blobs
 

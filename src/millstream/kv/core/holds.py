@@ -213,6 +213,12 @@ class Holds:
         found.sort()
         return found
 
+    def sides(self) -> Iterator[bytes]:
+        """Yield what stands beside the changes that are kept."""
+        for group in self.kept.values():
+            for change in group.values():
+                yield change.side
+
     def _numbers(self, after: int, upto: int) -> list[int]:
         if upto - after <= 1 << BITS:
             return [n for n in range(after + 1 >> BITS, (upto >> BITS) + 1) if n in self.kept]

@@ -76,6 +76,17 @@ class Host(Protocol[_Session]):
     ) -> None:
         """Read a piece of an attachment of the session's bucket; None: it is not here."""
 
+    def put_blob(
+        self,
+        session: _Session,
+        name: bytes,
+        offset: int,
+        total: int,
+        data: bytes,
+        done: Callable[[int | Status], None],
+    ) -> None:
+        """Take a piece of an attachment; `done` is told how many bytes are here, or why not."""
+
     def wipe(self, session: _Session, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""
 

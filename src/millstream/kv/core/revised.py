@@ -6,6 +6,8 @@ Invariants:
 2. Reading, deciding and writing one document is one step of the loop: nothing comes between. What
    was decided on another node is written only if nothing came between.
 3. A document that has expired is gone before it is looked at.
+4. A change names no bytes of attachments that are not on this disk, but those which the document
+   named before.
 
 Elsewhere: what a document is (`documents.stored`), what becomes of it (`documents.updating`), the
 change of its key (`kv.core.revising`), waiting for the disk (`kv.aio.revised`).
@@ -16,16 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.documents.stored import Packed, StoredDocument, load, pack
-from millstream.errors import UsageError
+from millstream.documents.stored import Packed, StoredDocument, blobs_of, load, pack
+from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.active import active_copy, not_now
 from millstream.kv.core.revising import write_document
 from millstream.model.limits import VALUE_BYTES_MAX
+from millstream.model.sides import has_sidecar, sidecar_of
 from millstream.wire.frames import change_of, seqno_of
 from millstream.wire.mcbp import Status
 
 if TYPE_CHECKING:
     from millstream.kv.core.bucket import Bucket
+    from millstream.kv.core.partition import Partition
 
 __all__ = ["Found", "Kept", "Made", "RevisedDocuments", "Version"]
 
@@ -110,7 +114,8 @@ class RevisedDocuments:
         """Change a document as is decided by how it is; raises as `read`, and what is decided.
 
         Raises:
-            UnavailableError: `temporarily_unavailable`: memory or disk is full, or it is locked.
+            UnavailableError: `temporarily_unavailable`: memory or disk is full, or it is locked;
+                `blob_missing`: an attachment was sent so long before that it is gone again.
             UsageError: `too_large`.
         """
         found = self.read(key, now_ns, revs_limit)
@@ -147,7 +152,23 @@ class RevisedDocuments:
             raise UsageError(
                 f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
             )
+        _check_blobs(partition, key, sidecar)
         frame = write_document(partition, key, value, sidecar, now_ns)
         if isinstance(frame, Status):
             raise not_now(f"it is refused: {frame.name.lower()}")
         return Made(document, partition.partition_id, seqno_of(frame))
+
+
+def _check_blobs(partition: Partition, key: bytes, sidecar: bytes) -> None:
+    """See that the attachments which a change names are here, and let them stay."""
+    names = blobs_of(sidecar)
+    entry = partition.entry(key) if names else None
+    if entry is not None and has_sidecar(entry.side):
+        names -= blobs_of(sidecar_of(entry.side))
+    missing = partition.blobs.missing(names) if names else []
+    if missing:
+        raise UnavailableError(
+            f"the bytes {missing[0].hex()} of an attachment are not on this node any more; "
+            "send the document with its attachments again",
+            code="blob_missing",
+        )

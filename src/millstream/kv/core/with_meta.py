@@ -33,7 +33,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.documents.stored import by_kv, is_sidecar
+from millstream.documents.stored import blobs_of, by_kv, is_sidecar
 from millstream.kv.core.partition import Partition
 from millstream.model.lineage import born, decode, is_lineage, with_run
 from millstream.model.sides import has_sidecar, lineage_of, side_of, sidecar_of
@@ -201,6 +201,7 @@ def store_given(
     )
     if sidecar:
         partition.residents.expect_sidecars()
+        partition.blobs.missing(blobs_of(sidecar))  # those that are here stay
     side = side_of(lineage, sidecar)
     if entry is None:
         entry = partition.residents.add(key, b"", side)

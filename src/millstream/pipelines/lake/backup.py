@@ -6,6 +6,8 @@ Invariants:
 2. A partition whose lease or history goes while it is read is planned anew, `ROUNDS_MAX` times.
    Nothing of a backup that fails is seen by anyone.
 3. An increment belongs to the bucket that its parent is of.
+4. The attachments that a part's rows name are there before its manifest, but for those that the
+   node has not got; they are counted.
 
 Elsewhere: rules (`increment`, `chain`), files (`directory`, `copying`).
 """
@@ -13,11 +15,13 @@ Elsewhere: rules (`increment`, `chain`), files (`directory`, `copying`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
+from millstream.client.blobs import BlobClient
 from millstream.client.extensions import LeaseHold
 from millstream.errors import (
     MillstreamError,
@@ -27,6 +31,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.lake.blobs import blob_client
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.copying import CopyTask, MergeTask, copy_part, merge_parts
 from millstream.pipelines.lake.directory import BackupDirectory
@@ -50,10 +55,17 @@ class _NodeTask(NamedTuple):
 
 def _copy(task: _NodeTask) -> Part:
     source = NodeRanges(task.options, with_values=True, with_meta=True)
-    try:
-        return copy_part(task.copy, source)
-    finally:
-        source.close()
+    with ExitStack() as stack:
+        stack.callback(source.close)
+        known: list[BlobClient] = []
+
+        def fetch(partition_id: int, name: bytes) -> Iterator[bytes]:
+            if not known:
+                known.append(blob_client(task.options))
+                stack.callback(known[0].close)
+            return known[0].pieces(partition_id, name)
+
+        return copy_part(task.copy, source, fetch)
 
 
 def back_up(

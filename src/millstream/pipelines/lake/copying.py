@@ -3,15 +3,15 @@
 Invariants:
 1. A partition is read under the lease it was planned with, to the lease's end; where that cannot
    be done nothing of it is kept, and it is planned anew.
-2. Memory holds one row group, for a branched part the undone keys, and for a compaction the keys
-   of all parts newer than the full one.
+2. Memory holds one row group, the names of the part's attachments, for a branched part the undone
+   keys, and for a compaction the keys of all parts newer than the full one.
 
 Elsewhere: what is read (`increment`), the driver (`backup`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,10 @@ import pyarrow as pa
 
 from millstream.client.bulk import Range
 from millstream.client.columns import Columns, cut_columns
+from millstream.client.extensions import LeaseHold
+from millstream.errors import StreamError
 from millstream.model.position import Position
+from millstream.pipelines.lake.blobs import Fetch, keep_blobs, kept_names, listed, named_in
 from millstream.pipelines.lake.chain import Newest
 from millstream.pipelines.lake.increment import PartPlan, Selection
 from millstream.pipelines.lake.manifest import Part
@@ -39,6 +42,9 @@ class RangeStream(Protocol):
 
     def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
         """Yield the frames of ranges in chunks, each change behind its description."""
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions; return those still held."""
 
 
 class CopyTask(NamedTuple):
@@ -61,8 +67,16 @@ class MergeTask(NamedTuple):
     parts: tuple[Part, ...]
 
 
-def copy_part(task: CopyTask, source: RangeStream) -> Part:
+def copy_part(task: CopyTask, source: RangeStream, fetch: Fetch) -> Part:
     """Copy one partition; return what the manifest says of it.
+
+    Attachments are brought once all rows are there: nobody would read the stream meanwhile. The
+    lease keeps them on the node.
+
+    Args:
+        task: what to copy.
+        source: of the rows.
+        fetch: brings attachments.
 
     Raises:
         StreamError: `lease_lost`, or a stream that ended early.
@@ -70,6 +84,7 @@ def copy_part(task: CopyTask, source: RangeStream) -> Part:
         CorruptionError: `damaged_file` of the chain.
     """
     plan, begin, selection = task.plan, task.plan.begin, None
+    names = set[bytes]()
     lease = plan.lease
     with PartWriter(task.root, task.data, lease.partition_id) as writer:
         if plan.rollback_to is not None:
@@ -85,10 +100,20 @@ def copy_part(task: CopyTask, source: RangeStream) -> Part:
             for columns in _columns(source.stream([wanted])):
                 rows = selection.rows(columns) if selection is not None else None
                 writer.add(columns, lease.branch, rows)
+                metas = columns.meta
+                names |= named_in(metas if rows is None else [metas[row] for row in rows])
         if selection is not None and selection.unknown:
             assert plan.rollback_to is not None
             writer.add_marks("delete", lease.branch, plan.rollback_to, selection.unknown)
-        return plan.part(writer.close())
+        part = plan.part(writer.close())
+    found = keep_blobs(task.root, lease.partition_id, names, fetch)
+    if len(found) < len(names) and not source.renew_lease(lease.lease_id, [lease.partition_id]):
+        raise StreamError(  # what the node has not got may be what no document names any more
+            f"the lease on partition {lease.partition_id} was lost while attachments were read",
+            code="lease_lost",
+        )
+    blobs = listed(task.root, task.data, lease.partition_id, found)
+    return part.with_blobs(blobs, len(names) - len(found))
 
 
 def merge_parts(task: MergeTask) -> Part:
@@ -111,13 +136,19 @@ def merge_parts(task: MergeTask) -> Part:
             mask[np.array(rows, np.int64) + at] = True
             at += batch.num_rows
         masks.append(mask)
+    names = set[bytes]()
     with PartWriter(task.root, task.data, task.parts[0].partition) as writer:
         for (_, file), mask in reversed(list(zip(files, masks, strict=True))):
             at = 0
             for batch in read_batches(task.root, file):
-                writer.add_batch(batch.filter(pa.array(mask[at : at + batch.num_rows])))
+                kept = batch.filter(pa.array(mask[at : at + batch.num_rows]))
+                writer.add_batch(kept)
+                names |= named_in(kept.column("meta").to_pylist())
                 at += batch.num_rows
-        return task.parts[0].as_full(writer.close())
+        part = task.parts[0].as_full(writer.close())
+    found = kept_names(task.root, names)
+    blobs = listed(task.root, task.data, part.partition, found)
+    return part.with_blobs(blobs, len(names) - len(found))
 
 
 def newest_batches(

@@ -2,6 +2,7 @@
 
     DIR/manifest-000003.json
     DIR/data-000003-5f2c9a10/partition=7/<16 hex>.parquet
+    DIR/blobs/ab/cdef...                                    attachments, see `blobs`
     DIR/.lock
 
 Invariants:
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.pipelines.lake.blobs import remove_others, sync_blobs
 from millstream.pipelines.lake.chain import Manifests, chain_of
 from millstream.pipelines.lake.manifest import Manifest, manifest_from_json, manifest_to_json
 from millstream.runtime.files import sync_directory, write_atomically
@@ -104,20 +106,24 @@ class BackupDirectory:
 
     def publish(self, manifest: Manifest, data: str) -> None:
         """Make a backup exist whose files, all in `data`, are synced."""
-        named = {file.path for part in manifest.parts for file in part.files}
+        named = {file.path for part in manifest.parts for file in part.all_files}
         for folder in (self.path / data).iterdir():
             for file in folder.iterdir():  # of tasks that Spark ran twice
                 if file.relative_to(self.path).as_posix() not in named:
                     file.unlink()
             sync_directory(folder)
         sync_directory(self.path / data)
+        sync_blobs(self.path)
         sync_directory(self.path)
         write_atomically(
             self.path / f"manifest-{manifest.id:06d}.json", manifest_to_json(manifest)
         )
 
     def remove_unnamed(self, manifests: Manifests) -> list[str]:
-        """Remove data that no manifest names, if all chains are whole; return what it was."""
+        """Remove data that no manifest names, if all chains are whole; return what it was.
+
+        With them go the attachments that only they may name.
+        """
         if manifests.unreadable:
             return []
         try:
@@ -129,9 +135,15 @@ class BackupDirectory:
             file.path.partition("/")[0]
             for manifest in manifests.values()
             for part in manifest.parts
-            for file in part.files
+            for file in part.all_files
         }
         unnamed = [name for name in self._names() if _DATA.fullmatch(name) and name not in named]
+        if unnamed:
+            parts = [part for manifest in manifests.values() for part in manifest.parts]
+            try:
+                remove_others(self.path, [part.blobs for part in parts if part.blobs])
+            except CorruptionError:
+                return []
         for name in unnamed:
             shutil.rmtree(self.path / name)
         return unnamed

@@ -6,7 +6,8 @@
      "parts": [{"partition": 0, "kind": "changes", "position": ["<12 hex>", 9, 9, 9], "branch": 7,
                 "purge_seqno": 0, "rollback_to": null, "failover_log": [["<12 hex>", 0, 7]],
                 "files": [{"path": "...", "row_count": 120, "byte_count": 5123,
-                           "sha256": "<64 hex>"}]}, ...]}
+                           "sha256": "<64 hex>"}],
+                "blobs": {"path": "...", ...}, "missing_blobs": 0}, ...]}
 
 Invariants:
 1. A manifest that can be read is whole: every partition has one part, every part a closed
@@ -35,6 +36,7 @@ from millstream.model.position import (
 
 __all__ = [
     "MANIFEST_VERSION",
+    "MANIFEST_VERSION_BLOBS",
     "DataFile",
     "Manifest",
     "Part",
@@ -44,6 +46,8 @@ __all__ = [
 ]
 
 MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION_BLOBS: Final = 2
+"""Of a backup with attachments: a release that knows none of them must not restore it."""
 FORMAT: Final = "millstream-backup"
 
 PartKind = Literal["full", "changes", "branched"]
@@ -65,7 +69,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     `position`: closed, what a reader of the whole chain has. `branch`: of the history it was read
     from. `purge_seqno`: deletions at or below may be missing from the chain. `failover_log`: of
-    the partition, newest first.
+    the partition, newest first. `blobs`: the list of the attachments that its rows name and the
+    backup has; `missing_blobs`: how many it has not got, since the node had not.
     """
 
     partition: int
@@ -76,6 +81,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     failover_log: FailoverLog
     rollback_to: int | None = None
     files: tuple[DataFile, ...] = ()
+    blobs: DataFile | None = None
+    missing_blobs: int = 0
+
+    @property
+    def all_files(self) -> tuple[DataFile, ...]:
+        """Its files, and the list of its attachments."""
+        return self.files if self.blobs is None else (*self.files, self.blobs)
 
     @property
     def row_count(self) -> int:
@@ -84,7 +96,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_full(self, files: Iterable[DataFile]) -> Part:
         """Return a part that stands for this one and all it builds on."""
-        return msgspec.structs.replace(self, kind="full", rollback_to=None, files=tuple(files))
+        return msgspec.structs.replace(
+            self, kind="full", rollback_to=None, files=tuple(files), blobs=None, missing_blobs=0
+        )
+
+    def with_blobs(self, blobs: DataFile | None, missing: int) -> Part:
+        """Return the same with what is known of its attachments."""
+        return msgspec.structs.replace(self, blobs=blobs, missing_blobs=missing)
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +124,11 @@ class Manifest(Head, frozen=True, kw_only=True):
     def part(self, partition_id: int) -> Part:
         """Return what it holds of a partition."""
         return self.parts[partition_id]
+
+    @property
+    def missing_blobs(self) -> int:
+        """Attachments that its rows name and the node had not got."""
+        return sum(part.missing_blobs for part in self.parts)
 
     @property
     def row_count(self) -> int:
@@ -132,16 +155,19 @@ class _PartForm(msgspec.Struct, kw_only=True):
     rollback_to: int | None
     failover_log: list[tuple[str, int, int]]
     files: list[DataFile]
+    blobs: DataFile | None = None
+    missing_blobs: int = 0
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest's file."""
+    has_blobs = any(part.blobs or part.missing_blobs for part in manifest.parts)
     form: Mapping[str, Any] = {
         "format": FORMAT,
-        "version": MANIFEST_VERSION,
+        "version": MANIFEST_VERSION_BLOBS if has_blobs else MANIFEST_VERSION,
         **_head(manifest),
         "row_count": manifest.row_count,
-        "parts": [_part_to_json(part) for part in manifest.parts],
+        "parts": [_part_to_json(part, has_blobs=has_blobs) for part in manifest.parts],
     }
     return msgspec.json.format(msgspec.json.encode(form), indent=1) + b"\n"
 
@@ -155,10 +181,11 @@ def manifest_from_json(text: bytes, name: str) -> Manifest:
     """
     try:
         kind = msgspec.json.decode(text, type=_Kind)
-        if (kind.format, kind.version) != (FORMAT, MANIFEST_VERSION):
+        if kind.format != FORMAT or kind.version not in (MANIFEST_VERSION, MANIFEST_VERSION_BLOBS):
             raise UsageError(
                 f"{name} is {kind.format or 'no backup'!r} version {kind.version!r}, not "
-                f"{FORMAT!r} version {MANIFEST_VERSION}; use the release that wrote it",
+                f"{FORMAT!r} version {MANIFEST_VERSION} or {MANIFEST_VERSION_BLOBS}; use the "
+                "release that wrote it",
                 code="other_format",
             )
         form = msgspec.json.decode(text, type=_Form)
@@ -196,7 +223,7 @@ def _check(manifest: Manifest, row_count: int) -> None:
             raise ValueError(f"{where}: rollback_to goes with kind branched only")
         if manifest.parent is None and part.kind != "full":
             raise ValueError(f"{where}: {part.kind} without a parent")
-        if any(_leaves(file.path) for file in part.files):
+        if any(_leaves(file.path) for file in part.all_files):
             raise ValueError(f"{where}: a file outside the backup")
 
 
@@ -204,7 +231,11 @@ def _leaves(path: str) -> bool:
     return path.startswith("/") or "\\" in path or ".." in path.split("/")
 
 
-def _part_to_json(part: Part) -> Mapping[str, Any]:
+def _part_to_json(part: Part, *, has_blobs: bool) -> Mapping[str, Any]:
+    blobs: dict[str, Any] = {}
+    if has_blobs:
+        listed = None if part.blobs is None else msgspec.to_builtins(part.blobs)
+        blobs = {"blobs": listed, "missing_blobs": part.missing_blobs}
     return {
         "partition": part.partition,
         "kind": part.kind,
@@ -214,17 +245,19 @@ def _part_to_json(part: Part) -> Mapping[str, Any]:
         "rollback_to": part.rollback_to,
         "failover_log": [[f"{uuid:012x}", *rest] for uuid, *rest in part.failover_log],
         "files": [msgspec.to_builtins(file) for file in part.files],
+        **blobs,
     }
 
 
 def _part_from_json(form: _PartForm) -> Part:
     log = tuple(FailoverEntry(int(uuid, 16), *rest) for uuid, *rest in form.failover_log)
-    numbers = [form.branch, form.purge_seqno, form.rollback_to or 0]
+    numbers = [form.branch, form.purge_seqno, form.rollback_to or 0, form.missing_blobs]
     numbers += [number for entry in log for number in entry]
     if min(numbers) < 0:
         raise ValueError(f"negative number in partition {form.partition}")
     return Part(
         partition=form.partition, kind=form.kind, position=position_from_json(form.position),
         branch=form.branch, purge_seqno=form.purge_seqno, failover_log=log,
-        rollback_to=form.rollback_to, files=tuple(form.files),
+        rollback_to=form.rollback_to, files=tuple(form.files), blobs=form.blobs,
+        missing_blobs=form.missing_blobs,
     )  # fmt: skip

@@ -9,6 +9,8 @@ Invariants:
    are handed to the caller.
 5. It ends with success only when all it wrote, or found, is persisted on a majority of the copies
    and no partition began a new history since before the first write.
+6. The attachments that a document names are on the node's disk before it is written, but for those
+   that the backup has not got: they are counted.
 
 Elsewhere: the newest version of each key (`chain`), whether all arrived (`verify`).
 """
@@ -17,6 +19,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +32,7 @@ from millstream.errors import CorruptionError, MillstreamError
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.control import open_client
+from millstream.pipelines.lake.blobs import BlobRestore, blob_client
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.copying import newest_batches
 from millstream.pipelines.lake.directory import BackupDirectory
@@ -58,13 +63,16 @@ class RestoreTask(NamedTuple):
 class Restored(NamedTuple):
     """What a restore did.
 
-    `kept`: documents that were there and stayed. `designs`: key -> JSON, not written.
+    `kept`: documents that were there and stayed. `designs`: key -> JSON, not written. `blobs`:
+    attachments brought; `missing_blobs`: names of those that are not in the backup.
     """
 
     manifest: int
     written: int
     kept: int
     designs: Mapping[str, bytes]
+    blobs: int = 0
+    missing_blobs: frozenset[bytes] = frozenset()
 
 
 def restore(
@@ -107,7 +115,8 @@ def restore(
         task = RestoreTask(options, directory.path, parts, key_prefix, overwrites, now_s)
         rows = sum(found.row_count for found in parts)
         tasks.append(Work(part.partition, rows, task))
-    written = kept = 0
+    written = kept = blobs = 0
+    missing = frozenset[bytes]()
     designs: dict[str, bytes] = {}
     with open_client(options) as client:
         persistence = Persistence(client)
@@ -115,8 +124,9 @@ def restore(
         for result in results_of(spark, restore_part, tasks, watch=watch):
             written, kept = written + result.written, kept + result.kept
             designs |= result.designs
+            blobs, missing = blobs + result.blobs, missing | result.missing_blobs
         persistence.wait(PERSIST_S, watch.check)
-    return Restored(id_, written, kept, designs)
+    return Restored(id_, written, kept, designs, blobs, missing)
 
 
 def restore_part(task: RestoreTask) -> Restored:
@@ -127,15 +137,24 @@ def restore_part(task: RestoreTask) -> Restored:
     """
     designs: dict[str, bytes] = {}
     written = kept = 0
-    with open_client(task.options) as client:
-        for _, result in client.write_each(writes_of(task, designs)):
+    with open_client(task.options) as client, ExitStack() as stack:
+        blobs = BlobRestore(task.root, partial(blob_client, task.options), client.partition_count)
+        stack.callback(blobs.close)
+        for _, result in client.write_each(_after_blobs(blobs, writes_of(task, designs))):
             if not isinstance(result, MillstreamError):
                 written += 1
             elif result.code == "key_exists":
                 kept += 1
             else:
                 raise result
-    return Restored(0, written, kept, designs)
+    return Restored(0, written, kept, designs, blobs.put, frozenset(blobs.missing))
+
+
+def _after_blobs(blobs: BlobRestore, writes: Iterator[GivenWrite]) -> Iterator[GivenWrite]:
+    """Yield writes whose attachments the node has."""
+    for write in writes:
+        blobs.bring(write)
+        yield write
 
 
 def writes_of(task: RestoreTask, designs: dict[str, bytes]) -> Iterator[GivenWrite]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -26,6 +26,7 @@ from millstream.client.extensions import LeaseHold
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.model.position import Position
 from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.lake.blobs import BlobTask, check_blobs, read_names
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.comparing import Compared, Comparison
 from millstream.pipelines.lake.copying import newest_batches
@@ -38,6 +39,9 @@ from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.reading import NodeRanges
 
 __all__ = ["check_file", "compare_group", "verify_bucket", "verify_files"]
+
+BLOBS_OF_TASK: Final = 1000
+"""Attachments of one task."""
 
 
 class FileTask(NamedTuple):
@@ -88,7 +92,34 @@ def verify_files(
     ]
     results = run_tasks(spark, check_file, tasks, watch=watch)
     problems += [str(result) for result in results if isinstance(result, MillstreamError)]
-    return len(tasks), sorted(problems)
+    names, unreadable = _attachments(directory, manifests)
+    checks = [
+        Work(0, BLOBS_OF_TASK, BlobTask(directory.path, tuple(names[at : at + BLOBS_OF_TASK])))
+        for at in range(0, len(names), BLOBS_OF_TASK)
+    ]
+    for wrong in results_of(spark, check_blobs, checks, watch=watch):
+        problems += wrong
+    return len(tasks) + len(names), sorted(problems + unreadable)
+
+
+def _attachments(
+    directory: BackupDirectory, manifests: Mapping[int, Manifest]
+) -> tuple[list[bytes], list[str]]:
+    """Return the names of all attachments that backups have, and what is wrong with the lists."""
+    names, problems = set[bytes](), list[str]()
+    for manifest in manifests.values():
+        for part in manifest.parts:
+            try:
+                if part.blobs is not None:
+                    names.update(read_names(directory.path, part.blobs))
+            except CorruptionError as error:
+                problems.append(str(error))
+        if manifest.missing_blobs:
+            problems.append(
+                f"manifest {manifest.id} lacks {manifest.missing_blobs} attachments that the node "
+                "had not got when it was made"
+            )
+    return sorted(names), problems
 
 
 def check_file(task: FileTask) -> None:

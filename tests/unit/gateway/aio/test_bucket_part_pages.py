@@ -24,7 +24,7 @@ class FakeParts:
 
     async def figures(self, bucket, wanted):
         self.asked.append(wanted)
-        return Figures(1, 2, 3, 4, False)
+        return Figures(1, 2, 3, 4, 4, False)
 
     async def changes(self, bucket, wanted):
         self.asked.append(wanted)

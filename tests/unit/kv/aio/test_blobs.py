@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import UnavailableError
+from millstream.errors import UnavailableError, UsageError
 from millstream.kv.aio import blobs
-from millstream.kv.aio.blobs import READ_BYTES, BlobFiles
+from millstream.kv.aio.blobs import READ_BYTES, BlobFiles, BlobUpload
 
 DATA = bytes(range(256)) * 2000
 
@@ -40,7 +41,7 @@ async def test_bytes_are_kept_under_their_hash_and_read_by_ranges(tmp_path: Path
     assert await read(files, put.sha256, 7, 300_009) == DATA[7:300_009]
     assert files.piece(put.sha256, 5, 100) == (len(DATA), DATA[5:105])
     assert files.piece(put.sha256, len(DATA) + 5, 100) == (len(DATA), b"")
-    assert files.size() == len(DATA)
+    assert (files.count, files.bytes) == (1, len(DATA))
     with pytest.raises(UnavailableError, match="too short") as short:
         await read(files, put.sha256, 0, len(DATA) + 1)
     assert short.value.code == "blob_missing"
@@ -99,3 +100,57 @@ async def test_names_are_durable_before_put_returns_whoever_made_them(
     again = BlobFiles(tmp_path / "blobs")
     again.prepare()
     assert synced[4:] == [directory, tmp_path / "blobs", tmp_path]
+
+
+NAME = hashlib.sha256(DATA).digest()
+
+
+async def test_what_comes_by_pieces_is_there_once_it_is_whole(tmp_path: Path) -> None:
+    files = BlobFiles(tmp_path)
+    upload = BlobUpload(files)
+    assert await upload.take(NAME, 0, len(DATA), b"") == 0
+    assert await upload.take(NAME, 0, len(DATA), DATA[:1000]) == 1000
+    assert not files.has(NAME)
+    assert await upload.take(NAME, 1000, len(DATA), DATA[1000:]) == len(DATA)
+    assert files.piece(NAME, 0, len(DATA)) == (len(DATA), DATA)
+    os.utime(f"{tmp_path}/{NAME.hex()[:2]}/{NAME.hex()[2:]}", (1, 1))
+    assert await upload.take(NAME, 0, len(DATA), b"") == len(DATA), "it is known"
+    assert list(files.old(2, b"", 10, [])) == [None]
+    found: list[bytes] = []
+    for _ in files.old(2, b"", 10, found):
+        pass
+    assert found == [], "and stays: somebody is about to name it"
+    nothing = hashlib.sha256(b"").digest()
+    assert await upload.take(nothing, 0, 0, b"") == 0
+    assert files.has(nothing)
+    assert [name for name in files_in(tmp_path) if name.startswith("new")] == []
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [(NAME, 999, len(DATA), b"x"), (bytes(32), 1000, len(DATA), b"x"),
+     (NAME, 1000, 1001, b"xy"), (NAME, 1000, 1001, b"x")],
+)  # fmt: skip
+async def test_what_does_not_come_next_or_is_something_else_is_refused(
+    tmp_path: Path, piece: tuple[bytes, int, int, bytes]
+) -> None:
+    upload = BlobUpload(BlobFiles(tmp_path))
+    await upload.take(NAME, 0, len(DATA), DATA[:1000])
+    with pytest.raises(UsageError) as refusal:
+        await upload.take(*piece)
+    assert refusal.value.code == "bad_blob"
+    assert files_in(tmp_path) == []
+    with pytest.raises(UsageError):
+        await upload.take(NAME, 1000, len(DATA), DATA[1000:])
+
+
+async def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    upload = BlobUpload(BlobFiles(tmp_path))
+    monkeypatch.setattr(blobs.BlobWriting, "write", full)
+    with pytest.raises(UnavailableError) as refusal:
+        await upload.take(NAME, 0, len(DATA), DATA[:1000])
+    assert refusal.value.code == "disk_full"
+    assert files_in(tmp_path) == []

@@ -205,3 +205,15 @@ async def test_what_nobody_waits_for_does_not_keep_the_loop(
     engine.bucket.changed()
     await told.wait()
     assert disk.places == ["thread"]
+
+
+async def test_what_there_was_is_in_the_log_once_all_is_flushed(engine: BucketEngine) -> None:
+    partitions = engine.bucket.partitions
+    for partition in partitions:
+        partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
+        partition.put(b"k", b"2", 0, 0, 0, 0, NOW)
+    await engine.flusher.flush_all()
+    assert [p.persisted_seqno for p in partitions] == [p.high_seqno for p in partitions]
+    commits = engine.flusher.commit_total
+    await engine.flusher.flush_all()
+    assert engine.flusher.commit_total == commits

@@ -13,12 +13,13 @@ from session_double import UserDouble, UsersDouble
 from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import server as server_module
 from millstream.kv.aio.server import KvConnection, KvServer
+from millstream.kv.core.blob_commands import put_extras
 from millstream.kv.core.bucket import Bucket
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import FRAME_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
-from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
+from millstream.wire.mcbp import Feature, Opcode, Packet, Status, cut_packets, request
 
 OPEN = request(Opcode.DCP_OPEN, key=b"name", extras=struct.pack(">II", 0, 1))
 
@@ -345,3 +346,60 @@ async def test_a_map_is_encoded_once_for_each_revision(monkeypatch: pytest.Monke
     server.map_revision += 1
     assert server.config(bucket) == mapped, "as all nodes show it"
     assert len(encoded) == 3
+
+
+class UploadDouble:
+    def __init__(self) -> None:
+        self.failure: MillstreamError | None = None
+        self.may_go_on = asyncio.Event()
+        self.abandoned = 0
+
+    async def take(self, name: bytes, offset: int, total: int, data: bytes) -> int:
+        await self.may_go_on.wait()
+        if self.failure is not None:
+            raise self.failure
+        return offset + len(data)
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+async def test_attachments_are_put_one_piece_after_the_other() -> None:
+    server = new_server()
+    upload = UploadDouble()
+    server.buckets["default"].new_upload = lambda: upload
+    connection, transport = connect(server, plain=False)
+    connection.session.select(server.buckets["default"])
+    connection.session.features = frozenset((Feature.MILLSTREAM,))
+    put = request(Opcode.PUT_BLOB, key=bytes(32), extras=put_extras(5, 9), value=b"four")
+    connection.data_received(put + request(Opcode.NOOP))
+    await asyncio.sleep(0)
+    assert transport.take() == []
+    upload.may_go_on.set()
+    await until_done(server)
+    put_reply, noop = transport.take()
+    assert (put_reply.extras[-1], noop.opcode) == (9, Opcode.NOOP)
+    for failure, status in (
+        (UsageError("no"), Status.EINVAL), (UnavailableError("full"), Status.ENOMEM)
+    ):  # fmt: skip
+        upload.failure = failure
+        connection.data_received(put)
+        await until_done(server)
+        assert transport.take()[0].status == status
+    assert not upload.abandoned
+    upload.may_go_on.clear()
+    connection.data_received(put)
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    assert not upload.abandoned, "somebody is writing still"
+    upload.may_go_on.set()
+    await until_done(server)
+    assert upload.abandoned == 1
+    connection, _ = connect(server)
+    connection.upload_for(server.buckets["default"])
+    connection.connection_lost(None)
+    assert upload.abandoned == 2
+
+
+async def until_done(server: KvServer) -> None:
+    await asyncio.gather(*server._checks)

@@ -205,6 +205,8 @@ class Copies(RuleBasedStateMachine):
         answering = sum(name == "a" or name in model.following for name in model.row)
         assert acknowledged.is_possible == (answering >= len(model.row) // 2 + 1)
         assert acknowledged.following == sum(name in model.following for name in model.row)
+        ends = [known.complete for known in model.following.values()]
+        assert acknowledged.slowest_end == min(ends, default=None)
 
 
 TestCopies = Copies.TestCase

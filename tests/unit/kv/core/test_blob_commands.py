@@ -5,7 +5,12 @@ from collections.abc import Callable
 import pytest
 from session_double import HostDouble, UserDouble, ask, new_session
 
-from millstream.kv.core.blob_commands import PIECE_BYTES_MAX, blob_request, piece_of
+from millstream.kv.core.blob_commands import (
+    PIECE_BYTES_MAX,
+    blob_request,
+    piece_of,
+    put_extras,
+)
 from millstream.kv.core.blobs import BlobPiece
 from millstream.kv.core.session import KvSession
 from millstream.wire.mcbp import Feature, Opcode, Status, request
@@ -18,6 +23,20 @@ class BlobHost(HostDouble):
         super().__init__()
         self.piece = piece
         self.asked: list[tuple[bytes, int, int]] = []
+        self.put: list[tuple[bytes, int, int, bytes]] = []
+        self.found: int | Status = 12
+
+    def put_blob(
+        self,
+        session: KvSession,
+        name: bytes,
+        offset: int,
+        total: int,
+        data: bytes,
+        done: Callable[[int | Status], None],
+    ) -> None:
+        self.put.append((name, offset, total, data))
+        done(self.found)
 
     def read_blob(
         self,
@@ -90,3 +109,36 @@ def test_a_reply_that_is_not_right_is_no_piece() -> None:
     (packet,) = ask(session, blob_request(NAME, 0))
     assert piece_of(packet._replace(extras=b"")) is None
     assert piece_of(packet._replace(value=bytes(PIECE_BYTES_MAX + 1))) is None
+
+
+def put_request(name: bytes = NAME, extras: bytes = put_extras(5, 12)) -> bytes:
+    return request(Opcode.PUT_BLOB, key=name, extras=extras, value=b"seven b")
+
+
+def test_a_piece_is_taken() -> None:
+    session, host = ours(None)
+    (packet,) = ask(session, put_request())
+    assert (packet.status, packet.extras) == (Status.SUCCESS, (12).to_bytes(8, "big"))
+    assert host.put == [(NAME, 5, 12, b"seven b")]
+    host.found = Status.EINVAL
+    assert ask(session, put_request())[0].status == Status.EINVAL
+    for wrong in (put_request(NAME[1:]), put_request(extras=bytes(15))):
+        assert ask(session, wrong)[0].status == Status.EINVAL
+    large = request(
+        Opcode.PUT_BLOB, key=NAME, extras=put_extras(0, 2**30), value=bytes(PIECE_BYTES_MAX + 1)
+    )
+    assert ask(session, large)[0].status == Status.EINVAL
+    assert len(host.put) == 2
+
+
+def test_putting_takes_our_extensions_a_bucket_and_both_rights() -> None:
+    assert ask(new_session(), put_request())[0].status == Status.UNKNOWN_COMMAND
+    session, host = ours(None)
+    host.users.is_empty = False  # type: ignore[misc]
+    for right in ("write", "stream"):
+        session.user = UserDouble(right)  # type: ignore[assignment]
+        assert ask(session, put_request())[0].status == Status.EACCESS
+    session.user = UserDouble("write", "stream")  # type: ignore[assignment]
+    assert ask(session, put_request())[0].status == Status.SUCCESS
+    session.bucket = None
+    assert ask(session, put_request())[0].status == Status.NO_BUCKET

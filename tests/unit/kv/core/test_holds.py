@@ -35,6 +35,16 @@ def test_each_hold_sees_what_was_newest_at_its_seqno() -> None:
     assert (holds.kept, holds.bytes_kept, holds.high) == ({}, 0, -1)
 
 
+def test_what_stands_beside_the_kept_changes_is_told() -> None:
+    holds = Holds()
+    hold = holds.open_frozen(3000)
+    for seqno in (7, 2900):
+        holds.keep(seqno, Superseded(frame(seqno), 0, 4000, False, b"side %d" % seqno))
+    assert sorted(holds.sides()) == [b"side 2900", b"side 7"]
+    holds.release(hold)
+    assert list(holds.sides()) == []
+
+
 def test_the_oldest_state_is_lost_with_all_who_hold_it() -> None:
     holds = Holds()
     first, same, later = holds.open_frozen(5), holds.open_frozen(5), holds.open_frozen(9)

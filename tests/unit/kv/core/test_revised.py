@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import pytest
 from log_double import NOW, SECOND, new_bucket
 
@@ -10,6 +12,7 @@ from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.core.revised import Made, RevisedDocuments
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.partitions import PartitionState
+from revised_documents import attachment, signature, with_leaf
 
 LIMIT = REVS_LIMIT_DEFAULT
 
@@ -142,3 +145,42 @@ def packed_of(body: bytes) -> Packed:
     document = interactive(None, parse_sent(body), revs_limit=LIMIT).document
     assert document is not None
     return pack(document)
+
+
+class Files:
+    """Attachments that are here; `asked` has all that somebody relied on."""
+
+    def __init__(self, *here: bytes) -> None:
+        self.here = {attachment(data).sha256 for data in here}
+        self.asked: set[bytes] = set()
+
+    def missing(self, names: Collection[bytes]) -> list[bytes]:
+        self.asked |= set(names)
+        return [name for name in names if name not in self.here]
+
+    def bring(
+        self, partition_id: int, names: Collection[bytes], done: Callable[[Exception | None], None]
+    ) -> bool:
+        raise AssertionError("a client brings its own")
+
+
+def test_a_change_names_only_attachments_that_are_here_or_were_named_before() -> None:
+    bucket, files = new_bucket(1), Files(b"here")
+    bucket.partitions[0].blobs = files
+    documents = RevisedDocuments(bucket)
+
+    def write(number: int, *data: bytes) -> Made:
+        leaf = with_leaf(None, f"{number}-{signature(number)}", blobs=data)
+        return documents.update(b"k", lambda _: leaf, NOW, LIMIT)
+
+    write(1, b"here")
+    assert files.asked == files.here
+    with pytest.raises(UnavailableError) as late:
+        write(2, b"here", b"gone")
+    assert (late.value.code, late.value.retry) == ("blob_missing", "backoff")
+    assert bucket.partitions[0].high_seqno == 1
+    files.here.clear()  # a copy may lack what nobody has any more
+    assert write(3, b"here").seqno == 2
+    write(4)
+    with pytest.raises(UnavailableError):
+        write(5, b"here")

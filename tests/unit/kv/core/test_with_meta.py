@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from struct import Struct
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from millstream.model.revision import Revisions
 from millstream.model.sides import lineage_of, sidecar_of
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
-from revised_documents import signature, with_leaf
+from revised_documents import attachment, signature, with_leaf
 
 KEY = b"k"
 PARTITION = partition_of(KEY, 4)
@@ -397,6 +398,18 @@ def test_a_sidecar_is_stored_as_it_was_elsewhere() -> None:
     assert not partition.is_linear
     assert revised(session).winner.rev == two
     assert revised(session).contents[one_rev].body == b'{"a":1}'
+
+
+def test_attachments_that_a_sidecar_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, relied_on = ours(), []
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    missing = SimpleNamespace(missing=lambda names: relied_on.extend(names) or list(names))
+    monkeypatch.setattr(partition, "blobs", missing)
+    packed = pack(with_leaf(None, "1-" + signature(1), blobs=(b"data",)))
+    given = with_sidecar(packed.sidecar, b"{}")
+    assert do(session, options=SIDECAR, value=given).status == Status.SUCCESS
+    assert relied_on == [attachment(b"data").sha256]
 
 
 def test_without_one_the_document_goes_on_as_by_kv() -> None:

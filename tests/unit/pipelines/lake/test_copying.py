@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from backup_double import DescribedRanges
-from millstream.errors import StreamError
+from millstream.documents.stored import pack
+from millstream.errors import StreamError, UnavailableError
+from millstream.pipelines.lake.blobs import read_names
 from millstream.pipelines.lake.copying import (
     CopyTask,
     MergeTask,
@@ -19,6 +22,11 @@ from millstream.pipelines.lake.copying import (
 from millstream.pipelines.lake.increment import plan_part
 from millstream.pipelines.lake.manifest import Part
 from node_double import FalseNode
+from revised_documents import signature, with_leaf
+
+
+def nothing_to_fetch(partition_id: int, name: bytes) -> Iterator[bytes]:
+    raise AssertionError("no row names an attachment")
 
 
 class Copies:
@@ -32,7 +40,9 @@ class Copies:
         lease = self.node.open_lease([0])[0]
         plan = plan_part(self.parts[0] if self.parts else None, lease, self.node.failover_log(0))
         part = copy_part(
-            CopyTask(self.root, "data", plan, tuple(self.parts)), DescribedRanges(self.node)
+            CopyTask(self.root, "data", plan, tuple(self.parts)),
+            DescribedRanges(self.node),
+            nothing_to_fetch,
         )
         self.node.release_lease(lease.lease_id, [0])
         self.parts = [part] if part.kind == "full" else [part, *self.parts]
@@ -88,11 +98,43 @@ def test_a_full_copy_within_a_chain_is_marked(copies: Copies) -> None:
     assert copies.rows(copies.parts) == {"1": ("put", 2)}
 
 
+def test_attachments_that_rows_name_are_brought_and_listed(copies: Copies) -> None:
+    data = {hashlib.sha256(one).digest(): one for one in (b"here", b"gone")}
+    here, gone = sorted(data, key=lambda name: data[name] != b"here")
+    asked: list[tuple[int, bytes]] = []
+
+    def fetch(partition_id: int, name: bytes) -> Iterator[bytes]:
+        asked.append((partition_id, name))
+        if name == gone:
+            raise UnavailableError("not on the node", code="blob_missing")
+        yield data[name]
+
+    source = DescribedRanges(copies.node)
+    source.sidecar = pack(with_leaf(None, "1-" + signature(1), blobs=(b"here", b"gone"))).sidecar
+    copies.write(k1=10, k2=20)
+    lease = copies.node.open_lease([0])[0]
+    plan = plan_part(None, lease, copies.node.failover_log(0))
+    task = CopyTask(copies.root, "data", plan, ())
+    part = copy_part(task, source, fetch)
+    assert part.blobs is not None
+    assert (read_names(copies.root, part.blobs), part.missing_blobs) == ([here], 1)
+    assert sorted(asked) == sorted([(0, here), (0, gone)]), "each once, whatever names it"
+    merged = merge_parts(MergeTask(copies.root, "data", (part,)))
+    assert merged.blobs is not None
+    assert (read_names(copies.root, merged.blobs), merged.missing_blobs) == ([here], 1)
+    source.is_held = False
+    with pytest.raises(StreamError) as lost:
+        copy_part(task, source, fetch)
+    assert lost.value.code == "lease_lost", "what is missing may be what was removed since"
+
+
 def test_without_its_lease_nothing_is_kept(copies: Copies) -> None:
     copies.write(k1=10)
     lease = copies.node.open_lease([0])[0]
     plan = plan_part(None, lease, copies.node.failover_log(0))
     copies.node.partitions[0].leases.clear()
     with pytest.raises(StreamError):
-        copy_part(CopyTask(copies.root, "data", plan, ()), DescribedRanges(copies.node))
+        copy_part(
+            CopyTask(copies.root, "data", plan, ()), DescribedRanges(copies.node), nothing_to_fetch
+        )
     assert list((copies.root / "data" / "partition=0").iterdir()) == []

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.position import FailoverEntry, Position
+from millstream.pipelines.lake.blobs import keep_blobs, listed
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
+
+CONTENT = {hashlib.sha256(data).digest(): data for data in (b"a", b"b", b"c")}
 
 
 def manifest(id_: int, parent: int | None, *paths: str) -> Manifest:
@@ -66,6 +71,31 @@ def test_a_manifest_that_cannot_be_read_keeps_all_data(tmp_path: Path) -> None:
     assert manifests.unreadable[3].code in ("bad_manifest", "other_format")
     assert directory.remove_unnamed(manifests) == []
     assert (tmp_path / torn).exists()
+
+
+def test_attachments_go_with_the_last_manifest_that_lists_them(tmp_path: Path) -> None:
+    directory = BackupDirectory(tmp_path)
+    names = sorted(hashlib.sha256(data).digest() for data in (b"a", b"b", b"c"))
+    for id_, mine in ((1, names[:2]), (2, names[1:])):
+        data = directory.new_data(id_)
+        found = keep_blobs(tmp_path, 0, mine, lambda _, name: iter([CONTENT[name]]))
+        blobs = listed(tmp_path, data, 0, found)
+        made = manifest(id_, None)
+        part = made.parts[0].with_blobs(blobs, 0)
+        directory.publish(msgspec.structs.replace(made, parts=(part,)), data)
+    torn = directory.new_data(3)
+    (tmp_path / "blobs" / names[0].hex()[:2] / ".half").write_bytes(b"x")
+    (tmp_path / "manifest-000001.json").unlink()
+    assert len(directory.remove_unnamed(directory.manifests())) == 2
+    assert not (tmp_path / torn).exists()
+    left = {f.parent.name + f.name for f in tmp_path.glob("blobs/??/*")}
+    assert left == {name.hex() for name in names[1:]}
+    # A list that cannot be read may name anything: nothing goes.
+    torn = directory.new_data(3)
+    next(tmp_path.glob("data-*/partition=0/_blobs-*")).write_bytes(b"")
+    assert directory.remove_unnamed(directory.manifests()) == []
+    assert (tmp_path / torn).exists()
+    assert len(list(tmp_path.glob("blobs/??/*"))) == 2
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,8 @@ def part(draw: st.DrawFn, partition_id: int, *, has_parent: bool) -> Part:
         failover_log=tuple(draw(st.lists(entry, min_size=1, max_size=3))),
         rollback_to=draw(NUMBERS) if kind == "branched" else None,
         files=tuple(draw(st.lists(FILES, max_size=2))),
+        blobs=draw(st.none() | FILES),
+        missing_blobs=draw(st.sampled_from([0, 0, 3])),
     )
 
 
@@ -110,6 +113,8 @@ def test_what_is_missing_or_contradicts_itself_is_damage() -> None:
         lambda form: form["parts"][0].pop("branch"),
         lambda form: form["parts"][0]["files"][0].update(path="/etc/passwd"),
         lambda form: form["parts"][0]["files"][0].update(path="a/../../b"),
+        lambda form: form["parts"][0].update(blobs={**form["parts"][0]["files"][0], "path": "/a"}),
+        lambda form: form["parts"][0].update(missing_blobs=-1),
     ]
     assert read(one()).id == 2
     for damage in damages:
@@ -124,7 +129,7 @@ def test_bytes_that_are_no_manifest_are_refused(text: bytes) -> None:
         manifest_from_json(text, "m")
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"format": "tar"}, {"version": None}])
+@pytest.mark.parametrize("change", [{"version": 3}, {"format": "tar"}, {"version": None}])
 def test_another_version_is_not_guessed_at(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="use the release that wrote it") as refusal:
         read({**one(), **change})
@@ -137,3 +142,17 @@ def test_a_part_counts_its_rows_and_can_stand_for_what_it_builds_on() -> None:
     assert (manifest.row_count, manifest.part(1).row_count) == (6, 3)
     assert (full.kind, full.rollback_to, full.files) == ("full", None, ())
     assert full.position == manifest.part(1).position
+
+
+def test_a_backup_with_attachments_is_refused_by_releases_that_know_none() -> None:
+    form = one()
+    assert (form["version"], "blobs" in form["parts"][0]) == (1, False)
+    without = read(form)
+    listed = DataFile(path="a/_blobs", row_count=2, byte_count=64, sha256="0" * 64)
+    parts = (without.parts[0].with_blobs(listed, 3), without.parts[1])
+    form = json.loads(manifest_to_json(msgspec.structs.replace(without, parts=parts)))
+    assert form["version"] == 2
+    found = read(form)
+    assert (found.parts, found.missing_blobs) == (parts, 3)
+    assert found.parts[0].all_files == (*parts[0].files, listed)
+    assert found.parts[0].as_full([]).blobs is None
