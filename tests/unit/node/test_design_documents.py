@@ -33,7 +33,7 @@ async def test_documents_are_checked_and_kept(tmp_path):
         ({"validate_doc_update": "function ("}, "compilation_error"),
         ({"filters": {"a": "doc => 1", "b": "no function"}}, "compilation_error"),
         ({"updates": {"a": 1}}, "invalid_design_doc"),
-        ({"views": {"by": {}}}, "invalid_design_doc"),
+        ({"views": {"by": {"map": 7}}}, "invalid_design_doc"),
         ({"views": []}, "invalid_design_doc"),
         ({"views": {"by": {"map": "doc => 1"}}, "language": "cobol"}, "invalid_design_doc"),
         ({"views": {"by": {"map": "def f"}}, "language": "python"}, "invalid_design_doc"),

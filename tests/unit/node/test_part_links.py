@@ -83,7 +83,7 @@ async def failure(node: Answering) -> MillstreamError:
 
 async def test_pages_are_those_of_the_bucket() -> None:
     node = Answering(
-        b'{"live":1,"deleted":0,"purge_seqno":0,"file_bytes":7,"is_compacting":false}'
+        b'{"live":1,"deleted":0,"purge_seqno":0,"file_bytes":7,"active_bytes":5,"is_compacting":false}'
     )
     assert (await link_to(node).figures(WantedPart("u1", [0]))).file_bytes == 7
     await link_to(node).count_purge("u1", is_made=True)
