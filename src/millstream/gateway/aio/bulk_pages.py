@@ -39,6 +39,7 @@ from millstream.gateway.aio.answers import (
 )
 from millstream.gateway.aio.attaching import keep_inline
 from millstream.gateway.aio.documents_out import inline_text, parts_of, send_attachment_pieces
+from millstream.gateway.aio.local_pages import LOCAL_BYTES_MAX, parse_local
 from millstream.gateway.aio.parsing import parsed
 from millstream.gateway.aio.streaming import Turns, stream
 from millstream.gateway.aio.writing import Edit, Stored, write
@@ -75,6 +76,7 @@ class _Asked(NamedTuple):
 
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
+_LOCAL: Final = "_local/"
 
 
 # -- writing
@@ -84,13 +86,13 @@ async def _bulk_docs(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "write", bucket, instead="design")
     texts, is_replicated = await _sent_texts(request)
-    edits, refusals = await _edits(request, bucket, texts, is_replicated)
+    edits, told = await _edits(request, bucket, texts, is_replicated)
     is_durable = request.query.get("batch") != "ok"
     done = await write(request, bucket, edits, is_durable=is_durable)
     said, at = list[dict[str, Any]](), iter(zip(edits, done, strict=True))
-    for refusal in refusals:
-        if refusal is not None:
-            said.append(refusal)
+    for known in told:
+        if known is not None:
+            said += [known] if known else []
             continue
         edit, one = next(at)
         if isinstance(one, Stored):
@@ -127,19 +129,28 @@ def _check_count(count: int) -> None:
 async def _edits(
     request: web.Request, bucket: str, texts: Sequence[msgspec.Raw], is_replicated: bool
 ) -> tuple[list[Edit], list[dict[str, Any] | None]]:
-    """Return the changes, and for each text why it is none, or None.
+    """Return the changes, and for each text None, or what is said of it as it is none.
+
+    Local documents are none, and written here; what is said is empty where nothing is.
 
     Raises:
-        UsageError: an id is illegal where clients write: the whole request is refused.
+        UsageError: an id or a special member is illegal where clients write: the whole request
+            is refused.
     """
     documents = request.app[HOST].documents
     may = _Rights(request, bucket)
-    edits, refusals = list[Edit](), list[dict[str, Any] | None]()
+    edits, told = list[Edit](), list[dict[str, Any] | None]()
+    stays = list[tuple[int, str, bytes | None, int | None]]()
     turns = Turns()
     for text in texts:
         await turns.give()
-        sent = None
+        sent, local_id = None, None
         try:
+            if (local_id := _local_id(bytes(text))) is not None:
+                may.check(local_id)
+                stays.append((len(told), local_id, *_local(local_id, bytes(text))))
+                told.append({})
+                continue
             sent = await parsed(bytes(text))
             if sent.id is None and is_replicated:
                 raise UsageError("new_edits=false: a document needs _id", code="illegal_docid")
@@ -152,15 +163,44 @@ async def _edits(
                 kept = await keep_inline(documents, bucket, sent.attachments)
         except MillstreamError as error:
             is_bad_id = error.code == "illegal_docid"
-            if is_bad_id and not is_replicated:
+            if not is_replicated and (is_bad_id or error.code == "doc_validation"):
                 raise
             if is_bad_id:  # replicators go on after this one
                 error = AccessError(str(error), code="forbidden")
-            refusals.append(_refused(None if sent is None else sent.id, sent, error))
+            told.append(_refused(local_id if sent is None else sent.id, sent, error))
             continue
         edits.append(Edit(doc_id, sent, kept, is_replicated))
-        refusals.append(None)
-    return edits, refusals
+        told.append(None)
+    for place, local_id, body, rev in stays:
+        try:
+            number = await documents.write_local(bucket, local_id.removeprefix(_LOCAL), body, rev)
+        except MillstreamError as error:
+            told[place] = _refused(local_id, None, error)
+        else:
+            said = {"ok": True, "id": local_id, "rev": f"0-{number}"}
+            told[place] = {} if is_replicated else said
+    return edits, told
+
+
+class _Named(msgspec.Struct):
+    id: str | None = msgspec.field(name="_id", default=None)
+
+
+def _local_id(text: bytes) -> str | None:
+    """Return the id of a document that stays in its database; None: it is another one."""
+    if b"_local" not in text:
+        return None
+    try:
+        named = msgspec.json.decode(text, type=_Named).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # `parsed` says why
+    return named if named is not None and named.startswith(_LOCAL) else None
+
+
+def _local(local_id: str, text: bytes) -> tuple[bytes | None, int | None]:
+    if len(text) > LOCAL_BYTES_MAX:
+        raise UsageError(f"a local document has at most {LOCAL_BYTES_MAX} bytes", code="too_large")
+    return parse_local(text, local_id.removeprefix(_LOCAL))
 
 
 class _Rights:

@@ -31,7 +31,6 @@ async def test_answers_are_in_order(client, open_host, body):
         {"_id": "a"},
         {},
         {"_id": "a", "n": 1},
-        {"_id": "b", "_x": 1},
         {"_id": "c", "_rev": "1-a"},
         7,
     ]
@@ -42,7 +41,6 @@ async def test_answers_are_in_order(client, open_host, body):
     told = [(one["id"], one.get("rev"), one["error"]) for one in refused]
     assert told == [
         ("a", None, "conflict"),
-        (None, None, "doc_validation"),
         ("c", "1-a", "conflict"),
         (None, None, "bad_request"),
     ]
@@ -52,7 +50,7 @@ async def test_answers_are_in_order(client, open_host, body):
     assert open_host.documents.durable_waits == 1
 
 
-@pytest.mark.parametrize("bad", ["", "_x", "_local/x", "_design/", "x" * 251, 7, None])
+@pytest.mark.parametrize("bad", ["", "_x", "_local", "_design/", "x" * 251, 7, None])
 async def test_an_illegal_id(client, open_host, body, bad):
     docs = [{"_id": "a", "_rev": "1-a"}, {"_id": bad, "_rev": "1-a"}, {"_id": "b", "_rev": "1-b"}]
     assert (await bulk(client, body, docs, 400))["error"] == "illegal_docid"
@@ -60,6 +58,43 @@ async def test_an_illegal_id(client, open_host, body, bad):
     [refused] = await bulk(client, body, docs, new_edits=False)
     assert refused["error"] == "forbidden"
     assert set(open_host.documents.database("orders").documents) == {"a", "b"}
+
+
+async def test_a_special_member_that_nobody_knows(client, open_host, body):
+    docs = [{"_id": "_local/a"}, {"_id": "a", "_rev": "1-a"}, {"_id": "b", "_rev": "1-b", "_x": 1}]
+    assert (await bulk(client, body, docs, 400))["error"] == "doc_validation"
+    assert open_host.documents.database("orders").documents == {}
+    await body(await client.get("/orders/_local/a"), 404)
+    [refused] = await bulk(client, body, docs, new_edits=False)
+    assert refused["error"] == "doc_validation"
+    assert set(open_host.documents.database("orders").documents) == {"a"}
+    await body(await client.get("/orders/_local/a"))
+
+
+async def test_local_documents_among_others(client, body, monkeypatch):
+    monkeypatch.setattr("millstream.gateway.aio.bulk_pages.LOCAL_BYTES_MAX", 1000)
+    docs = [{"_id": "_local/a", "n": 1}, {"_id": "a"}, {"_id": "_local/b"}]
+    told = await bulk(client, body, docs)
+    assert [(one["id"], one["rev"][:2]) for one in told] == [
+        ("_local/a", "0-"),
+        ("a", "1-"),
+        ("_local/b", "0-"),
+    ]
+    assert (await body(await client.get("/orders/_local/a")))["n"] == 1
+    again = [
+        {"_id": "_local/a", "_rev": "0-1", "_deleted": True},
+        {"_id": "_local/b", "_rev": "0-7"},
+        {"_id": "_local/c", "_rev": "1-a"},
+        {"_id": "_local/d", "x": "x" * 1000},
+    ]
+    deleted, *refused = await bulk(client, body, again)
+    assert (deleted["ok"], deleted["rev"]) == (True, "0-0")
+    assert [(one["id"], one["error"]) for one in refused] == [
+        ("_local/b", "conflict"),
+        ("_local/c", "bad_request"),
+        ("_local/d", "too_large"),
+    ]
+    await body(await client.get("/orders/_local/a"), 404)
 
 
 async def test_only_refusals_of_a_peers_revisions_are_told(client, body):
