@@ -152,7 +152,8 @@ class RevisedDocuments:
             raise UsageError(
                 f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
             )
-        _check_blobs(partition, key, sidecar)
+        if document is None or any(one.attachments for one in document.contents.values()):
+            _check_blobs(partition, key, sidecar)
         frame = write_document(partition, key, value, sidecar, now_ns)
         if isinstance(frame, Status):
             raise not_now(f"it is refused: {frame.name.lower()}")
