@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from node_process import NodeProcess
+from node_process import NodeProcess, kept_ports
+from nodes_with_map import activate_first, give_map
 from npm_peers import FOLDER, node_program
 from token_issuer import RULES, claims, jwks, token
 
@@ -38,6 +40,18 @@ def guarded_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProce
     with NodeProcess(folder / "node", *options) as running:
         yield running
         assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NodeProcess]]:
+    """Nodes that share what buckets they are given."""
+    folder = tmp_path_factory.mktemp("pouchdb-nodes")
+    nodes = {
+        name: NodeProcess(folder / name, "--no-memcached", *kept_ports()).start() for name in "ab"
+    }
+    yield nodes
+    for node in nodes.values():
+        node.kill()
 
 
 def play(node: NodeProcess, scene: str, *more: str) -> Any:
@@ -69,6 +83,15 @@ def test_it_pulls_everything_there_is(open_node: NodeProcess) -> None:
 
 def test_two_of_them_stay_in_step(open_node: NodeProcess) -> None:
     assert play(open_node, "live") == {"same": True}
+
+
+@pytest.mark.parametrize("scene", ["push", "pull", "live"])
+def test_any_node_will_do(two_nodes: dict[str, NodeProcess], scene: str) -> None:
+    rows = [["a"], ["b"], ["a"], ["b"]]
+    give_map(two_nodes, scene, rows, uuid=uuid4().hex)
+    activate_first(two_nodes, scene, rows)
+    seen = play(two_nodes["a"], scene, f"{two_nodes['b'].http}/{scene}")
+    assert seen["same"]
 
 
 def test_it_pulls_a_part(open_node: NodeProcess) -> None:

@@ -127,9 +127,10 @@ const scenes = {
     return { first, again, more, same: same(await picture(local), await picture(remote)) };
   },
 
+  // The second one may have another address of the same database.
   async live() {
     const [one, two] = [fresh(), fresh()];
-    const syncs = [one.sync(url, { live: true }), two.sync(url, { live: true })];
+    const syncs = [one.sync(url, { live: true }), two.sync(rest[0] || url, { live: true })];
     for (let n = 0; n < 20; n += 1) {
       await one.put({ _id: `one-${n}` });
       await two.put({ _id: `two-${n}` });
