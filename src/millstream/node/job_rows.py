@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from millstream.documents.json_text import parse
 from millstream.errors import UnavailableError
 from millstream.gateway.core.changes import ChangesQuery
 from millstream.gateway.core.changes_rows import RowMaker
@@ -145,10 +146,20 @@ class JobRows:
             walk.close()
 
     def _row(self, partition: int, text: bytes) -> JobRow:
-        row = msgspec.json.decode(b'{"seq":0' + text)
-        doc_id, doc = row["id"], None if row.get("deleted") else row["doc"]
-        key = _state_key(doc_id, partition, self.partition_count)
-        return JobRow(partition, key, doc_id, row["changes"][0]["rev"], doc)
+        row = _row_of(b'{"seq":0' + text)
+        doc = None if row.deleted else parse(bytes(row.doc))
+        key = _state_key(row.id, partition, self.partition_count)
+        return JobRow(partition, key, row.id, row.changes[0]["rev"], doc)
+
+
+class _Row(msgspec.Struct):
+    id: str
+    changes: list[dict[str, str]]
+    deleted: bool = False
+    doc: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_row_of: Final = msgspec.json.Decoder(_Row).decode
 
 
 def _state_key(doc_id: str, partition: int, partition_count: int) -> str:

@@ -109,6 +109,12 @@ async def test_documents_are_told_as_they_change(reader: Reader) -> None:
         assert reader.partitions[name] == partition_of(name.encode(), PARTITIONS)
 
 
+async def test_numbers_of_any_size_end_nothing(reader: Reader) -> None:
+    await reader.write("d0", text=b'{"n":%b}' % (b"9" * 5000))
+    await reader.write("d1")
+    await reader.until(lambda: reader.here.keys() == {"d0", "d1"})
+
+
 async def test_a_partition_that_goes_takes_its_documents_along(reader: Reader) -> None:
     gone, stays = at(1), at(2)
     await reader.write(*gone, *stays)

@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import parse
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.tokens import Vector
 from millstream.documents.tree import Leaf
@@ -338,7 +339,7 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
         matches = parse_selector(asked.selector).matches
 
         async def match(texts: Sequence[bytes]) -> list[bool]:
-            return [matches(msgspec.json.decode(text)) for text in texts]
+            return [matches(parse(text)) for text in texts]
 
         return match
     if asked.kind == "view":

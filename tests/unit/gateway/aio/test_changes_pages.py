@@ -168,6 +168,15 @@ async def test_an_event_source(client, bucket):
     assert (await again.text()).split("\n") == found[3:]
 
 
+async def test_a_selector_meets_numbers_of_any_size(client, bucket, body):
+    bucket.partitions[1].put(b"large", b'{"n":%b}' % (b"9" * 5000))
+    bucket.flush()
+    for selector, ids in (({"n": {"$gt": 1}}, ["large"]), ({"n": 1}, [])):
+        asked = {"json": {"selector": selector}}
+        found = await body(await client.post(URL + "?filter=_selector", **asked))
+        assert [row["id"] for row in found["results"]] == ids
+
+
 async def test_some_ids_and_design_documents(client, bucket, body):
     bucket.write(0, "abc")
     bucket.partitions[1].put(b"_design/d", b"{}")
