@@ -393,7 +393,9 @@ def test_while_a_node_is_killed_nothing_is_lost_or_made_twice(make_node: MakeNod
     counters.check()
 
 
-def test_after_partitions_have_moved(nodes: BucketNodes) -> None:
+def test_after_partitions_have_moved(make_node: MakeNode) -> None:
+    nodes = BucketNodes([make_node("--no-memcached", name=name) for name in NAMES], ROWS)
+    nodes.promote("a")
     ids = [f"moved-{n}" for n in range(60)]
     local = id_at("b", "_local/moved")
     photo = bytes(range(200)) * 50
