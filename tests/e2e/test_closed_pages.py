@@ -30,8 +30,12 @@ READ_BY_POST = (
     "_coverage/verify", "_dbs_info",
 )  # fmt: skip
 """Ends of addresses where a POST changes nothing."""
-FILLED = {"db": "orders", "name": "orders", "bucket": "orders", "design": "kept", "number": "0"}
+FILLED = {
+    "db": "orders", "name": "orders", "bucket": "orders", "design": "kept", "number": "0",
+    "rest": "_x", "sha256": "0" * 64,
+}  # fmt: skip
 """Of the parts of addresses; all others are `x`."""
+OTHERS_USER = "/_users/kept"
 IDS = ("kept", "_design/kept", "_local/kept")
 
 
@@ -50,7 +54,7 @@ def addresses() -> list[tuple[str, str]]:
             filled = form.format(**values)
             if pattern.fullmatch(filled):
                 if route.method != "HEAD":  # is the same page as GET
-                    found.add((route.method, filled))
+                    found.add(("POST" if route.method == "*" else route.method, filled))
                 break
         else:
             raise AssertionError(f"{form}: no address was found; add to FILLED")
@@ -147,6 +151,8 @@ def test_a_reader_reads(client: RawHttp) -> None:
         if not reads or "/_millstream/" in path or path.startswith(("/_replic", "/_scheduler")):
             if found.status < 300:
                 assert method == "GET", (method, path, found)
+            elif path == OTHERS_USER:  # it is not told whether there is one
+                assert (found.status, refusal(found)) == (404, "not_found"), (method, path, found)
             else:
                 assert (found.status, refusal(found)) == (403, "forbidden"), (method, path, found)
 

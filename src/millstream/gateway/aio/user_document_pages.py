@@ -138,6 +138,8 @@ async def _put(request: web.Request) -> web.Response:
     doc_id = request.match_info.get(_ID)
     if doc_id is not None:
         _may_change(request, user_name(doc_id))
+    elif request[USER] is None and not _is_admin(request):
+        raise AccessError("log in first", code="unauthorized")
     if request.query.get("new_edits", "true") != "true":
         raise UsageError("users have no revisions of others", code="not_supported")
     name, sent = parse_user(await read_body(request, USER_DOCUMENT_BYTES_MAX), doc_id)
