@@ -118,9 +118,9 @@ types: $(TEST) ## mypy --strict
 unit: $(TEST) accelerator ## unit tests and scenarios
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 
-quick: lint types unit ## lint, types, unit tests, scenarios (2 to 3 min)
+quick: lint types unit ## lint, types, unit tests, scenarios (5 min)
 
-test: lint types accelerator java ## everything but the outside clients that are not installed (about 15 min)
+test: lint types accelerator java ## everything but the outside clients that are not installed (about 25 min)
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 	@$(if $(WIDE_SUITES),$(PYTEST) $(PARALLEL) $(WIDE_SUITES))
 	@$(PYTEST) -m 'not slow' tests/pipelines
