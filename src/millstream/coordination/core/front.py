@@ -44,8 +44,8 @@ from millstream.coordination.core.front_prefixes import (
     prefixes_of,
 )
 from millstream.coordination.core.listener import BARRED, Listener
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.namespace.admission import forced
-from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.transactions import Transaction
 from millstream.coordination.core.register_commands import Parser, Wish
@@ -82,7 +82,7 @@ SECRET_BYTES: Final = 16
 """Of what has to be known to go on with a session on another connection."""
 _OF_BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 """What begins lines of HTTP: behind them comes what a page had a browser say, not its user."""
-_BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"}
+_BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"QUIT", b"RESET"}
 _NO_GROUPS: Final[tuple[bytes, ...]] = ()
 _OF_ADMINS: Final = (ADMINS,)
 _BESIDE_TRANSACTION: Final = frozenset((b"EXEC", b"DISCARD", b"MULTI", b"RESET", b"QUIT"))
@@ -209,7 +209,7 @@ class Front:
         self.transaction: Transaction | None = None
         """What is collected since MULTI."""
         self._seen: dict[int, int] = {}
-        self.listener = Listener(self.wake)
+        self.listener = Listener(self.wake, self.sessions)
         """What is told here without being asked."""
         self._then: Callable[[], None] | None = None
 

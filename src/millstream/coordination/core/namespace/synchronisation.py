@@ -147,6 +147,14 @@ class Synchronisation(Family):
         text = b" ".join((path, rival.mode.name.encode(), claim.client, token))
         raise Refused("LOCKED", text.decode())
 
+    def writer(self, element: int) -> bytes:
+        """Return the client that has a WRITE lock on an element or above it, if any has."""
+        if len(self.claims):
+            for number in self._elements.line(element):
+                for _, claim in self.claims.of(number, Phase.HELD, Mode.WRITE):
+                    return claim.client
+        return b""
+
     def check_token(self, token: Version) -> None:
         """Raise FENCED unless this is the token of what is held now, by anybody, anywhere."""
         if not self.claims.is_current(token):
@@ -218,7 +226,8 @@ class Synchronisation(Family):
         except Refused:
             run.roll_back(mark)
         else:
-            self._elements.tell(run, b"put", element, data)
+            # ELECT LEADER shows it to everybody who may read the element.
+            self._elements.tell(run, b"put", element, data, is_public=True)
 
     def come_again(self, run: Run, name: bytes) -> bytes:
         """Answer a request that waits and was logged again."""
