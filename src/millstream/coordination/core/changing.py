@@ -5,7 +5,8 @@ Invariants:
    has just answered; so the next epoch begins at once, and a wrong address fails before anything
    has changed.
 2. A primary that hands over first lets the other one come up to the end of its log, with requests
-   waiting meanwhile; so nothing that was logged is left in doubt.
+   waiting meanwhile; so nothing that was logged is left in doubt. It does so only while the other
+   one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
 3. Whoever asked is answered once; a wait is at most `CHANGE_MS_MAX`.
 
 Elsewhere: how an epoch ends (`epochs`), how a view does (`views`).
@@ -16,6 +17,7 @@ Source: Liskov and Cowling 2012, section 7; V2R2, "Reconfiguration".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from millstream.coordination.core.configuration import SIZES
@@ -146,10 +148,12 @@ class Changing(Epochs):
 
     def is_ready(self, member: bytes) -> bool:
         """Return whether it lives and is nearly as far as the primary."""
-        heard = (
-            member == self.id or self.now_ms - self.heard_at(member) <= READY_BEATS * self.beat_ms
-        )
-        return heard and self.lag(member) <= LAG_MAX
+        return not self._is_silent(member) and self.lag(member) <= LAG_MAX
+
+    def _is_silent(self, member: bytes, since_ms: float = -inf) -> bool:
+        """Return whether it has not answered for some beats, nor for so long since a moment."""
+        heard_ms = self.now_ms if member == self.id else max(self.heard_at(member), since_ms)
+        return self.now_ms - heard_ms > READY_BEATS * self.beat_ms
 
     def _lags(self, members: list[bytes]) -> bytes:
         return b" ".join(
@@ -197,7 +201,8 @@ class Changing(Epochs):
         move = self._move
         if move is None or self.suspended:
             return
-        if self.now_ms - move.since_ms > MOVE_MS_MAX:
+        is_late = self.now_ms - move.since_ms > MOVE_MS_MAX
+        if is_late or self._is_silent(move.node, move.since_ms):
             self._end_move(Code.NOTREADY, self._lags([move.node]))
             self.release_held()
             return

@@ -87,7 +87,11 @@ def _make(
 ) -> bytes:
     elements = job.state.elements
     is_sequential, is_ephemeral = b"SEQUENTIAL" in flags, b"EPHEMERAL" in flags
-    if not is_sequential and elements.find(path) is not None:
+    there = None if is_sequential else elements.find(path)
+    if there is not None:
+        found = elements.there(there).type
+        if found is not kind.type:
+            raise Refused("WRONGTYPE", f"{joined(path).decode()} is a {found.name}")
         return EXISTS
     if is_ephemeral and not job.asker.session:
         raise Refused("ERR", "an ephemeral element needs a session")
