@@ -187,12 +187,15 @@ class ClientRequests:
         shown, pool = {}, self._pool.pool
         for group_id, runner in sorted(self._groups.items()):
             report = runner.replica.report()
+            lags = [lag for _, lag in report.lags]
             if group_id not in pool.tables.foundings:
                 continue
             shown[f"group_{pool.name_of(group_id)}"] = (
                 f"role={report.role},status={report.status},epoch={report.epoch},"
                 f"view={report.view},op={report.op_lsn},commit={report.commit_lsn},"
-                f"sessions={report.sessions}"
+                f"sessions={report.sessions},quorum_ok={report.is_quorum_ok:d},"
+                f"fault_tolerance={report.fault_tolerance},lag={max(lags, default=0)},"
+                f"trouble={report.trouble.replace(',', ';')}"
             )
         return {"coordination": {"node_id": pool.id.hex(), **shown}}
 

@@ -148,9 +148,9 @@ class Changing(Epochs):
 
     def is_ready(self, member: bytes) -> bool:
         """Return whether it lives and is nearly as far as the primary."""
-        return not self._is_silent(member) and self.lag(member) <= LAG_MAX
+        return not self.is_silent(member) and self.lag(member) <= LAG_MAX
 
-    def _is_silent(self, member: bytes, since_ms: float = -inf) -> bool:
+    def is_silent(self, member: bytes, since_ms: float = -inf) -> bool:
         """Return whether it has not answered for some beats, nor for so long since a moment."""
         heard_ms = self.now_ms if member == self.id else max(self.heard_at(member), since_ms)
         return self.now_ms - heard_ms > READY_BEATS * self.beat_ms
@@ -202,7 +202,7 @@ class Changing(Epochs):
         if move is None or self.suspended:
             return
         is_late = self.now_ms - move.since_ms > MOVE_MS_MAX
-        if is_late or self._is_silent(move.node, move.since_ms):
+        if is_late or self.is_silent(move.node, move.since_ms):
             self._end_move(Code.NOTREADY, self._lags([move.node]))
             self.release_held()
             return
@@ -226,9 +226,10 @@ class Changing(Epochs):
     # ---- when things happen
 
     def tick_primary(self) -> None:
-        """Also see whether what was asked for can be done now."""
+        """Also see how many may fail, and whether what was asked for can be done now."""
         super().tick_primary()
         if self.leading:
+            self.fault_tolerance = max(0, sum(map(self.is_ready, self.members)) - self.quorum)
             self.tick_pupils()
             self._go_on_changing()
             self._go_on_moving()
