@@ -319,6 +319,21 @@ def test_so_many_reads_are_under_way_as_their_replies_allow() -> None:
     assert flow(client, 1000) == TURN_REQUESTS_MAX
 
 
+def test_replies_that_wait_behind_another_one_are_counted_at_once() -> None:
+    client = Client()
+    first, second, third = (client.front.slot() for _ in range(3))
+    told = client.told
+    second.text = b"+x\r\n"
+    client.front.filled(second)
+    assert client.told == told  # little waits: the first reply will say so
+    third.text = b"x" * OUT_BYTES_MAX
+    client.front.filled(third)
+    assert client.told == told + 1
+    first.text = b"+x\r\n"
+    client.front.filled(first)
+    assert len(client.heard()) == OUT_BYTES_MAX + 8
+
+
 def test_what_is_read_and_cannot_be_kept_is_refused() -> None:
     client = Client()
     client.backend.holds = True
