@@ -1,9 +1,10 @@
 """What an operator asks of a group: other members, another primary.
 
 Invariants:
-1. An epoch is ended only when a quorum of the next members is nearly as far as the primary and
-   has just answered; so the next epoch begins at once, and a wrong address fails before anything
-   has changed.
+1. An epoch is ended only when every new member, and a quorum of the next members, is nearly as far
+   as the primary and has just answered; so the next epoch begins at once, and a wrong address fails
+   before anything has changed. The next members survive as many losses at that moment as those of
+   now, or as many as their number allows.
 2. A primary that hands over first lets the other one come up to the end of its log, with requests
    waiting meanwhile; so nothing that was logged is left in doubt. It does so only while the other
    one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
@@ -113,7 +114,7 @@ class Changing(Epochs):
             return self._end_change(Code.BADCONFIG, self._too_old(too_old[0]))
         late = [member for member in change.members if not self.is_ready(member)]
         is_known = self.state_format == 1 or all(map(self._is_known, change.members))
-        if is_known and len(change.members) - len(late) > len(change.members) // 2:
+        if is_known and self._may_begin(change.members, late):
             change.is_logged = True
             return self.close_epoch(change.members)
         reached = sum(self.acknowledged(member) for member in late)
@@ -122,6 +123,14 @@ class Changing(Epochs):
         if self.now_ms - change.near_ms > WARM_MS:
             return self._end_change(Code.NOTREADY, self._lags(late))
         return None
+
+    def _may_begin(self, members: tuple[bytes, ...], late: list[bytes]) -> bool:
+        """Return whether an epoch of these members survives as much as the one of now."""
+        if any(member not in self.members for member in late):
+            return False
+        most = (len(members) - 1) // 2
+        survived = most - len(late)
+        return survived >= min(self.fault_tolerance, most)
 
     def _is_known(self, node: bytes) -> bool:
         return node in self.members or self.format_of_pupil(node) > 0
