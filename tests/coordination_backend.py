@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordination_logs import GROUP
-from millstream.coordination.core.backend import Done, Principal, UserChange, ValueDone, Where
+from millstream.coordination.core.backend import (
+    NO_ASKER,
+    Done,
+    Principal,
+    UserChange,
+    ValueDone,
+    Where,
+)
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import GENESIS, NOBODY, Body, Kind, chain
 from millstream.coordination.core.front import Front
@@ -14,6 +21,7 @@ from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.register import Registers, StateMachine
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
@@ -139,7 +147,7 @@ class RegisterBackend:
     def where(self, gid: int) -> Where:
         return Where(3, 7, self.address) if gid == 0 else Where()
 
-    def vds(self, argv: tuple[bytes, ...]) -> bytes:
+    def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
         return mapping(((b"/", integer(len(argv))),))
 
     def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:

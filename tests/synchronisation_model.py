@@ -181,17 +181,39 @@ class Model:
             return "LOCKED"
         if wait:
             return self.join(wait)
-        if is_upgrade and any(
-            w.is_first
-            and w.session != who
-            and overlap(e.path, o.path)
-            and "WRITE" in (mode, w.kind)
-            for w in self.waits
-            for o in w.elements
-            for e in elements
-        ):
+        if self.waits_for_itself(mode, elements, is_first=is_upgrade):
             return "DEADLOCK"
         return self.queue(mode, elements, is_first=is_upgrade)
+
+    def waits_for_itself(self, mode: str, elements: list[Element], *, is_first: bool) -> bool:
+        """Whether a wait for this closes a cycle through a lock that the session holds."""
+        new = Wait(mode, self.session, elements, [self.csn], is_first)
+        behind, seen = [new], []
+        while behind:
+            wait = behind.pop()
+            seen.append(wait)
+            at = self.waits.index(wait) if wait in self.waits else len(self.waits)
+            holders = {
+                s for e in self.elements.values() for s, (m, _) in e.holders.items()
+                if s != wait.session and self.meets(wait, m, e)
+            }  # fmt: skip
+            if wait is not new and self.session in holders:
+                return True
+            before = [] if wait.is_first else self.waits[:at]
+            met = [w for w in self.waits if w.session not in (wait.session, self.session)
+                   and w.kind in ("READ", "WRITE") and (w.offer or w in before)
+                   and any(self.meets(wait, w.kind, e) for e in w.elements)]  # fmt: skip
+            next_ones = [w for w in met if not w.offer]
+            owners = holders | {w.session for w in met if w.offer}
+            next_ones += [w for w in self.waits if w.session in owners and not w.offer
+                          and w.kind in ("READ", "WRITE")]  # fmt: skip
+            behind += [w for w in next_ones if w not in seen]
+        return False
+
+    def meets(self, wait: Wait, mode: str, element: Element) -> bool:
+        return "WRITE" in (wait.kind, mode) and any(
+            overlap(element.path, e.path) for e in wait.elements
+        )
 
     def covered(self, who: int, element: Element, mode: str) -> bool:
         held = [o.holders[who][0] for o in self.elements.values()

@@ -35,7 +35,7 @@ from millstream.coordination.core.messages import (
     TooOld,
     encode,
 )
-from millstream.coordination.core.namespace.permissions import ADMINS
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.pool_file import Hosted, NodeFile, Phase, encode_node_file
 from millstream.coordination.core.pool_messages import (
     Address,

@@ -17,9 +17,9 @@ from coordination_fuzz.choices import Choices
 from coordination_fuzz.commands import ADMITTED, FORMS, Inventor
 from millstream.coordination.core.entries import Body, Entry, Kind
 from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands import Words
-from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import wish_of

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from coordination_sim.lines import Line
 from coordination_sim.loop import Loop
 from coordination_sim.rights import Users
-from millstream.coordination.core.backend import Done, Where
+from millstream.coordination.core.backend import NO_ASKER, Done, Where
 from millstream.coordination.core.effects import Code, Read, Reply, Request, Resume, Touch
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.front import Front
@@ -25,7 +25,7 @@ from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.paths import Path
-from millstream.coordination.core.namespace.run import Notice
+from millstream.coordination.core.namespace.run import Asker, Notice
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.values import mapping
 from namespace_truth import require
@@ -180,7 +180,7 @@ class Door:
         leader = self.guests.world.network.machines[replica.primary]
         return Where(replica.epoch, replica.view, f"node{leader.number}:{PORT}")
 
-    def vds(self, argv: tuple[bytes, ...]) -> bytes:
+    def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
         return mapping(())
 
     def _ask(self, event: Any, done: Done) -> None:

@@ -4,8 +4,8 @@ Invariants:
 1. What is told is what the committed entries did, each part once, in order; what is missed is
    said: `HISTORY_LOST`. `progress` and `overrun` never name what was not told.
 2. A change that succeeded is told of by its own entry.
-3. Who is a user is told nothing more behind the entry that took the right to read from it, and
-   that it is denied only where it may not.
+3. A user is told what it could read as of each entry and nothing else, also of the entry that took
+   the right to read from it, and that it is denied only where it may not.
 """
 
 from __future__ import annotations
@@ -133,12 +133,24 @@ class Hearer:
         """Whether it has heard all that there is, if it may."""
         if self.user and not self._may(self.world.truth.end, self.world.truth.end):
             return True
+        self._pass_hidden(len(self.told.lsns))
         return self.at == len(self.told.lsns)
 
     def _may(self, first: int, last: int) -> bool:
         """Whether it may read behind each of these entries."""
         rights = self.guests.shadow.truth.rights
         return rights.may_between(self.user, self.path, READ, first, last)
+
+    def _is_hidden(self, text: bytes) -> bool:
+        """Whether what is told of is about the element itself and its user could not read it."""
+        message = json.loads(text)
+        lsn, is_itself = message["lsn"], message["path"] == self.told.root.decode()
+        return bool(self.user) and is_itself and not self._may(lsn, lsn)
+
+    def _pass_hidden(self, end: int) -> None:
+        """Go on behind what this user is not told."""
+        while self.at < end and self._is_hidden(self.told.texts[self.at]):
+            self.at += 1
 
     def go_on_later(self) -> None:
         """Hang up, and try another node."""
@@ -176,8 +188,9 @@ class Hearer:
     def _hear(self, text: bytes) -> None:
         message = json.loads(text)
         op, lsn = message["op"], message["lsn"]
+        self._pass_hidden(self.told.behind(lsn))
         if self.user and op != "denied":
-            may = self._may(self.since + 1, lsn - 1)
+            may = self._may(self.since + 1, lsn)
             require(may, f"{self.user} is told {text!r}, and may not hear that")
         if op == "denied":
             require(not self._may(lsn, lsn), f"{self.user} may hear {lsn}, and is denied that")

@@ -19,7 +19,7 @@ from millstream.coordination.core.client_table import Past, Verdict
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.listener import Listener
 from millstream.coordination.core.member import Member
-from millstream.coordination.core.namespace import marks, subscribing, tree
+from millstream.coordination.core.namespace import audience, marks, subscribing, tree
 from millstream.coordination.core.namespace.audience import Audience
 from millstream.coordination.core.namespace.claims import Mode
 from millstream.coordination.core.namespace.elements import Elements, key_of
@@ -27,6 +27,7 @@ from millstream.coordination.core.namespace.marks import Marks
 from millstream.coordination.core.namespace.permissions import Permissions
 from millstream.coordination.core.namespace.queue_items import QueueItems
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
+from millstream.coordination.core.namespace.updates import Sight
 from millstream.coordination.core.namespace.waits import Waits
 from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.values import OK
@@ -311,6 +312,10 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     "ns_denied": (
         "Who may not read any more goes on to hear.", instead(Audience, "deny", _nothing),
         ("and may not hear that",), LEADERS,
+    ),
+    "ns_unchecked": (
+        "Who could not read an element as of an entry hears what it did.",
+        instead(audience, "seen_by", lambda *_: Sight.ALL), ("and may not hear that",), LEADERS,
     ),
     "ns_quiet": (
         "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,

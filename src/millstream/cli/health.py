@@ -162,7 +162,12 @@ def _coordination_warnings(node: Figures) -> Iterator[str]:
         )
     if node.get("coord_disk_full"):
         yield "coordination waits for space on the disk: make room"
-    if impaired := node.get("coord_groups_impaired"):
+    if stuck := node.get("coord_groups_stuck"):
+        yield (
+            f"{stuck:g} coordination groups have not worked here for 10 seconds: the log and "
+            "`millstream cluster status` say why"
+        )
+    elif impaired := node.get("coord_groups_impaired"):
         yield (
             f"{impaired:g} coordination groups have no quorum or hear no primary: are the other "
             "nodes there? `millstream cluster status` knows"

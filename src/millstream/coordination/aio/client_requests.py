@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 from millstream.coordination.aio.group_runner import GroupRunner
 from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.aio.pool_runner import PoolRunner
-from millstream.coordination.core.backend import Done, ValueDone, Where
+from millstream.coordination.core.backend import NO_ASKER, Done, ValueDone, Where
 from millstream.coordination.core.effects import Code, Reply, Resume
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.forcing import FORCE, without_force
 from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.pool_replies import coord_of
@@ -173,9 +174,9 @@ class ClientRequests:
                 return Where(seen.epoch, seen.view, coord_of(pool.tables, seen.primary) or "")
         return Where()
 
-    def vds(self, argv: tuple[bytes, ...]) -> bytes:
-        """Return the map of groups."""
-        return self._pool.pool.vds(argv)
+    def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
+        """Return the map of groups, or of namespaces that the asker may read."""
+        return self._pool.pool.vds(argv, lambda root: self._namespaces.may_see(root, asker))
 
     def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
         """Carry out an administrator's command."""
@@ -186,12 +187,15 @@ class ClientRequests:
         shown, pool = {}, self._pool.pool
         for group_id, runner in sorted(self._groups.items()):
             report = runner.replica.report()
+            lags = [lag for _, lag in report.lags]
             if group_id not in pool.tables.foundings:
                 continue
             shown[f"group_{pool.name_of(group_id)}"] = (
                 f"role={report.role},status={report.status},epoch={report.epoch},"
                 f"view={report.view},op={report.op_lsn},commit={report.commit_lsn},"
-                f"sessions={report.sessions}"
+                f"sessions={report.sessions},quorum_ok={report.is_quorum_ok:d},"
+                f"fault_tolerance={report.fault_tolerance},lag={max(lags, default=0)},"
+                f"trouble={report.trouble.replace(',', ';')}"
             )
         return {"coordination": {"node_id": pool.id.hex(), **shown}}
 

@@ -317,7 +317,10 @@ class Coordinator:
         return {
             "coord_groups": len(reports),
             "coord_groups_leading": sum(one.role == "primary" for one in reports),
-            "coord_groups_impaired": sum(not one.is_quorum_ok for one in reports),
+            "coord_groups_impaired": sum(
+                not one.is_quorum_ok or bool(one.trouble) for one in reports
+            ),
+            "coord_groups_stuck": sum(one.is_stuck for one in reports),
             "coord_groups_diverged": sum(one.is_diverged for one in reports),
             "coord_fault_tolerance": min((one.fault_tolerance for one in reports), default=0),
             "coord_lag": max((lag for one in reports for _, lag in one.lags), default=0),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -85,8 +86,9 @@ class GroupClients:
         """Return the client of the group that has a path; it has a session of its own there."""
         root = root_of(path)
         if root and root not in self._where:
-            found = await self.raw.execute(b"VDS", b"/", is_change=False)
-            self._where = places_of(found)
+            with suppress(MissingError):  # then the system group says that there is none
+                found = await self.raw.execute(b"VDS", root.encode(), is_change=False)
+                self._where |= places_of(found)
         group = self._where.get(root, _SYSTEM)
         if group not in self._groups:
             self._groups[group] = raw = self._made(group)

@@ -88,7 +88,7 @@ class GroupRunner:
         self.replica = Replica(machine, random.SystemRandom().random)
         self._send, self._on_fatal, self._on_change = send, on_fatal, on_change
         self._state: tuple[Status, Configuration, int, bool] | None = None
-        self._contradiction = ""
+        self._contradiction, self._is_stuck = "", False
         self._journal: JournalThread | None = None
         self._loop = asyncio.get_running_loop()
         self._tickets = count(1)
@@ -237,6 +237,16 @@ class GroupRunner:
                 "a member of coordination group %s heard what cannot be, and does not take it: %s",
                 replica.group_id.hex(), self._contradiction,
             )  # fmt: skip
+        report = replica.report() if replica.troubled or self._is_stuck else None
+        if report is not None and report.is_stuck != self._is_stuck:
+            self._is_stuck = report.is_stuck
+            if report.is_stuck:
+                _LOG.error(
+                    "coordination group %s cannot work on this node: %s",
+                    replica.group_id.hex(), report.trouble,
+                )  # fmt: skip
+            else:
+                _LOG.warning("coordination group %s works again", replica.group_id.hex())
         leads = replica.leading and not replica.suspended
         state = replica.status, replica.configuration, replica.view, leads
         if state != self._state:

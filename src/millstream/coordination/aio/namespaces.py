@@ -27,8 +27,10 @@ from millstream.coordination.core.backend import Done
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.access_lists import READ, passes
 from millstream.coordination.core.namespace.configuration import GLOBAL
 from millstream.coordination.core.namespace.names import NAMES_MAX, OWN, Standing
+from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.settling import Ask, Settled, Settler, wanted_of
 from millstream.coordination.core.namespace.state import State
 from millstream.coordination.core.pool_effects import FIRST_GROUP, Posted
@@ -102,6 +104,18 @@ class Namespaces:
         runner = self._called(gid)
         root = path[1:].partition(b"/")[0]
         return runner is None or state_of(runner).elements.find((root,)) is not None
+
+    def may_see(self, root: bytes, asker: Asker) -> bool | None:
+        """Return whether somebody may read a namespace; None: this node does not have it."""
+        if passes(asker):
+            return True
+        gid = self._pool.pool.group_with(root)
+        runner = None if gid is None else self._called(gid)
+        if runner is None:
+            return None
+        state = state_of(runner)
+        element = state.elements.find((root,))
+        return None if element is None else state.permissions.allow(asker, element, READ)
 
     def _called(self, gid: int) -> GroupRunner | None:
         called = self._pool.pool.called(gid)

@@ -210,6 +210,8 @@ class RespServer:
         connection = self._connections.get(front)
         if connection is not None:
             self.go_on_soon(connection)
+            if front.waiting_bytes >= OUT_BYTES_MAX:
+                self.note_waiting(connection, connection.count())
 
     def _go_on(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -333,9 +335,10 @@ class _Connection(asyncio.Protocol):
             self._transport.write(data[at : at + _TLS_BYTES])
 
     def cut(self) -> None:
-        """Close at once, whatever waits."""
+        """Close at once, and keep nothing of what waits."""
         if self._transport is not None:
             self._transport.abort()
+            self.front.close()
 
     def _read(self, is_wanted: bool) -> None:
         transport = self._transport

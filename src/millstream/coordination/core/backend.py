@@ -17,6 +17,7 @@ from millstream.coordination.core.effects import Reply
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.values import error
 
@@ -25,6 +26,7 @@ __all__ = [
     "Where",
 ]  # fmt: skip
 
+NO_ASKER: Final = Asker()
 NO_LOGIN: Final = error("NOAUTH", "log in with AUTH name password, or AUTH TOKEN token")
 """What is said to those who have to log in first."""
 Done = Callable[[Reply], None]
@@ -84,8 +86,11 @@ class Backend(Protocol):
     def where(self, gid: int) -> Where:
         """Return where the group's primary is; a group nobody knows is nowhere."""
 
-    def vds(self, argv: tuple[bytes, ...]) -> bytes:
-        """Return the map of groups, or of the one named; `argv` begins with VDS."""
+    def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
+        """Return the map of groups, or of the one named; `argv` begins with VDS.
+
+        Namespaces that the asker may not read are left out.
+        """
 
     def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
         """Carry out an administrator's command; `argv` begins with ADMIN."""

@@ -1,11 +1,13 @@
 """What an operator asks of a group: other members, another primary.
 
 Invariants:
-1. An epoch is ended only when a quorum of the next members is nearly as far as the primary and
-   has just answered; so the next epoch begins at once, and a wrong address fails before anything
-   has changed.
+1. An epoch is ended only when every new member, and a quorum of the next members, is nearly as far
+   as the primary and has just answered; so the next epoch begins at once, and a wrong address fails
+   before anything has changed. The next members survive as many losses at that moment as those of
+   now, or as many as their number allows.
 2. A primary that hands over first lets the other one come up to the end of its log, with requests
-   waiting meanwhile; so nothing that was logged is left in doubt.
+   waiting meanwhile; so nothing that was logged is left in doubt. It does so only while the other
+   one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
 3. Whoever asked is answered once; a wait is at most `CHANGE_MS_MAX`.
 
 Elsewhere: how an epoch ends (`epochs`), how a view does (`views`).
@@ -16,6 +18,7 @@ Source: Liskov and Cowling 2012, section 7; V2R2, "Reconfiguration".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from millstream.coordination.core.configuration import SIZES
@@ -111,7 +114,7 @@ class Changing(Epochs):
             return self._end_change(Code.BADCONFIG, self._too_old(too_old[0]))
         late = [member for member in change.members if not self.is_ready(member)]
         is_known = self.state_format == 1 or all(map(self._is_known, change.members))
-        if is_known and len(change.members) - len(late) > len(change.members) // 2:
+        if is_known and self._may_begin(change.members, late):
             change.is_logged = True
             return self.close_epoch(change.members)
         reached = sum(self.acknowledged(member) for member in late)
@@ -120,6 +123,14 @@ class Changing(Epochs):
         if self.now_ms - change.near_ms > WARM_MS:
             return self._end_change(Code.NOTREADY, self._lags(late))
         return None
+
+    def _may_begin(self, members: tuple[bytes, ...], late: list[bytes]) -> bool:
+        """Return whether an epoch of these members survives as much as the one of now."""
+        if any(member not in self.members for member in late):
+            return False
+        most = (len(members) - 1) // 2
+        survived = most - len(late)
+        return survived >= min(self.fault_tolerance, most)
 
     def _is_known(self, node: bytes) -> bool:
         return node in self.members or self.format_of_pupil(node) > 0
@@ -146,10 +157,12 @@ class Changing(Epochs):
 
     def is_ready(self, member: bytes) -> bool:
         """Return whether it lives and is nearly as far as the primary."""
-        heard = (
-            member == self.id or self.now_ms - self.heard_at(member) <= READY_BEATS * self.beat_ms
-        )
-        return heard and self.lag(member) <= LAG_MAX
+        return not self.is_silent(member) and self.lag(member) <= LAG_MAX
+
+    def is_silent(self, member: bytes, since_ms: float = -inf) -> bool:
+        """Return whether it has not answered for some beats, nor for so long since a moment."""
+        heard_ms = self.now_ms if member == self.id else max(self.heard_at(member), since_ms)
+        return self.now_ms - heard_ms > READY_BEATS * self.beat_ms
 
     def _lags(self, members: list[bytes]) -> bytes:
         return b" ".join(
@@ -197,7 +210,8 @@ class Changing(Epochs):
         move = self._move
         if move is None or self.suspended:
             return
-        if self.now_ms - move.since_ms > MOVE_MS_MAX:
+        is_late = self.now_ms - move.since_ms > MOVE_MS_MAX
+        if is_late or self.is_silent(move.node, move.since_ms):
             self._end_move(Code.NOTREADY, self._lags([move.node]))
             self.release_held()
             return
@@ -221,9 +235,10 @@ class Changing(Epochs):
     # ---- when things happen
 
     def tick_primary(self) -> None:
-        """Also see whether what was asked for can be done now."""
+        """Also see how many may fail, and whether what was asked for can be done now."""
         super().tick_primary()
         if self.leading:
+            self.fault_tolerance = max(0, sum(map(self.is_ready, self.members)) - self.quorum)
             self.tick_pupils()
             self._go_on_changing()
             self._go_on_moving()

@@ -152,10 +152,10 @@ def root_of(path: str) -> str:
 
 
 def places_of(reply: Any) -> dict[str, int]:
-    """Return which group each namespace is in, as VDS / has said."""
+    """Return which group a namespace is in, as VDS of its path has said."""
     found = reply.items() if isinstance(reply, dict) else ()
     return {
-        name.decode(): int(group)
-        for name, group in found
-        if isinstance(name, bytes) and isinstance(group, int)
+        name.decode(): int(entry[b"group"])
+        for name, entry in found
+        if isinstance(entry, dict) and isinstance(entry.get(b"group"), int)
     }

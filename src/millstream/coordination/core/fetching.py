@@ -263,6 +263,11 @@ class Fetching(Snapshotting):
 
     # ---- a state that is missing
 
+    @property
+    def missing_snapshot(self) -> int:
+        """The number of the snapshot that this member needs from others; 0 if it needs none."""
+        return 0 if self._missing is None else self._missing.number
+
     def take_state(self, found: SnapshotId, snapshot: Snapshot | None) -> None:
         """Let the state become that of a snapshot; None: it has to be fetched."""
         self.forget_own_snapshots()

@@ -20,10 +20,9 @@ Invariants:
 6. A state that may be stale is never older than one that was shown on this connection before.
 7. Messages leave between replies, and only while less than `OUT_BYTES_MAX` waits to be sent.
 
-Elsewhere: bytes (`resp`), what stands before commands (`front_prefixes`), commands of clients
-(`front_commands`), of sessions (`front_sessions`), of what is told without being asked
-(`listener`), of the state machine (given as a table of parsers), sockets
-(`aio.resp_server`).
+Elsewhere: bytes (`resp`), prefixes (`front_prefixes`), commands of clients (`front_commands`), of
+sessions (`front_sessions`), of messages (`listener`), of the state machine (given as a table of
+parsers), sockets (`aio.resp_server`).
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from millstream.coordination.core.front_prefixes import (
     prefixes_of,
 )
 from millstream.coordination.core.listener import BARRED, Listener
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.namespace.admission import forced
-from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.transactions import Transaction
 from millstream.coordination.core.register_commands import Parser, Wish
@@ -74,7 +73,7 @@ OUT_BYTES_MAX: Final = 1024 * 1024
 """Replies of one connection that wait to be sent while more requests are looked at."""
 REPLIES_BYTES_MAX: Final = 16 * OUT_BYTES_MAX
 """Replies of one connection that wait to be sent; further reads are refused as BUSY."""
-READS_FIRST: Final = 16
+READS_FIRST: Final = 2
 """Reads of a connection that are under way before it is known how long replies are."""
 TURN_REQUESTS_MAX: Final = 128
 """Of one connection in one turn of the loop, so that others have theirs."""
@@ -82,7 +81,7 @@ SECRET_BYTES: Final = 16
 """Of what has to be known to go on with a session on another connection."""
 _OF_BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 """What begins lines of HTTP: behind them comes what a page had a browser say, not its user."""
-_BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"}
+_BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"QUIT", b"RESET"}
 _NO_GROUPS: Final[tuple[bytes, ...]] = ()
 _OF_ADMINS: Final = (ADMINS,)
 _BESIDE_TRANSACTION: Final = frozenset((b"EXEC", b"DISCARD", b"MULTI", b"RESET", b"QUIT"))
@@ -209,7 +208,7 @@ class Front:
         self.transaction: Transaction | None = None
         """What is collected since MULTI."""
         self._seen: dict[int, int] = {}
-        self.listener = Listener(self.wake)
+        self.listener = Listener(self.wake, self.sessions)
         """What is told here without being asked."""
         self._then: Callable[[], None] | None = None
 
@@ -337,7 +336,7 @@ class Front:
         slots = self._slots
         self._out_bytes += len(slot.text)
         if not slots or slots[0] is not slot:
-            return
+            return self.wake() if self._out_bytes >= OUT_BYTES_MAX else None  # it is counted
         while slots and (text := slots[0].text):
             slots.popleft()
             self._out.append(text)
@@ -345,6 +344,7 @@ class Front:
         if not slots and self._then is not None:
             then, self._then = self._then, None
             self.unblock(then)
+        return None
 
     def wake(self) -> None:
         """Have what waits to be sent looked at."""

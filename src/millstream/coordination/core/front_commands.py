@@ -267,7 +267,7 @@ def _of_node(front: Front, pattern: bytes) -> bytes:
 
 
 def _vds(front: Front, argv: list[bytes]) -> bytes:
-    return front.backend.vds(tuple(argv))
+    return front.backend.vds(tuple(argv), front.asker(0))
 
 
 def _admin(front: Front, argv: list[bytes]) -> bytes | None:

@@ -15,10 +15,10 @@ Elsewhere: what is told (`namespace.audience`, `namespace.waits`), the commands
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.audience import Subscriber, UsedSession
 from millstream.coordination.core.namespace.run import Asker, Notice
 from millstream.coordination.core.resp import render, render_message
 from millstream.coordination.core.values import bulk, error, push
@@ -41,12 +41,17 @@ _BESIDE_MESSAGES: Final = frozenset(
 
 
 class Listener:
-    """The part of a connection that is told things; `wake`: there is something to take."""
+    """The part of a connection that is told things.
+
+    `wake`: there is something to take. `sessions`: those that are used on the connection.
+    """
 
     __slots__ = ("_notices", "_waiters", "_wake", "is_on", "subscriber")
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.subscriber = Subscriber(wake, Asker())
+    def __init__(
+        self, wake: Callable[[], None], sessions: Mapping[int, UsedSession] | None = None
+    ) -> None:
+        self.subscriber = Subscriber(wake, Asker(), sessions)
         self.is_on = False
         """From the first confirmation until the client has ended all."""
         self._wake = wake

@@ -110,10 +110,11 @@ class PrepareOk(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The primary lives, and so much is committed."""
+    """The primary lives, and so much is committed; so many members may fail now."""
 
     commit_lsn: int
     commit_hash: bytes
+    fault_tolerance: int = 0
 
 
 class QuorumCheck(NamedTuple):
@@ -487,7 +488,7 @@ _PART: Final = _Field(_write_part, _read_part)
 MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     1: (Prepare, (_ENTRIES, _U64, _HASH)),
     2: (PrepareOk, (_U64, _U64, _HASH, _U32)),
-    3: (Commit, (_U64, _HASH)),
+    3: (Commit, (_U64, _HASH, _U32)),
     4: (QuorumCheck, (_U64,)),
     5: (QuorumCheckOk, (_U64,)),
     6: (StartViewChange, (_U32, _BOOL)),

@@ -88,6 +88,8 @@ class Normal(Member):
     durable_lsn = 0
     shared_bytes = 0
     """Given to members that lag, since the last heartbeat."""
+    fault_tolerance = 0
+    """How many more members may fail: as the primary knows since its last tick, and says."""
     noop_lsn = 0
     """Where the primary's own view begins: nothing is read before it is committed."""
     hint_entries_max = HINT_ENTRIES_MAX
@@ -284,7 +286,7 @@ class Normal(Member):
 
     def sign_of_life(self) -> Commit:
         """Return what a primary says when it has nothing else to say."""
-        return Commit(self.commit_lsn, self._commit_hash)
+        return Commit(self.commit_lsn, self._commit_hash, self.fault_tolerance)
 
     def remind(self) -> None:
         """Say again what was not acknowledged, and that this primary lives."""
@@ -317,6 +319,7 @@ class Normal(Member):
     def on_commit(self, envelope: Envelope, commit: Commit) -> None:
         """Learn what is committed."""
         if self.follows(envelope):
+            self.fault_tolerance = commit.fault_tolerance
             self.extend(
                 envelope.sender, (), commit.commit_lsn, commit.commit_lsn, commit.commit_hash
             )

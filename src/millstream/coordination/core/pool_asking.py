@@ -176,16 +176,23 @@ class Asking(Gossip):
             return f"{number} 0:0 ?"
         return f"{number} {seen.epoch}:{seen.view} {coord_of(self.tables, seen.primary) or '?'}"
 
-    def vds(self, argv: Words) -> bytes:
+    def vds(
+        self, argv: Words, may_see: Callable[[bytes], bool | None] = lambda _root: True
+    ) -> bytes:
         """Return the map of groups, or of the one named; `argv` begins with VDS.
 
-        Of a path: where its namespace is; of `/`: which group has which namespace.
+        Of a path: where its namespace is; of `/`: which group has which namespace. `may_see` says
+        whether the asker may read a namespace, None if that is not known here: then a path is
+        answered, since its asker knows the name, and `/` leaves the name out.
         """
         try:
             if argv[1:2] == (b"/",):
-                return mapping((b"/" + root, integer(n)) for root, n in self.namespaces.items())
+                return mapping(
+                    (b"/" + root, integer(n)) for root, n in self.namespaces.items()
+                    if may_see(root)
+                )  # fmt: skip
             if argv[1:2] and argv[1].startswith(b"/"):
-                return self._vds_of(argv[1])
+                return self._vds_of(argv[1], may_see)
             groups = [self.group_named(word) for word in argv[1:2]] or sorted(
                 self.tables.foundings, key=lambda group: (self.tables.number_of(group), group)
             )
@@ -193,11 +200,11 @@ class Asking(Gossip):
             return refused.value
         return value_of({self.name_of(group): self.entry_of(group) for group in groups})
 
-    def _vds_of(self, path: bytes) -> bytes:
+    def _vds_of(self, path: bytes, may_see: Callable[[bytes], bool | None]) -> bytes:
         """Return where the namespace of a path is."""
         root = path[1:].partition(b"/")[0]
         number = self.group_with(root)
-        if number is None:
+        if number is None or may_see(root) is False:
             text = f"no namespace /{shown(root)} is known here"
             raise RefusedError("ERROR_DOES_NOT_EXISTS", text)
         group_id = self.group_named(b"%d" % number)

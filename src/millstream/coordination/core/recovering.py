@@ -98,7 +98,7 @@ class Recovering(Views):
         digest = self.log.hash_at(lsn)
         assert digest is not None
         answer = RecoveryResponse(
-            asked.nonce, self.view, leads, lsn, digest, *self.sign_of_life(),
+            asked.nonce, self.view, leads, lsn, digest, *self.sign_of_life()[:2],
             self.stable_id if leads and self.stable is not None else None,
         )  # fmt: skip
         self.send(envelope.sender, answer)

@@ -71,6 +71,7 @@ from millstream.coordination.core.messages import (
     StartViewChange,
     TooOld,
 )
+from millstream.coordination.core.recovering import FETCH_MS
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.throttling import Throttling
@@ -94,6 +95,7 @@ class Replica(Throttling):
         self._deferred_bytes = 0
         self._incarnations: dict[bytes, int] = {}
         self._commit_hint = 0
+        self._trouble, self._trouble_ms = "", 0.0
         self._handlers: dict[type[Any], Callable[[Envelope, Any], None]] = {
             Prepare: self.on_prepare,
             PrepareOk: self.on_prepare_ok,
@@ -254,6 +256,7 @@ class Replica(Throttling):
         self.tick_changes()
         self.tick_snapshots()
         self.tick_fetching()
+        self._look_for_trouble()
         if self.status is not Status.LOST:
             self.advance(self._commit_hint)
         self.note_commit()
@@ -297,16 +300,55 @@ class Replica(Throttling):
     def report(self) -> Report:
         """Return a picture of this moment."""
         members = self.members
+        is_quorum_ok = self._is_quorum_ok()
         others = [*(member for member in members if member != self.id), *self.pupils]
         return Report(
             self._role(), self._status(), self.epoch, self.view, members,
             self.primary if members else None, self.log.op_lsn, self.commit_lsn, self.commit_lsn,
             tuple((member, self.lag(member)) for member in others) if self.leading else (),
-            self.snapshot_number, self._is_quorum_ok(), (len(members) - 1) // 2 if members else 0,
+            self.snapshot_number, is_quorum_ok, self.fault_tolerance if is_quorum_ok else 0,
             len(self.table), self.reads_waiting + self.requests_waiting, self.view_changed_ms,
             self.view_reason, self.repaired, self.is_diverged, self.is_data_lost,
-            self.contradiction, self.state_format, self.machine.format_max,
+            self.contradiction, self.state_format, self.machine.format_max, self._trouble,
+            self.now_ms - self._trouble_ms if self._trouble else 0.0,
         )  # fmt: skip
+
+    @property
+    def troubled(self) -> bool:
+        """Whether it cannot do its work, perhaps only for a moment."""
+        return bool(self._trouble)
+
+    def _look_for_trouble(self) -> None:
+        """Note why this member cannot do its work, and since when."""
+        before, self._trouble = self._trouble, self._reason()
+        if not before and self._trouble:
+            self._trouble_ms = self.now_ms
+
+    def _reason(self) -> str:
+        silent_ms = self.now_ms - self.got_ms
+        if not self.members or self.status is Status.RETIRED:
+            return ""
+        if self.is_data_lost:
+            return "more members than may have lost their logs: what was committed may be gone"
+        if missing := self.missing_snapshot:
+            return f"its state is missing: it wants snapshot {missing} of another member"
+        if not self.has_state:
+            return "its state is being restored from a snapshot"
+        if self.repair is not None and self.repair.wanted is not None and silent_ms > FETCH_MS:
+            return (
+                f"entry {self.repair.wanted.lsn} of the log is missing or damaged here, and no "
+                "member has given it"
+            )
+        if self.status is Status.LOST:
+            return "its log is lost: it wants that of a primary"
+        if self.leading and self.suspended:
+            silent = [one for one in self.members if self.is_silent(one)]
+            return f"no quorum answers; silent: {' '.join(one.hex() for one in silent)}"
+        if self.status is Status.VIEWCHANGE:
+            return "no primary leads: not enough members vote for one"
+        if self.status is Status.GAP:
+            return "it has not heard a primary since it started"
+        return "" if self.leading or self.hears_primary else "the primary is not heard"
 
     def _role(self) -> str:
         if self.is_learning:

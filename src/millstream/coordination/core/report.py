@@ -9,9 +9,12 @@ Elsewhere: where the figures come from (`replica`), how they are printed (STATUS
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Report"]
+__all__ = ["STUCK_MS", "Report"]
+
+STUCK_MS: Final = 10_000.0
+"""Trouble of so long does not go by itself: it is logged, and an alarm."""
 
 
 class Report(NamedTuple):
@@ -36,7 +39,8 @@ class Report(NamedTuple):
     is_quorum_ok: bool
     """Whether it can do its work: as primary a quorum answers, as backup the primary is heard."""
     fault_tolerance: int
-    """How many members may fail."""
+    """How many more members may fail now: those that answer and are not far behind, beyond a
+    quorum. A backup has it from its primary; without a quorum it is 0."""
     sessions: int
     queue_depth: int
     """Requests and reads that are let in and not answered."""
@@ -55,3 +59,12 @@ class Report(NamedTuple):
     """Of what is applied here."""
     state_format_max: int = 1
     """The highest one that this program understands."""
+    trouble: str = ""
+    """Why it cannot do its work, if it cannot."""
+    trouble_ms: float = 0.0
+    """For how long."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it cannot do its work for longer than an ordinary fail-over takes."""
+        return self.trouble_ms >= STUCK_MS

@@ -302,7 +302,7 @@ class Views(Reading):
         digest = self.log.hash_at(self.flushed_lsn)
         assert digest is not None
         commit = self.sign_of_life()
-        self.send(receiver, StartView(self.flushed_lsn, digest, *commit, tuple(entries)))
+        self.send(receiver, StartView(self.flushed_lsn, digest, *commit[:2], tuple(entries)))
 
     def on_get_view(self, envelope: Envelope, asked: GetView) -> None:
         """Tell a member what this view's log is, unless no quorum can follow in it any more."""

@@ -9,6 +9,7 @@ import pytest
 
 from coordinators import Nodes, until
 from millstream.coordination.aio.async_client import AsyncClient
+from millstream.coordination.core.namespace.run import Asker
 from talking import follow, once
 
 
@@ -19,6 +20,20 @@ async def two_groups(nodes: Nodes) -> None:
     await until(lambda: 2 in nodes.running[2].groups.numbered)
     await until(lambda: nodes.running[2].groups.numbered[2].replica.leading)
     await until(lambda: all(node.pool.pool.called(2) for node in nodes.running.values()))
+
+
+async def users_see_their_namespaces_only(nodes: Nodes) -> None:
+    """Who may not read a namespace does not hear of it from a node that has it."""
+    assert await follow(nodes, "ACL", "SET", "/here", "OWNER", "ann", "MODE", "700") == b"OK"
+    ann, eve = Asker(principal=b"ann"), Asker(principal=b"eve")
+    here = nodes.running[0].requests
+    await until(lambda: b"/here" not in here.vds((b"VDS", b"/"), eve))
+    assert b"/here" in here.vds((b"VDS", b"/"), ann)
+    assert here.vds((b"VDS", b"/here"), eve).startswith(b"-ERROR_DOES_NOT_EXISTS")
+    assert here.vds((b"VDS", b"/here"), ann).startswith(b"%")
+    # The first node has no member of the second group: it answers who knows the name.
+    assert b"/there" not in here.vds((b"VDS", b"/"), ann)
+    assert here.vds((b"VDS", b"/there"), ann).startswith(b"%")
 
 
 async def test_names_are_unique_over_groups_and_found_from_any_node(tmp_path: Path) -> None:
@@ -42,6 +57,7 @@ async def test_names_are_unique_over_groups_and_found_from_any_node(tmp_path: Pa
             assert b"/here" in node.requests.vds((b"VDS", b"/"))
             assert node.requests.vds((b"VDS", b"/there/a")).startswith(b"%")
             assert node.requests.vds((b"VDS", b"/gone")).startswith(b"-ERROR_DOES_NOT_EXISTS")
+        await users_see_their_namespaces_only(nodes)
         assert (await follow(nodes, "DELETENAMESPACE", "/there")).startswith("NOTEMPTY")
         assert (await nodes.admin(b"GROUP", b"DELETE", b"2", b"CONFIRM", b"2"))[1].startswith(
             b"-NOTEMPTY"

@@ -26,6 +26,6 @@ def test_what_waits() -> None:
 
 def test_where_things_are() -> None:
     assert [root_of(path) for path in ("/a/b/c", "/a", "/", "k", "")] == ["/a", "/a", "", "", ""]
-    assert places_of({b"/a": 2, b"/b": None}) == {"/a": 2}
+    assert places_of({b"/a": {b"group": 2}, b"/b": None}) == {"/a": 2}
     assert places_of(None) == {}
     assert members_of({b"1": {b"members": [b"h:1", b"?", 3]}, b"2": 5}) == ["h:1"]

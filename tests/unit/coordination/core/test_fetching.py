@@ -198,6 +198,23 @@ def test_a_member_without_its_state_acknowledges_and_does_not_lead(
     assert same(group, 0, 1, 2)
 
 
+def test_members_that_have_all_lost_their_state_say_why_they_do_not_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group(3)
+    cut_log(group)
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "load", load_damaged)
+        for number in range(3):
+            group.start(number)
+    group.tick(times=120)
+    for replica in group.replicas:
+        report = replica.report()
+        assert report.trouble == "its state is missing: it wants snapshot 1 of another member"
+        assert report.is_stuck
+    assert not any(replica.leading for replica in group.replicas)
+
+
 def test_a_part_that_is_wrong_is_noticed_and_fetched_again() -> None:
     group = Group(3)
     away = (group.leader + 1) % 3

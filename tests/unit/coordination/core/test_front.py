@@ -17,7 +17,7 @@ from millstream.coordination.core.front import (
     TURN_REQUESTS_MAX,
 )
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
-from millstream.coordination.core.namespace.permissions import ADMINS
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.versions import NEVER
 
 
@@ -182,7 +182,7 @@ def test_without_a_login_little_is_allowed() -> None:
     client = Client(guard=FakeGuard({"ada": ("pw", True)}))
     assert client.say("GET k").startswith("-NOAUTH")
     assert client.say("CSN 1 SET k v").startswith("-NOAUTH")
-    assert client.say("PING", "VDS").startswith("+PONG\r\n*2")
+    assert client.say("PING", "VDS").startswith("+PONG\r\n-NOAUTH")
     assert client.say("AUTH ada wrong").startswith("-NOAUTH")
     assert client.say("AUTH ada pw", "SET k v") == "+OK\r\n+OK\r\n"
     assert client.say("RESET", "SET k v").startswith("+RESET\r\n-NOAUTH")
@@ -317,6 +317,21 @@ def test_so_many_reads_are_under_way_as_their_replies_allow() -> None:
     client.say("SET k v")
     client.backend.holds = True
     assert flow(client, 1000) == TURN_REQUESTS_MAX
+
+
+def test_replies_that_wait_behind_another_one_are_counted_at_once() -> None:
+    client = Client()
+    first, second, third = (client.front.slot() for _ in range(3))
+    told = client.told
+    second.text = b"+x\r\n"
+    client.front.filled(second)
+    assert client.told == told  # little waits: the first reply will say so
+    third.text = b"x" * OUT_BYTES_MAX
+    client.front.filled(third)
+    assert client.told == told + 1
+    first.text = b"+x\r\n"
+    client.front.filled(first)
+    assert len(client.heard()) == OUT_BYTES_MAX + 8
 
 
 def test_what_is_read_and_cannot_be_kept_is_refused() -> None:

@@ -72,14 +72,51 @@ def test_an_address_where_nobody_answers_changes_nothing() -> None:
     )
 
 
-def test_a_quorum_of_the_next_members_is_enough() -> None:
+def test_every_new_member_fetches_the_log_first() -> None:
     group = filled(3, 2, 3)
     leader = group.leader
     group.without(4)
     group.change(leader, 3, 4)
     group.tick(times=5)
+    assert 1000 not in group.replies
+    group.tick(times=60)
+    assert group.replies[1000].code is Code.NOTREADY
+    assert group.replies[1000].value.split()[0] == group.ids[4].hex().encode()
+    assert group.replicas[leader].epoch == 0
+    group.whole()
+    group.change(leader, 3, 4, ticket=1001)
+    group.tick(times=5)
+    assert group.replies[1001].code is Code.OK
+    assert group.replicas[4].status is Status.NORMAL
+
+
+def test_a_quorum_of_the_next_members_is_enough_if_no_fewer_losses_are_survived() -> None:
+    group = filled(3, 2, 3)
+    leader = group.leader
+    gone = (leader + 1) % 3
+    group.without(gone)
+    group.tick(times=6)
+    group.change(leader, 3, 4)  # three of five answer instead of two of three
+    group.tick(times=6)
     assert group.replies[1000].code is Code.OK
-    assert group.replicas[3].status is Status.NORMAL
+    group.tick(times=6)
+    assert group.replicas[group.leader].report().fault_tolerance == 1
+
+
+def test_a_change_that_leaves_fewer_losses_to_survive_is_refused() -> None:
+    group = filled(5, 0, 3)
+    leader = group.leader
+    others = [number for number in range(5) if number != leader]
+    group.without(others[0])
+    group.tick(times=6)
+    assert group.replicas[leader].report().fault_tolerance == 1
+    group.change(leader, *others[:2])  # of these three one is silent: none more may fail
+    group.tick(times=60)
+    assert group.replies[1000].code is Code.NOTREADY
+    assert group.replicas[leader].epoch == 0
+    group.change(leader, *others[1:3], ticket=1001)
+    group.tick(times=6)
+    assert group.replies[1001].code is Code.OK
 
 
 def test_what_got_lost_is_sent_again() -> None:

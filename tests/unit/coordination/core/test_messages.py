@@ -89,7 +89,7 @@ snapshots = st.builds(
 payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Prepare, entries(), U64, HASH),
     st.builds(PrepareOk, U64, U64, HASH, U32),
-    st.builds(Commit, U64, HASH),
+    st.builds(Commit, U64, HASH, U32),
     st.builds(QuorumCheck, U64),
     st.builds(QuorumCheckOk, U64),
     st.builds(StartViewChange, VIEW, st.booleans()),

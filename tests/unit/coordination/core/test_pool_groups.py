@@ -132,11 +132,14 @@ def test_a_change_of_members_that_is_done_is_done_again() -> None:
     now = tuple(world.nodes[at].id for at in (0, 1, 3))
     for words in (
         "GROUP REPLACE 1 0303 0404", "GROUP ADD 1 0202 0404", "GROUP REMOVE 1 0303",
-        "GROUP RECONFIG 1 0404 0101 0202 EPOCH 0", "GROUP RECONFIG 1 0404 0101 0202",
+        "GROUP RECONFIG 1 0404 0101 0202 EPOCH 2", "GROUP RECONFIG 1 0404 0101 0202",
     ):  # fmt: skip
         event = event_of(world, words, leader)
         assert isinstance(event, Reconfigure)
         assert event.members == now
+    for epoch in (0, 1, 3, 99):  # whichever members are asked for
+        refused = asked(world, leader, f"GROUP RECONFIG 1 0404 0101 0202 EPOCH {epoch}")
+        assert refused == b"-CONFLICT it is in epoch 2"
     refused = asked(world, leader, "GROUP REMOVE 1 0505")
     assert refused == b"-BADCONFIG " + b"05" * 16 + b" is no member of this group"
     lost = world.nodes[2]

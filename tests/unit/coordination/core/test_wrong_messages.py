@@ -100,7 +100,7 @@ def test_a_member_whose_log_differs_in_one_view_loses_it_and_gets_the_group_s() 
     log = group.replicas[other].log
     wrong = chained("x", log.link_at(log.op_lsn - 1) or log.base)
     commit = group.replicas[group.leader].sign_of_life()
-    say(group, group.leader, other, Prepare(tuple(wrong), *commit))
+    say(group, group.leader, other, Prepare(tuple(wrong), *commit[:2]))
     assert group.replicas[other].status is Status.LOST
     assert group.replicas[other].report().contradiction == "two logs in one view"
     go_on(group)
@@ -134,7 +134,7 @@ def test_entries_of_another_group_are_not_taken() -> None:
     group, other = filled()
     replica = group.replicas[other]
     stranger = behind(replica.log.head, group_id=b"h" * 16)
-    say(group, group.leader, other, Prepare((stranger,), *replica.sign_of_life()))
+    say(group, group.leader, other, Prepare((stranger,), *replica.sign_of_life()[:2]))
     assert replica.log.op_lsn == group.replicas[group.leader].log.op_lsn
     go_on(group)
 
@@ -144,10 +144,10 @@ def test_what_only_a_primary_says_is_not_taken_of_others() -> None:
     leader, third = group.leader, ({0, 1, 2} - {group.leader, other}).pop()
     replica = group.replicas[other]
     head = replica.log.head
-    start = StartView(head.lsn, head.hash, *replica.sign_of_life(), ())
+    start = StartView(head.lsn, head.hash, *replica.sign_of_life()[:2], ())
     own_view = replica.view + (other - leader) % 3
     say(group, third, other, start, view=own_view)
-    say(group, third, other, Prepare(tuple(chained("x", head)), *replica.sign_of_life()))
+    say(group, third, other, Prepare(tuple(chained("x", head)), *replica.sign_of_life()[:2]))
     assert (replica.status, replica.log.head) == (Status.NORMAL, head)
     go_on(group)
 
@@ -157,7 +157,7 @@ def test_a_view_s_log_that_lacks_what_is_committed_is_given_up() -> None:
     replica, leader = group.replicas[other], group.leader
     wrong = chained("abcdefgh")
     commit = Commit(replica.commit_lsn, b"?" * 16)
-    start = StartView(8, wrong[-1].header.hash, *commit, tuple(wrong))
+    start = StartView(8, wrong[-1].header.hash, *commit[:2], tuple(wrong))
     say(group, leader, other, start, view=replica.view + 3)
     assert replica.contradiction == "a log lacks what is committed"
     assert replica.repair is None
@@ -168,7 +168,7 @@ def test_a_log_that_begins_elsewhere_is_given_up() -> None:
     group, other = filled()
     replica, leader = group.replicas[other], group.leader
     wrong = chained("abcdefgh", Link(0, b"?" * 16, 0))
-    start = StartView(8, wrong[-1].header.hash, *replica.sign_of_life(), tuple(wrong))
+    start = StartView(8, wrong[-1].header.hash, *replica.sign_of_life()[:2], tuple(wrong))
     say(group, leader, other, start, view=replica.view + 3)
     assert replica.contradiction == "a log lacks what a snapshot stands for"
     assert replica.repair is None

@@ -15,10 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.namespace.commands import Call, Command, Words, sub_commands
-from millstream.coordination.core.namespace.family import Want
-from millstream.coordination.core.namespace.paths import parse_path
-from millstream.coordination.core.namespace.permissions import (
+from millstream.coordination.core.namespace.access_lists import (
     ENTRIES_MAX,
     NAME_BYTES_MAX,
     READ,
@@ -26,8 +23,12 @@ from millstream.coordination.core.namespace.permissions import (
     Acl,
     Grant,
     parse_grant,
+    passes,
     shown,
 )
+from millstream.coordination.core.namespace.commands import Call, Command, Words, sub_commands
+from millstream.coordination.core.namespace.family import Want
+from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.state import Job
@@ -163,7 +164,7 @@ def _whoami(words: Words) -> Call:
 
     def execute(job: Job) -> bytes:
         groups = array([bulk(group) for group in job.asker.groups])
-        is_admin = job.state.permissions.passes(job.asker)
+        is_admin = passes(job.asker)
         return mapping(
             (
                 (b"principal", bulk(job.asker.principal or b"anonymous")),

@@ -5,8 +5,8 @@ entry did comes in with `on_entry`, messages go out with `Subscriber.take`.
 
 Invariants:
 1. A subscription hears the updates of its element and scope from one LSN on, by LSN and within an
-   entry in the order they happened, each once, all of them; or it ends, and the last message says
-   so.
+   entry in the order they happened, each once, all that its user may hear (`updates.seen_by`); or
+   it ends, and the last message says so.
 2. What waits on a connection is at most `QUEUED_MAX` messages with `QUEUED_BYTES_MAX` bytes, or
    those of one entry; behind them, one last message for each subscription.
 3. It ends between two entries: the LSN in an `overrun` is that of the last one queued whole.
@@ -22,10 +22,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from millstream.coordination.core.namespace.run import Asker, Notice
-from millstream.coordination.core.namespace.updates import Place, Update, payload, remark
+from millstream.coordination.core.namespace.updates import (
+    Place,
+    Sight,
+    Update,
+    as_seen,
+    payload,
+    remark,
+    seen_by,
+)
 
 __all__ = [
     "PROGRESS_MS",
@@ -36,6 +44,7 @@ __all__ = [
     "Message",
     "Subscriber",
     "Subscription",
+    "UsedSession",
 ]
 
 QUEUED_MAX: Final = 10_000
@@ -70,15 +79,27 @@ class Subscription:
     quiet_since_ms: float = 0.0
 
 
+class UsedSession(Protocol):
+    """A session that a connection uses, until another one has resumed it."""
+
+    number: int
+    instance: bytes
+    is_moved: bool
+
+
 class Subscriber:
     """One connection: its subscriptions, and the messages that wait to be sent.
 
     `wake` is called when there is something to take where there was nothing. `asker`: whose
-    connection it is.
+    connection it is. `sessions`: those that are used on it, by group.
     """
 
-    def __init__(self, wake: Callable[[], None], asker: Asker) -> None:
+    def __init__(
+        self, wake: Callable[[], None], asker: Asker,
+        sessions: Mapping[int, UsedSession] | None = None,
+    ) -> None:  # fmt: skip
         self.asker = asker
+        self._sessions: Mapping[int, UsedSession] = {} if sessions is None else sessions
         self.subscriptions: dict[bytes, tuple[Audience, Subscription]] = {}
         self._wake = wake
         self._waiting: deque[Message] = deque()
@@ -86,6 +107,13 @@ class Subscriber:
 
     def __len__(self) -> int:
         return len(self.subscriptions)
+
+    def uses(self, client: bytes) -> bool:
+        """Return whether a session, as clients see it, is used on the connection."""
+        return client == self.asker.client or any(
+            client == Asker(one.number, 0, one.instance).client
+            for one in self._sessions.values() if not one.is_moved
+        )  # fmt: skip
 
     def take(self, bytes_max: int) -> list[Message]:
         """Return messages to be sent, about so many bytes of them; they wait no more."""
@@ -215,7 +243,8 @@ class Audience:
             lsn, end = kept[at].lsn, at
             while end < len(kept) and kept[end].lsn == lsn:
                 end += 1
-            if not self._tell(subscription, _payloads(kept[at:end], subscription.with_data)):
+            payloads = _payloads(kept[at:end], _sights(kept[at:end], subscription), subscription)
+            if not self._tell(subscription, payloads):
                 return self._end(subscription, remark("overrun", last_lsn))
             last_lsn, at = lsn, end
         return None
@@ -239,14 +268,15 @@ class Audience:
             there = self._at.get(place)
             if there is None:
                 continue
-            made: dict[bool, list[bytes]] = {}
+            made: dict[tuple[bool, tuple[Sight, ...]], list[bytes]] = {}
             for subscription in list(there.values()):
                 if subscription.after_lsn >= lsn:
                     continue
-                mode = subscription.with_data
-                if mode not in made:
-                    made[mode] = _payloads(updates, mode)
-                if not self._tell(subscription, made[mode]):
+                sights = _sights(updates, subscription)
+                seen = subscription.with_data, sights
+                if seen not in made:
+                    made[seen] = _payloads(updates, sights, subscription)
+                if not self._tell(subscription, made[seen]):
                     last_lsn = max(self._lsn, subscription.after_lsn)
                     self._end(subscription, remark("overrun", last_lsn))
         self._lsn = lsn
@@ -292,6 +322,13 @@ class Audience:
                         subscription.subscriber.say(subscription.path, text)
 
 
-def _payloads(updates: Sequence[Update], with_data: bool) -> list[bytes]:
-    parts = len(updates)
-    return [payload(update, part, parts, with_data) for part, update in enumerate(updates)]
+def _sights(updates: Sequence[Update], subscription: Subscription) -> tuple[Sight, ...]:
+    subscriber = subscription.subscriber
+    return tuple([seen_by(update, subscriber.asker, subscriber.uses) for update in updates])
+
+
+def _payloads(
+    updates: Sequence[Update], sights: Sequence[Sight], subscription: Subscription
+) -> list[bytes]:
+    seen, with_data = as_seen(updates, sights), subscription.with_data
+    return [payload(update, part, len(seen), with_data) for part, update in enumerate(seen)]

@@ -81,12 +81,13 @@ class Hold(NamedTuple):
 
 
 class Rival(NamedTuple):
-    """A claim that is in another one's way."""
+    """A claim that is in another one's way; `name`: of its wait, or the session that holds it."""
 
     element: int
     phase: Phase
     mode: Mode
     claim: Claim
+    name: bytes = b""
 
 
 class _Node(NamedTuple):
@@ -216,7 +217,13 @@ class Claims:
     def rival(
         self, elements: Iterable[int], mode: Mode, session: int, before: bytes | None = None
     ) -> Rival | None:
-        """Return a claim of another session that forbids a lock on these elements.
+        """Return a claim of another session that forbids a lock on these elements (`rivals`)."""
+        return next(self.rivals(elements, mode, session, before), None)
+
+    def rivals(
+        self, elements: Iterable[int], mode: Mode, session: int, before: bytes | None = None
+    ) -> Iterator[Rival]:
+        """Yield the claims of other sessions that forbid a lock on these elements.
 
         Of those that wait, only who waits for longer than the wait `before` counts; None: all.
         """
@@ -231,8 +238,7 @@ class Claims:
                             if phase is Phase.WAITING and before is not None and name >= before:
                                 break
                             if claim.session != session:
-                                return Rival(number, phase, other, claim)
-        return None
+                                yield Rival(number, phase, other, claim, name)
 
     def covers(self, session: int, element: int, mode: Mode) -> bool:
         """Return whether a session's own locks allow it as much already."""

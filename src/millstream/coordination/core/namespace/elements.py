@@ -21,6 +21,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.namespace.access_lists import Readers
 from millstream.coordination.core.namespace.family import Family, hearing
 from millstream.coordination.core.namespace.paths import DEPTH_MAX, Path, joined
 from millstream.coordination.core.namespace.refused import Refused
@@ -149,6 +150,8 @@ class Elements(Family):
         self._ephemeral = tables.add(as_bytes, as_bytes)
         """Session and number -> nothing."""
         self._counted = tables.add(as_bytes, as_bytes)
+        self.readers: Callable[[int], Readers]
+        """Who may read an element now."""
         self.tell_families(())
 
     def tell_families(self, families: Sequence[Family]) -> None:
@@ -383,14 +386,19 @@ class Elements(Family):
 
     def tell(
         self, run: Run, op: bytes, number: int, data: bytes | None = None, *,
-        is_deleted: bool = False,
+        is_deleted: bool = False, is_public: bool = False,
     ) -> None:  # fmt: skip
-        """Note what happens to an element, for subscribers."""
+        """Note what happens to an element, for subscribers.
+
+        `is_public`: a WRITE lock does not hide the data.
+        """
         if not run.is_heard:
             return
         line, path = self.place(number)
-        kind = self.there(number).type.text
-        run.happened.append(Happened(op, path, kind, line, data, is_deleted))
+        kind, readers = self.there(number).type.text, self.readers(number)
+        if is_public:
+            readers = readers._replace(holder=b"")
+        run.happened.append(Happened(op, path, kind, line, data, is_deleted, readers=readers))
 
     # ---- ephemeral ones
 

@@ -7,8 +7,8 @@ Invariants:
 1. A session gets a lock at once iff nothing is in its way, nobody who waits included, or if its
    own locks allow as much already.
 2. Of several elements a session gets all or none; while it waits it holds none of them for that.
-3. A session that makes its READ lock a WRITE one comes before others. Of two, the second is told
-   DEADLOCK.
+3. A session that makes its READ lock a WRITE one comes before others.
+4. A session that would wait for itself, by way of others, is told DEADLOCK instead.
 
 Elsewhere: what is in the way, offers, what a lock forbids others (`synchronisation`).
 
@@ -18,7 +18,6 @@ Source: V2R2, "LOCK".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.claims import LOCKS, Mode, Phase
@@ -170,26 +169,7 @@ def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
     if name is not None:
         waits.join(job, name, token=wish.token)
         return sync.pending(waits.there(name))
-    if is_upgrade:
-        _check_deadlock(job, elements, mode)
     return sync.wait(job, mode, elements, is_first=is_upgrade, token=wish.token, data=wish.data)
-
-
-def _check_deadlock(job: Job, elements: tuple[int, ...], mode: Mode) -> None:
-    """Refuse if another session waits for the same, and will not let go of what it has."""
-    sync = job.state.synchronisation
-    modes = (Mode.WRITE,) if mode is Mode.READ else LOCKS
-    for element in elements:
-        for number in sync.claims.around(element):
-            for phase, other in product((Phase.OFFERED, Phase.WAITING), modes):
-                for name, claim in sync.claims.of(number, phase, other):
-                    if not sync.waits.is_first_in_line(name):
-                        break
-                    if claim.session != job.asker.session:
-                        path = job.state.elements.path(number).decode()
-                        raise Refused(
-                            "DEADLOCK", f"release the READ lock: another waits for {path}"
-                        )
 
 
 def _release(words: Words) -> Call:

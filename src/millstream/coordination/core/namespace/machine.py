@@ -24,6 +24,7 @@ from typing import Final
 
 from millstream.coordination.core.client_table import Past, Verdict
 from millstream.coordination.core.entries import Body, Entry, argv_of
+from millstream.coordination.core.namespace.access_lists import READ
 from millstream.coordination.core.namespace.acl import ACL
 from millstream.coordination.core.namespace.audience import Audience, Subscription
 from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
@@ -35,7 +36,6 @@ from millstream.coordination.core.namespace.lists import LIST
 from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
 from millstream.coordination.core.namespace.naming import NAMESPACE, NAMING_COMMANDS
 from millstream.coordination.core.namespace.paths import parse_path
-from millstream.coordination.core.namespace.permissions import READ
 from millstream.coordination.core.namespace.queues import QUEUE
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker

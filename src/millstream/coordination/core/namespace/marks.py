@@ -243,4 +243,5 @@ def _chunk_key(place: bytes, number: int) -> bytes:
 
 def _size_of(update: Update) -> int:
     texts = len(update.path) + len(update.to) + len(update.client)
-    return _UPDATE_BYTES + texts + len(update.data or b"")
+    readers = b"" if update.readers is None else update.readers.encode()
+    return _UPDATE_BYTES + texts + len(update.data or b"") + len(readers)

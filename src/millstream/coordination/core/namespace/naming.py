@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from millstream.coordination.core.namespace import names
+from millstream.coordination.core.namespace.access_lists import NAME_BYTES_MAX
 from millstream.coordination.core.namespace.commands import Call, Command, Words, sub_commands
 from millstream.coordination.core.namespace.elements import Element, Type
 from millstream.coordination.core.namespace.family import Want
@@ -36,7 +37,6 @@ from millstream.coordination.core.namespace.names import (
     Step,
 )
 from millstream.coordination.core.namespace.paths import Path, joined, parse_root
-from millstream.coordination.core.namespace.permissions import NAME_BYTES_MAX
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state import Job
 from millstream.coordination.core.namespace.tree import EXISTS, delete_tree, taken_version

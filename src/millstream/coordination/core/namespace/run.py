@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.namespace.access_lists import Readers
 from millstream.coordination.core.namespace.tables import Tables
 from millstream.coordination.core.register import Answer
 from millstream.coordination.core.versions import Version
@@ -50,7 +51,7 @@ class Happened(NamedTuple):
     """One effect on one element, as it was at that moment, for subscribers.
 
     `line`: the element and all above it, by number, itself first; after a move, before it.
-    `to`, `to_line`: where it was moved to.
+    `to`, `to_line`: where it was moved to. `readers`: who could read the element at that moment.
     """
 
     op: bytes
@@ -61,6 +62,7 @@ class Happened(NamedTuple):
     is_deleted: bool = False
     to: bytes = b""
     to_line: tuple[int, ...] = ()
+    readers: Readers | None = None
 
 
 class Notice(NamedTuple):

@@ -10,6 +10,7 @@ Elsewhere: changing it (`machine`).
 
 from __future__ import annotations
 
+from millstream.coordination.core.namespace.access_lists import Readers
 from millstream.coordination.core.namespace.configuration import Settings
 from millstream.coordination.core.namespace.counter_values import Counters
 from millstream.coordination.core.namespace.data import Data
@@ -49,6 +50,7 @@ class State:
         self.synchronisation.is_read_open = self._is_read_open
         self.queues.freed = self.synchronisation.waits.free
         self.queues.wait = self.synchronisation.queue_wait
+        self.elements.readers = self._readers
         self.marks = Marks(self.tables, self.elements, self.settings)
         self.registry = Registry(self.tables, self.elements)
         self.families: tuple[Family, ...] = (
@@ -69,6 +71,13 @@ class State:
     def items_max(self, element: int) -> int:
         """Return how many items an element may have."""
         return self.settings.number(element, b"LIMIT.ITEMS")
+
+    def _readers(self, element: int) -> Readers:
+        parent = self.elements.there(element).parent
+        above = self.permissions.secret(parent) if parent else ()
+        return Readers(
+            self.permissions.secret(element), above, self.synchronisation.writer(element)
+        )
 
     def _is_read_open(self, element: int) -> bool:
         return self.settings.truth(element, b"LOCK.READ.OPEN")

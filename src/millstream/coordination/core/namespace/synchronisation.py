@@ -42,10 +42,12 @@ from millstream.coordination.core.namespace.waits import PENDING, Wait, Waits
 from millstream.coordination.core.values import NULL, OK, array, bulk, error, integer, mapping
 from millstream.coordination.core.versions import Version
 
-__all__ = ["SHOWN_MAX", "Primitive", "Synchronisation", "granted"]
+__all__ = ["DEADLOCK_WORK_MAX", "SHOWN_MAX", "Primitive", "Synchronisation", "granted"]
 
 SHOWN_MAX: Final = 1000
 """Holders, and those who wait, that are shown of one element."""
+DEADLOCK_WORK_MAX: Final = 10_000
+"""Claims that are looked at to find out whether a session would wait for itself."""
 _PRIMITIVE: Final = Struct(">?Q?Q")
 _HAD: Final = (Phase.HELD, Phase.OFFERED)
 
@@ -147,6 +149,14 @@ class Synchronisation(Family):
         text = b" ".join((path, rival.mode.name.encode(), claim.client, token))
         raise Refused("LOCKED", text.decode())
 
+    def writer(self, element: int) -> bytes:
+        """Return the client that has a WRITE lock on an element or above it, if any has."""
+        if len(self.claims):
+            for number in self._elements.line(element):
+                for _, claim in self.claims.of(number, Phase.HELD, Mode.WRITE):
+                    return claim.client
+        return b""
+
     def check_token(self, token: Version) -> None:
         """Raise FENCED unless this is the token of what is held now, by anybody, anywhere."""
         if not self.claims.is_current(token):
@@ -218,7 +228,8 @@ class Synchronisation(Family):
         except Refused:
             run.roll_back(mark)
         else:
-            self._elements.tell(run, b"put", element, data)
+            # ELECT LEADER shows it to everybody who may read the element.
+            self._elements.tell(run, b"put", element, data, is_public=True)
 
     def come_again(self, run: Run, name: bytes) -> bytes:
         """Answer a request that waits and was logged again."""
@@ -243,13 +254,47 @@ class Synchronisation(Family):
         """Have the session wait for this; return the reply.
 
         Raises:
-            Refused: QUOTA.
+            Refused: QUOTA; DEADLOCK.
         """
         asker = run.asker
         self._check_room(asker.session, len(elements))
+        if mode in LOCKS:
+            self._refuse_cycle(run, mode, elements, is_first=is_first)
         wait = Wait(mode, asker.session, run.client, elements, data=data)
         self.waits.begin(run, wait, is_first=is_first, token=token)
         return self.pending(wait)
+
+    def _refuse_cycle(
+        self, run: Run, mode: Mode, elements: tuple[int, ...], *, is_first: bool
+    ) -> None:
+        """Raise DEADLOCK if somebody who is in the way of this waits for this session's locks.
+
+        A cycle can only begin with a wait: what is granted at once is in nobody's way. At most
+        `DEADLOCK_WORK_MAX` claims are looked at; a cycle beyond them ends with a time-out.
+        """
+        me, left = run.asker.session, DEADLOCK_WORK_MAX
+        seen: set[bytes] = set()
+        found: list[tuple[tuple[int, ...], Mode, int, bytes | None]]
+        found = [(elements, mode, me, b"" if is_first else None)]
+        while found:
+            for rival in self.claims.rivals(*found.pop()):
+                left -= 1
+                if left < 0:
+                    return
+                is_waiting, other = rival.phase is Phase.WAITING, rival.claim.session
+                if other == me:
+                    if rival.phase is not Phase.HELD:
+                        continue  # it may cancel what it awaits, and an offer lapses
+                    path = self._elements.path(rival.element).decode()
+                    raise Refused(
+                        "DEADLOCK", f"what is in the way waits for this session's lock on {path}"
+                    )
+                for name in [rival.name] if is_waiting else self.waits.names_of(other):
+                    wait = self.waits.there(name)
+                    if name not in seen and wait.mode in LOCKS and not wait.offer:
+                        seen.add(name)
+                        before = b"" if self.waits.is_first_in_line(name) else name
+                        found.append((wait.elements, wait.mode, other, before))
 
     def cancel(self, run: Run, elements: Sequence[int], modes: Sequence[Mode]) -> None:
         """End what the session waits for on each of these elements, and offers, too.

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final
 
+from millstream.coordination.core.namespace.access_lists import READ
 from millstream.coordination.core.namespace.commands import Call, Command, Words
 from millstream.coordination.core.namespace.elements import Element, Type
 from millstream.coordination.core.namespace.family import Want
@@ -86,7 +87,11 @@ def _make(
 ) -> bytes:
     elements = job.state.elements
     is_sequential, is_ephemeral = b"SEQUENTIAL" in flags, b"EPHEMERAL" in flags
-    if not is_sequential and elements.find(path) is not None:
+    there = None if is_sequential else elements.find(path)
+    if there is not None:
+        found = elements.there(there).type
+        if found is not kind.type:
+            raise Refused("WRONGTYPE", f"{joined(path).decode()} is a {found.name}")
         return EXISTS
     if is_ephemeral and not job.asker.session:
         raise Refused("ERR", "an ephemeral element needs a session")
@@ -219,10 +224,12 @@ def _moved(job: Job, source: Path, target: Path, *, is_forced: bool) -> bytes:
     if len(target) > len(source):
         elements.refuse_too_deep(number, len(target))
     line, path = elements.place(number)
+    before = elements.readers(number)
     elements.move(job, number, parent, target[-1])
     to_line, to = elements.place(number)
     job.happened.append(Happened(
-        b"move", path, one.type.text, line, to=to, to_line=to_line
+        b"move", path, one.type.text, line, to=to, to_line=to_line,
+        readers=before.narrowed(elements.readers(number)),
     ))  # fmt: skip
     return OK
 
@@ -390,7 +397,11 @@ def list_names(words: Words) -> Call:
 
 
 def _page(job: Job, number: int, after: bytes | None, count: int) -> bytes:
-    names = [name for name, _ in islice(job.state.elements.children(number, after), count + 1)]
+    found = job.state.elements.children(number, after)
+    if not number:  # the namespaces of others are nobody's business
+        permissions = job.state.permissions
+        found = (one for one in found if permissions.allow(job.asker, one[1], READ))
+    names = [name for name, _ in islice(found, count + 1)]
     is_last = len(names) <= count
     names = names[:count]
     token = NULL if is_last else bulk(urlsafe_b64encode(names[-1]))

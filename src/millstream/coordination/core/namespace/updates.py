@@ -5,6 +5,9 @@ Invariants:
 2. It falls into a place at most once: its element, in all scopes; the children of its parent, if
    there are others now; the trees it is in. Of a move, those on both sides.
 3. Who hears of an element alone hears that its children are others, not which.
+4. A subscriber hears of an element only what it could read as of that entry (`seen_by`): nothing
+   if an access list forbids reading it, but for names that its parent shows; no data while
+   another session has a WRITE lock there.
 
 Elsewhere: what commands do (`run`), what is kept of it (`marks`), who hears of it (`audience`).
 
@@ -15,27 +18,33 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.namespace.access_lists import Readers, passes
 from millstream.coordination.core.namespace.elements import Elements
-from millstream.coordination.core.namespace.run import Happened, Run
+from millstream.coordination.core.namespace.run import Asker, Happened, Run
 
 __all__ = [
     "Place",
     "Scope",
+    "Sight",
     "Update",
+    "as_seen",
     "decode_update",
     "encode_update",
     "payload",
     "remark",
+    "seen_by",
     "updates_of",
 ]
 
 _HEAD: Final = Struct(">QIIQBBIIBHI")
 _NO_DATA: Final = 0xFFFFFFFF
+_IS_DELETED, _HAS_READERS = 1, 2
+"""Flags of an update."""
 _OTHER_CHILDREN: Final = (b"create", b"delete", b"move")
 
 
@@ -69,6 +78,8 @@ class Update(NamedTuple):
     client: bytes
     data: bytes | None
     is_deleted: bool
+    readers: Readers | None = None
+    """None: it was kept by a version that did not note them."""
 
 
 def updates_of(
@@ -80,7 +91,7 @@ def updates_of(
         for place in dict.fromkeys(_places(happened)):
             if not is_wanted(place):
                 continue
-            update = _update(run, happened)
+            update = _update(run, happened, elements)
             if place.scope is Scope.ELEMENT and place.element != happened.line[0]:
                 parent = elements.get(place.element)
                 if parent is None:
@@ -88,7 +99,7 @@ def updates_of(
                 path = elements.path(place.element)
                 update = update._replace(
                     op=b"child", path=path, to=b"", type=parent.type.text, data=None,
-                    is_deleted=False,
+                    is_deleted=False, readers=elements.readers(place.element),
                 )  # fmt: skip
             found.setdefault(place, []).append(update)
     return found
@@ -106,12 +117,50 @@ def _places(happened: Happened) -> Iterator[Place]:
                 yield Place(line[1], Scope.CHILDREN)
 
 
-def _update(run: Run, happened: Happened) -> Update:
-    version = run.version
+def _update(run: Run, happened: Happened, elements: Elements) -> Update:
+    version, readers = run.version, happened.readers
+    if readers is not None and elements.get(happened.line[0]) is not None:
+        holder = readers.holder
+        readers = readers.narrowed(elements.readers(happened.line[0]))._replace(holder=holder)
     return Update(
         version.lsn, version.epoch, version.view, run.ts_ms, happened.op, happened.path,
-        happened.to, happened.type, run.client, happened.data, happened.is_deleted,
+        happened.to, happened.type, run.client, happened.data, happened.is_deleted, readers,
     )  # fmt: skip
+
+
+class Sight(IntEnum):
+    """How much of an update a subscriber may hear."""
+
+    NOTHING = 0
+    NAME = 1
+    """What became of an element that its parent shows; neither data nor who did it."""
+    NO_DATA = 2
+    ALL = 3
+
+
+def seen_by(update: Update, asker: Asker, uses: Callable[[bytes], bool]) -> Sight:
+    """Return how much a subscriber may hear of an update; `uses`: whether a session is its own."""
+    readers = update.readers
+    if readers is None:
+        return Sight.ALL if passes(asker) else Sight.NO_DATA
+    if not readers.may_read(asker):
+        is_shown = update.op in _OTHER_CHILDREN and readers.may_see(asker)
+        return Sight.NAME if is_shown else Sight.NOTHING
+    is_hidden = bool(readers.holder) and not uses(readers.holder)
+    return Sight.NO_DATA if is_hidden else Sight.ALL
+
+
+def as_seen(updates: Sequence[Update], sights: Sequence[Sight]) -> list[Update]:
+    """Return the updates with only what may be heard of them."""
+    seen = []
+    for update, sight in zip(updates, sights, strict=True):
+        if sight is Sight.ALL:
+            seen.append(update)
+        elif sight is Sight.NO_DATA:
+            seen.append(update._replace(data=None))
+        elif sight is Sight.NAME:
+            seen.append(update._replace(data=None, client=b""))
+    return seen
 
 
 def payload(update: Update, part: int, parts: int, with_data: bool) -> bytes:
@@ -152,18 +201,20 @@ def encode_update(update: Update) -> bytes:
     return b"".join(
         (
             _HEAD.pack(
-                update.lsn, update.epoch, update.view, update.ts_ms, update.is_deleted,
+                update.lsn, update.epoch, update.view, update.ts_ms,
+                _IS_DELETED * update.is_deleted | _HAS_READERS * (update.readers is not None),
                 *map(len, texts), _NO_DATA if data is None else len(data),
             ),
             *texts,
             data or b"",
+            b"" if update.readers is None else update.readers.encode(),
         )
     )  # fmt: skip
 
 
 def decode_update(data: bytes, at: int = 0) -> tuple[Update, int]:
     """Return the update that `encode_update` wrote there, and where it ends."""
-    lsn, epoch, view, ts_ms, is_deleted, *lengths, size = _HEAD.unpack_from(data, at)
+    lsn, epoch, view, ts_ms, flags, *lengths, size = _HEAD.unpack_from(data, at)
     at += _HEAD.size
     texts = []
     for length in lengths:
@@ -171,6 +222,12 @@ def decode_update(data: bytes, at: int = 0) -> tuple[Update, int]:
         at += length
     kept = None if size == _NO_DATA else data[at : at + size]
     at += len(kept or b"")
+    readers = None
+    if flags & _HAS_READERS:
+        readers, at = Readers.decode(data, at)
     op, path, to, kind, client = texts
-    told = Update(lsn, epoch, view, ts_ms, op, path, to, kind, client, kept, bool(is_deleted))
+    told = Update(
+        lsn, epoch, view, ts_ms, op, path, to, kind, client, kept, bool(flags & _IS_DELETED),
+        readers,
+    )  # fmt: skip
     return told, at

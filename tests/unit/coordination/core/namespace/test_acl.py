@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.coordination.core.namespace.permissions import ADMINS, ENTRIES_MAX
+from millstream.coordination.core.namespace.access_lists import ADMINS, ENTRIES_MAX
 from millstream.coordination.core.values import integer, items
 from namespace_machine import Tree
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.coordination.core.namespace.claims import Claim, Claims, Mode, Phase
+from millstream.coordination.core.namespace.elements import key_of
 from millstream.coordination.core.snapshots import Pieces
 from namespace_machine import Tree
 
@@ -33,7 +34,9 @@ def test_a_lock_is_in_the_way_of_those_above_and_below(tree: Tree, claims: Claim
     a, x, b = number(tree, b"n", b"a"), number(tree, b"n", b"a", b"x"), number(tree, b"n", b"b")
     claims.hold(a, Mode.READ, ONE)
     for element in (a, x, number(tree, b"n")):
-        assert claims.rival((element,), Mode.WRITE, 2) == (a, Phase.HELD, Mode.READ, ONE)
+        assert claims.rival((element,), Mode.WRITE, 2) == (
+            a, Phase.HELD, Mode.READ, ONE, key_of(1)
+        )  # fmt: skip
         assert claims.rival((element,), Mode.WRITE, 1) is None
         assert claims.rival((element,), Mode.READ, 2) is None
     assert claims.rival((b,), Mode.WRITE, 2) is None

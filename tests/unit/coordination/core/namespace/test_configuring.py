@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.coordination.core.namespace.permissions import ADMINS
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.values import items
 from namespace_machine import Tree
 

@@ -138,6 +138,34 @@ def test_two_that_want_more_of_what_both_have_do_not_wait_for_each_other(
     assert word(ann.do("LOCK", "WRITE", "/ns/b")) == "DEADLOCK"
 
 
+def test_sessions_that_would_wait_for_each_other_in_a_cycle_are_told_deadlock(
+    group: Group, ann: Client, bob: Client, cyd: Client
+) -> None:
+    for path in ("/ns/b/x", "/ns/b/y", "/ns/b/z"):
+        group.do("CREATE", "BINARY", "PARENTS", path)
+    ann.do("LOCK", "WRITE", "/ns/b/x")
+    bob.do("LOCK", "WRITE", "/ns/b/y")
+    cyd.do("LOCK", "WRITE", "/ns/b/z")
+    assert word(ann.do("LOCK", "WRITE", "/ns/b/y")) == "PENDING"
+    assert word(bob.do("LOCK", "READ", "GROUP", "/ns/a", "/ns/b/z")) == "PENDING"
+    for refused in ("LOCK WRITE /ns/b/x", "LOCK READ /ns/b/x", "LOCK GROUP /ns/a /ns/b/x"):
+        assert word(cyd.do(*refused.split())) == "DEADLOCK"
+    assert word(cyd.do("ELECT", "CAMPAIGN", "/ns/b/x")) == "DEADLOCK"
+    assert word(cyd.do("LOCK", "WRITE", "/ns/b/x", "NOWAIT")) == "LOCKED"
+    cyd.do("LOCK", "RELEASE", "/ns/b/z")  # as it was told: the others go on
+    assert word(cyd.do("LOCK", "WRITE", "/ns/b/x")) == "PENDING"
+    assert group.retried[-1][0] == 12
+
+
+def test_a_reader_that_waits_behind_a_writer_of_its_own_lock_is_told_deadlock(
+    group: Group, ann: Client, bob: Client
+) -> None:
+    group.do("CREATE", "BINARY", "PARENTS", "/ns/b/x")
+    ann.do("LOCK", "READ", "/ns/b/x")
+    assert word(bob.do("LOCK", "WRITE", "/ns/b")) == "PENDING"
+    assert word(ann.do("LOCK", "READ", "/ns/b")) == "DEADLOCK"
+
+
 def test_readers_that_want_more_wait_for_the_same_writer(
     group: Group, ann: Client, bob: Client, cyd: Client
 ) -> None:

@@ -10,15 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from millstream.coordination.core.namespace.access_lists import ADMINS
 from millstream.coordination.core.namespace.audience import SUBSCRIPTIONS_MAX, Subscriber
 from millstream.coordination.core.namespace.commands import Words
 from millstream.coordination.core.namespace.paths import joined
-from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import MARK, Wish, subscribe, wish_of
 from millstream.coordination.core.namespace.transactions import pack_command
-from millstream.coordination.core.namespace.updates import Scope
+from millstream.coordination.core.namespace.updates import Place, Scope, Update
 from namespace_machine import Tree
 
 ALL = 2**40
@@ -30,7 +30,9 @@ class Client:
     def __init__(self, tree: Tree, user: bytes = b"", session: int = 7) -> None:
         self.tree, self.user, self.session = tree, user, session
         self.confirmed: list[bytes] = []
-        self.subscriber = Subscriber(lambda: None, Asker(session=session, principal=user))
+        self.subscriber = Subscriber(
+            lambda: None, Asker(session=session, instance=b"i" * 16, principal=user)
+        )
 
     def subscribe(self, command: str, *, is_primary: bool = True) -> bytes:
         words = command.split()
@@ -247,13 +249,113 @@ def test_who_may_not_read_hears_nothing(tree: Tree) -> None:
     assert client.subscribe("/ns/a MODE DATA") == b"+OK"
     client.take()
     tree.do("ACL", "SET", "/ns/a", "MODE", "700")
-    assert client.told() == [("attr", "/ns/a"), ("denied", "")]
+    assert client.told() == [("denied", "")]
     tree.do("PUT", "/ns/a", "secret")
     assert client.told() == []
     assert client.subscribe("/ns/a") == b"-NOPERM /ns/a r"
     assert tree.do("MARK", "/ns/a", "TREE", user=b"eve") == b"-NOPERM /ns/a r"
     client.subscriber.asker = Asker(principal=b"eve", groups=(ADMINS,))
     assert client.tree.read("SUBSCRIBE", "/ns/a", user=b"eve", groups=(ADMINS,)) == b"+OK"
+
+
+def secrets(client: Client) -> list[tuple[str, str, str]]:
+    told = [(text["op"], text.get("path", ""), text.get("data", "")) for text in client.take()]
+    return [one for one in told if one[0] not in ("start", "progress")]
+
+
+def test_an_update_is_told_to_who_could_read_its_element_as_of_that_entry(tree: Tree) -> None:
+    tree.do("ACL", "SET", "/ns", "OWNER", "ann")
+    eve, ann = Client(tree, b"eve"), Client(tree, b"ann", session=8)
+    for one in (eve, ann):
+        assert one.subscribe("/ns MODE DATA TREE") == b"+OK"
+    tree.do("CREATE", "BINARY", "/ns/p", "open", user=b"ann")
+    tree.do("ACL", "SET", "/ns/p", "MODE", "600", user=b"ann")
+    tree.do("PUT", "/ns/p", "secret", user=b"ann")
+    tree.do("PUT", "/ns/p", "ATTR", "u.x", "1", user=b"ann")
+    tree.do("ACL", "SET", "/ns/p", "MODE", "644", user=b"ann")
+    tree.do("PUT", "/ns/p", "shown", user=b"ann")
+    told = secrets(eve)
+    assert told == [
+        ("create", "/ns/p", "b3Blbg=="), ("attr", "/ns/p", ""), ("put", "/ns/p", "c2hvd24="),
+    ]  # fmt: skip
+    everything = secrets(ann)
+    assert len(everything) == 6
+    tree.again()
+    for user, before in ((b"eve", told), (b"ann", everything)):  # what is kept tells no more
+        again = Client(tree, user)
+        assert again.subscribe("/ns MODE DATA TREE FROM 5") == b"+OK"
+        assert secrets(again) == before
+
+
+def test_parts_of_an_entry_are_counted_as_they_are_told(tree: Tree) -> None:
+    tree.do("CREATE", "BINARY", "/ns/p")
+    tree.do("ACL", "SET", "/ns/p", "OWNER", "ann", "MODE", "600")
+    eve = Client(tree, b"eve")
+    assert eve.subscribe("/ns TREE MODE DATA") == b"+OK"
+    commands = [pack_command([b"PUT", path, b"x"]) for path in (b"/ns/p", b"/ns/a", b"/ns/a/b")]
+    tree.do("EXEC", *commands, groups=(ADMINS,), user=b"ann")
+    told = [(text["path"], text["part"], text["parts"]) for text in eve.take()[1:]]
+    assert told == [("/ns/a", 0, 2), ("/ns/a/b", 1, 2)]
+
+
+def test_a_name_is_told_where_the_parent_shows_it_and_nothing_else(tree: Tree) -> None:
+    tree.do("ACL", "SET", "/ns", "DEFAULT", "MODE", "600", user=b"ann", groups=(ADMINS,))
+    eve = Client(tree, b"eve")
+    assert eve.subscribe("/ns MODE DATA TREE") == b"+OK"
+    tree.do("CREATE", "BINARY", "/ns/p", "secret", user=b"ann", groups=(ADMINS,))
+    tree.do("CREATE", "BINARY", "/ns/p/q", "secret", user=b"ann", groups=(ADMINS,))
+    tree.do("MOVE", "/ns/p/q", "/ns/p/r", user=b"ann", groups=(ADMINS,))
+    tree.do("MOVE", "/ns/p/r", "/ns/s", user=b"ann", groups=(ADMINS,))
+    tree.do("DELETE", "/ns/s", user=b"ann", groups=(ADMINS,))
+    told = eve.take()[1:]
+    assert [(text["op"], text["path"]) for text in told] == [
+        ("create", "/ns/p"), ("delete", "/ns/s"),
+    ]  # fmt: skip
+    assert not any("data" in text or "client" in text for text in told)
+
+
+def test_data_under_a_write_lock_is_told_to_its_holder_only(tree: Tree) -> None:
+    holder, other = Client(tree, session=9), Client(tree, session=8)
+    for one in (holder, other):
+        assert one.subscribe("/ns/a MODE DATA TREE") == b"+OK"
+    tree.do("LOCK", "WRITE", "/ns/a", session=9)
+    tree.do("PUT", "/ns/a/b", "half", session=9)
+    tree.do("LOCK", "RELEASE", "/ns/a", session=9)
+    tree.do("PUT", "/ns/a/b", "whole", session=9)
+    assert [one[2] for one in secrets(holder)] == ["", "aGFsZg==", "", "d2hvbGU="]
+    heard = [("lock", "/ns/a", ""), ("put", "/ns/a/b", ""), ("unlock", "/ns/a", ""),
+             ("put", "/ns/a/b", "d2hvbGU=")]  # fmt: skip
+    assert secrets(other) == heard
+    again = Client(tree, session=8)
+    assert again.subscribe("/ns/a MODE DATA TREE FROM 4") == b"+OK"
+    assert secrets(again) == heard
+
+
+def test_what_a_leader_says_of_itself_is_told_to_all_who_may_read(tree: Tree) -> None:
+    other = Client(tree, session=8)
+    assert other.subscribe("/ns/a MODE DATA") == b"+OK"
+    tree.do("ELECT", "CAMPAIGN", "/ns/a", "me", session=9)
+    assert ("put", "/ns/a", "bWU=") in secrets(other)
+
+
+def test_history_that_an_earlier_version_kept_shows_no_data_to_users(tree: Tree) -> None:
+    tree.do("MARK", "/ns/a")
+    place = Place(tree.machine.state.elements.at((b"ns", b"a")), Scope.ELEMENT)
+    old = Update(tree.lsn + 1, 1, 1, 0, b"put", b"/ns/a", b"", b"BINARY", b"", b"x", False)
+    tree.machine.state.marks.record(place, [old], 9)
+    tree.lsn += 1
+    for user, data in ((b"eve", ""), (b"", "eA==")):
+        client = Client(tree, user)
+        assert client.subscribe(f"/ns/a MODE DATA FROM {tree.lsn - 1}") == b"+OK"
+        assert secrets(client) == [("put", "/ns/a", data)]
+
+
+def test_list_of_namespaces_has_those_that_the_user_may_read(tree: Tree) -> None:
+    tree.do("CREATENAMESPACE", "/other")
+    tree.do("ACL", "SET", "/other", "OWNER", "ann", "MODE", "700")
+    assert b"other" not in tree.read("LIST", "/", user=b"eve")
+    assert b"ns" in tree.read("LIST", "/", user=b"eve")
+    assert b"other" in tree.read("LIST", "/", user=b"ann")
 
 
 def test_a_durable_subscription_goes_on_where_it_was_acknowledged(tree: Tree) -> None:

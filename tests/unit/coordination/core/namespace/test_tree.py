@@ -47,6 +47,8 @@ def test_creating_what_is_there_changes_nothing(tree: Tree) -> None:
     before = tree.bytes
     assert tree.do("CREATE", "BINARY", "/ns/a", "two") == b"+EXISTS"
     assert tree.do("CREATENAMESPACE", "/ns") == b"+EXISTS"
+    for kind in ("LIST", "SET", "QUEUE", "COUNTER"):  # of another type it is no repeat
+        assert tree.do("CREATE", kind, "/ns/a") == b"-WRONGTYPE /ns/a is a BINARY"
     assert tree.bytes == before
 
 

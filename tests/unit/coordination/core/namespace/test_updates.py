@@ -6,6 +6,7 @@ from base64 import b64decode
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.coordination.core.namespace.access_lists import Acl, Grant, Readers
 from millstream.coordination.core.namespace.updates import (
     Update,
     decode_update,
@@ -49,6 +50,9 @@ def test_a_remark_says_where_it_stands() -> None:
 
 NUMBERS = st.integers(0, 2**32 - 1)
 TEXTS = st.binary(max_size=5)
+BITS = st.integers(0, 0o777)
+GRANTS = st.lists(st.builds(Grant, st.booleans(), TEXTS, st.integers(0, 7)), max_size=2).map(tuple)
+ACLS = st.lists(st.builds(Acl, TEXTS, TEXTS, BITS, GRANTS, BITS, GRANTS), max_size=2).map(tuple)
 
 
 @given(
@@ -65,6 +69,7 @@ TEXTS = st.binary(max_size=5)
         TEXTS,
         st.none() | st.binary(max_size=9),
         st.booleans(),
+        st.none() | st.builds(Readers, ACLS, ACLS, TEXTS),
     ),
     TEXTS,
 )
