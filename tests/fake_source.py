@@ -129,6 +129,11 @@ class FakePartition:
     def is_held(self, hold: Hold) -> bool:
         return hold.hold_id in self.holds or hold.hold_id in self.logged_holds
 
+    awaits_majority = False
+
+    def check_durable(self) -> None:
+        pass
+
     def durable_mark(self) -> int:
         return max((mark for mark in self.marks if mark <= self.persisted_seqno), default=0)
 

@@ -373,6 +373,7 @@ def test_while_partitions_move_nothing_is_lost_or_made_twice(nodes: BucketNodes)
             counters.until_more(*NAMES)
     assert counters.refused.keys() <= {
         "conflict", "not_my_partition", "temporarily_unavailable", "ambiguous",
+        "majority_impossible",
     }, counters.refused  # fmt: skip
     counters.check()
 

@@ -68,6 +68,14 @@ ForceOption = Annotated[
     bool,
     typer.Option("--force", help="Also where acknowledged writes may be lost: says which."),
 ]
+DropOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drop",
+        metavar="NODE",
+        help="Take this lost node out of the map, so that the copies left are a majority.",
+    ),
+]
 
 
 @app.callback()
@@ -88,6 +96,7 @@ def promote(
     to: ToOption = None,
     partition: PartitionOption = None,
     force: ForceOption = False,
+    drop: DropOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
     tls_ca: TlsCaOption = None,
@@ -97,6 +106,8 @@ def promote(
 
     Any node of the bucket can be asked. Partitions that are served are left alone, unless --to
     names another node. It can be run again at any time, and goes on where it was interrupted.
+    With --drop the bucket goes on without a lost node: what is acknowledged from then on that
+    node does not have, so its copies must not be promoted by themselves later.
     """
     who, tls = who_of(user, password_file), tls_of(tls_ca)
     open_pages = partial(_pages, bucket=bucket, who=who, tls=tls)
@@ -104,7 +115,7 @@ def promote(
     bucket_map = bucket_map_from_json(content)
     promoter = Promoter(str(content.get("uuid")), open_pages, new_branch=_new_branch, pause=_pause)
     wanted = _wanted(bucket_map, partition, to)
-    report = promoter.run(bucket_map, wanted, to, is_forced=force)
+    report = promoter.run(bucket_map, wanted, to, is_forced=force, drop=drop)
     if json:
         print(json_module.dumps(_as_json(bucket, report)))
     else:

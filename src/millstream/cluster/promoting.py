@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from millstream.cluster.core.promotion import Answers, next_branch
+from millstream.cluster.core.promotion import Answers, next_branch, without_node
 from millstream.cluster.core.survey import (
     Outcome,
     Survey,
@@ -38,6 +38,7 @@ from millstream.errors import (
     MillstreamError,
     RemoteProtocolError,
     UnavailableError,
+    UsageError,
 )
 from millstream.model.bucket_map import (
     BucketMap,
@@ -98,9 +99,16 @@ class Promoter:
         self._pause = pause
 
     def run(
-        self, bucket_map: BucketMap, wanted: Collection[int], to: str | None, *, is_forced: bool
-    ) -> Report:
-        """Promote those of the wanted partitions that are not served, or not by `to`."""
+        self, bucket_map: BucketMap, wanted: Collection[int], to: str | None, *, is_forced: bool,
+        drop: str | None = None,
+    ) -> Report:  # fmt: skip
+        """Promote those of the wanted partitions that are not served, or not by `to`.
+
+        `drop`: a lost node that the map shall not have any more, once every partition is served.
+
+        Raises:
+            UsageError: as `without_node`; `node_answers`: the one to drop is not lost.
+        """
         outcomes: dict[int, Outcome] = {}
         for number in range(ROUNDS_MAX):
             if number:
@@ -116,7 +124,7 @@ class Promoter:
             if not wanted:
                 break
         away = {n: why for n, why in survey.silent.items() if n not in survey.without}
-        revision, silent = self._publish(bucket_map, away)
+        revision, silent = self._publish(bucket_map, away, drop)
         return Report(revision, [outcomes[p] for p in sorted(outcomes)], silent)
 
     # -- the steps
@@ -219,7 +227,7 @@ class Promoter:
     # -- afterwards
 
     def _publish(
-        self, bucket_map: BucketMap, away: Mapping[str, str]
+        self, bucket_map: BucketMap, away: Mapping[str, str], drop: str | None
     ) -> tuple[int, dict[str, str]]:
         """Give all nodes a map that says who is active, and fence what was away before.
 
@@ -233,6 +241,10 @@ class Promoter:
             every = range(len(survey.bucket_map.rows))
             found = {p: survey.serving(p) for p in every}
             bucket_map = map_after(survey, {p: at for p, at in found.items() if at is not None})
+            if drop is not None and bucket_map.has_node(drop):
+                if drop not in survey.silent:
+                    raise UsageError(f"{drop} answers: it is not lost", code="node_answers")
+                bucket_map = without_node(bucket_map, drop)
             behind = [
                 node
                 for node in bucket_map.nodes

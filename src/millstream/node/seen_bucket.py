@@ -22,7 +22,7 @@ from millstream.documents.tokens import SPREAD_EPOCH, SPREAD_PURGED, History
 from millstream.errors import MillstreamError
 from millstream.gateway.core.bucket_parts import Histories, PartHistory, WantedHistories
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.changes_feed import history_of
+from millstream.kv.core.changes_feed import history_of, lasting_mark
 from millstream.node.bucket_places import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
 from millstream.node.purges import is_none
 
@@ -67,7 +67,7 @@ def own_histories(bucket: Bucket, numbers: Sequence[int], purges: str) -> Histor
 
 def _history(bucket: Bucket, number: int) -> PartHistory:
     partition = bucket.partitions[number]
-    return PartHistory(number, *history_of(partition), partition.durable_mark())
+    return PartHistory(number, *history_of(partition), lasting_mark(partition))
 
 
 class SeenBucket:

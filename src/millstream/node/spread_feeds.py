@@ -41,7 +41,7 @@ from millstream.kv.aio.changes import (
     BucketChanges,
     Changes,
 )
-from millstream.kv.core.changes_feed import Piece, in_order_of_time
+from millstream.kv.core.changes_feed import Piece, in_order_of_time, lasting_mark
 from millstream.model.position import Position
 from millstream.node.bucket_places import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
 from millstream.node.learned import NodeAt
@@ -159,7 +159,7 @@ class SpreadWalk:
         self._here.check()
         partitions = self._places.bucket.partitions
         for number in self._here.positions:
-            self._marks[number] = partitions[number].durable_mark()
+            self._marks[number] = lasting_mark(partitions[number])
         return sum(
             max(0, mark - self.tokens.position(number).seqno)
             for number, mark in enumerate(self._marks)

@@ -10,7 +10,7 @@ import pytest
 
 from false_nodes import ABSENT, ACTIVE, REPLICA, UUID, FalseNode, FalseNodes
 from millstream.cluster.promoting import ROUNDS_MAX, Promoter, Report
-from millstream.errors import UnavailableError
+from millstream.errors import UnavailableError, UsageError
 
 THREE = (("a", "b", "c"), ("b", "c", "a"))
 
@@ -26,12 +26,13 @@ def promote(
     *,
     force: bool = False,
     branch: int = 10,
+    drop: str | None = None,
 ) -> Report:
     numbers = itertools.count(branch)
     promoter = Promoter(
         UUID, nodes.open_pages, new_branch=lambda: next(numbers), pause=lambda number: None
     )  # fmt: skip
-    return promoter.run(nodes.map, wanted, to, is_forced=force)
+    return promoter.run(nodes.map, wanted, to, is_forced=force, drop=drop)
 
 
 def ends_of(report: Report) -> list[tuple[str, str | None]]:
@@ -276,3 +277,17 @@ def test_who_is_always_outbid_gives_up_in_time() -> None:
     assert len([page for _, page in nodes.calls if page == "POST activations"]) == ROUNDS_MAX
     assert nodes.nodes["b"].copies[0].state is nodes.nodes["c"].copies[0].state is REPLICA
     assert ABSENT not in [copy.state for copy in nodes.nodes["c"].copies]
+
+
+def test_a_lost_node_is_dropped_from_the_map_of_those_that_are_left() -> None:
+    nodes = FalseNodes((("a", "b"), ("b", "a")), {"a": [9, 5], "b": [9, 5]})
+    with pytest.raises(UsageError) as failure:
+        promote(nodes, drop="a")
+    assert failure.value.code == "node_answers"
+    nodes.down("a")
+    report = promote(nodes, drop="a")
+    assert ends_of(report) == [("promoted", "b"), ("served", "b")]
+    left = nodes.nodes["b"].map
+    assert left is not None
+    assert ([node.name for node in left.nodes], left.rows) == (["b"], (("b",), ("b",)))
+    assert report.revision == left.revision > nodes.map.revision

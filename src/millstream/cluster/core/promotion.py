@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
+from millstream.errors import UsageError
 from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
@@ -40,6 +41,7 @@ __all__ = [
     "serving",
     "stale_actives",
     "winner_of",
+    "without_node",
 ]
 
 Row = tuple[str | None, ...]
@@ -168,6 +170,33 @@ def next_map(bucket_map: BucketMap, actives: Mapping[int, str]) -> BucketMap:
     if rows == bucket_map.rows:
         return bucket_map
     return BucketMap(bucket_map.revision + 1, bucket_map.nodes, rows)
+
+
+def without_node(bucket_map: BucketMap, name: str) -> BucketMap:
+    """Return the next revision, in which a node has no place and is not waited for.
+
+    Raises:
+        UsageError: `unknown_node`; `no_copy_left`: it has an active copy, or the only one;
+            `bad_map_rows`: not all partitions have a place for it, so rows would differ in length.
+    """
+    if not bucket_map.has_node(name):
+        raise UsageError(f"the map has no node {name!r}", code="unknown_node")
+    rows = tuple(tuple(one for one in row if one != name) for row in bucket_map.rows)
+    lost = [p for p, row in enumerate(bucket_map.rows) if row[0] == name or not rows[p]]
+    if lost:
+        raise UsageError(
+            f"{name} has the active copy of partition {lost[0]}, or the only one: promote another "
+            "copy first",
+            code="no_copy_left",
+        )
+    if len({len(row) for row in rows}) > 1:
+        raise UsageError(
+            f"not every partition has a copy on {name}: without it they would have different "
+            "numbers of copies; give the nodes a map",
+            code="bad_map_rows",
+        )
+    nodes = tuple(node for node in bucket_map.nodes if node.name != name)
+    return BucketMap(bucket_map.revision + 1, nodes, rows)
 
 
 def _led_by(row: Row, first: str | None) -> Row:

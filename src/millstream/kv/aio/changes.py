@@ -29,7 +29,13 @@ from millstream.documents.tokens import (
 )
 from millstream.errors import ConditionError, UnavailableError
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.changes_feed import ChangesFeed, Piece, history_of, in_order_of_time
+from millstream.kv.core.changes_feed import (
+    ChangesFeed,
+    Piece,
+    history_of,
+    in_order_of_time,
+    lasting_mark,
+)
 from millstream.model.position import Position
 
 __all__ = ["ORDERED_BYTES_MAX", "ORDERED_CHANGES_MAX", "BucketChanges", "Changes"]
@@ -84,12 +90,12 @@ class Changes:
         """Return how many seqnos there are above where the reader stands.
 
         Raises:
-            UnavailableError: `not_my_partition`.
+            UnavailableError: `not_my_partition`; `majority_unknown`.
         """
         self.check()
         partitions, tokens = self._bucket.partitions, self.tokens
         return sum(
-            max(0, partitions[number].durable_mark() - tokens.position(number).seqno)
+            max(0, lasting_mark(partitions[number]) - tokens.position(number).seqno)
             for number in self._feed.walks
         )
 
@@ -164,7 +170,8 @@ class Changes:
         while self._feed.is_suspended:
             if waited_s >= SUSPENDED_SECONDS_MAX:
                 raise UnavailableError(
-                    "a partition of the database is being moved: ask again",
+                    "a partition of the database is being moved, or its copies have not said yet "
+                    "what they have: ask again",
                     code="temporarily_unavailable",
                 )
             await asyncio.sleep(SUSPENDED_WAIT_S)
@@ -269,8 +276,12 @@ class BucketChanges:
         return self._purge_epoch()
 
     def latest(self) -> Vector:
-        """Return where a reader stands who has everything that lasts: `update_seq`."""
-        marks = [partition.durable_mark() for partition in self._bucket.partitions]
+        """Return where a reader stands who has everything that lasts: `update_seq`.
+
+        Raises:
+            UnavailableError: `majority_unknown`.
+        """
+        marks = [lasting_mark(partition) for partition in self._bucket.partitions]
         return vector_at(self.origin, self.histories(), marks, self._purge_epoch())
 
     def start_of(self, since: Vector | int | None) -> Vector:

@@ -360,7 +360,8 @@ class BucketEngine:
         It is on this disk then and, where there are copies, with a majority of them.
 
         Raises:
-            UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time.
+            UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time, or can have
+                it any more.
         """
         partition, bucket = self.bucket.partitions[partition_id], self.bucket
         epoch = partition.epoch
@@ -372,13 +373,13 @@ class BucketEngine:
         try:
             async with asyncio.timeout(MAJORITY_SECONDS_MAX):
                 while partition.majority_seqno < seqno and partition.epoch == epoch:
+                    partition.check_majority()
                     news.clear()
                     await news.wait()
-        except TimeoutError as error:
+        except (TimeoutError, UnavailableError) as error:
             raise UnavailableError(
                 f"the change is on this node's disk, and no majority of the copies of partition "
-                f"{partition_id} has it after {MAJORITY_SECONDS_MAX:g} s: look later whether it "
-                "is there",
+                f"{partition_id} is known to have it: look later whether it is there",
                 code="ambiguous",
             ) from error
         finally:

@@ -26,8 +26,11 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.residents import NotInMemory
 from millstream.kv.core.revised import Found, Kept, Made, RevisedDocuments, Version
 
-__all__ = ["TURN_SECONDS", "DocumentStore"]
+__all__ = ["FOLLOW_SECONDS_MAX", "TURN_SECONDS", "DocumentStore"]
 
+FOLLOW_SECONDS_MAX: Final = 1.0
+"""How long too few copies may follow a partition before changes are refused."""
+FOLLOW_PAUSE_S: Final = 0.02
 TURN_SECONDS: Final = 0.02
 """How long documents are changed before others have a turn; one may take longer."""
 Decide = Callable[[StoredDocument | None], StoredDocument | None]
@@ -99,18 +102,21 @@ class DocumentStore:
         self._documents = RevisedDocuments(bucket)
         self._until_durable = until_durable
         self._now_ns = now_ns
+        self._alone: dict[int, tuple[int, float]] = {}
+        """In which epoch of a partition, and since when (s), too few copies follow it."""
 
     async def read(self, key: bytes, revs_limit: int, *, is_durable: bool) -> Found | None:
         """Return a document; raises as `RevisedDocuments.read`.
 
-        `is_durable`: what is returned cannot get lost any more.
+        `is_durable`: what is returned cannot get lost any more; UnavailableError, `ambiguous`,
+        if that cannot be said.
         """
         while True:
             call = partial(self._documents.read, key, self._now_ns(), revs_limit)
             found = await with_documents(call)
             if found is None or not is_durable:
                 return found
-            if await self._wait(found.partition, found.seqno) is None:
+            if await self._lasts(found.partition, found.seqno):
                 return found
 
     async def kept(self, key: bytes, *, is_durable: bool) -> Kept | None:
@@ -119,7 +125,7 @@ class DocumentStore:
             found = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
             if found is None or not is_durable:
                 return found
-            if await self._wait(found.partition, found.version.seqno) is None:
+            if await self._lasts(found.partition, found.version.seqno):
                 return found
 
     async def update(
@@ -130,9 +136,12 @@ class DocumentStore:
         loop = asyncio.get_running_loop()
         turn_end_s = loop.time() + TURN_SECONDS
         for key, numbers in _by_key(edits).items():
+            refusal = await self._refusal(key) if is_durable else None
             for number, made in zip(
                 numbers,
-                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit),
+                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit)
+                if refusal is None
+                else [refusal] * len(numbers),
                 strict=True,
             ):
                 done[number] = made
@@ -146,6 +155,28 @@ class DocumentStore:
         if is_durable:
             await self._settle(found)
         return found
+
+    async def _refusal(self, key: bytes) -> MillstreamError | None:
+        """Return why a change cannot reach a majority of the copies now.
+
+        While partitions move copies change whom they follow: the first change that finds too few
+        of them waits, for `FOLLOW_SECONDS_MAX`; later ones are refused at once.
+        """
+        partition, loop = self._bucket.partition_for(key), asyncio.get_running_loop()
+        while True:
+            try:
+                partition.check_majority()
+            except UnavailableError as error:
+                epoch, since_s = self._alone.get(partition.partition_id, (-1, 0.0))
+                if epoch != partition.epoch:
+                    since_s = loop.time()
+                    self._alone[partition.partition_id] = partition.epoch, since_s
+                if loop.time() - since_s >= FOLLOW_SECONDS_MAX:
+                    return error
+                await asyncio.sleep(FOLLOW_PAUSE_S)
+            else:
+                self._alone.pop(partition.partition_id, None)
+                return None
 
     async def _update_one(
         self, key: bytes, decides: Sequence[Decide], revs_limit: int
@@ -183,7 +214,11 @@ class DocumentStore:
         loop = asyncio.get_running_loop()
         turn_end_s = loop.time() + TURN_SECONDS
         for change in changes:
-            done.append(await self._made(partial(self._documents.replace, *change)))
+            refusal = await self._refusal(change[0]) if is_durable else None
+            if refusal is None:
+                done.append(await self._made(partial(self._documents.replace, *change)))
+            else:
+                done.append(refusal)
             if loop.time() > turn_end_s:
                 self._bucket.changed()
                 await asyncio.sleep(0)
@@ -222,6 +257,18 @@ class DocumentStore:
                 refusal = refusals[one.partition]
                 if refusal is not None:
                     done[at] = refusal
+
+    async def _lasts(self, number: int, seqno: int) -> bool:
+        """Wait until what was read is durable; False: the history is another, read again.
+
+        Raises:
+            UnavailableError: as `until_durable`.
+        """
+        epoch = self._bucket.partitions[number].epoch
+        failure = await self._wait(number, seqno)
+        if failure is not None and self._bucket.partitions[number].epoch == epoch:
+            raise failure
+        return failure is None
 
     async def _wait(self, number: int, seqno: int) -> MillstreamError | None:
         """Wait until a change is durable; return why that cannot be said, None once it is."""

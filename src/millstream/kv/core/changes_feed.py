@@ -39,7 +39,10 @@ from millstream.model.position import Position, entry_below
 from millstream.upr.core.source import Hold, PartitionSource
 from millstream.wire.frames import description_bytes, seqno_of
 
-__all__ = ["ChangesFeed", "PartitionWalk", "Piece", "Snapshot", "history_of", "in_order_of_time"]
+__all__ = [
+    "ChangesFeed", "PartitionWalk", "Piece", "Snapshot", "history_of", "in_order_of_time",
+    "lasting_mark",
+]  # fmt: skip
 
 _CAS: Final = Struct(">Q")
 _CAS_AT: Final = 16
@@ -75,6 +78,16 @@ class Piece(NamedTuple):
 def history_of(source: PartitionSource) -> History:
     """Return what positions of a partition are judged by."""
     return History(source.failover_log, source.high_seqno, source.purge_seqno)
+
+
+def lasting_mark(source: PartitionSource) -> int:
+    """Return the newest seqno that can be read as of and that nothing takes away.
+
+    Raises:
+        UnavailableError: `majority_unknown`.
+    """
+    source.check_durable()
+    return source.durable_mark()
 
 
 class PartitionWalk:
@@ -119,7 +132,8 @@ class PartitionWalk:
     @property
     def is_suspended(self) -> bool:
         """Whether to ask again soon."""
-        return self._source.is_suspended
+        source = self._source
+        return source.is_suspended or (self._is_served and source.awaits_majority)
 
     def lag(self) -> int:
         """Return how many seqnos there are to read, 0 if the reader has everything, or not now.
@@ -129,7 +143,7 @@ class PartitionWalk:
         """
         self._check_state()
         source = self._source
-        if source.is_suspended:
+        if self.is_suspended:
             return 0
         if source.epoch != self._epoch:
             self._let_go()
@@ -153,6 +167,8 @@ class PartitionWalk:
                 "has it",
                 code="not_my_partition",
             )
+        if not self.is_suspended:
+            source.check_durable()
 
     def _judge(self) -> None:
         """Go back to where the partition's history has the reader's."""
@@ -172,7 +188,7 @@ class PartitionWalk:
             if self._is_sound():
                 return True
             self._let_go()
-        if source.is_suspended:
+        if self.is_suspended:
             return False
         self._check_state()
         self._judge()

@@ -20,6 +20,7 @@ from operator import attrgetter, is_
 from struct import Struct
 from typing import Final
 
+from millstream.errors import UnavailableError
 from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.blocks import BITS
 from millstream.kv.core.entry import Entry
@@ -123,6 +124,64 @@ class ReadCopy:
         """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
         durable = self.durable_seqno
         return self._log.newest_mark(self.partition_id, durable) if durable else 0
+
+    @property
+    def is_durable_known(self) -> bool:
+        """Whether it is known what a majority of the copies has.
+
+        After a promotion it is not until a majority follows: then 0 does not mean that nothing is
+        durable. A copy that is not active is asked by nobody.
+        """
+        if not self.has_copies or self.state is not PartitionState.ACTIVE:
+            return True
+        return self.durable_seqno > 0 or self.high_seqno == 0
+
+    @property
+    def awaits_majority(self) -> bool:
+        """Whether it is not known now what a majority has, and soon will be: copies follow."""
+        return not self.is_durable_known and self._may_reach_majority
+
+    @property
+    def _may_reach_majority(self) -> bool:
+        return self.acknowledged is None or self.acknowledged.is_possible
+
+    def check_durable(self) -> None:
+        """Refuse to tell what lasts where that is not known.
+
+        Raises:
+            UnavailableError: `majority_unknown`.
+        """
+        if not self.is_durable_known:
+            raise UnavailableError(
+                "it is not known which changes a majority of the copies of partition "
+                f"{self.partition_id} has: {self._copies_text}",
+                code="majority_unknown",
+                retry="backoff",
+            )
+
+    def check_majority(self) -> None:
+        """Refuse a change that has to reach a majority of the copies, and cannot now.
+
+        Raises:
+            UnavailableError: `majority_impossible`.
+        """
+        if not self._may_reach_majority:
+            raise UnavailableError(
+                f"nothing was changed: no majority of the copies of partition "
+                f"{self.partition_id} can take it, {self._copies_text}",
+                code="majority_impossible",
+                retry="backoff",
+            )
+
+    @property
+    def _copies_text(self) -> str:
+        acknowledged = self.acknowledged
+        assert acknowledged is not None
+        return (
+            f"{acknowledged.following + 1} of {len(acknowledged.row) + 1} copies are there, and "
+            f"{acknowledged.majority} are a majority; bring the others back, or take lost nodes "
+            "out of the map (millstream cluster promote --drop NODE)"
+        )
 
     def add_reader(self, reader: Reader) -> None:
         """Keep in memory, within bounds, what the reader has still to read."""

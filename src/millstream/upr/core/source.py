@@ -113,6 +113,13 @@ class PartitionSource(Protocol):
     def is_held(self, hold: Hold) -> bool:
         """Return whether the hold was neither released nor lost (bound on memory, rollback)."""
 
+    @property
+    def awaits_majority(self) -> bool:
+        """Whether it is not known now what lasts, and soon will be."""
+
+    def check_durable(self) -> None:
+        """Raise `UnavailableError`, `majority_unknown`, where it is not known what lasts."""
+
     def durable_mark(self) -> int:
         """Return the newest seqno that can be read as of and no stop takes away; 0: none."""
 

@@ -17,7 +17,9 @@ from millstream.cluster.core.promotion import (
     serving,
     stale_actives,
     winner_of,
+    without_node,
 )
+from millstream.errors import UsageError
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
@@ -198,3 +200,19 @@ def test_no_fewer_answers_would_do(copies: int) -> None:
     assert "majority" in judge(row, behind).at_risk
     assert not judge(row, behind).is_safe
     assert judge(row, {**behind, row[0]: standing(2)}).is_safe
+
+
+def test_a_lost_node_leaves_the_map_if_all_partitions_have_other_copies() -> None:
+    rows: tuple[Row, ...] = (("b", "a"), ("c", "a"))
+    nodes = tuple(NodeAddress(name, "h", 1, 2) for name in "abc")
+    assert without_node(BucketMap(3, nodes, rows), "a") == BucketMap(
+        4, nodes[1:], (("b",), ("c",))
+    )
+    for bad, name, code in (
+        (rows, "z", "unknown_node"),
+        ((("a", "b"), ("b", "a")), "a", "no_copy_left"),
+        ((("b", "a"), ("c", "b")), "a", "bad_map_rows"),
+    ):
+        with pytest.raises(UsageError) as failure:
+            without_node(BucketMap(3, nodes, bad), name)
+        assert failure.value.code == code
