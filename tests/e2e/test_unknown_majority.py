@@ -1,4 +1,4 @@
-"""Where it is not known what a majority of the copies has, nobody is told that there is nothing."""
+"""Where it is not known what a majority of the copies has, nothing is shown as empty."""
 
 from __future__ import annotations
 

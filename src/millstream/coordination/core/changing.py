@@ -1,10 +1,10 @@
 """What an operator asks of a group: other members, another primary.
 
 Invariants:
-1. An epoch is ended only when every new member, and a quorum of the next members, is nearly as far
-   as the primary and has just answered; so the next epoch begins at once, and a wrong address fails
-   before anything has changed. The next members survive as many losses at that moment as those of
-   now, or as many as their number allows.
+1. An epoch is ended only when every new member, and a quorum of the next members, is nearly as
+   far as the primary and has just answered; so the next epoch begins at once, and a wrong address
+   fails before anything has changed. The next members survive as many losses at that moment as
+   those of now, or as many as their number allows.
 2. A primary that hands over first lets the other one come up to the end of its log, with requests
    waiting meanwhile; so nothing that was logged is left in doubt. It does so only while the other
    one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
