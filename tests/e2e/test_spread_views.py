@@ -192,22 +192,53 @@ def test_while_partitions_move_no_row_is_missing_or_there_twice(make_node: MakeN
     assert asker.refused.keys() <= {"not_my_partition", "index_unavailable", "timeout"}
 
 
+def test_views_that_are_not_updated_miss_no_row_while_partitions_are_handed_over(
+    make_node: MakeNode,
+) -> None:
+    """The new node's index begins a partition when it moves; the rows were there before."""
+    count, rows = 2000, ["ab"] * 8
+    nodes = BucketNodes([make_node("--no-memcached", name=name) for name in "ab"], rows)
+    nodes.promote("a")
+    a, b = nodes.nodes.values()
+    assert call(a, "PUT", "/_design/d", DESIGN, bucket=BUCKET)[0] == 201
+    with millstream.connect(a.ready["kv"], bucket=BUCKET) as client:
+        client.upsert_many((f"k{n}", b'{"n":%d}' % n) for n in range(count))
+    nodes.until_level("a", "b")
+    nodes.until(lambda: len(call(a, "GET", PATH, bucket=BUCKET)[1].get("rows", ())) == count)
+    asker = Asker([a, b], PATH + "&stale=ok", count)
+    asker.start()
+    try:
+        nodes.until(lambda: asker.answered > 2)
+        nodes.promote("a", "--to", "b", *(f"--partition={p}" for p in range(0, 8, 2)))
+        asked = asker.answered
+        nodes.until(lambda: asker.answered > asked + 4 or not asker.is_alive())
+        nodes.promote("b", "--to", "a")
+        asked = asker.answered
+        nodes.until(lambda: asker.answered > asked + 4 or not asker.is_alive())
+    finally:
+        asker.is_over = True
+        asker.join()
+    assert asker.wrong == []
+    assert asker.refused.keys() <= {"not_my_partition", "index_unavailable", "timeout"}
+
+
 class Asker(threading.Thread):
     """Asks one node after the other for all rows, until told to stop."""
 
-    def __init__(self, nodes: list[NodeProcess]) -> None:
+    def __init__(self, nodes: list[NodeProcess], path: str = PATH, count: int = COUNT) -> None:
         super().__init__()
-        self.nodes, self.is_over = nodes, False
+        self.nodes, self.path, self.count = nodes, path, count
+        self.is_over = False
         self.answered, self.wrong = 0, list[Any]()
         self.refused: Counter[str] = Counter()
 
     def run(self) -> None:
         while not self.is_over:
             for node in self.nodes:
-                status, answer = call(node, "GET", PATH, bucket=BUCKET)
+                status, answer = call(node, "GET", self.path, bucket=BUCKET)
                 if status != 200:
                     self.refused[answer["error"]] += 1
-                elif sorted(row["value"] for row in answer["rows"]) == list(range(COUNT)):
+                elif sorted(row["value"] for row in answer["rows"]) == list(range(self.count)):
                     self.answered += 1
                 else:
-                    self.wrong.append(answer)
+                    self.wrong.append(len(answer["rows"]))

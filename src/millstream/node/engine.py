@@ -20,12 +20,13 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from millstream.access.kv_login import Login
 from millstream.access.users import NODE_USER, UserStore
+from millstream.errors import MillstreamError
 from millstream.gateway.aio.server import BACKLOG, HttpServer
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
 from millstream.gateway.core.replication_host import REPLICATOR
@@ -244,8 +245,18 @@ class Engine:
         await self._buckets.copies(name).set_state(number, state)
 
     async def take_over(self, name: str, number: int) -> None:
-        """Take a partition over; raises as `kv.aio.replicator.Replicator` does."""
-        await self._buckets.replicator(name).take_over(number)
+        """Take a partition over; raises as `kv.aio.replicator.Replicator` does.
+
+        The indexes here have it first: so views do not lack rows, nor wait for them.
+        """
+        replicator = self._buckets.replicator(name)
+        with suppress(MillstreamError):  # views wait, or are refused with the reason
+            await self.indexes.prepare(name, number)
+        try:
+            await replicator.take_over(number)
+        finally:
+            with suppress(MillstreamError):  # the bucket is gone
+                self.indexes.prepared(name, number)
 
     def standings(self, name: str) -> list[Standing]:
         """Return how copies stand; raises as `node.buckets.Buckets.copies`."""

@@ -51,6 +51,9 @@ class FollowedBucket:
         self.learned = learned
         self._on_change()
 
+    def warm(self, partition: int, *, is_wanted: bool) -> None:
+        """Do nothing: there are no copies here."""
+
     def lacks_designs(self) -> bool:
         """Whether there may be design documents that no owner of their partition has said yet."""
         return self.learned.lacks_designs()

@@ -39,6 +39,7 @@ from millstream.views.aio.staging import receive
 __all__ = [
     "FIGURES_INTERVAL_S",
     "PAUSE_S",
+    "PREPARE_S_MAX",
     "TOLD_S_MAX",
     "IndexFigures",
     "Indexes",
@@ -49,6 +50,8 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 TOLD_S_MAX: Final = 5.0
 """How long a call waits for the index process to be there, and to know the bucket as it is."""
+PREPARE_S_MAX: Final = 60.0
+"""How long a partition's hand-over waits for the indexes of its new node."""
 TOLD_AT_ONCE_MAX: Final = 8
 """Buckets of which is told at the same time: one that takes long holds up no other."""
 FIGURES_INTERVAL_S: Final = 5.0
@@ -90,6 +93,9 @@ class ToldBucket(Protocol):
 
     def close(self) -> None:
         """Nobody wants to know any more."""
+
+    def warm(self, partition: int, *, is_wanted: bool) -> None:
+        """Index a replica since it is about to become active here, or not any more."""
 
     def lacks_designs(self) -> bool:
         """Whether there may be design documents that are not known here yet."""
@@ -221,6 +227,28 @@ class Indexes:
             "query", uuid=known.uuid, design=asked.design, view=asked.view,
             options=asked.options, partitions=asked.partitions, form=asked.form,
         )  # fmt: skip
+
+    async def prepare(self, bucket: str, partition: int) -> None:
+        """Have a replica indexed that is about to become active here.
+
+        Returns once the indexes here have all of it, or after `PREPARE_S_MAX`: it is logged then,
+        and queries wait for what is missing. Where there are no views nothing is done.
+        """
+        if not self._is_wanted:
+            return
+        known = self._known[self._find(bucket)]
+        if not any(
+            document.get("views") for document in (await known.order())["designs"].values()
+        ):
+            return
+        known.told.warm(partition, is_wanted=True)
+        _, link = await self._there(bucket)
+        await link.ask("prepare", uuid=known.uuid, partitions=[partition], timeout_s=PREPARE_S_MAX)
+
+    def prepared(self, bucket: str, partition: int) -> None:
+        """Index a replica no more than others: it has become active, or is not going to."""
+        if self._is_wanted:
+            self._known[self._find(bucket)].told.warm(partition, is_wanted=False)
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
         """Return what `_info` shows as `view_index`."""

@@ -54,6 +54,8 @@ class OwnBucket:
         self._neighbours = neighbours
         self._subscribers: list[Callable[[], None]] = []
         self._count = 0
+        self._warming: set[int] = set()
+        """Replicas that are indexed since they are about to become active here."""
         self._persisted: dict[str, SharedDesign] = {}
         self.elsewhere: Mapping[str, SharedDesign] = {}
         """Name -> design document, as other nodes said last."""
@@ -92,6 +94,13 @@ class OwnBucket:
 
     def _moved(self, _: object) -> None:
         self.changed()
+
+    def warm(self, partition: int, *, is_wanted: bool) -> None:
+        """Index a replica since it is about to become active here, or not any more."""
+        before = set(self._warming)
+        (self._warming.add if is_wanted else self._warming.discard)(partition)
+        if before != self._warming:
+            self.changed()
 
     def set_index_replicas(self, wanted: bool) -> None:
         """Index replicas, or not."""
@@ -153,13 +162,17 @@ class OwnBucket:
         designs = await self.designs()
         by_state = self._by_state()
         replicas = by_state.get(PartitionState.REPLICA, [])
+        indexed = [p for p in replicas if self._index_replicas or p in self._warming]
+        active = by_state.get(PartitionState.ACTIVE, [])
+        became = {p: self.bucket.partitions[p].activated_seqno for p in active}
         return {
             "uuid": self.uuid,
             "name": self.name,
             "partition_count": self.bucket.partition_count,
-            "active": by_state.get(PartitionState.ACTIVE, []),
-            "passive": replicas if self._index_replicas else [],
-            "resting": [] if self._index_replicas else replicas,
+            "active": active,
+            "passive": indexed,
+            "resting": [p for p in replicas if p not in indexed],
+            "owed": {} if self.bucket.map is None else {p: at for p, at in became.items() if at},
             "designs": {name: design.document for name, design in designs.items()},
             "nodes": _shares(self.bucket),
         }

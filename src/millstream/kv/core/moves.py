@@ -36,6 +36,7 @@ def activate(partition: Partition, recovered: RecoveredPartition) -> None:
     assert not partition.is_dirty
     partition.queue.settle_all()
     _take_over(partition, recovered)
+    partition.activated_seqno = partition.high_seqno
 
 
 def restore(partition: Partition, recovered: RecoveredPartition) -> None:

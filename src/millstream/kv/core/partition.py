@@ -77,6 +77,7 @@ class Partition(ReadCopy):
         "_branch_seqno",
         "_log",
         "acknowledged",
+        "activated_seqno",
         "awaited_seqno",
         "blobs",
         "bucket_uuid",
@@ -138,6 +139,8 @@ class Partition(ReadCopy):
             memory: of the bucket; None: there is no quota.
         """
         self.partition_id = partition_id
+        self.activated_seqno = 0
+        """What it had when it became active in the course of a move or a promotion, last."""
         self.state = state
         self.epoch = 0
         """Grows when what readers of this copy hold on to, or wait for, may be gone."""

@@ -59,6 +59,9 @@ class BucketOrder(msgspec.Struct, frozen=True):
     """By the bucket's map; empty where all partitions are here."""
     follows: list[FollowedNode] | None = None
     """Which nodes are read, on a node without data; None: the engine beside this process."""
+    owed: dict[int, int] = {}
+    """Active partitions that came from another node -> the seqno that they came with: below it the
+    index lacks rows that others had."""
 
 
 def sources_of(order: BucketOrder, kv: str, access: NodeAccess) -> list[Source]:

@@ -43,8 +43,9 @@ from millstream.views.aio.outside_writer import OutsideWriter
 from millstream.views.aio.preparing import keep_prepared
 from millstream.views.aio.served import IndexProgress
 from millstream.views.core.design import DesignDocument, parse_design
-from millstream.views.core.header import bitmap_of
+from millstream.views.core.header import Header, bitmap_of
 from millstream.views.core.query import Query, parse_query
+from millstream.views.core.reached import has_reached
 from millstream.views.core.reductions import ReduceLimit
 
 __all__ = [
@@ -402,6 +403,7 @@ class HostedBucket:
             stack.enter_context(hosted.used())
             try:
                 await self._until_fresh(hosted, query, wanted)
+                await self._until_whole(hosted, wanted, query.timeout / 1000)
                 answered = await answer(hosted.snapshot(), asked, query, bitmap, form)
             except CorruptionError as error:
                 self._damaged(hosted, error)
@@ -434,6 +436,42 @@ class HostedBucket:
         if query.at is not None:
             left_s = timeout_s - (time.monotonic() - began)
             await self._indexer.reached(hosted.signature, query.at, left_s)
+
+    async def _until_whole(
+        self, hosted: HostedIndex, partitions: Collection[int], timeout_s: float
+    ) -> None:
+        """Wait for rows that are missing though there were some: whatever `update` says.
+
+        A partition that came from another node was answered from that node's index before. One
+        whose rows count for nothing (void) was answered from here.
+        """
+        header, owed = hosted.index.newest, self._order.owed
+        late = [
+            p for p in partitions
+            if header.void >> p & 1 or (p in owed and not _has(header, p, owed[p]))
+        ]  # fmt: skip
+        if late:
+            await self._indexer.updated(hosted.signature, late, timeout_s)
+
+    async def prepare(self, partitions: Collection[int], timeout_s: float) -> bool:
+        """Wait until all indexes have partitions that are about to become active; False: not so.
+
+        An index that cannot be kept fresh is not waited for.
+        """
+        until = time.monotonic() + timeout_s
+        is_whole = True
+        for signature, hosted in list(self._open.items()):
+            if hosted.design.engine != "node":
+                continue
+            try:
+                await self._indexer.updated(signature, partitions, until - time.monotonic())
+            except MillstreamError as error:
+                _LOG.warning(
+                    "index %s of %s does not have partitions %s yet: %s",
+                    signature, self.name, sorted(partitions), error,
+                )  # fmt: skip
+                is_whole = False
+        return is_whole
 
     async def _freshen(self, hosted: HostedIndex) -> None:
         with suppress(MillstreamError):
@@ -570,6 +608,11 @@ class HostedBucket:
                 is_large = sizes.file_bytes >= COMPACT_BYTES_MIN
                 if is_large and sizes.file_bytes > COMPACT_SHARE * sizes.used_bytes:
                     self._start_compaction(hosted)
+
+
+def _has(header: Header, partition: int, seqno: int) -> bool:
+    position = header.positions.get(partition)
+    return position is not None and has_reached(position, seqno)
 
 
 def _rank(design: DesignDocument) -> tuple[bool, bool]:

@@ -92,7 +92,7 @@ class IndexHost:
         return bucket
 
     async def _set_bucket(self, arguments: dict[str, Any]) -> Answer:
-        order = msgspec.convert(arguments, BucketOrder)
+        order = msgspec.convert(arguments, BucketOrder, str_keys=True)
         async with self._changes.setdefault(order.uuid, asyncio.Lock()):
             bucket = self._buckets.get(order.uuid)
             if bucket is None:
@@ -120,6 +120,11 @@ class IndexHost:
         if partitions is None and bucket.order.nodes:
             return await self._spread.query(bucket, *asked)
         return await bucket.query(*asked, partitions, arguments.get("form", "json"))
+
+    async def _prepare(self, arguments: dict[str, Any]) -> Answer:
+        bucket = self._bucket(arguments)
+        is_whole = await bucket.prepare(arguments["partitions"], arguments["timeout_s"])
+        return Answer({"is_whole": is_whole})
 
     async def _info(self, arguments: dict[str, Any]) -> Answer:
         return Answer(self._bucket(arguments).info(arguments["design"]))
@@ -191,6 +196,7 @@ _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answe
     "set_bucket": IndexHost._set_bucket,
     "drop_bucket": IndexHost._drop_bucket,
     "query": IndexHost._query,
+    "prepare": IndexHost._prepare,
     "info": IndexHost._info,
     "check": IndexHost._check,
     "compact": IndexHost._compact,
