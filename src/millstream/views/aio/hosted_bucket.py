@@ -36,16 +36,15 @@ from millstream.runtime.tasks import Tasks
 from millstream.views.aio.answering import AskedView, Form, answer
 from millstream.views.aio.bucket_order import BucketOrder, sources_of
 from millstream.views.aio.gathering import NOBODY, NodeAccess
-from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without_views
+from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without_views, work_shown
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.indexing import BucketIndexer, IndexerSpec
 from millstream.views.aio.outside_writer import OutsideWriter
 from millstream.views.aio.preparing import keep_prepared
 from millstream.views.aio.served import IndexProgress
 from millstream.views.core.design import DesignDocument, parse_design
-from millstream.views.core.header import Header, bitmap_of
+from millstream.views.core.header import bitmap_of
 from millstream.views.core.query import Query, parse_query
-from millstream.views.core.reached import has_reached
 from millstream.views.core.reductions import ReduceLimit
 
 __all__ = [
@@ -440,17 +439,8 @@ class HostedBucket:
     async def _until_whole(
         self, hosted: HostedIndex, partitions: Collection[int], timeout_s: float
     ) -> None:
-        """Wait for rows that are missing though there were some: whatever `update` says.
-
-        A partition that came from another node was answered from that node's index before. One
-        whose rows count for nothing (void) was answered from here.
-        """
-        header, owed = hosted.index.newest, self._order.owed
-        late = [
-            p for p in partitions
-            if header.void >> p & 1 or (p in owed and not _has(header, p, owed[p]))
-        ]  # fmt: skip
-        if late:
+        """Wait for rows that are missing though there were some: whatever `update` says."""
+        if late := hosted.lacking(partitions, self._order.owed):
             await self._indexer.updated(hosted.signature, late, timeout_s)
 
     async def prepare(self, partitions: Collection[int], timeout_s: float) -> bool:
@@ -515,19 +505,8 @@ class HostedBucket:
                 "signature": signature,
             }
             if self._lasts(signature, "indexer", is_busy):
-                shown.append(
-                    {
-                        "type": "indexer",
-                        **common,
-                        "phase": progress.phase,
-                        "changes_done": progress.changes_done,
-                        "total_changes": progress.changes_total,
-                        "progress": _percent(progress.changes_done, progress.changes_total),
-                        "changes_per_second": round(progress.rate),
-                        "started_on": self._began_ms[signature, "indexer"] // 1000,
-                        "updated_on": now_ms() // 1000,
-                    }
-                )
+                began = self._began_ms[signature, "indexer"]
+                shown.append({"type": "indexer", **common, **work_shown(progress, began)})
             if self._lasts(signature, "view_compaction", hosted.is_compacting):
                 began = self._began_ms[signature, "view_compaction"]
                 shown.append({"type": "view_compaction", **common, "started_on": began // 1000})
@@ -610,18 +589,9 @@ class HostedBucket:
                     self._start_compaction(hosted)
 
 
-def _has(header: Header, partition: int, seqno: int) -> bool:
-    position = header.positions.get(partition)
-    return position is not None and has_reached(position, seqno)
-
-
 def _rank(design: DesignDocument) -> tuple[bool, bool]:
     """Return what orders documents of one index: it is kept as the highest says."""
     return design.engine == "spark", design.autoupdate
-
-
-def _percent(done: int, total: int) -> int:
-    return 100 if total <= 0 else min(100, done * 100 // total)
 
 
 def _disk_error(error: OSError) -> UnavailableError:

@@ -17,7 +17,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,7 @@ from millstream.views.aio.staging import Staging
 from millstream.views.core.collation import COLLATION_VERSION, encoder_of
 from millstream.views.core.design import COUNT, own_number
 from millstream.views.core.index import Index, IndexShape
-from millstream.views.core.reached import vector_to_text
+from millstream.views.core.reached import has_reached, vector_to_text
 from millstream.views.core.reductions import ViewReducer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from millstream.views.core.design import DesignDocument, View
     from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
-__all__ = ["SET_ASIDE", "HostedIndex", "now_ms", "shown_without_views"]
+__all__ = ["SET_ASIDE", "HostedIndex", "now_ms", "shown_without_views", "work_shown"]
 
 _LOG = logging.getLogger(__name__)
 SET_ASIDE: Final = ".damaged"
@@ -170,6 +170,20 @@ class HostedIndex:
         """Open the newest commit for reading."""
         return self.index.snapshot(now_ms())
 
+    def lacking(self, partitions: Collection[int], owed: Mapping[int, int]) -> list[int]:
+        """Return partitions of which rows are missing that there were: void ones, and owed ones.
+
+        `owed`: partition -> the seqno with which it came from another node.
+        """
+        header = self.index.newest
+
+        def lacks(p: int) -> bool:
+            at = header.positions.get(p)
+            is_late = p in owed and (at is None or not has_reached(at, owed[p]))
+            return bool(header.void >> p & 1) or is_late
+
+        return [p for p in partitions if lacks(p)]
+
     def asked_view(self, view: View) -> AskedView:
         """Return what a query has to know of a view."""
         tree = self.design.trees[view.tree]
@@ -251,6 +265,20 @@ class HostedIndex:
             return {"count": 0, "last": []}
         last = [{"id": doc_id, "message": message} for doc_id, message in found.last]
         return {"count": found.total, "last": last}
+
+
+def work_shown(progress: IndexProgress, began_ms: int) -> dict[str, Any]:
+    """Return what `_active_tasks` shows of an index that is being built, since a Unix time."""
+    done, total = progress.changes_done, progress.changes_total
+    return {
+        "phase": progress.phase,
+        "changes_done": done,
+        "total_changes": total,
+        "progress": 100 if total <= 0 else min(100, done * 100 // total),
+        "changes_per_second": round(progress.rate),
+        "started_on": began_ms // 1000,
+        "updated_on": now_ms() // 1000,
+    }
 
 
 def shown_without_views(design: DesignDocument) -> dict[str, Any]:
