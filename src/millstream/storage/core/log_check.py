@@ -18,7 +18,7 @@ from millstream.storage.core.by_id import ById, partition_prefix
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.marking import points_in_force
 from millstream.storage.core.records import Kind, is_tombstone, key_of
-from millstream.storage.core.recovery import is_by_id_of, load_summaries
+from millstream.storage.core.recovery import is_by_id_of, load_summaries, refuse_shorter
 from millstream.storage.core.segment import Columns
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
@@ -88,6 +88,8 @@ def check_log(log: SegmentLog, partition_count: int, by_id: ById | None) -> LogC
         _check_segment(log, number, found)
     live = LiveLog(log, [PartitionSummary() for _ in range(partition_count)])
     load_summaries(live)
+    if by_id is not None:
+        refuse_shorter(log, by_id)
     applied = by_id.applied() if by_id is not None and is_by_id_of(log, by_id) else None
     found.by_id = "rebuilt"
     if applied is not None:
