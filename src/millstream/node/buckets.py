@@ -8,6 +8,8 @@ Invariants:
 4. A creation that fails leaves nothing; a deletion that fails can be repeated.
 5. A bucket that was given a map is not brought up without one. Maps have growing revisions and one
    name for this node.
+6. Every bucket is named in the inventory; one that is named there is never made anew, and one that
+   fails says how to go on with what is there.
 
 Elsewhere: what a bucket does (`kv.aio.engine`), its directory (`node.bucket_files`).
 """
@@ -18,7 +20,8 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +54,9 @@ from millstream.node.bucket_names import (
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.node.data_directory import utc_now
-from millstream.node.map_file import PlacedMap
+from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory, accept_hint
+from millstream.node.map_file import MAP_FILE, PlacedMap
+from millstream.node.small_files import utc_now
 
 __all__ = ["BUCKETS_MAX", "Buckets"]
 
@@ -65,7 +69,7 @@ class Buckets:
     """All buckets of one node.
 
     Args:
-        path: the directory `buckets`, made if missing.
+        path: the directory `buckets`, made if missing; the inventory is beside it.
         flush_interval_ms: of every bucket.
         memory_quota_bytes: of every bucket that has none of its own.
         on_persisted: called after each group commit.
@@ -98,6 +102,7 @@ class Buckets:
         self.served: dict[str, Bucket] = {}
         """What the listeners see; changes in place."""
         self._path = path
+        self._inventory = Inventory(path.parent)
         self._flush_interval_ms = flush_interval_ms
         self._memory_quota_bytes = memory_quota_bytes
         self._on_persisted = on_persisted
@@ -111,9 +116,9 @@ class Buckets:
         self._running: dict[str, BucketEngine] = {}
         self._failures: dict[str, str] = {}
         self._lacks_map: set[str] = set()
+        """Those of the failed ones that want nothing but their map."""
         self._leaving = ""
         """The bucket that is being deleted: nobody finds it any more."""
-        """Those of the failed ones that want nothing but their map."""
         self._change = asyncio.Lock()
 
     @property
@@ -129,7 +134,8 @@ class Buckets:
             UsageError: `newer_format`.
             OSError: the directory cannot be read.
         """
-        for record in await asyncio.to_thread(clean_and_find, self._path):
+        contents, brought_up = await asyncio.to_thread(self._inventory.read), []
+        for record in await asyncio.to_thread(clean_and_find, self._path, contents):
             if record.name in self._records:
                 raise CorruptionError(
                     f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
@@ -140,12 +146,45 @@ class Buckets:
             try:
                 if record.damage:
                     raise CorruptionError(record.damage, code="bad_file")
-                await self._bring_up(record)
+                await self._bring_up(record, contents.buckets.get(record.uuid))
+                brought_up.append(record)
             except (MillstreamError, OSError) as error:
-                self._failures[record.name] = str(error)
+                self._failures[record.name] = self._reason(record, error)
                 if isinstance(error, CorruptionError) and error.code == "bad_map_file":
                     self._lacks_map.add(record.name)
-                _LOG.error("bucket %s is not served: %s", record.name, error)
+                _LOG.error("bucket %s is not served: %s", record.name, self._failures[record.name])
+        try:
+            await asyncio.to_thread(self._take_in, brought_up)
+        except OSError as error:
+            _LOG.error("the inventory cannot be written, it is tried at the next start: %s", error)
+
+    def _take_in(self, records: Sequence[BucketRecord]) -> None:
+        """Name buckets that were brought up in the inventory, with what they have; blocks."""
+        for record in records:
+            if not record.is_sealed:
+                store_record(self._path, record)
+
+        def with_them(contents: Contents) -> Contents:
+            buckets = dict(contents.buckets)
+            for record in records:
+                before = buckets.get(record.uuid, record.entry)
+                buckets[record.uuid] = before._replace(parts=before.parts | self._parts_of(record))
+            return contents._replace(buckets=buckets)
+
+        self._inventory.change(with_them)
+
+    def _parts_of(self, record: BucketRecord) -> set[str]:
+        """Return what a bucket has that was brought up."""
+        has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
+        return {LOG} | ({MAP} if record.has_map else set()) | ({LOCAL} if has_local else set())
+
+    def _reason(self, record: BucketRecord, error: Exception) -> str:
+        """Return why a bucket is not served, and what to do where its own files are damaged."""
+        if not isinstance(error, CorruptionError) or error.code == "bad_file":
+            return str(error)
+        parts = {"bad_map_file": MAP_FILE, "local_lost": LOCAL}
+        part = self._path / record.uuid / parts.get(error.code, LOG)
+        return f"{error}{accept_hint(part, self._path.parent)}"
 
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
         """Make sure that a bucket exists; `partitions` None accepts any number.
@@ -202,7 +241,9 @@ class Buckets:
         try:
             await asyncio.to_thread(make_directory, self._path, record, placed)
             await self._bring_up(record)
+            await asyncio.to_thread(self._take_in, [record])
         except BaseException as error:  # also when cancelled: no half-made directory stays
+            await self._let_go(record)
             await asyncio.to_thread(take_back_directory, self._path, record)
             if isinstance(error, OSError):
                 raise UnavailableError(
@@ -211,6 +252,18 @@ class Buckets:
             raise
         self._records[name] = record
         _LOG.info("created bucket %s", name, extra={"partitions": record.partitions})
+
+    async def _let_go(self, record: BucketRecord) -> None:
+        """Stop a bucket that came up and is not to be, and forget it."""
+        self.served.pop(record.name, None)
+        running = self._running.pop(record.name, None)
+        if running is not None:
+            await running.stop()
+        with suppress(MillstreamError, OSError):  # then the directory is missed at the next start
+            await asyncio.to_thread(self._forget, record.uuid)
+
+    def _forget(self, uuid: str) -> None:
+        self._inventory.change(lambda contents: contents.without_bucket(uuid))
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
         """Say whether a bucket's replicas here are indexed too, durably.
@@ -306,9 +359,11 @@ class Buckets:
         self._lacks_map.discard(record.name)
         del self._failures[record.name]
         try:
-            await self._bring_up(record)
+            contents = await asyncio.to_thread(self._inventory.read)
+            await self._bring_up(record, contents.buckets.get(record.uuid))
+            await asyncio.to_thread(self._take_in, [record])
         except (MillstreamError, OSError) as error:
-            self._failures[record.name] = str(error)
+            self._failures[record.name] = self._reason(record, error)
             raise UnavailableError(
                 f"bucket {record.name} has its map and is not served: {error}",
                 code="bucket_failed",
@@ -317,11 +372,15 @@ class Buckets:
     async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
         try:
             await asyncio.to_thread(store_map, self._path / record.uuid, record, placed)
+            await asyncio.to_thread(self._note_part, record, MAP)
         except OSError as error:
             raise UnavailableError(
                 f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
             ) from error
         self._records[record.name] = record._replace(has_map=True)
+
+    def _note_part(self, record: BucketRecord, part: str) -> None:
+        self._inventory.change(lambda contents: contents.with_part(record.uuid, part))
 
     async def delete(self, name: str, before: Callable[[Bucket], None]) -> None:
         """Delete a bucket; `before` is called once it is not served any more.
@@ -355,6 +414,7 @@ class Buckets:
         if self._on_gone is not None:
             await self._on_gone(record.uuid)
         try:
+            await asyncio.to_thread(self._forget, record.uuid)
             await asyncio.to_thread(remove_directory, self._path, record)
         except OSError as error:
             self._failures[name] = f"it could not be deleted: {error}; delete it again"
@@ -412,8 +472,10 @@ class Buckets:
                     await running.stop()
             self._running.clear()
 
-    async def _bring_up(self, record: BucketRecord) -> None:
+    async def _bring_up(self, record: BucketRecord, entry: Entry | None = None) -> None:
+        """Open a bucket; `entry`: what the inventory says of it, None for a new one."""
         name = record.name
+        parts = entry.parts if entry is not None else frozenset()
 
         def on_fatal(error: Exception) -> None:
             if isinstance(error, CorruptionError):
@@ -429,7 +491,7 @@ class Buckets:
         def on_corrupt(error: CorruptionError) -> None:
             bucket = self.served.pop(name, None)
             if bucket is not None:
-                self._failures[name] = str(error)
+                self._failures[name] = self._reason(record, error)
                 _LOG.critical("bucket %s is stopped: %s", name, error)
                 self._on_stopped(bucket)
 
@@ -449,6 +511,9 @@ class Buckets:
             link_to=self._link_to,
             bucket_map=placed.bucket_map if placed else None,
             node_name=placed.node_name if placed else "",
+            is_begun=LOG in parts,
+            has_local=LOCAL in parts,
+            on_local=lambda: self._note_part(record, LOCAL),
         )
         self._running[name] = running
         if placed:

@@ -38,8 +38,8 @@ from millstream.coordination.core.group_check import (
 from millstream.coordination.core.pool_file import Phase
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.bucket_files import BucketRecord, find_map, find_records
-from millstream.node.data_directory import read_toml
 from millstream.node.learned_files import FOLLOWED, find_learned
+from millstream.node.small_files import read_toml
 from millstream.ports.disk import FileIdentity
 from millstream.runtime.process import DirectoryLock
 from millstream.storage.aio.by_id import LmdbByIdMap
