@@ -31,8 +31,8 @@ from millstream.node.bucket_names import (
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.node.inventory import MAP, Contents, Entry, accept_hint
-from millstream.node.map_file import PlacedMap, damaged, read_map, write_map
+from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, accept_hint
+from millstream.node.map_file import MAP_FILE, PlacedMap, damaged, read_map, write_map
 from millstream.node.small_files import FORMAT, as_text, read_toml, sealed
 from millstream.runtime.files import sync_directory, write_atomically
 
@@ -48,10 +48,12 @@ __all__ = [
     "store_map",
     "store_record",
     "take_back_directory",
+    "way_out",
 ]
 
 _LOG = logging.getLogger(__name__)
 BUCKET_FILE: Final = "bucket.toml"
+_PARTS: Final = {"bad_map_file": MAP_FILE, "local_lost": LOCAL}
 _UNFINISHED: Final = (".creating", ".deleted")
 
 
@@ -103,7 +105,8 @@ def find_records(path: Path, contents: Contents = Contents()) -> list[BucketReco
         UsageError: `newer_format`.
         OSError: the directory cannot be read.
     """
-    found = {one.name for one in path.iterdir() if one.suffix not in _UNFINISHED}
+    there = path.iterdir() if path.is_dir() else ()
+    found = {one.name for one in there if one.suffix not in _UNFINISHED}
     records = []
     for uuid in sorted(found | contents.buckets.keys()):
         entry, directory = contents.buckets.get(uuid), path / uuid
@@ -129,6 +132,14 @@ def clean_and_find(path: Path, contents: Contents = Contents()) -> list[BucketRe
         if directory.suffix in _UNFINISHED:
             shutil.rmtree(directory)
     return find_records(path, contents)
+
+
+def way_out(directory: Path, error: Exception) -> str:
+    """Return how to go on in spite of an error of a bucket's files, as the end of what it says."""
+    if not isinstance(error, CorruptionError) or error.code == "bad_file":  # that one says it
+        return ""
+    part = directory / _PARTS.get(error.code, LOG)
+    return accept_hint(part, directory.parent.parent)
 
 
 def _refuse_altered(directory: Path, record: BucketRecord, entry: Entry) -> None:

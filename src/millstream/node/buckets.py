@@ -48,14 +48,15 @@ from millstream.node.bucket_files import (
     store_map,
     store_record,
     take_back_directory,
+    way_out,
 )
 from millstream.node.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory, accept_hint
-from millstream.node.map_file import MAP_FILE, PlacedMap
+from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory
+from millstream.node.map_file import PlacedMap
 from millstream.node.small_files import utc_now
 
 __all__ = ["BUCKETS_MAX", "Buckets"]
@@ -134,7 +135,7 @@ class Buckets:
             UsageError: `newer_format`.
             OSError: the directory cannot be read.
         """
-        contents, brought_up = await asyncio.to_thread(self._inventory.read), []
+        contents, found = await asyncio.to_thread(self._inventory.read), list[BucketRecord]()
         for record in await asyncio.to_thread(clean_and_find, self._path, contents):
             if record.name in self._records:
                 raise CorruptionError(
@@ -146,20 +147,20 @@ class Buckets:
             try:
                 if record.damage:
                     raise CorruptionError(record.damage, code="bad_file")
+                found.append(record)
                 await self._bring_up(record, contents.buckets.get(record.uuid))
-                brought_up.append(record)
             except (MillstreamError, OSError) as error:
                 self._failures[record.name] = self._reason(record, error)
                 if isinstance(error, CorruptionError) and error.code == "bad_map_file":
                     self._lacks_map.add(record.name)
                 _LOG.error("bucket %s is not served: %s", record.name, self._failures[record.name])
         try:
-            await asyncio.to_thread(self._take_in, brought_up)
+            await asyncio.to_thread(self._take_in, found)
         except OSError as error:
             _LOG.error("the inventory cannot be written, it is tried at the next start: %s", error)
 
     def _take_in(self, records: Sequence[BucketRecord]) -> None:
-        """Name buckets that were brought up in the inventory, with what they have; blocks."""
+        """Name buckets in the inventory, with what they have; blocks."""
         for record in records:
             if not record.is_sealed:
                 store_record(self._path, record)
@@ -174,17 +175,15 @@ class Buckets:
         self._inventory.change(with_them)
 
     def _parts_of(self, record: BucketRecord) -> set[str]:
-        """Return what a bucket has that was brought up."""
+        """Return what a bucket has and must have from now on."""
+        if record.name not in self._running:
+            return set()
         has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
         return {LOG} | ({MAP} if record.has_map else set()) | ({LOCAL} if has_local else set())
 
     def _reason(self, record: BucketRecord, error: Exception) -> str:
         """Return why a bucket is not served, and what to do where its own files are damaged."""
-        if not isinstance(error, CorruptionError) or error.code == "bad_file":
-            return str(error)
-        parts = {"bad_map_file": MAP_FILE, "local_lost": LOCAL}
-        part = self._path / record.uuid / parts.get(error.code, LOG)
-        return f"{error}{accept_hint(part, self._path.parent)}"
+        return f"{error}{way_out(self._path / record.uuid, error)}"
 
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
         """Make sure that a bucket exists; `partitions` None accepts any number.

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Final
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
-from millstream.node.inventory import Contents, Inventory, accept_hint
+from millstream.node.inventory import INVENTORY_FILE, Contents, Inventory, accept_hint
 from millstream.node.small_files import FORMAT, as_text, read_toml, sealed, utc_now
 from millstream.runtime.files import sync_directory, write_atomically
 from millstream.runtime.process import DirectoryLock
 
 __all__ = [
-    "NODE_FILE", "PATIENCE_S", "DataDirectory", "node_file_content", "read_node_file",
-    "refuse_lost_coordination",
+    "NODE_FILE", "PATIENCE_S", "DataDirectory", "holds_a_node", "node_file_content", "other_node",
+    "read_node_file", "refuse_lost_coordination",
 ]  # fmt: skip
 
 PATIENCE_S: Final = 3.0
@@ -129,8 +129,7 @@ def _refuse_foreign(path: Path) -> None:
     if (path / NODE_FILE).exists():
         return
     found = sorted(entry.name for entry in path.iterdir())
-    is_ours = Inventory.is_begun_in(path) or any((path / name).exists() for name in _OF_A_NODE)
-    if is_ours and not _is_unfinished(path, found):
+    if holds_a_node(path) and not _is_unfinished(path, found):
         raise CorruptionError(
             f"{path / NODE_FILE} is missing beside what a node had here; restore it from a backup"
             f"{accept_hint(path / NODE_FILE)}",
@@ -143,6 +142,12 @@ def _refuse_foreign(path: Path) -> None:
             "choose an empty or a new one",
             code="foreign_directory",
         )
+
+
+def holds_a_node(path: Path) -> bool:
+    """Return whether there is anything of a node in a directory."""
+    own = (NODE_FILE, INVENTORY_FILE, *_OF_A_NODE)
+    return any((path / name).exists() for name in own)
 
 
 def _is_unfinished(path: Path, found: list[str]) -> bool:
@@ -170,12 +175,14 @@ def _node_uuid(path: Path, inventory: Inventory) -> str:
         created = as_text(read_toml(file).get("created", utc_now()))
         write_atomically(file, node_file_content(node_uuid, created))
     if inventory.read(is_expected=True).uuid != node_uuid:
-        raise CorruptionError(
-            f"{file} names node {node_uuid}, the inventory beside it another one"
-            f"{accept_hint(file)}",
-            code="bad_file",
-        )
+        raise CorruptionError(other_node(path, node_uuid), code="bad_file")
     return node_uuid
+
+
+def other_node(path: Path, node_uuid: str) -> str:
+    """Return the error of a node file and an inventory that name two nodes."""
+    file = path / NODE_FILE
+    return f"{file} names node {node_uuid}, the inventory beside it another one{accept_hint(file)}"
 
 
 def _unusable(path: Path, error: OSError) -> UnavailableError:

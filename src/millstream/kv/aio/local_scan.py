@@ -17,11 +17,12 @@ from typing import Final
 
 import lmdb
 
-__all__ = ["DIGEST_KEY", "as_digest", "digest_of", "scan_apart", "weight"]
+__all__ = ["DIGEST_KEY", "as_digest", "digest_of", "is_readable", "scan_apart", "weight"]
 
 DIGEST_KEY: Final = b"d"
 _DIGEST_BYTES: Final = 16
 _SCAN_S_MAX: Final = 300.0
+_ALTERED: Final = "its entries are not what was written"
 _NO_DIGEST: Final = "it has no digest"
 
 
@@ -45,6 +46,11 @@ def digest_of(transaction: lmdb.Transaction) -> bytes:
             if key != DIGEST_KEY:
                 total += weight(bytes(key), bytes(value))
     return as_digest(total)
+
+
+def is_readable(path: Path) -> bool:
+    """Return whether all entries of a store can be read, whatever they say. Blocks."""
+    return scan_apart(path)[1] in ("", _ALTERED)
 
 
 def scan_apart(path: Path) -> tuple[bool, str]:
@@ -76,7 +82,7 @@ def _scan(path: Path) -> str:
                 kept = transaction.get(DIGEST_KEY)
                 if kept == digest_of(transaction):
                     return ""
-                return _NO_DIGEST if kept is None else "its entries are not what was written"
+                return _NO_DIGEST if kept is None else _ALTERED
     except (lmdb.Error, OSError) as error:
         return str(error)
 

@@ -39,6 +39,7 @@ from millstream.kv.aio.local_scan import (
     DIGEST_KEY,
     as_digest,
     digest_of,
+    is_readable,
     scan_apart,
     weight,
 )
@@ -46,7 +47,7 @@ from millstream.runtime.files import sync_directory, write_atomically
 
 __all__ = [
     "LOCAL_DOCUMENTS_MAX", "LOCAL_ID_BYTES_MAX", "LOCAL_STORE_BYTES_MAX", "VERSIONS_MAX",
-    "LocalStore", "Version", "check_local", "thinned",
+    "LocalStore", "Version", "accept_local", "check_local", "thinned",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
@@ -380,6 +381,28 @@ def check_local(path: Path, *, must_be_there: bool) -> bool:
     if damage or (must_be_there and not has_digest):
         raise _lost(path, damage or "it has lost its digest")
     return has_digest
+
+
+def accept_local(path: Path) -> bool:
+    """Take the entries of a store as they are; False: they cannot be read. Blocks.
+
+    Raises OSError: it cannot be written.
+    """
+    if not (path / _DATA).exists() or not (path / _DATA).stat().st_size:
+        return False
+    if not is_readable(path):
+        return False
+    (path / _SUM).unlink(missing_ok=True)
+    sync_directory(path)
+    try:
+        with (
+            lmdb.open(str(path), map_size=_MAP_BYTES) as environment,
+            environment.begin(write=True) as transaction,
+        ):
+            transaction.put(DIGEST_KEY, digest_of(transaction))
+    except lmdb.Error:
+        return False
+    return True
 
 
 def _sum_of(path: Path) -> bytes:

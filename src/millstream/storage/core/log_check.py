@@ -9,7 +9,7 @@ Elsewhere: opening the log (`segment_log`), the directory around it (`node.check
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -76,16 +76,25 @@ class _Newest:
         self.is_marked = is_marked
 
 
-def check_log(log: SegmentLog, partition_count: int, by_id: ById | None) -> LogCheck:
+def check_log(
+    log: SegmentLog,
+    partition_count: int,
+    by_id: ById | None,
+    tell: Callable[[float], None] = lambda _: None,
+) -> LogCheck:
     """Read everything; `by_id` is None if a start would not trust its file.
+
+    `tell` is called with the share that was read, 0 to 1.
 
     Raises:
         CorruptionError: something is damaged; names segment and offset, or partition and seqno.
     """
     found = LogCheck(len(log.numbers), len(log.firsts))
     found.partitions = [PartitionCheck(p) for p in range(partition_count)]
+    total = sum(map(log.end_of, log.numbers))
     for number in log.numbers:
         _check_segment(log, number, found)
+        tell(found.bytes / total / 2)  # the other half is what the records say together
     live = LiveLog(log, [PartitionSummary() for _ in range(partition_count)])
     load_summaries(live)
     if by_id is not None:
@@ -102,6 +111,7 @@ def check_log(log: SegmentLog, partition_count: int, by_id: ById | None) -> LogC
             and not _rolls_back_behind(log, applied.place)
         ):
             found.by_id_keys += _check_by_id(by_id, p, newest, applied.place)
+        tell(0.5 + (p + 1) / partition_count / 2)
     return found
 
 
