@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.errors import CorruptionError, MillstreamError
+from millstream.errors import ConditionError, CorruptionError, MillstreamError
 from millstream.kv.core.low_points import PURGE_AGE_S
 from millstream.node.bucket_names import (
     checked_bucket_name,
@@ -44,6 +44,7 @@ __all__ = [
     "find_records",
     "make_directory",
     "record_of",
+    "refuse_other",
     "remove_directory",
     "store_map",
     "store_record",
@@ -264,3 +265,22 @@ def remove_directory(path: Path, record: BucketRecord) -> None:
     sync_directory(path)
     if doomed.is_dir():
         shutil.rmtree(doomed)
+
+
+def refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
+    """Refuse a map of a bucket that is not this one.
+
+    Raises:
+        ConditionError: `other_uuid`, `other_partitions`.
+    """
+    if record.uuid != bucket_uuid:
+        raise ConditionError(
+            f"bucket {record.name!r} has the uuid {record.uuid} here, not {bucket_uuid}: copies "
+            "are of one bucket; delete it here if it may go",
+            code="other_uuid",
+        )
+    if record.partitions != partitions:
+        raise ConditionError(
+            f"bucket {record.name!r} has {record.partitions} partitions here, not {partitions}",
+            code="other_partitions",
+        )

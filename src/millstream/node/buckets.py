@@ -8,7 +8,8 @@ Invariants:
 4. A creation that fails leaves nothing; a deletion that fails can be repeated.
 5. A bucket that was given a map is not brought up without one. Maps have growing revisions and one
    name for this node.
-6. Every bucket is named in the inventory; one that is named there is never made anew, and one that
+6. A bucket for which there was no space is tried again until it comes up.
+7. Every bucket is named in the inventory; one that is named there is never made anew, and one that
    fails says how to go on with what is there.
 
 Elsewhere: what a bucket does (`kv.aio.engine`), its directory (`node.bucket_files`).
@@ -38,12 +39,12 @@ from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
-from millstream.model.bucket_map import BucketMap
 from millstream.node.bucket_files import (
     BucketRecord,
     clean_and_find,
     find_map,
     make_directory,
+    refuse_other,
     remove_directory,
     store_map,
     store_record,
@@ -56,8 +57,9 @@ from millstream.node.bucket_names import (
     checked_partition_count,
 )
 from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory
-from millstream.node.map_file import PlacedMap
+from millstream.node.map_file import PlacedMap, is_newer
 from millstream.node.small_files import utc_now
+from millstream.storage.core.disk_errors import is_full
 
 __all__ = ["BUCKETS_MAX", "Buckets"]
 
@@ -116,6 +118,8 @@ class Buckets:
         self._records: dict[str, BucketRecord] = {}
         self._running: dict[str, BucketEngine] = {}
         self._failures: dict[str, str] = {}
+        self._lacks_space: set[str] = set()
+        """Those of the failed ones that could not be brought up on a full disk."""
         self._lacks_map: set[str] = set()
         """Those of the failed ones that want nothing but their map."""
         self._leaving = ""
@@ -150,10 +154,7 @@ class Buckets:
                 found.append(record)
                 await self._bring_up(record, contents.buckets.get(record.uuid))
             except (MillstreamError, OSError) as error:
-                self._failures[record.name] = self._reason(record, error)
-                if isinstance(error, CorruptionError) and error.code == "bad_map_file":
-                    self._lacks_map.add(record.name)
-                _LOG.error("bucket %s is not served: %s", record.name, self._failures[record.name])
+                self._fail(record, error)
         try:
             await asyncio.to_thread(self._take_in, found)
         except OSError as error:
@@ -180,6 +181,36 @@ class Buckets:
             return set()
         has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
         return {LOG} | ({MAP} if record.has_map else set()) | ({LOCAL} if has_local else set())
+
+    def _fail(self, record: BucketRecord, error: Exception) -> None:
+        name = record.name
+        self._failures[name] = self._reason(record, error)
+        if isinstance(error, CorruptionError) and error.code == "bad_map_file":
+            self._lacks_map.add(name)
+        if _is_of_space(error):
+            self._lacks_space.add(name)
+            self._failures[name] += "; it is tried again by itself"
+        _LOG.error("bucket %s is not served: %s", name, self._failures[name])
+
+    async def try_again(self) -> list[str]:
+        """Bring up the buckets for which there was no space; return those that came up."""
+        came_up = []
+        for name in sorted(self._lacks_space):
+            async with self._change:
+                record = self._records.get(name)
+                self._lacks_space.discard(name)
+                if record is None or name not in self._failures:
+                    continue
+                try:
+                    contents = await asyncio.to_thread(self._inventory.read)
+                    await self._bring_up(record, contents.buckets.get(record.uuid), is_again=True)
+                    await asyncio.to_thread(self._take_in, [record])
+                except (MillstreamError, OSError) as error:
+                    self._fail(record, error)
+                    continue
+            _LOG.info("bucket %s is served: there is space again", name)
+            came_up.append(name)
+        return came_up
 
     def _reason(self, record: BucketRecord, error: Exception) -> str:
         """Return why a bucket is not served, and what to do where its own files are damaged."""
@@ -327,7 +358,7 @@ class Buckets:
                     BucketRecord(name, bucket_uuid, partitions, utc_now(), has_map=True), placed
                 )
             else:
-                _refuse_other(record, bucket_uuid, partitions)
+                refuse_other(record, bucket_uuid, partitions)
                 await self._replace_map(record, placed)
             await self.engine(name).copies.take_places()
 
@@ -347,7 +378,7 @@ class Buckets:
             await self._try_again(record)
             return
         bucket = self.engine(name).bucket
-        if bucket.map is not None and not _is_newer(bucket.map, bucket.node_name, placed):
+        if bucket.map is not None and not is_newer(bucket.map, bucket.node_name, placed):
             return
         await self._keep_map(record, placed)
         bucket.set_map(*placed)
@@ -423,6 +454,7 @@ class Buckets:
         del self._records[name]
         self._failures.pop(name, None)
         self._lacks_map.discard(name)
+        self._lacks_space.discard(name)
 
     def copies(self, name: str) -> Copies:
         """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
@@ -471,8 +503,13 @@ class Buckets:
                     await running.stop()
             self._running.clear()
 
-    async def _bring_up(self, record: BucketRecord, entry: Entry | None = None) -> None:
-        """Open a bucket; `entry`: what the inventory says of it, None for a new one."""
+    async def _bring_up(
+        self, record: BucketRecord, entry: Entry | None = None, *, is_again: bool = False
+    ) -> None:
+        """Open a bucket.
+
+        `entry`: what the inventory says of it, None for a new one; `is_again`: it failed before.
+        """
         name = record.name
         parts = entry.parts if entry is not None else frozenset()
 
@@ -515,6 +552,8 @@ class Buckets:
             on_local=lambda: self._note_part(record, LOCAL),
         )
         self._running[name] = running
+        if is_again:
+            self._failures.pop(name, None)
         if placed:
             await self._take_places(name, running)
         if name not in self._failures:
@@ -554,37 +593,8 @@ class Buckets:
         )
 
 
-def _refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
-    if record.uuid != bucket_uuid:
-        raise ConditionError(
-            f"bucket {record.name!r} has the uuid {record.uuid} here, not {bucket_uuid}: copies "
-            "are of one bucket; delete it here if it may go",
-            code="other_uuid",
-        )
-    if record.partitions != partitions:
-        raise ConditionError(
-            f"bucket {record.name!r} has {record.partitions} partitions here, not {partitions}",
-            code="other_partitions",
-        )
-
-
-def _is_newer(present: BucketMap, node_name: str, placed: PlacedMap) -> bool:
-    """Return False for the same map again; refuse what must not take its place."""
-    given = placed.bucket_map
-    if placed.node_name != node_name:
-        raise ConditionError(
-            f"the map calls this node {placed.node_name}, until now it was {node_name}: a node "
-            "keeps its name",
-            code="other_node_name",
-        )
-    if given.revision < present.revision:
-        raise ConditionError(
-            f"the map has revision {given.revision}, here is {present.revision} already",
-            code="older_map",
-        )
-    if given.revision == present.revision and given != present:
-        raise ConditionError(
-            f"here is another map of revision {present.revision}: give yours a larger one",
-            code="other_map",
-        )
-    return given.revision > present.revision
+def _is_of_space(error: Exception) -> bool:
+    """Return whether a start may succeed once there is space."""
+    if isinstance(error, UnavailableError):
+        return error.code in ("disk_full", "by_id_unusable")
+    return isinstance(error, OSError) and is_full(error)

@@ -458,6 +458,8 @@ class Engine:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
+            if await self._buckets.try_again():
+                self._raise_revision()
             for bucket in self.served.values():
                 bucket.drop_expired()
                 bucket.drop_ended_locks()

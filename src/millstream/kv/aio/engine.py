@@ -4,7 +4,8 @@ Invariants:
 1. Nothing is served before recovery is complete and its new failover entries are durable.
 2. The clean-stop receipt is withdrawn before the bucket can change.
 3. A clean stop writes everything, then the receipt.
-4. A copy that other nodes may have, too, is never made active by a start: the map is known before
+4. A start on a full disk serves reads: what it must write before fits into the reserve.
+5. A copy that other nodes may have, too, is never made active by a start: the map is known before
    the log is opened.
 
 Elsewhere: which buckets there are and who listens (`node`).
@@ -32,12 +33,13 @@ from millstream.kv.aio.blobs import BlobFiles, BlobUpload
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
-from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.flusher import DISK_FULL, Flusher
 from millstream.kv.aio.local_store import LocalStore, Version
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
+from millstream.kv.aio.reserve import Reserve
 from millstream.kv.aio.revised import DocumentStore
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.design_documents import DesignDocuments
@@ -60,6 +62,7 @@ from millstream.model.sides import side_of
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
+from millstream.storage.core.disk_errors import is_full
 from millstream.storage.core.store import LogStore
 from millstream.wire.frames import change_of
 
@@ -491,16 +494,29 @@ def _open_store(
 ) -> LogStore:
     (path / "log").mkdir(parents=True, exist_ok=True)
     (path / "byid").mkdir(exist_ok=True)
-    store = LogStore.open(
-        OsDisk(path / "log"),
-        LmdbByIdMap(path / "byid"),
-        partition_count=partition_count,
-        new_entry=new_failover_entry,
-        is_alone=bucket_map is None or bucket_map.is_alone,
-        begins_absent=bucket_map is not None,
-        is_begun=is_begun,
-    )
-    store.withdraw_receipt()
+
+    def opened() -> LogStore:
+        store = LogStore.open(
+            OsDisk(path / "log"),
+            LmdbByIdMap(path / "byid"),
+            partition_count=partition_count,
+            new_entry=new_failover_entry,
+            is_alone=bucket_map is None or bucket_map.is_alone,
+            begins_absent=bucket_map is not None,
+            is_begun=is_begun,
+        )
+        store.withdraw_receipt()
+        return store
+
+    reserve = Reserve(path / "reserve", partition_count)
+    try:
+        store = opened()
+    except (UnavailableError, OSError) as error:
+        is_full_disk = is_full(error) if isinstance(error, OSError) else error.code == DISK_FULL
+        if not is_full_disk or not reserve.give_back():
+            raise
+        store = opened()
+    reserve.take()
     return store
 
 

@@ -33,6 +33,8 @@ MAP_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Address space reserved for one environment; the file grows as needed."""
 READERS_MAX: Final = 64
 KEYS_PER_READ_MAX: Final = 1000
+FREE_BYTES_MIN: Final = 1024 * 1024
+"""While less is free a failed write is one that lacked space."""
 _DURABLE: Final = "durable"
 
 
@@ -57,7 +59,11 @@ class LmdbByIdMap:
         if self._is_short():  # pages that are not in the file kill the process that reads them
             self._environment.close()
             self._begin_anew()
-        self._write_origin(boot_id())
+        try:
+            self._write_origin(boot_id())
+        except OSError:
+            self._environment.close()
+            raise
 
     @classmethod
     def unchanged(cls, path: str | os.PathLike[str]) -> LmdbByIdMap | None:
@@ -92,7 +98,8 @@ class LmdbByIdMap:
             self._environment = self._opened()
         except lmdb.Error as error:
             raise UnavailableError(
-                f"by-id in {self._path} cannot be opened: {error}", code="by_id_unusable"
+                f"by-id in {self._path} cannot be opened: {error}",
+                code="disk_full" if self._is_full(error) else "by_id_unusable",
             ) from error
 
     def _is_short(self) -> bool:
@@ -113,7 +120,10 @@ class LmdbByIdMap:
             return False
 
     def _write_origin(self, boot: str) -> None:
-        write_atomically(self._path / "origin", f"{boot or 'unknown'} {self._inode()}\n".encode())
+        origin = self._path / "origin"
+        content = f"{boot or 'unknown'} {self._inode()}\n".encode()
+        if not origin.exists() or origin.read_bytes() != content:
+            write_atomically(origin, content)
 
     def _remove(self) -> None:
         for name in ("data.mdb", "lock.mdb", "origin"):
@@ -190,12 +200,19 @@ class LmdbByIdMap:
                         with transaction.cursor() as cursor:
                             cursor.putmulti(puts)
                     yield
-        except (lmdb.MapFullError, lmdb.DiskError) as error:
+        except lmdb.Error as error:
+            if not self._is_full(error):
+                raise self._damaged(error) from error
             raise UnavailableError(
                 f"cannot write by-id in {self._path}: {error}", code="disk_full"
             ) from error
-        except lmdb.Error as error:
-            raise self._damaged(error) from error
+
+    def _is_full(self, error: lmdb.Error) -> bool:
+        """Return whether a write lacked space; LMDB calls one that was cut short an error."""
+        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
+            return True
+        free = os.statvfs(self._path)
+        return free.f_bavail * free.f_frsize < FREE_BYTES_MIN
 
     def clear(self) -> None:
         """Remove everything, whatever state it is in; nothing may be reading."""
