@@ -35,6 +35,7 @@ from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, accept_h
 from millstream.node.map_file import MAP_FILE, PlacedMap, damaged, read_map, write_map
 from millstream.node.small_files import FORMAT, as_text, read_toml, sealed
 from millstream.runtime.files import sync_directory, write_atomically
+from millstream.storage.core.by_id import BY_ID_DAMAGED
 
 __all__ = [
     "BUCKET_FILE",
@@ -137,8 +138,8 @@ def clean_and_find(path: Path, contents: Contents = Contents()) -> list[BucketRe
 
 def way_out(directory: Path, error: Exception) -> str:
     """Return how to go on in spite of an error of a bucket's files, as the end of what it says."""
-    if not isinstance(error, CorruptionError) or error.code == "bad_file":  # that one says it
-        return ""
+    if not isinstance(error, CorruptionError) or error.code in ("bad_file", BY_ID_DAMAGED):
+        return ""  # the error says it
     part = directory / _PARTS.get(error.code, LOG)
     return accept_hint(part, directory.parent.parent)
 

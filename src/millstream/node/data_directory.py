@@ -93,6 +93,8 @@ def read_node_file(path: Path) -> tuple[str, bool]:
         OSError: it cannot be read.
     """
     file = path / NODE_FILE
+    if not file.exists():
+        raise _missing(file)
     content = read_toml(file, accept_hint(file))
     uuid_, has_inventory = content.get("uuid"), content.get("inventory") is True
     if not isinstance(uuid_, str) or (content.get("sealed") is True) != has_inventory:
@@ -130,11 +132,7 @@ def _refuse_foreign(path: Path) -> None:
         return
     found = sorted(entry.name for entry in path.iterdir())
     if holds_a_node(path) and not _is_unfinished(path, found):
-        raise CorruptionError(
-            f"{path / NODE_FILE} is missing beside what a node had here; restore it from a backup"
-            f"{accept_hint(path / NODE_FILE)}",
-            code="bad_file",
-        )
+        raise _missing(path / NODE_FILE)
     foreign = [name for name in found if name not in _OWN_BEFORE_FIRST_START]
     if foreign:
         raise UsageError(
@@ -148,6 +146,14 @@ def holds_a_node(path: Path) -> bool:
     """Return whether there is anything of a node in a directory."""
     own = (NODE_FILE, INVENTORY_FILE, *_OF_A_NODE)
     return any((path / name).exists() for name in own)
+
+
+def _missing(file: Path) -> CorruptionError:
+    return CorruptionError(
+        f"{file} is missing beside what a node had here; restore it from a backup"
+        f"{accept_hint(file)}",
+        code="bad_file",
+    )
 
 
 def _is_unfinished(path: Path, found: list[str]) -> bool:
