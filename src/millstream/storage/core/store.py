@@ -79,7 +79,6 @@ SEAL_AT_STOP_BYTES_MIN: Final = 4 * 1024 * 1024
 CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sealed segments read whole at a start, newest first; all of them by `verify`."""
 
-
 FlushBatch = ChangeColumns
 
 
@@ -142,8 +141,7 @@ class LogStore:
             is_begun: as of `SegmentLog`.
 
         Raises:
-            CorruptionError: records inside the log are damaged; names file and offset. The log
-                holds less than its receipt, or the map beside it, says.
+            CorruptionError: records are damaged, or the log holds less than is known of it.
             UsageError: `newer_format`, `foreign_format`.
             UnavailableError: `disk_full`, `disk_failed`.
         """
@@ -589,12 +587,11 @@ class LogStore:
             with suppress(UnavailableError):  # then it is read whole
                 self._log.roll()
         receipt = self._disk.random_bytes(16)
-        data = clean_stop_record(receipt)
-        self._write_controls([Control(Kind.CLEAN_STOP, 0, data)])
+        self._write_controls([Control(Kind.CLEAN_STOP, 0, clean_stop_record(receipt))])
         self.commit_by_id()
         self._by_id.close(is_durable=True)
-        stopped = Receipt(receipt, self._log.identity(), self._disk.boot_id())
-        write_receipt(self._disk, self._log.extent, stopped)
+        disk, log = self._disk, self._log
+        write_receipt(disk, log.extent, Receipt(receipt, log.identity(), disk.boot_id()))
         self._log.close()
 
     def close(self) -> None:
