@@ -155,10 +155,14 @@ class Buckets:
                 await self._bring_up(record, contents.buckets.get(record.uuid))
             except (MillstreamError, OSError) as error:
                 self._fail(record, error)
+        await self._name(found)
+
+    async def _name(self, records: Sequence[BucketRecord]) -> None:
+        """Name buckets in the inventory; on a full disk that is left to the next start."""
         try:
-            await asyncio.to_thread(self._take_in, found)
+            await asyncio.to_thread(self._take_in, records)
         except OSError as error:
-            _LOG.error("the inventory cannot be written, it is tried at the next start: %s", error)
+            _LOG.error("the inventory cannot be written: %s", error)
 
     def _take_in(self, records: Sequence[BucketRecord]) -> None:
         """Name buckets in the inventory, with what they have; blocks."""
@@ -184,7 +188,7 @@ class Buckets:
 
     def _fail(self, record: BucketRecord, error: Exception) -> None:
         name = record.name
-        self._failures[name] = self._reason(record, error)
+        self._failures[name] = f"{error}{way_out(self._path / record.uuid, error)}"
         if isinstance(error, CorruptionError) and error.code == "bad_map_file":
             self._lacks_map.add(name)
         if _is_of_space(error):
@@ -204,17 +208,13 @@ class Buckets:
                 try:
                     contents = await asyncio.to_thread(self._inventory.read)
                     await self._bring_up(record, contents.buckets.get(record.uuid), is_again=True)
-                    await asyncio.to_thread(self._take_in, [record])
+                    await self._name([record])
                 except (MillstreamError, OSError) as error:
                     self._fail(record, error)
                     continue
             _LOG.info("bucket %s is served: there is space again", name)
             came_up.append(name)
         return came_up
-
-    def _reason(self, record: BucketRecord, error: Exception) -> str:
-        """Return why a bucket is not served, and what to do where its own files are damaged."""
-        return f"{error}{way_out(self._path / record.uuid, error)}"
 
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
         """Make sure that a bucket exists; `partitions` None accepts any number.
@@ -391,9 +391,9 @@ class Buckets:
         try:
             contents = await asyncio.to_thread(self._inventory.read)
             await self._bring_up(record, contents.buckets.get(record.uuid))
-            await asyncio.to_thread(self._take_in, [record])
+            await self._name([record])
         except (MillstreamError, OSError) as error:
-            self._failures[record.name] = self._reason(record, error)
+            self._fail(record, error)
             raise UnavailableError(
                 f"bucket {record.name} has its map and is not served: {error}",
                 code="bucket_failed",
@@ -506,10 +506,7 @@ class Buckets:
     async def _bring_up(
         self, record: BucketRecord, entry: Entry | None = None, *, is_again: bool = False
     ) -> None:
-        """Open a bucket.
-
-        `entry`: what the inventory says of it, None for a new one; `is_again`: it failed before.
-        """
+        """Open a bucket; `entry`: of the inventory; `is_again`: it failed before."""
         name = record.name
         parts = entry.parts if entry is not None else frozenset()
 
@@ -527,7 +524,7 @@ class Buckets:
         def on_corrupt(error: CorruptionError) -> None:
             bucket = self.served.pop(name, None)
             if bucket is not None:
-                self._failures[name] = self._reason(record, error)
+                self._failures[name] = f"{error}{way_out(self._path / record.uuid, error)}"
                 _LOG.critical("bucket %s is stopped: %s", name, error)
                 self._on_stopped(bucket)
 

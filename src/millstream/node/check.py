@@ -186,8 +186,7 @@ def _check_own_files(path: Path, found: DirectoryCheck) -> Contents:
         contents = inventory.read(is_expected=has_inventory)
         if found.uuid and has_inventory and contents.uuid != found.uuid:
             found.damage.append(other_node(path, found.uuid))
-        if not (path / "coord").is_dir():
-            refuse_lost_coordination(path, contents)
+        refuse_lost_coordination(path, contents)
     except (CorruptionError, OSError) as error:
         found.damage.append(str(error))
     try:

@@ -324,7 +324,7 @@ class LocalStore:
             if not self._is_told:
                 self._on_begun()
                 self._is_told = True
-        except (lmdb.MapFullError, lmdb.DiskError, OSError) as error:
+        except (lmdb.Error, OSError) as error:  # LMDB calls a write that was cut short an error
             raise UnavailableError(
                 f"local documents in {self._path} cannot be written: {error}", code="disk_full"
             ) from error

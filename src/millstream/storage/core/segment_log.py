@@ -160,11 +160,11 @@ class SegmentLog(SegmentFiles):
             raise self._lost(name, "it is missing: the log reached it")
         if number not in self.numbers:  # another one stands for it by now
             return
-        if extent.log_id != self.log_id:
-            raise self._lost(name, "it belongs to another log")
         size = self._file(number).size()
         if size < end:
             raise self._lost(name, f"it has {size} bytes, of {end} that were durable")
+        if extent.log_id != self.log_id:
+            raise self._lost(name, "it belongs to another log")
         if self.checksum_of(number, end) != extent.checksum:
             whole = HEADER_BYTES
             for found in walk(self._file(number).read_at, HEADER_BYTES, end):
