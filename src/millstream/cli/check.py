@@ -95,7 +95,8 @@ def _line(bucket: BucketCheck) -> str:
     if bucket.damage:
         return f"bucket {bucket.name}: DAMAGED: {bucket.damage}"
     if bucket.damaged_attachments:
-        return f"bucket {bucket.name}: DAMAGED: {bucket.damaged_attachments} files in blobs"
+        count = bucket.damaged_attachments
+        return f"bucket {bucket.name}: DAMAGED: {count} attachments are missing or altered"
     if bucket.is_followed:
         return f"bucket {bucket.name}: its documents are on other nodes"
     log, total = bucket.log, bucket.total

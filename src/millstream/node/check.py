@@ -43,6 +43,7 @@ from millstream.coordination.core.group_check import (
     check_group,
 )
 from millstream.coordination.core.pool_file import Phase
+from millstream.documents.stored import blobs_of
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.kv.aio.blobs import damaged_blobs
 from millstream.kv.aio.local_store import check_local
@@ -96,7 +97,7 @@ class BucketCheck:
     damage: str = ""
     """Of its documents; empty if all is well."""
     damaged_attachments: int = 0
-    """Files whose bytes are not those of their name."""
+    """Files that are missing, or whose bytes are not those of their name."""
 
     @property
     def is_sound(self) -> bool:
@@ -230,7 +231,13 @@ def _check_log(
     try:
         found.torn_bytes, found.leftover_files = log.cut_bytes, len(disk.leftovers)
         with _unchanged_by_id(path / "byid") as by_id:
-            found.log = check_log(log, found.partitions, by_id, tell)
+            found.log = check_log(
+                log, found.partitions, by_id, tell, lambda sidecar: bool(blobs_of(sidecar))
+            )
+        sidecars, found.log.sidecars = found.log.sidecars.values(), {}
+        named = {name.hex() for sidecar in sidecars for name in blobs_of(sidecar)}
+        blobs = path / "blobs"
+        found.damaged_attachments += sum(not (blobs / n[:2] / n[2:]).exists() for n in named)
         if log.receipt.is_cut:
             raise CorruptionError(
                 f"{disk.describe(RECEIPT_NAME)}: what says that the last stop was clean is not "
