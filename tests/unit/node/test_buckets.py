@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import shutil
 from types import SimpleNamespace
@@ -340,6 +341,31 @@ async def test_a_directory_of_an_older_program_gets_checksums_and_is_missed_from
     assert file.read_text().splitlines(keepends=True) == lines
     shutil.rmtree(file.parent)
     assert [one.state for one in (await opened(make)).statuses()] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UnavailableError("full", code="disk_full"), OSError(errno.ENOSPC, "No space left on device")],
+)
+async def test_a_bucket_for_which_there_was_no_space_comes_back_by_itself(make, error):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    await buckets.create("b", 4)
+    again = await opened(make, errors=[error])
+    (failed,) = [one for one in again.statuses() if one.state == "failed"]
+    assert failed.reason.endswith("it is tried again by itself")
+    assert await again.try_again() == [failed.name]
+    assert sorted(again.served) == ["a", "b"]
+    assert [one.state for one in again.statuses()] == ["ready", "ready"]
+    assert await again.try_again() == []
+
+
+async def test_a_damaged_bucket_is_not_tried_again(make):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    again = await opened(make, damaged=["a"])
+    assert await again.try_again() == []
+    assert not again.served
 
 
 async def test_two_buckets_of_one_name_are_refused(make, tmp_path):
