@@ -492,9 +492,6 @@ class BucketEngine:
 def _open_store(
     path: Path, partition_count: int, bucket_map: BucketMap | None, *, is_begun: bool
 ) -> LogStore:
-    (path / "log").mkdir(parents=True, exist_ok=True)
-    (path / "byid").mkdir(exist_ok=True)
-
     def opened() -> LogStore:
         store = LogStore.open(
             OsDisk(path / "log"),
