@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -118,6 +121,56 @@ def test_without_space_writes_are_refused_and_nothing_is_lost(
             assert get(client, key) == value
         assert get(client, b"large-99") == bytes(100_000)
     assert node.stop() == 0
+
+
+def in_its_disk(node: NodeProcess, *command: str) -> None:
+    enter = ["nsenter", f"--mount=/proc/{node.pid}/ns/mnt", "--"]
+    subprocess.run([*enter, *command], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("has_reserve", [True, False])
+def test_a_bucket_that_is_opened_on_a_full_disk_serves_reads_or_comes_back_with_the_space(
+    make_node: MakeNode, tmp_path: Path, has_reserve: bool
+) -> None:
+    disk = tmp_path / "node"
+    options = ("--bucket", f"{BUCKET}:64", "--no-coord")
+    node = make_node(*options, prefix=in_small_disk(disk, "6m")).start()
+    with RawClient(node.kv, BUCKET) as client:
+        for number in range(20):
+            assert put(client, b"k%d" % number, b"1", is_durable=True) == 0
+    if not has_reserve:
+        in_its_disk(node, "sh", "-c", f"rm {disk}/buckets/*/reserve")
+    in_its_disk(node, "dd", "if=/dev/zero", f"of={disk}/filler", "bs=1k")
+    os.kill(node.pids()[1], 9)
+    if has_reserve:
+        until(lambda: "new failover entries" in node.log())
+        with connected(node) as client:
+            assert [get(client, b"k%d" % number) for number in range(20)] == [b"1"] * 20
+            send_durable(client, b"k0", bytes(300_000))
+            until(lambda: "free space; it is tried again" in node.log())
+            in_its_disk(node, "rm", f"{disk}/filler")
+            assert client.receive().status == 0
+    else:
+        until(lambda: "it is tried again by itself" in node.log())
+        until(lambda: up(node)[0] == 503)
+        assert up(node)[1]["failed_buckets"] == [BUCKET]
+        in_its_disk(node, "rm", f"{disk}/filler")
+        until(lambda: up(node) == (200, {"status": "ok"}))
+        with connected(node) as client:
+            assert get(client, b"k19") == b"1"
+            assert put(client, b"k19", b"2", is_durable=True) == 0
+    assert node.stop() == 0
+
+
+def up(node: NodeProcess) -> tuple[int, dict[str, object]]:
+    with contextlib.suppress(OSError):
+        try:
+            with urllib.request.urlopen(f"{node.http}/_up", timeout=10) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+    return 0, {}
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ Invariants:
    not make a node without users ask for log-ins.
 6. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
 7. Who fails too often to log in by a name, from one place, has to wait (`failed_logins`).
+8. The file has a checksum. A node that ever had users never goes on without their file: what says
+   so is durable before the first user counts, and a file that is gone or altered is damage.
 
 Elsewhere: records (`access.records`), the exchange (`access.scram_server`). All calls may come
 from any thread; changes are made one after the other.
@@ -18,13 +20,16 @@ from any thread; changes are made one after the other.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -63,9 +68,12 @@ __all__ = [
     "ScramServer",
     "User",
     "UserStore",
+    "UsersNote",
+    "accept_users",
     "fresh_verifiers",
 ]
 
+_LOG = logging.getLogger(__name__)
 NODE_USER: Final = "@node"
 """Whom the nodes of a cluster log in as, with the secret they share; no user may be called so."""
 REMEMBERED_MAX: Final = 1000
@@ -79,6 +87,16 @@ _CLEAR_TEXT_MECHANISM: Final = "SCRAM-SHA256"
 """Passwords that arrive in clear are checked against this verifier: the cheapest good one."""
 
 
+class UsersNote(Protocol):
+    """What says elsewhere, durably, whether a node ever had users."""
+
+    def has_users(self) -> bool:
+        """Return whether it ever had; raises MillstreamError or OSError."""
+
+    def note_users(self) -> None:
+        """Say that it has; raises MillstreamError or OSError."""
+
+
 class UserStore:
     """All users of one node.
 
@@ -86,9 +104,10 @@ class UserStore:
         path: users.json, read if it exists; None keeps users in memory only.
         node_secret: what `@node` logs in with, an administrator; empty: there is none.
         now: monotonic seconds.
+        note: what says whether there must be a file; None: nothing does.
 
     Raises:
-        CorruptionError: `bad_users_file`.
+        CorruptionError: `bad_users_file`: it is gone, or not what was written.
     """
 
     mechanisms: Final = MECHANISMS
@@ -99,8 +118,13 @@ class UserStore:
         *,
         node_secret: str = "",
         now: Callable[[], float] = time.monotonic,
+        note: UsersNote | None = None,
     ) -> None:
         self._path = path
+        self._note = note
+        self._is_noted = note is not None and note.has_users()
+        self._is_sealed = True
+        """Whether the file as it was read has a checksum."""
         self._now = now
         self._users: dict[str, User] = {}
         self._decoy_key = secrets.token_bytes(32)
@@ -116,8 +140,34 @@ class UserStore:
         self._failures = FailedLogins()
         if path is not None and path.exists():
             self._load(path)
+        elif path is not None and self._is_noted:
+            raise CorruptionError(
+                f"{path} is missing, and this node had users; restore it from a backup"
+                f"{_way_out(path)}",
+                code="bad_users_file",
+            )
         self._told = self._users
         """Those whose changes are known to who asked `refresh`, or made them."""
+
+    def protect(self) -> None:
+        """See to it that the users of an older program are missed once they are gone. Blocks.
+
+        While the disk is full it is left to the next start.
+        """
+        if self._path is None or self.is_empty or (self._is_noted and self._is_sealed):
+            return
+        try:
+            with self._alone():
+                if not self._is_sealed:
+                    self._replace(self._users)
+                self._say_so()
+        except OSError as error:
+            _LOG.warning("%s has no checksum yet: %s", self._path, error)
+
+    def _say_so(self) -> None:
+        if self._note is not None and not self._is_noted:
+            self._note.note_users()
+            self._is_noted = True
 
     @property
     def is_empty(self) -> bool:
@@ -353,9 +403,11 @@ class UserStore:
                 "decoy_key": encoded(self._decoy_key),
                 "users": [user_to_json(users[name]) for name in sorted(users)],
             }
+            content["crc32"] = _checksum(content)
             encoder = msgspec.json.encode(content)
             write_atomically(self._path, msgspec.json.format(encoder, indent=2) + b"\n")
-            self._stamp = _stamp(self._path)
+            self._say_so()
+            self._is_sealed, self._stamp = True, _stamp(self._path)
         told = dict(self._told)
         changed = _differing(self._users, users)
         for name in changed:
@@ -374,6 +426,12 @@ class UserStore:
         stamp = _stamp(path)
         try:
             content: Any = msgspec.json.decode(path.read_bytes())
+            is_sealed = "crc32" in content
+            if (is_sealed or self._is_noted) and content.get("crc32") != _checksum(content):
+                raise CorruptionError(
+                    f"{path} is not what was written: its checksum is another{_way_out(path)}",
+                    code="bad_users_file",
+                )
             if content["format"] > _FORMAT:
                 raise CorruptionError(
                     f"{path} was written by a newer Millstream; upgrade this one",
@@ -383,14 +441,50 @@ class UserStore:
             self._users = {
                 user.name: user for user in (user_from_json(record) for record in content["users"])
             }
-            self._stamp = stamp
+            self._is_sealed, self._stamp = is_sealed, stamp
         except CorruptionError:
             raise
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, MillstreamError) as error:
+        except (
+            msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, MillstreamError,
+        ) as error:  # fmt: skip
             raise CorruptionError(
-                f"{path} is not a users file; restore it, or remove it and create users anew",
+                f"{path} is not a users file; restore it from a backup{_way_out(path)}",
                 code="bad_users_file",
             ) from error
+
+
+def accept_users(path: Path) -> list[str]:
+    """Take users.json as it is, with a new checksum; return the names, none if it cannot be read.
+
+    Raises OSError: it cannot be written.
+    """
+    try:
+        content: Any = msgspec.json.decode(path.read_bytes())
+        names = sorted(user_from_json(record).name for record in content["users"])
+        decoded(content["decoy_key"])
+        if content["format"] != _FORMAT or not names:
+            return []
+        content.pop("crc32", None)
+    except (
+        FileNotFoundError, msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError,
+        MillstreamError,
+    ):  # fmt: skip
+        return []
+    content["crc32"] = _checksum(content)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    return names
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    """Return the checksum of what the file says but for its own."""
+    return crc32(msgspec.json.encode({k: v for k, v in content.items() if k != "crc32"}))
+
+
+def _way_out(path: Path) -> str:
+    return (
+        "; to go on with the users that can be read there, without any if none can: "
+        f"millstream check {shlex.quote(str(path.parent))} --accept {path.name}"
+    )
 
 
 def _differing(one: Mapping[str, User], other: Mapping[str, User]) -> list[str]:

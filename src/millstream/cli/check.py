@@ -1,14 +1,15 @@
 """`millstream check DIR`: verify a data directory while no server uses it.
 
-Elsewhere: the checking (`node.check`).
+Elsewhere: the checking (`node.check`), going on without something (`node.accepting`).
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -16,38 +17,42 @@ import typer
 from millstream.coordination.aio.node_files_check import NodeFilesCheck
 from millstream.coordination.core.group_check import GroupCheck
 from millstream.errors import CorruptionError
-from millstream.node.check import BucketCheck, check_directory
+from millstream.node.accepting import accept as go_on_without
+from millstream.node.check import BucketCheck, DirectoryCheck, check_directory
 from millstream.views.core.index_check import IndexCheck
 
 __all__ = ["command"]
 
+PROGRESS_S: Final = 2.0
+"""How often a long check says how far it is."""
+
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")],
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept",
+            metavar="WHAT",
+            help="Go on without what is missing or damaged there, as the error says; repeatable.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Read every record of a data directory; verify checksums, indexes and what records say.
 
-    Nothing is changed. Exit code 1 if anything is damaged. --json has the figures of each
-    partition, too.
+    Without --accept nothing is changed. Exit code 1 if anything is missing or damaged. --json has
+    the figures of each partition, too.
     """
-
-    def progress(bucket: BucketCheck) -> None:
-        print(f"checking bucket {bucket.name} ...", file=sys.stderr)
-
-    found = check_directory(directory, progress)
+    for what in accept or ():
+        print(f"accepted: {go_on_without(directory, what)}", file=sys.stderr)
+    found = check_directory(directory, _Progress())
     if json:
         print(msgspec.json.encode({**asdict(found), "is_sound": found.is_sound}).decode())
     else:
-        print(f"node {found.uuid}, format {found.format}, users {found.users}")
-        for bucket in found.buckets:
-            print(_line(bucket))
-            for index in bucket.indexes:
-                print(_index_line(index))
-        if found.coordination is not None:
-            print(_coordination_line(found.coordination))
-        for group in found.groups:
-            print(_group_line(group))
+        _show(found)
+    if found.damage:
+        raise CorruptionError("the node's own files are damaged")
     if found.coordination is not None and not found.coordination.is_sound:
         raise CorruptionError("the node's own files of coordination are damaged")
     for kind, checked in (("buckets", found.buckets), ("groups", found.groups)):
@@ -55,9 +60,43 @@ def command(
             raise CorruptionError(f"{damaged} of {len(checked)} {kind} are damaged")
 
 
+class _Progress:
+    """Says on stderr how far the check is: at the beginning of a bucket and every few seconds."""
+
+    def __init__(self) -> None:
+        self._said_s = 0.0
+
+    def __call__(self, bucket: BucketCheck, share: float) -> None:
+        now_s = time.monotonic()
+        if not share:
+            print(f"checking bucket {bucket.name} ...", file=sys.stderr)
+        elif now_s - self._said_s >= PROGRESS_S:
+            print(f"checking bucket {bucket.name}: {share:.0%}", file=sys.stderr)
+        else:
+            return
+        self._said_s = now_s
+
+
+def _show(found: DirectoryCheck) -> None:
+    for damage in found.damage:
+        print(f"DAMAGED: {damage}")
+    print(f"node {found.uuid or 'unknown'}, format {found.format}, users {found.users}")
+    for bucket in found.buckets:
+        print(_line(bucket))
+        for index in bucket.indexes:
+            print(_index_line(index))
+    if found.coordination is not None:
+        print(_coordination_line(found.coordination))
+    for group in found.groups:
+        print(_group_line(group))
+
+
 def _line(bucket: BucketCheck) -> str:
     if bucket.damage:
         return f"bucket {bucket.name}: DAMAGED: {bucket.damage}"
+    if bucket.damaged_attachments:
+        count = bucket.damaged_attachments
+        return f"bucket {bucket.name}: DAMAGED: {count} attachments are missing or altered"
     if bucket.is_followed:
         return f"bucket {bucket.name}: its documents are on other nodes"
     log, total = bucket.log, bucket.total

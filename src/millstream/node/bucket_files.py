@@ -8,6 +8,8 @@ engine keeps there, and with `map.json` if it has a map. A directory that is bei
 Invariants:
 1. A directory under its final name is whole, and durable once `make_directory` returns.
 2. Whether there must be a map is said after there is one, and before a new bucket is there.
+3. `bucket.toml` has a checksum, and says of a bucket what the inventory says. A bucket that the
+   inventory names is found, with its damage, whatever became of its directory.
 
 Elsewhere: which buckets there are (`node.buckets`), the map's file (`node.map_file`), the log
 (`storage`).
@@ -17,40 +19,48 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.errors import CorruptionError, MillstreamError
+from millstream.errors import ConditionError, CorruptionError, MillstreamError
 from millstream.kv.core.low_points import PURGE_AGE_S
 from millstream.node.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.node.data_directory import FORMAT, as_text, read_toml
-from millstream.node.map_file import PlacedMap, damaged, read_map, write_map
+from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, accept_hint
+from millstream.node.map_file import MAP_FILE, PlacedMap, damaged, read_map, write_map
+from millstream.node.small_files import FORMAT, as_text, read_toml, sealed
 from millstream.runtime.files import sync_directory, write_atomically
+from millstream.storage.core.by_id import BY_ID_DAMAGED
 
 __all__ = [
+    "BUCKET_FILE",
     "BucketRecord",
     "clean_and_find",
     "find_map",
     "find_records",
     "make_directory",
+    "record_of",
+    "refuse_other",
     "remove_directory",
     "store_map",
     "store_record",
     "take_back_directory",
+    "way_out",
 ]
 
 _LOG = logging.getLogger(__name__)
-_BUCKET_FILE: Final = "bucket.toml"
+BUCKET_FILE: Final = "bucket.toml"
+_PARTS: Final = {"bad_map_file": MAP_FILE, "local_lost": LOCAL}
 _UNFINISHED: Final = (".creating", ".deleted")
 
 
 class BucketRecord(NamedTuple):
-    """What bucket.toml says; if it is damaged, the uuid stands for the name too."""
+    """What bucket.toml says; of a damaged one the inventory, else the uuid stands for the name."""
 
     name: str
     uuid: str
@@ -64,6 +74,13 @@ class BucketRecord(NamedTuple):
     """Whether there must be a map; there may be one if not."""
     index_replicas: bool = False
     """Whether copies that are not active are indexed too."""
+    is_sealed: bool = True
+    """Whether the file has a checksum; those of older programs have none."""
+
+    @property
+    def entry(self) -> Entry:
+        """Return what the inventory says of a bucket that has nothing yet."""
+        return Entry(self.name, self.partitions, self.created)
 
 
 def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
@@ -80,57 +97,88 @@ def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
     return placed
 
 
-def find_records(path: Path) -> list[BucketRecord]:
+def find_records(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
     """Return the buckets in a directory, in the order of their uuids; changes nothing.
 
-    One whose bucket.toml cannot be read comes with its damage.
+    One that the inventory names and that is missing, or whose bucket.toml cannot be believed,
+    comes with its damage.
 
     Raises:
         UsageError: `newer_format`.
         OSError: the directory cannot be read.
     """
+    there = path.iterdir() if path.is_dir() else ()
+    found = {one.name for one in there if one.suffix not in _UNFINISHED}
     records = []
-    for directory in sorted(path.iterdir()):
-        if directory.suffix in _UNFINISHED:
-            continue
-        if (directory / _BUCKET_FILE).is_file():
-            try:
-                records.append(_read_record(directory))
-            except (CorruptionError, OSError) as error:
-                records.append(BucketRecord(directory.name, directory.name, 0, "", str(error)))
-        else:
+    for uuid in sorted(found | contents.buckets.keys()):
+        entry, directory = contents.buckets.get(uuid), path / uuid
+        if entry is None and not (directory / BUCKET_FILE).is_file():
             _LOG.warning("%s is no bucket and is left alone", directory)
+            continue
+        try:
+            record = _read_record(directory, is_known=entry is not None)
+            if entry is not None:
+                _refuse_altered(directory, record, entry)
+                record = record._replace(has_map=record.has_map or MAP in entry.parts)
+            records.append(record)
+        except (CorruptionError, OSError) as error:
+            name, partitions, created, _ = entry or Entry(uuid, 0, "")
+            records.append(BucketRecord(name, uuid, partitions, created, str(error)))
     return records
 
 
-def clean_and_find(path: Path) -> list[BucketRecord]:
+def clean_and_find(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
     """Do what `find_records` does, once what was being made or removed is gone. Blocks."""
     path.mkdir(exist_ok=True)
     for directory in path.iterdir():
         if directory.suffix in _UNFINISHED:
             shutil.rmtree(directory)
-    return find_records(path)
+    return find_records(path, contents)
 
 
-def _read_record(directory: Path) -> BucketRecord:
-    content = read_toml(directory / _BUCKET_FILE)
+def way_out(directory: Path, error: Exception) -> str:
+    """Return how to go on in spite of an error of a bucket's files, as the end of what it says."""
+    if not isinstance(error, CorruptionError) or error.code in ("bad_file", BY_ID_DAMAGED):
+        return ""  # the error says it
+    part = directory / _PARTS.get(error.code, LOG)
+    return accept_hint(part, directory.parent.parent)
+
+
+def _refuse_altered(directory: Path, record: BucketRecord, entry: Entry) -> None:
+    """Refuse a whole file that says of the bucket something else than the inventory."""
+    if record.entry != entry._replace(parts=frozenset()):
+        raise CorruptionError(
+            f"{directory / BUCKET_FILE} says {record.name!r}, {record.partitions} partitions, "
+            f"made {record.created}; the inventory says {entry.name!r}, {entry.partitions}, "
+            f"{entry.created}{_hint(directory / BUCKET_FILE)}",
+            code="bad_file",
+        )
+
+
+def _hint(path: Path) -> str:
+    """Return the way out of damage of a bucket's directory or its file."""
+    above = path.parent if path.name != BUCKET_FILE else path.parent.parent
+    return accept_hint(path, above.parent)
+
+
+def _read_record(directory: Path, *, is_known: bool) -> BucketRecord:
+    file = directory / BUCKET_FILE
+    if is_known and not directory.is_dir():
+        raise CorruptionError(
+            f"{directory} is missing, and with it all of the bucket; restore it from a backup or "
+            f"a replica{_hint(directory)}",
+            code="bad_file",
+        )
+    if is_known and not file.is_file():
+        raise CorruptionError(f"{file} is missing{_hint(file)}", code="bad_file")
+    content = read_toml(file, _hint(file))
+    if is_known and content.get("sealed") is not True:
+        raise CorruptionError(f"{file} has lost its checksum{_hint(file)}", code="bad_file")
     try:
-        name, partitions = str(content["name"]), int(str(content["partitions"]))
-        purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
-        created = as_text(content["created"])
-        quota = content.get("memory_quota_bytes")
-        record = BucketRecord(
-            name, str(content["uuid"]), partitions, created, "", purge_age_s,
-            None if quota is None else checked_memory_quota(int(str(quota))),
-            content.get("has_map") is True, content.get("index_replicas") is True,
-        )  # fmt: skip
-        if purge_age_s < 0:
-            raise ValueError(f"purge_age_s is {purge_age_s}")
-        checked_bucket_name(record.name)
-        checked_partition_count(record.partitions)
+        record = record_of(content)
     except (KeyError, ValueError, MillstreamError) as error:
         raise CorruptionError(
-            f"{directory / _BUCKET_FILE} is damaged: {error}", code="bad_file"
+            f"{file} is damaged: {error}{_hint(file)}", code="bad_file"
         ) from error
     if record.uuid != directory.name:
         raise CorruptionError(
@@ -140,6 +188,26 @@ def _read_record(directory: Path) -> BucketRecord:
     return record
 
 
+def record_of(content: Mapping[str, object]) -> BucketRecord:
+    """Return what the file says; raises KeyError, ValueError or MillstreamError if that is bad."""
+    purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
+    if purge_age_s < 0:
+        raise ValueError(f"purge_age_s is {purge_age_s}")
+    quota = content.get("memory_quota_bytes")
+    return BucketRecord(
+        checked_bucket_name(str(content["name"])),
+        str(content["uuid"]),
+        checked_partition_count(int(str(content["partitions"]))),
+        as_text(content["created"]),
+        "",
+        purge_age_s,
+        None if quota is None else checked_memory_quota(int(str(quota))),
+        content.get("has_map") is True,
+        content.get("index_replicas") is True,
+        content.get("sealed") is True,
+    )
+
+
 def make_directory(path: Path, record: BucketRecord, placed: PlacedMap | None) -> None:
     """Make a bucket's directory, durably; with a map `record.has_map` is true. Blocks."""
     assert record.has_map == (placed is not None)
@@ -147,7 +215,7 @@ def make_directory(path: Path, record: BucketRecord, placed: PlacedMap | None) -
     directory.mkdir()
     if placed is not None:
         write_map(directory, placed)
-    write_atomically(directory / _BUCKET_FILE, _record_as_toml(record))
+    write_atomically(directory / BUCKET_FILE, _record_as_toml(record))
     directory.rename(path / record.uuid)
     sync_directory(path)
 
@@ -165,19 +233,19 @@ def _record_as_toml(record: BucketRecord) -> bytes:
         content += "has_map = true\n"
     if record.index_replicas:
         content += "index_replicas = true\n"
-    return content.encode()
+    return sealed(content)
 
 
 def store_map(directory: Path, record: BucketRecord, placed: PlacedMap) -> None:
     """Write a bucket's map, durably. Blocks; raises OSError."""
     write_map(directory, placed)
     if not record.has_map:
-        write_atomically(directory / _BUCKET_FILE, _record_as_toml(record._replace(has_map=True)))
+        write_atomically(directory / BUCKET_FILE, _record_as_toml(record._replace(has_map=True)))
 
 
 def store_record(path: Path, record: BucketRecord) -> None:
     """Write what bucket.toml says anew, durably. Blocks; raises OSError."""
-    write_atomically(path / record.uuid / _BUCKET_FILE, _record_as_toml(record))
+    write_atomically(path / record.uuid / BUCKET_FILE, _record_as_toml(record))
 
 
 def take_back_directory(path: Path, record: BucketRecord) -> None:
@@ -198,3 +266,22 @@ def remove_directory(path: Path, record: BucketRecord) -> None:
     sync_directory(path)
     if doomed.is_dir():
         shutil.rmtree(doomed)
+
+
+def refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
+    """Refuse a map of a bucket that is not this one.
+
+    Raises:
+        ConditionError: `other_uuid`, `other_partitions`.
+    """
+    if record.uuid != bucket_uuid:
+        raise ConditionError(
+            f"bucket {record.name!r} has the uuid {record.uuid} here, not {bucket_uuid}: copies "
+            "are of one bucket; delete it here if it may go",
+            code="other_uuid",
+        )
+    if record.partitions != partitions:
+        raise ConditionError(
+            f"bucket {record.name!r} has {record.partitions} partitions here, not {partitions}",
+            code="other_partitions",
+        )

@@ -8,6 +8,9 @@ Invariants:
 4. A creation that fails leaves nothing; a deletion that fails can be repeated.
 5. A bucket that was given a map is not brought up without one. Maps have growing revisions and one
    name for this node.
+6. A bucket for which there was no space is tried again until it comes up.
+7. Every bucket is named in the inventory; one that is named there is never made anew, and one that
+   fails says how to go on with what is there.
 
 Elsewhere: what a bucket does (`kv.aio.engine`), its directory (`node.bucket_files`).
 """
@@ -18,7 +21,8 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,24 +39,27 @@ from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
-from millstream.model.bucket_map import BucketMap
 from millstream.node.bucket_files import (
     BucketRecord,
     clean_and_find,
     find_map,
     make_directory,
+    refuse_other,
     remove_directory,
     store_map,
     store_record,
     take_back_directory,
+    way_out,
 )
 from millstream.node.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.node.data_directory import utc_now
-from millstream.node.map_file import PlacedMap
+from millstream.node.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory
+from millstream.node.map_file import PlacedMap, is_newer
+from millstream.node.small_files import utc_now
+from millstream.storage.core.disk_errors import is_full
 
 __all__ = ["BUCKETS_MAX", "Buckets"]
 
@@ -65,7 +72,7 @@ class Buckets:
     """All buckets of one node.
 
     Args:
-        path: the directory `buckets`, made if missing.
+        path: the directory `buckets`, made if missing; the inventory is beside it.
         flush_interval_ms: of every bucket.
         memory_quota_bytes: of every bucket that has none of its own.
         on_persisted: called after each group commit.
@@ -98,6 +105,7 @@ class Buckets:
         self.served: dict[str, Bucket] = {}
         """What the listeners see; changes in place."""
         self._path = path
+        self._inventory = Inventory(path.parent)
         self._flush_interval_ms = flush_interval_ms
         self._memory_quota_bytes = memory_quota_bytes
         self._on_persisted = on_persisted
@@ -110,10 +118,12 @@ class Buckets:
         self._records: dict[str, BucketRecord] = {}
         self._running: dict[str, BucketEngine] = {}
         self._failures: dict[str, str] = {}
+        self._lacks_space: set[str] = set()
+        """Those of the failed ones that could not be brought up on a full disk."""
         self._lacks_map: set[str] = set()
+        """Those of the failed ones that want nothing but their map."""
         self._leaving = ""
         """The bucket that is being deleted: nobody finds it any more."""
-        """Those of the failed ones that want nothing but their map."""
         self._change = asyncio.Lock()
 
     @property
@@ -129,7 +139,8 @@ class Buckets:
             UsageError: `newer_format`.
             OSError: the directory cannot be read.
         """
-        for record in await asyncio.to_thread(clean_and_find, self._path):
+        contents, found = await asyncio.to_thread(self._inventory.read), list[BucketRecord]()
+        for record in await asyncio.to_thread(clean_and_find, self._path, contents):
             if record.name in self._records:
                 raise CorruptionError(
                     f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
@@ -140,12 +151,70 @@ class Buckets:
             try:
                 if record.damage:
                     raise CorruptionError(record.damage, code="bad_file")
-                await self._bring_up(record)
+                found.append(record)
+                await self._bring_up(record, contents.buckets.get(record.uuid))
             except (MillstreamError, OSError) as error:
-                self._failures[record.name] = str(error)
-                if isinstance(error, CorruptionError) and error.code == "bad_map_file":
-                    self._lacks_map.add(record.name)
-                _LOG.error("bucket %s is not served: %s", record.name, error)
+                self._fail(record, error)
+        await self._name(found)
+
+    async def _name(self, records: Sequence[BucketRecord]) -> None:
+        """Name buckets in the inventory; on a full disk that is left to the next start."""
+        try:
+            await asyncio.to_thread(self._take_in, records)
+        except OSError as error:
+            _LOG.error("the inventory cannot be written: %s", error)
+
+    def _take_in(self, records: Sequence[BucketRecord]) -> None:
+        """Name buckets in the inventory, with what they have; blocks."""
+        for record in records:
+            if not record.is_sealed:
+                store_record(self._path, record)
+
+        def with_them(contents: Contents) -> Contents:
+            buckets = dict(contents.buckets)
+            for record in records:
+                before = buckets.get(record.uuid, record.entry)
+                buckets[record.uuid] = before._replace(parts=before.parts | self._parts_of(record))
+            return contents._replace(buckets=buckets)
+
+        self._inventory.change(with_them)
+
+    def _parts_of(self, record: BucketRecord) -> set[str]:
+        """Return what a bucket has and must have from now on."""
+        if record.name not in self._running:
+            return set()
+        has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
+        return {LOG} | ({MAP} if record.has_map else set()) | ({LOCAL} if has_local else set())
+
+    def _fail(self, record: BucketRecord, error: Exception) -> None:
+        name = record.name
+        self._failures[name] = f"{error}{way_out(self._path / record.uuid, error)}"
+        if isinstance(error, CorruptionError) and error.code == "bad_map_file":
+            self._lacks_map.add(name)
+        if _is_of_space(error):
+            self._lacks_space.add(name)
+            self._failures[name] += "; it is tried again by itself"
+        _LOG.error("bucket %s is not served: %s", name, self._failures[name])
+
+    async def try_again(self) -> list[str]:
+        """Bring up the buckets for which there was no space; return those that came up."""
+        came_up = []
+        for name in sorted(self._lacks_space):
+            async with self._change:
+                record = self._records.get(name)
+                self._lacks_space.discard(name)
+                if record is None or name not in self._failures:
+                    continue
+                try:
+                    contents = await asyncio.to_thread(self._inventory.read)
+                    await self._bring_up(record, contents.buckets.get(record.uuid), is_again=True)
+                    await self._name([record])
+                except (MillstreamError, OSError) as error:
+                    self._fail(record, error)
+                    continue
+            _LOG.info("bucket %s is served: there is space again", name)
+            came_up.append(name)
+        return came_up
 
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
         """Make sure that a bucket exists; `partitions` None accepts any number.
@@ -202,7 +271,9 @@ class Buckets:
         try:
             await asyncio.to_thread(make_directory, self._path, record, placed)
             await self._bring_up(record)
+            await asyncio.to_thread(self._take_in, [record])
         except BaseException as error:  # also when cancelled: no half-made directory stays
+            await self._let_go(record)
             await asyncio.to_thread(take_back_directory, self._path, record)
             if isinstance(error, OSError):
                 raise UnavailableError(
@@ -211,6 +282,18 @@ class Buckets:
             raise
         self._records[name] = record
         _LOG.info("created bucket %s", name, extra={"partitions": record.partitions})
+
+    async def _let_go(self, record: BucketRecord) -> None:
+        """Stop a bucket that came up and is not to be, and forget it."""
+        self.served.pop(record.name, None)
+        running = self._running.pop(record.name, None)
+        if running is not None:
+            await running.stop()
+        with suppress(MillstreamError, OSError):  # then the directory is missed at the next start
+            await asyncio.to_thread(self._forget, record.uuid)
+
+    def _forget(self, uuid: str) -> None:
+        self._inventory.change(lambda contents: contents.without_bucket(uuid))
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
         """Say whether a bucket's replicas here are indexed too, durably.
@@ -275,7 +358,7 @@ class Buckets:
                     BucketRecord(name, bucket_uuid, partitions, utc_now(), has_map=True), placed
                 )
             else:
-                _refuse_other(record, bucket_uuid, partitions)
+                refuse_other(record, bucket_uuid, partitions)
                 await self._replace_map(record, placed)
             await self.engine(name).copies.take_places()
 
@@ -295,7 +378,7 @@ class Buckets:
             await self._try_again(record)
             return
         bucket = self.engine(name).bucket
-        if bucket.map is not None and not _is_newer(bucket.map, bucket.node_name, placed):
+        if bucket.map is not None and not is_newer(bucket.map, bucket.node_name, placed):
             return
         await self._keep_map(record, placed)
         bucket.set_map(*placed)
@@ -306,9 +389,11 @@ class Buckets:
         self._lacks_map.discard(record.name)
         del self._failures[record.name]
         try:
-            await self._bring_up(record)
+            contents = await asyncio.to_thread(self._inventory.read)
+            await self._bring_up(record, contents.buckets.get(record.uuid))
+            await self._name([record])
         except (MillstreamError, OSError) as error:
-            self._failures[record.name] = str(error)
+            self._fail(record, error)
             raise UnavailableError(
                 f"bucket {record.name} has its map and is not served: {error}",
                 code="bucket_failed",
@@ -317,11 +402,15 @@ class Buckets:
     async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
         try:
             await asyncio.to_thread(store_map, self._path / record.uuid, record, placed)
+            await asyncio.to_thread(self._note_part, record, MAP)
         except OSError as error:
             raise UnavailableError(
                 f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
             ) from error
         self._records[record.name] = record._replace(has_map=True)
+
+    def _note_part(self, record: BucketRecord, part: str) -> None:
+        self._inventory.change(lambda contents: contents.with_part(record.uuid, part))
 
     async def delete(self, name: str, before: Callable[[Bucket], None]) -> None:
         """Delete a bucket; `before` is called once it is not served any more.
@@ -355,6 +444,7 @@ class Buckets:
         if self._on_gone is not None:
             await self._on_gone(record.uuid)
         try:
+            await asyncio.to_thread(self._forget, record.uuid)
             await asyncio.to_thread(remove_directory, self._path, record)
         except OSError as error:
             self._failures[name] = f"it could not be deleted: {error}; delete it again"
@@ -364,6 +454,7 @@ class Buckets:
         del self._records[name]
         self._failures.pop(name, None)
         self._lacks_map.discard(name)
+        self._lacks_space.discard(name)
 
     def copies(self, name: str) -> Copies:
         """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
@@ -412,8 +503,12 @@ class Buckets:
                     await running.stop()
             self._running.clear()
 
-    async def _bring_up(self, record: BucketRecord) -> None:
+    async def _bring_up(
+        self, record: BucketRecord, entry: Entry | None = None, *, is_again: bool = False
+    ) -> None:
+        """Open a bucket; `entry`: of the inventory; `is_again`: it failed before."""
         name = record.name
+        parts = entry.parts if entry is not None else frozenset()
 
         def on_fatal(error: Exception) -> None:
             if isinstance(error, CorruptionError):
@@ -429,7 +524,7 @@ class Buckets:
         def on_corrupt(error: CorruptionError) -> None:
             bucket = self.served.pop(name, None)
             if bucket is not None:
-                self._failures[name] = str(error)
+                self._failures[name] = f"{error}{way_out(self._path / record.uuid, error)}"
                 _LOG.critical("bucket %s is stopped: %s", name, error)
                 self._on_stopped(bucket)
 
@@ -449,8 +544,13 @@ class Buckets:
             link_to=self._link_to,
             bucket_map=placed.bucket_map if placed else None,
             node_name=placed.node_name if placed else "",
+            is_begun=LOG in parts,
+            has_local=LOCAL in parts,
+            on_local=lambda: self._note_part(record, LOCAL),
         )
         self._running[name] = running
+        if is_again:
+            self._failures.pop(name, None)
         if placed:
             await self._take_places(name, running)
         if name not in self._failures:
@@ -490,37 +590,8 @@ class Buckets:
         )
 
 
-def _refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
-    if record.uuid != bucket_uuid:
-        raise ConditionError(
-            f"bucket {record.name!r} has the uuid {record.uuid} here, not {bucket_uuid}: copies "
-            "are of one bucket; delete it here if it may go",
-            code="other_uuid",
-        )
-    if record.partitions != partitions:
-        raise ConditionError(
-            f"bucket {record.name!r} has {record.partitions} partitions here, not {partitions}",
-            code="other_partitions",
-        )
-
-
-def _is_newer(present: BucketMap, node_name: str, placed: PlacedMap) -> bool:
-    """Return False for the same map again; refuse what must not take its place."""
-    given = placed.bucket_map
-    if placed.node_name != node_name:
-        raise ConditionError(
-            f"the map calls this node {placed.node_name}, until now it was {node_name}: a node "
-            "keeps its name",
-            code="other_node_name",
-        )
-    if given.revision < present.revision:
-        raise ConditionError(
-            f"the map has revision {given.revision}, here is {present.revision} already",
-            code="older_map",
-        )
-    if given.revision == present.revision and given != present:
-        raise ConditionError(
-            f"here is another map of revision {present.revision}: give yours a larger one",
-            code="other_map",
-        )
-    return given.revision > present.revision
+def _is_of_space(error: Exception) -> bool:
+    """Return whether a start may succeed once there is space."""
+    if isinstance(error, UnavailableError):
+        return error.code in ("disk_full", "by_id_unusable")
+    return isinstance(error, OSError) and is_full(error)

@@ -1,7 +1,8 @@
 """Offline verification of a data directory: every record of every log is read and checked.
 
 Records against checksums and indexes, indexes against records, the versions of each key against
-each other and the low points, by-id against the log, a bucket's map against its checksum, the
+each other and the low points, by-id against the log, the log against its receipt, small files,
+local documents and attachments against their checksums, all of them against the inventory, the
 nodes of its view indexes and what these say of each other; of a node that only indexes, those. Of
 each coordination group whatever its superblock names.
 
@@ -9,20 +10,26 @@ Invariants:
 1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
    reported and left for the next start to cut.
 2. A directory that a server has open is not checked.
+3. Damage of one part does not keep the others from being checked, and says how to go on with what
+   is there.
 
-Elsewhere: what is checked in a log (`storage.core.log_check`), in an index
-(`views.core.index_check`), in a coordination group (`coordination.core.group_check`).
+Elsewhere: going on with it (`node.accepting`), what is checked in a log
+(`storage.core.log_check`), in an index (`views.core.index_check`), in a coordination group
+(`coordination.core.group_check`).
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+import lmdb
 
 from millstream.access.users import UserStore
 from millstream.coordination.aio.node_files_check import NodeFilesCheck, check_node_files
@@ -36,15 +43,26 @@ from millstream.coordination.core.group_check import (
     check_group,
 )
 from millstream.coordination.core.pool_file import Phase
-from millstream.errors import MillstreamError, UsageError
-from millstream.node.bucket_files import BucketRecord, find_map, find_records
-from millstream.node.data_directory import read_toml
+from millstream.documents.stored import blobs_of
+from millstream.errors import CorruptionError, MillstreamError, UsageError
+from millstream.kv.aio.blobs import damaged_blobs
+from millstream.kv.aio.local_store import check_local
+from millstream.node.bucket_files import BucketRecord, find_map, find_records, way_out
+from millstream.node.data_directory import (
+    holds_a_node,
+    other_node,
+    read_node_file,
+    refuse_lost_coordination,
+)
+from millstream.node.inventory import LOCAL, LOG, Contents, Inventory
 from millstream.node.learned_files import FOLLOWED, find_learned
-from millstream.ports.disk import FileIdentity
+from millstream.node.small_files import FORMAT
+from millstream.node.unchanged_disk import UnchangedDisk
 from millstream.runtime.process import DirectoryLock
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.by_id import ById
 from millstream.storage.core.log_check import LogCheck, check_log
+from millstream.storage.core.receipt import RECEIPT_NAME
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.views.aio.index_check import check_indexes
 from millstream.views.core.index_check import IndexCheck
@@ -53,6 +71,8 @@ __all__ = ["BucketCheck", "DirectoryCheck", "check_directory"]
 
 _GROUP: Final = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}(?:{REMOVED}|{RESTORED})*")
 _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
+_UNREADABLE: Final = (AssertionError, ValueError, LookupError, TypeError, struct.error, lmdb.Error)
+"""What reading of files that are not what was written may run into."""
 
 
 @dataclass(slots=True)
@@ -76,18 +96,21 @@ class BucketCheck:
     """Its documents are on other nodes, this one only indexes it."""
     damage: str = ""
     """Of its documents; empty if all is well."""
+    damaged_attachments: int = 0
+    """Files that are missing, or whose bytes are not those of their name."""
 
     @property
     def is_sound(self) -> bool:
         """Whether neither documents nor indexes are damaged."""
-        return not self.damage and not any(index.damage for index in self.indexes)
+        is_whole = not self.damage and not self.damaged_attachments
+        return is_whole and not any(index.damage for index in self.indexes)
 
     def total(self, name: str) -> int:
         """Return the sum of a figure over all partitions."""
         return sum(getattr(partition, name) for partition in self.log.partitions)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DirectoryCheck:
     """What was found in a data directory."""
 
@@ -98,76 +121,130 @@ class DirectoryCheck:
     groups: list[GroupCheck] = field(default_factory=list)
     coordination: NodeFilesCheck | None = None
     """None: it has never coordinated."""
+    damage: list[str] = field(default_factory=list)
+    """Of the node's own files: none of its parts."""
 
     @property
     def is_sound(self) -> bool:
         """Whether no damage was found."""
-        if self.coordination is not None and not self.coordination.is_sound:
+        is_one_sound = self.coordination is None or self.coordination.is_sound
+        if self.damage or not is_one_sound:
             return False
         are_buckets = all(bucket.is_sound for bucket in self.buckets)
         return are_buckets and all(group.is_sound for group in self.groups)
 
 
 def check_directory(
-    path: Path, progress: Callable[[BucketCheck], None] = lambda _: None
+    path: Path, progress: Callable[[BucketCheck, float], None] = lambda *_: None
 ) -> DirectoryCheck:
     """Check a data directory that no server uses; reads all of it.
 
     Args:
         path: the data directory.
-        progress: called before each bucket.
+        progress: called with the bucket that is checked and the share of its log that was, 0 to 1.
 
     Raises:
         UsageError: `no_data_directory`, `newer_format`.
         UnavailableError: `directory_in_use`.
-        CorruptionError: files of the node itself are damaged.
         OSError: it cannot be read.
     """
-    if not (path / "node.toml").is_file():
+    if not path.is_dir() or not holds_a_node(path):
         raise UsageError(f"{path} is no data directory of Millstream", code="no_data_directory")
     lock = DirectoryLock(path / "lock", patience_s=0)
     try:
-        node = read_toml(path / "node.toml")
-        users = UserStore(path / "users.json")
-        buckets = []
-        for record in find_records(path / "buckets"):
-            found = BucketCheck(record.name, record.uuid, record.partitions, damage=record.damage)
-            progress(found)
+        found = DirectoryCheck("", FORMAT, 0, [])
+        contents = _check_own_files(path, found)
+        for record in find_records(path / "buckets", contents):
+            bucket = BucketCheck(record.name, record.uuid, record.partitions, damage=record.damage)
+            progress(bucket, 0.0)
+            directory, entry = path / "buckets" / record.uuid, contents.buckets.get(record.uuid)
             if not record.damage:
-                _check_bucket(path / "buckets" / record.uuid, record, found)
-                found.indexes = check_indexes(path / "buckets" / record.uuid / "indexes")
-            buckets.append(found)
+                parts = entry.parts if entry is not None else frozenset()
+                _check_bucket(directory, record, parts, bucket, partial(progress, bucket))
+            bucket.indexes = check_indexes(directory / "indexes")
+            found.buckets.append(bucket)
         for folder, learned in find_learned(path / FOLLOWED):
-            found = BucketCheck(learned.name, learned.uuid, learned.partitions, is_followed=True)
-            progress(found)
-            found.indexes = check_indexes(folder / "indexes")
-            buckets.append(found)
-        coordination, groups = _check_coordination(path / GROUPS_FOLDER)
-        return DirectoryCheck(
-            str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets, groups,
-            coordination,
-        )  # fmt: skip
+            bucket = BucketCheck(learned.name, learned.uuid, learned.partitions, is_followed=True)
+            progress(bucket, 0.0)
+            bucket.indexes = check_indexes(folder / "indexes")
+            found.buckets.append(bucket)
+        found.coordination, found.groups = _check_coordination(path / GROUPS_FOLDER)
+        return found
     finally:
         lock.release()
 
 
-def _check_bucket(path: Path, record: BucketRecord, found: BucketCheck) -> None:
+def _check_own_files(path: Path, found: DirectoryCheck) -> Contents:
+    """Check what is of the node and none of its parts; return what the inventory says."""
+    contents, has_inventory = Contents(), False
+    try:
+        found.uuid, has_inventory = read_node_file(path)
+    except (CorruptionError, OSError) as error:
+        found.damage.append(str(error))
+        has_inventory = Inventory.is_begun_in(path)
+    inventory = Inventory(path)
+    try:
+        contents = inventory.read(is_expected=has_inventory)
+        if found.uuid and has_inventory and contents.uuid != found.uuid:
+            found.damage.append(other_node(path, found.uuid))
+        refuse_lost_coordination(path, contents)
+    except (CorruptionError, OSError) as error:
+        found.damage.append(str(error))
+    try:
+        note = inventory if contents != Contents() else None
+        found.users = len(UserStore(path / "users.json", note=note).names)
+    except (CorruptionError, OSError) as error:
+        found.damage.append(str(error))
+    return contents
+
+
+def _check_bucket(
+    path: Path,
+    record: BucketRecord,
+    parts: Collection[str],
+    found: BucketCheck,
+    tell: Callable[[float], None],
+) -> None:
     try:
         placed = find_map(path, record)
         if placed is not None:
             found.map_revision, found.node_name = placed.bucket_map.revision, placed.node_name
-        disk = _UnchangedDisk(path / "log")
-        if not any(_SEGMENT.fullmatch(name) for name in disk.names()):
-            return  # created, and never started
-        log = SegmentLog(disk, LogSizes())
-        try:
-            found.torn_bytes, found.leftover_files = log.cut_bytes, len(disk.leftovers)
-            with _unchanged_by_id(path / "byid") as by_id:
-                found.log = check_log(log, found.partitions, by_id)
-        finally:
-            log.close()
-    except (MillstreamError, OSError) as error:
-        found.damage = str(error)
+        check_local(path / LOCAL, must_be_there=LOCAL in parts)
+        found.damaged_attachments = damaged_blobs(path / "blobs")
+        _check_log(path, found, tell, is_begun=LOG in parts)
+    except MillstreamError as error:
+        found.damage = f"{error}{way_out(path, error)}"
+    except (OSError, *_UNREADABLE) as error:
+        found.damage = f"{path}: it cannot be read: {type(error).__name__} {error}"
+
+
+def _check_log(
+    path: Path, found: BucketCheck, tell: Callable[[float], None], *, is_begun: bool
+) -> None:
+    if not is_begun and not (path / "log").is_dir():
+        return  # created, and never started
+    disk = UnchangedDisk(path / "log")
+    has_segments = any(_SEGMENT.fullmatch(name) for name in disk.names())
+    if not has_segments and not is_begun and RECEIPT_NAME not in disk.names():
+        return
+    log = SegmentLog(disk, LogSizes(), is_begun=is_begun)
+    try:
+        found.torn_bytes, found.leftover_files = log.cut_bytes, len(disk.leftovers)
+        with _unchanged_by_id(path / "byid") as by_id:
+            found.log = check_log(
+                log, found.partitions, by_id, tell, lambda sidecar: bool(blobs_of(sidecar))
+            )
+        sidecars, found.log.sidecars = found.log.sidecars.values(), {}
+        named = {name.hex() for sidecar in sidecars for name in blobs_of(sidecar)}
+        blobs = path / "blobs"
+        found.damaged_attachments += sum(not (blobs / n[:2] / n[2:]).exists() for n in named)
+        if log.receipt.is_cut:
+            raise CorruptionError(
+                f"{disk.describe(RECEIPT_NAME)}: what says that the last stop was clean is not "
+                "what was written; nothing else is lost, the next start begins a new history"
+            )
+    finally:
+        log.close()
 
 
 def _check_coordination(path: Path) -> tuple[NodeFilesCheck | None, list[GroupCheck]]:
@@ -175,7 +252,7 @@ def _check_coordination(path: Path) -> tuple[NodeFilesCheck | None, list[GroupCh
         return None, []
     own, known = check_node_files(path)
     folders = [one for one in sorted(path.iterdir()) if _GROUP.fullmatch(one.name)]
-    found = [check_group(_UnchangedDisk(one), one.name, known) for one in folders if one.is_dir()]
+    found = [check_group(UnchangedDisk(one), one.name, known) for one in folders if one.is_dir()]
     return own, found + _missing(known, {one.name.removesuffix(RESTORED) for one in folders})
 
 
@@ -201,79 +278,3 @@ def _unchanged_by_id(path: Path) -> Iterator[ById | None]:
     finally:
         if opened is not None:
             opened.close(is_durable=False)
-
-
-class _UnchangedFile:
-    """A file opened for reading; a cut is remembered, not made."""
-
-    def __init__(self, path: Path, sizes: dict[str, int]) -> None:
-        self._file = path.open("rb")
-        self._name = path.name
-        self._sizes = sizes
-
-    def write_at(self, offset: int, data: bytes) -> None:
-        raise AssertionError(f"a check writes {len(data)} bytes at {offset} of {self._name}")
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        left = max(0, self.size() - offset)
-        return os.pread(self._file.fileno(), min(size, left), offset)
-
-    def read_resident(self, offset: int, size: int) -> bytes:
-        return self.read_at(offset, size)
-
-    def truncate(self, size: int) -> None:
-        self._sizes[self._name] = size
-
-    def sync(self) -> None:
-        pass
-
-    def forget_cache(self) -> None:
-        pass
-
-    def size(self) -> int:
-        actual = os.fstat(self._file.fileno()).st_size
-        return self._sizes.get(self._name, actual)
-
-    def identity(self) -> FileIdentity:
-        status = os.fstat(self._file.fileno())
-        return status.st_ino, status.st_ctime_ns
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __del__(self) -> None:
-        self._file.close()
-
-
-class _UnchangedDisk:
-    """A directory as it is; what the log would tidy up is left."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sizes: dict[str, int] = {}
-        self.leftovers: list[str] = []
-
-    def names(self) -> list[str]:
-        return sorted(os.listdir(self._path))
-
-    def describe(self, name: str) -> str:
-        return os.fspath(self._path.absolute() / name)
-
-    def open(self, name: str, *, create: bool = False) -> _UnchangedFile:
-        assert not create, "a check creates nothing"
-        return _UnchangedFile(self._path / name, self._sizes)
-
-    def rename(self, source: str, target: str) -> None:
-        raise AssertionError(f"a check renames {source} to {target}")
-
-    def remove(self, name: str) -> None:
-        self.leftovers.append(name)
-
-    def sync_directory(self) -> None:
-        pass
-
-    def boot_id(self) -> str:
-        return ""
-
-    def random_bytes(self, size: int) -> bytes:
-        return os.urandom(size)

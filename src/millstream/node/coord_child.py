@@ -31,6 +31,7 @@ from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.core.pool_messages import Address
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_signal
+from millstream.node.inventory import Inventory
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import peer_context, peer_server_context, server_context
 from millstream.node.supervise import EXIT_DISK_FAILED
@@ -90,7 +91,10 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         stop.set()
 
     try:
-        users = UserStore(Path(order.users), node_secret=order.cluster_secret)
+        users_path = Path(order.users)
+        users = UserStore(
+            users_path, node_secret=order.cluster_secret, note=Inventory(users_path.parent)
+        )
         tokens = token_keys(order.tokens)
         coordinator = await Coordinator.start(
             Path(order.directory), _listening(order), users=users, secret=order.cluster_secret,

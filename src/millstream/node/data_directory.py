@@ -1,43 +1,54 @@
 """The data directory of a node: whose it is, in which format, and that only one server uses it.
 
-Layout: `node.toml` (format, uuid, created), `lock`, `users.json`, `buckets/<uuid>/`.
+Layout: `node.toml` (format, uuid, created), `inventory.toml`, `lock`, `users.json`,
+`buckets/<uuid>/`.
 
 Invariants:
 1. Nothing is written into a directory that holds something else.
 2. A directory written by a newer format is not touched.
 3. While it is open, no other server has it open.
+4. A directory that has an inventory says so in `node.toml`, once the inventory is durable: one
+   that is gone is missed. So is `node.toml` where there is anything else of a node.
 
-Elsewhere: what is in `buckets` (`node.buckets`), in `users.json` (`access.users`).
+Elsewhere: what is in `buckets` (`node.buckets`), in `users.json` (`access.users`), in the
+inventory (`node.inventory`), what to do about damage (`node.accepting`).
 """
 
 from __future__ import annotations
 
-import time
-import tomllib
 import uuid
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
+from millstream.node.inventory import INVENTORY_FILE, Contents, Inventory, accept_hint
+from millstream.node.small_files import FORMAT, as_text, read_toml, sealed, utc_now
 from millstream.runtime.files import sync_directory, write_atomically
 from millstream.runtime.process import DirectoryLock
 
-__all__ = ["FORMAT", "PATIENCE_S", "DataDirectory", "as_text", "read_toml", "utc_now"]
+__all__ = [
+    "NODE_FILE", "PATIENCE_S", "DataDirectory", "holds_a_node", "node_file_content", "other_node",
+    "read_node_file", "refuse_lost_coordination",
+]  # fmt: skip
 
-FORMAT: Final = 1
 PATIENCE_S: Final = 3.0
 """How long a server waits for a predecessor that is just ending."""
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
-_NODE_FILE: Final = "node.toml"
-_OWN_BEFORE_FIRST_START: Final = frozenset({"lock", "lost+found", "node.toml.new"})
+NODE_FILE: Final = "node.toml"
+_OWN_BEFORE_FIRST_START: Final = frozenset(
+    {"lock", "lost+found", "node.toml.new", "inventory.toml", "inventory.toml.new", "buckets"}
+)
+_OF_COORDINATION: Final = ("node.toml", "node.toml.copy")
+_OF_A_NODE: Final = ("users.json", "buckets", "coord", "followed")
 
 
 class DataDirectory:
     """An open data directory; made by `open`, ended by `close`."""
 
-    def __init__(self, path: Path, lock: DirectoryLock, node_uuid: str) -> None:
+    def __init__(
+        self, path: Path, lock: DirectoryLock, node_uuid: str, inventory: Inventory
+    ) -> None:
         self.path = path
+        self.inventory = inventory
         self.uuid = node_uuid
         self.users_path = path / "users.json"
         self.buckets_path = path / "buckets"
@@ -50,7 +61,7 @@ class DataDirectory:
         Raises:
             UsageError: `foreign_directory`, `newer_format`.
             UnavailableError: `directory_in_use`, `directory_unusable`.
-            CorruptionError: `bad_node_file`.
+            CorruptionError: `bad_file`: `node.toml` or the inventory is missing or damaged.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -59,7 +70,8 @@ class DataDirectory:
         except OSError as error:
             raise _unusable(path, error) from error
         try:
-            return cls(path, lock, _node_uuid(path))
+            inventory = Inventory(path)
+            return cls(path, lock, _node_uuid(path, inventory), inventory)
         except OSError as error:
             lock.release()
             raise _unusable(path, error) from error
@@ -72,44 +84,55 @@ class DataDirectory:
         self._lock.release()
 
 
-def utc_now() -> str:
-    """Return the present time as TOML and JSON have it, to the second."""
-    return time.strftime(_TIME, time.gmtime())
-
-
-def as_text(value: object) -> str:
-    """Return a value read from TOML as it was written; times as `utc_now` gives them."""
-    return value.strftime(_TIME) if isinstance(value, datetime) else str(value)
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """Read one of our own small TOML files.
+def read_node_file(path: Path) -> tuple[str, bool]:
+    """Return the uuid of the node in a directory, and whether the directory has an inventory.
 
     Raises:
         CorruptionError: `bad_file`.
         UsageError: `newer_format`.
         OSError: it cannot be read.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CorruptionError(f"{path} is damaged: {error}", code="bad_file") from error
-    written = content.get("format")
-    if not isinstance(written, int):
-        raise CorruptionError(f"{path} is damaged: it names no format", code="bad_file")
-    if written > FORMAT:
-        raise UsageError(
-            f"{path} has format {written}; this Millstream knows formats up to {FORMAT}: "
-            "use the newer Millstream that wrote it",
-            code="newer_format",
+    file = path / NODE_FILE
+    if not file.exists():
+        raise _missing(file)
+    content = read_toml(file, accept_hint(file))
+    uuid_, has_inventory = content.get("uuid"), content.get("inventory") is True
+    if not isinstance(uuid_, str) or (content.get("sealed") is True) != has_inventory:
+        raise CorruptionError(
+            f"{file} is damaged: it names no uuid or no inventory{accept_hint(file)}",
+            code="bad_file",
         )
-    return content
+    return uuid_, has_inventory
+
+
+def node_file_content(node_uuid: str, created: str) -> bytes:
+    """Return what node.toml says of a node whose directory has an inventory."""
+    return sealed(
+        f'format = {FORMAT}\nuuid = "{node_uuid}"\ncreated = {created}\ninventory = true\n'
+    )
+
+
+def refuse_lost_coordination(path: Path, contents: Contents) -> None:
+    """Refuse to begin coordination anew where there was some.
+
+    Raises:
+        CorruptionError: `coordination_lost`.
+    """
+    coord = path / "coord"
+    if contents.coordinates and not any((coord / name).exists() for name in _OF_COORDINATION):
+        raise CorruptionError(
+            f"{coord} has lost what says who this node is among those that coordinate, and what "
+            f"it promised; restore it from a backup{accept_hint(coord)}",
+            code="coordination_lost",
+        )
 
 
 def _refuse_foreign(path: Path) -> None:
-    if (path / _NODE_FILE).exists():
+    if (path / NODE_FILE).exists():
         return
     found = sorted(entry.name for entry in path.iterdir())
+    if holds_a_node(path) and not _is_unfinished(path, found):
+        raise _missing(path / NODE_FILE)
     foreign = [name for name in found if name not in _OWN_BEFORE_FIRST_START]
     if foreign:
         raise UsageError(
@@ -119,19 +142,53 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _node_uuid(path: Path) -> str:
-    file = path / _NODE_FILE
+def holds_a_node(path: Path) -> bool:
+    """Return whether there is anything of a node in a directory."""
+    own = (NODE_FILE, INVENTORY_FILE, *_OF_A_NODE)
+    return any((path / name).exists() for name in own)
+
+
+def _missing(file: Path) -> CorruptionError:
+    return CorruptionError(
+        f"{file} is missing beside what a node had here; restore it from a backup"
+        f"{accept_hint(file)}",
+        code="bad_file",
+    )
+
+
+def _is_unfinished(path: Path, found: list[str]) -> bool:
+    """Return whether a first start was ended before it had made `node.toml`."""
+    buckets = path / "buckets"
+    if set(found) - _OWN_BEFORE_FIRST_START or (buckets.is_dir() and any(buckets.iterdir())):
+        return False
+    return not Inventory.is_begun_in(path) or Inventory(path).read().is_empty
+
+
+def _node_uuid(path: Path, inventory: Inventory) -> str:
+    file = path / NODE_FILE
     if not file.exists():
-        node_uuid = uuid.uuid4().hex
-        content = f'format = {FORMAT}\nuuid = "{node_uuid}"\ncreated = {utc_now()}\n'
         (path / "buckets").mkdir(exist_ok=True)
-        write_atomically(file, content.encode())
+        node_uuid, created = uuid.uuid4().hex, utc_now()
+        inventory.begin(Contents(node_uuid))
+        write_atomically(file, node_file_content(node_uuid, created))
         sync_directory(path.parent)
         return node_uuid
-    content_uuid = read_toml(file).get("uuid")
-    if not isinstance(content_uuid, str):
-        raise CorruptionError(f"{file} is damaged: it names no uuid", code="bad_file")
-    return content_uuid
+    node_uuid, has_inventory = read_node_file(path)
+    if not has_inventory:  # made by an older program: what is there is taken in as it is found
+        (path / "buckets").mkdir(exist_ok=True)
+        if not Inventory.is_begun_in(path):
+            inventory.begin(Contents(node_uuid))
+        created = as_text(read_toml(file).get("created", utc_now()))
+        write_atomically(file, node_file_content(node_uuid, created))
+    if inventory.read(is_expected=True).uuid != node_uuid:
+        raise CorruptionError(other_node(path, node_uuid), code="bad_file")
+    return node_uuid
+
+
+def other_node(path: Path, node_uuid: str) -> str:
+    """Return the error of a node file and an inventory that name two nodes."""
+    file = path / NODE_FILE
+    return f"{file} names node {node_uuid}, the inventory beside it another one{accept_hint(file)}"
 
 
 def _unusable(path: Path, error: OSError) -> UnavailableError:

@@ -44,7 +44,7 @@ from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.coverage import Coverage
-from millstream.node.data_directory import DataDirectory
+from millstream.node.data_directory import DataDirectory, refuse_lost_coordination
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
 from millstream.node.document_nodes import DocumentNodes
@@ -108,7 +108,9 @@ class Engine:
         self.settings = settings
         self.uuid = directory.uuid
         self._own_secret = settings.cluster_secret or secrets.token_hex(32)
-        self.users = UserStore(directory.users_path, node_secret=self._own_secret)
+        self.users = UserStore(
+            directory.users_path, node_secret=self._own_secret, note=directory.inventory
+        )
         self._directory = directory
         self._on_fatal: Callable[[Exception], None] = lambda _: None
         self._run_directory = RunDirectory(directory.path)
@@ -355,6 +357,7 @@ class Engine:
         for name, listening in bound.items():
             stack.callback(listening.close)
             self._addresses[name] = bound_address(getattr(settings, name), listening)
+        await asyncio.to_thread(self.users.protect)
         for credential in settings.users:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
         if self.users.is_empty:
@@ -373,13 +376,16 @@ class Engine:
         await self._listen(bound, tls, stack)
         if self.coordination is not None:
             await self.coordination.until_ready()
+            await asyncio.to_thread(self._directory.inventory.note_coordination)
 
     def _start_coordination(self, bound: dict[str, socket.socket], stack: AsyncExitStack) -> None:
         """Begin with the process that coordinates, unless nobody could reach it."""
         sockets = {name: bound[name].fileno() for name in COORDINATION if name in bound}
         if not sockets:
             return
-        settings = self.settings
+        settings, inventory = self.settings, self._directory.inventory
+        if settings.join is None:  # with it a node may begin anew, as another one
+            refuse_lost_coordination(self._directory.path, inventory.read())
         order = CoordOrder(
             os.getpid(), settings.log_level, settings.log_json,
             str((self._directory.path / "coord").absolute()),
@@ -452,6 +458,8 @@ class Engine:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
+            if await self._buckets.try_again():
+                self._raise_revision()
             for bucket in self.served.values():
                 bucket.drop_expired()
                 bucket.drop_ended_locks()

@@ -63,7 +63,9 @@ class IndexNode:
         assert settings.join is not None, "settings without data name a node to join"
         self.settings = settings
         self.uuid = directory.uuid
-        self.users = UserStore(directory.users_path, node_secret=settings.cluster_secret)
+        self.users = UserStore(
+            directory.users_path, node_secret=settings.cluster_secret, note=directory.inventory
+        )
         self._join = NodeAt(settings.join.host, settings.join.port)
         self._path = directory.path / FOLLOWED
         self._run_directory = RunDirectory(directory.path)
@@ -124,6 +126,7 @@ class IndexNode:
         for name, listening in bound.items():
             stack.callback(listening.close)
             self._addresses[name] = bound_address(getattr(settings, name), listening)
+        await asyncio.to_thread(self.users.protect)
         for credential in settings.users:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
         stack.callback(self._lag.stop)

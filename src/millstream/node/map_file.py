@@ -19,11 +19,11 @@ from zlib import crc32
 
 import msgspec
 
-from millstream.errors import CorruptionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, CorruptionError, MillstreamError, UsageError
 from millstream.model.bucket_map import BucketMap, bucket_map_from_json, bucket_map_to_json
 from millstream.runtime.files import write_atomically
 
-__all__ = ["MAP_FILE", "PlacedMap", "damaged", "read_map", "write_map"]
+__all__ = ["MAP_FILE", "PlacedMap", "damaged", "is_newer", "read_map", "write_map"]
 
 MAP_FILE: Final = "map.json"
 _FORMAT: Final = 1
@@ -91,3 +91,29 @@ def damaged(directory: Path, reason: str) -> CorruptionError:
 
 def _checksum(content: object) -> int:
     return crc32(msgspec.json.encode(content))
+
+
+def is_newer(present: BucketMap, node_name: str, placed: PlacedMap) -> bool:
+    """Return False for the same map again; refuse what must not take its place.
+
+    Raises:
+        ConditionError: `other_node_name`, `older_map`, `other_map`.
+    """
+    given = placed.bucket_map
+    if placed.node_name != node_name:
+        raise ConditionError(
+            f"the map calls this node {placed.node_name}, until now it was {node_name}: a node "
+            "keeps its name",
+            code="other_node_name",
+        )
+    if given.revision < present.revision:
+        raise ConditionError(
+            f"the map has revision {given.revision}, here is {present.revision} already",
+            code="older_map",
+        )
+    if given.revision == present.revision and given != present:
+        raise ConditionError(
+            f"here is another map of revision {present.revision}: give yours a larger one",
+            code="other_map",
+        )
+    return given.revision > present.revision

@@ -1,4 +1,5 @@
 import os
+import re
 import stat
 
 import pytest
@@ -178,8 +179,58 @@ def test_without_a_secret_there_is_no_such_user(tmp_path):
 def test_a_record_of_the_nodes_user_in_the_file_counts_for_nothing(tmp_path):
     path = tmp_path / "users.json"
     UserStore(path).put("ada", "x")
-    path.write_text(path.read_text().replace('"ada"', '"@node"'))
+    text = path.read_text().replace('"ada"', '"@node"')
+    path.write_text(re.sub(r',\s*"crc32": \d+', "", text))
     assert UserStore(path).check_password(NODE_USER, "x") is None
+
+
+class Note:
+    """What a data directory's inventory says of the users, and whether it was asked to."""
+
+    def __init__(self):
+        self.is_said = False
+
+    def has_users(self):
+        return self.is_said
+
+    def note_users(self):
+        self.is_said = True
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "no users", "flipped", "no checksum"])
+def test_a_node_that_had_users_does_not_go_on_without_their_file_as_it_was_written(tmp_path, how):
+    path, note = tmp_path / "users.json", Note()
+    UserStore(path, note=note).put("ada", "x")
+    assert note.is_said
+    whole = path.read_text()
+    UserStore(path, note=note)
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_text({
+            "empty": "",
+            "no users": '{"format": 1, "decoy_key": "", "users": []}',
+            "flipped": whole.replace('"ada"', '"adb"'),
+            "no checksum": re.sub(r',\s*"crc32": \d+', "", whole),
+        }[how])  # fmt: skip
+    with pytest.raises(CorruptionError, match=rf"millstream check {tmp_path} --accept users.json"):
+        UserStore(path, note=note)
+
+
+def test_the_users_of_an_older_program_are_missed_once_they_were_seen(tmp_path):
+    path, note = tmp_path / "users.json", Note()
+    UserStore(path).put("ada", "x")
+    old = re.sub(r',\s*"crc32": \d+', "", path.read_text())
+    path.write_text(old)
+    users = UserStore(path, note=note)
+    assert (users.names, note.is_said, path.read_text()) == (["ada"], False, old)
+    users.protect()
+    assert note.is_said
+    assert "crc32" in path.read_text()
+    assert UserStore(path, note=note).names == ["ada"]
+    path.unlink()
+    with pytest.raises(CorruptionError, match="missing"):
+        UserStore(path, note=note)
 
 
 def test_what_another_process_made_of_the_users_is_read_again(tmp_path):

@@ -52,6 +52,30 @@ def test_a_damaged_directory(directory, capsys):
     assert json.loads(capsys.readouterr().out)["is_sound"] is False
 
 
+def test_what_is_lost_is_accepted_and_the_rest_checked(directory, capsys):
+    (segment,) = directory.glob("buckets/*/log/*.seg")
+    segment.write_bytes(b"")
+    assert run(directory) == 1
+    captured = capsys.readouterr()
+    what = segment.parent.relative_to(directory)
+    assert f"millstream check {directory} --accept {what}" in captured.out
+    assert "checking bucket orders ..." in captured.err
+    assert run(directory, "--accept", what) == 0
+    captured = capsys.readouterr()
+    assert "accepted: bucket orders: its log is taken as it is" in captured.err
+    assert "bucket orders: ok" in captured.out
+    assert run(directory, "--accept", "nonsense") == 2
+    (directory / "users.json").write_text("{}")
+    assert run(directory) == 1
+    assert "DAMAGED: " in capsys.readouterr().out
+
+
+def test_a_long_check_says_how_far_it_is(directory, capsys, monkeypatch):
+    monkeypatch.setattr("millstream.cli.check.PROGRESS_S", 0.0)
+    assert run(directory) == 0
+    assert "checking bucket orders: 50%" in capsys.readouterr().err
+
+
 def test_a_damaged_index_is_named_beside_sound_documents(directory, capsys):
     folder = next(directory.glob("buckets/*")) / "indexes" / SHAPE.signature
     store = filled_index(folder)

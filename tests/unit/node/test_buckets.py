@@ -1,5 +1,7 @@
 import asyncio
+import errno
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from millstream.node import bucket_files, map_file
 from millstream.node import buckets as buckets_module
 from millstream.node.buckets import Buckets
 from millstream.node.map_file import MAP_FILE, PlacedMap
+from millstream.node.small_files import sealed
 
 NODE_QUOTA = 8 * MEMORY_QUOTA_BYTES_MIN
 
@@ -150,20 +153,30 @@ async def test_a_bucket_has_the_memory_quota_it_was_made_with_or_that_of_the_nod
     with pytest.raises(UsageError, match="at least"):
         await buckets.create("too-small", 4, MEMORY_QUOTA_BYTES_MIN - 1)
     file = tmp_path / "buckets" / own.uuid / "bucket.toml"
-    file.write_text(file.read_text().replace(str(3 * MEMORY_QUOTA_BYTES_MIN), "1"))
+    write_sealed(file, file.read_text().replace(str(3 * MEMORY_QUOTA_BYTES_MIN), "1"))
     assert "memory quota" in (await opened(make)).statuses()[0].reason
 
 
-async def test_the_age_of_deletions_may_be_set_by_hand(make, tmp_path):
+def write_sealed(file, text):
+    """As this program writes it, with its checksum."""
+    lines = text.splitlines(keepends=True)
+    file.write_bytes(sealed("".join(x for x in lines if not x.startswith(("sealed", "# crc32")))))
+
+
+async def test_the_age_of_deletions_may_be_set_by_hand_and_accepted(make, tmp_path):
     buckets = await opened(make)
     status = await buckets.create("a", 4)
     assert make.purge_ages["a"] == PURGE_AGE_S
     file = tmp_path / "buckets" / status.uuid / "bucket.toml"
     text = file.read_text()
     file.write_text(text + "purge_age_s = 60\n")
+    (failed,) = (await opened(make)).statuses()
+    assert "its checksum is another" in failed.reason
+    assert failed.reason.endswith(f"--accept buckets/{status.uuid}/bucket.toml")
+    write_sealed(file, text + "purge_age_s = 60\n")
     await opened(make)
     assert make.purge_ages["a"] == 60
-    file.write_text(text + "purge_age_s = -1\n")
+    write_sealed(file, text + "purge_age_s = -1\n")
     again = await opened(make)
     assert "purge_age_s" in again.statuses()[0].reason
 
@@ -266,11 +279,12 @@ async def test_a_damaged_bucket_file_stops_its_bucket_alone(make, tmp_path, chan
     again = await opened(make)
     assert list(again.served) == ["good"]
     (bad,) = [one for one in again.statuses() if one.state == "failed"]
-    assert (bad.name, bad.uuid, bad.partitions) == (status.uuid, status.uuid, 0)
-    assert str(file) in bad.reason or str(file.parent) in bad.reason
-    await again.ensure("a", 4, 64)  # it may be the damaged one: nothing empty in its place
+    assert (bad.name, bad.uuid, bad.partitions) == ("a", status.uuid, 4)
+    assert str(file) in bad.reason
+    assert f"millstream check {tmp_path} --accept buckets/{status.uuid}" in bad.reason
+    await again.ensure("a", 4, 64)  # nothing empty in its place
     assert list(again.served) == ["good"]
-    await again.delete(status.uuid, print)
+    await again.delete("a", print)
     assert os.listdir(tmp_path / "buckets") == [again.statuses()[0].uuid]
     await again.ensure("a", 4, 64)
     assert set(again.served) == {"a", "good"}
@@ -280,9 +294,78 @@ async def test_a_bucket_of_a_newer_format_is_not_touched(make, tmp_path):
     buckets = await opened(make)
     status = await buckets.create("a", 4)
     file = tmp_path / "buckets" / status.uuid / "bucket.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 99"))
+    write_sealed(file, file.read_text().replace("format = 1", "format = 99"))
     with pytest.raises(UsageError, match="format 99"):
         await opened(make)
+
+
+@pytest.mark.parametrize("what", ["directory", "file", "other name", "other number"])
+async def test_a_bucket_that_is_gone_or_altered_is_missed_and_not_made_anew(make, tmp_path, what):
+    buckets = await opened(make)
+    status = await buckets.create("a", 4)
+    await buckets.create("good", 4)
+    directory = tmp_path / "buckets" / status.uuid
+    file = directory / "bucket.toml"
+    text = file.read_text()
+    if what == "directory":
+        shutil.rmtree(directory)
+    elif what == "file":
+        file.unlink()
+    else:
+        old, new = ('"a"', '"b"') if what == "other name" else ("= 4", "= 8")
+        write_sealed(file, text.replace(old, new))
+    again = await opened(make)
+    assert list(again.served) == ["good"]
+    (bad,) = [one for one in again.statuses() if one.state == "failed"]
+    assert (bad.name, bad.partitions) == ("a", 4)
+    place = status.uuid if what == "directory" else f"{status.uuid}/bucket.toml"
+    assert bad.reason.endswith(f"millstream check {tmp_path} --accept buckets/{place}")
+    await again.ensure("a", 4, 64)
+    with pytest.raises(ConditionError, match="exists already"):
+        await again.create("a", 4)
+    assert list(again.served) == ["good"]
+    await again.delete("a", print)
+    assert [one.name for one in (await opened(make)).statuses()] == ["good"]
+
+
+async def test_a_directory_of_an_older_program_gets_checksums_and_is_missed_from_then_on(
+    make, tmp_path
+):
+    buckets = await opened(make)
+    status = await buckets.create("a", 4)
+    (tmp_path / "inventory.toml").unlink()
+    file = tmp_path / "buckets" / status.uuid / "bucket.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[1:-1]))
+    assert [one.state for one in (await opened(make)).statuses()] == ["ready"]
+    assert file.read_text().splitlines(keepends=True) == lines
+    shutil.rmtree(file.parent)
+    assert [one.state for one in (await opened(make)).statuses()] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UnavailableError("full", code="disk_full"), OSError(errno.ENOSPC, "No space left on device")],
+)
+async def test_a_bucket_for_which_there_was_no_space_comes_back_by_itself(make, error):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    await buckets.create("b", 4)
+    again = await opened(make, errors=[error])
+    (failed,) = [one for one in again.statuses() if one.state == "failed"]
+    assert failed.reason.endswith("it is tried again by itself")
+    assert await again.try_again() == [failed.name]
+    assert sorted(again.served) == ["a", "b"]
+    assert [one.state for one in again.statuses()] == ["ready", "ready"]
+    assert await again.try_again() == []
+
+
+async def test_a_damaged_bucket_is_not_tried_again(make):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    again = await opened(make, damaged=["a"])
+    assert await again.try_again() == []
+    assert not again.served
 
 
 async def test_two_buckets_of_one_name_are_refused(make, tmp_path):
@@ -291,7 +374,7 @@ async def test_two_buckets_of_one_name_are_refused(make, tmp_path):
     copy = tmp_path / "buckets" / ("f" * 32)
     copy.mkdir()
     text = (tmp_path / "buckets" / status.uuid / "bucket.toml").read_text()
-    (copy / "bucket.toml").write_text(text.replace(status.uuid, "f" * 32))
+    write_sealed(copy / "bucket.toml", text.replace(status.uuid, "f" * 32))
     with pytest.raises(CorruptionError, match="twice"):
         await opened(make)
 
@@ -305,7 +388,9 @@ async def test_a_damaged_record_stops_its_bucket_alone(make):
     assert make.stopped == ["a"]
     assert list(buckets.served) == ["b"]
     status = buckets.statuses()[0]
-    assert (status.state, status.reason) == ("failed", "000001.seg at offset 77 is damaged")
+    assert status.state == "failed"
+    assert status.reason.startswith("000001.seg at offset 77 is damaged; to go on with what is ")
+    assert status.reason.endswith(f"--accept buckets/{status.uuid}/log")
 
 
 async def test_damage_met_while_writing_stops_its_bucket_alone(make):
@@ -313,7 +398,7 @@ async def test_damage_met_while_writing_stops_its_bucket_alone(make):
     await buckets.create("a", 4)
     buckets.running["a"].fail(CorruptionError("data.mdb is damaged"))
     assert (make.fatal, make.stopped) == ([], ["a"])
-    assert buckets.statuses()[0].reason == "data.mdb is damaged"
+    assert buckets.statuses()[0].reason.startswith("data.mdb is damaged; to go on")
 
 
 @pytest.mark.parametrize(

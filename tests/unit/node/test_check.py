@@ -1,3 +1,4 @@
+import hashlib
 import shutil
 
 import pytest
@@ -47,7 +48,7 @@ def contents(directory):
 
 def test_a_sound_directory_is_read_and_left_as_it_is(directory):
     before, seen = contents(directory), []
-    found = check_directory(directory, seen.append)
+    found = check_directory(directory, lambda bucket, share: seen.append((bucket.name, share)))
     assert found.is_sound
     assert found.users == 1
     buckets = {bucket.name: bucket for bucket in found.buckets}
@@ -60,7 +61,10 @@ def test_a_sound_directory_is_read_and_left_as_it_is(directory):
     assert [part.high_seqno > 200 for part in buckets["a"].log.partitions] == [True] * 4
     assert (buckets["a"].log.by_id, buckets["a"].log.by_id_keys) == ("rebuilt", 0), "a copied map"
     assert buckets["a"].torn_bytes == 0
-    assert len(seen) == 2
+    for name in ("a", "b"):
+        shares = [share for bucket, share in seen if bucket == name]
+        assert shares == sorted(shares)
+        assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert contents(directory) == before
 
 
@@ -130,6 +134,65 @@ async def test_a_directory_in_use_is_not_checked(directory):
     async with Node(directory):
         with pytest.raises(UnavailableError, match="another server"):
             check_directory(directory)
+
+
+@pytest.mark.parametrize("kept", [0, 30, 64, None])
+def test_a_segment_that_was_emptied_cut_or_lost_is_damage_and_nothing_is_changed(directory, kept):
+    segment = segment_of(directory, "a")
+    if kept is None:
+        segment.unlink()
+    else:
+        segment.write_bytes(segment.read_bytes()[:kept])
+    before = contents(directory)
+    found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
+    assert (segment.name if kept is not None else "all segments") in found["a"].damage
+    part = segment.parent.relative_to(directory)
+    assert found["a"].damage.endswith(f"millstream check {directory} --accept {part}")
+    assert found["b"].damage == ""
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize("name", ["node.toml", "inventory.toml", "users.json"])
+@pytest.mark.parametrize("how", ["missing", "empty", "flipped"])
+def test_damage_of_the_nodes_own_files_is_told_and_the_rest_is_checked(directory, name, how):
+    file = directory / name
+    if how == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(
+            b"" if how == "empty" else file.read_bytes().replace(b"format", b"farmat")
+        )
+    found = check_directory(directory)
+    assert not found.is_sound
+    (damage,) = found.damage
+    assert damage.endswith(f"millstream check {directory} --accept {name}")
+    assert [bucket.damage for bucket in found.buckets] == ["", ""]
+
+
+def test_a_bucket_that_is_gone_is_told(directory):
+    uuid = segment_of(directory, "a").parent.parent.name
+    shutil.rmtree(directory / "buckets" / uuid)
+    found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
+    assert found["a"].damage.endswith(f"--accept buckets/{uuid}")
+    assert found["b"].damage == ""
+
+
+def test_attachments_that_are_not_what_they_are_named_by_are_counted(directory):
+    blobs = segment_of(directory, "a").parent.parent / "blobs"
+    digest = hashlib.sha256(b"bytes").hexdigest()
+    (blobs / digest[:2]).mkdir(parents=True)
+    (blobs / digest[:2] / digest[2:]).write_bytes(b"bytes")
+    assert check_directory(directory).is_sound
+    (blobs / digest[:2] / digest[2:]).write_bytes(b"byte5")
+    found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
+    assert (found["a"].damaged_attachments, found["a"].is_sound) == (1, False)
+
+
+def test_a_damaged_end_of_a_receipt_is_told(directory):
+    receipt = segment_of(directory, "a").with_name("receipt")
+    receipt.write_bytes(receipt.read_bytes()[:-3])
+    found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
+    assert "begins a new history" in found["a"].damage
 
 
 def test_other_directories_are_refused(tmp_path):

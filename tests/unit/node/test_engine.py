@@ -149,9 +149,10 @@ async def test_a_refused_start_makes_no_users(make_settings):
     await engine.stop()
 
 
-def remove_receipt(data):
+def withdraw_receipt(data):
+    """As a kill leaves it."""
     (receipt,) = Path(data).glob("buckets/*/log/receipt")
-    receipt.unlink()
+    receipt.write_bytes(b"".join(receipt.read_bytes().splitlines(keepends=True)[:2]))
 
 
 async def test_only_a_bucket_that_had_a_history_is_said_to_begin_another(make_settings, caplog):
@@ -159,7 +160,7 @@ async def test_only_a_bucket_that_had_a_history_is_said_to_begin_another(make_se
     engine = await Engine.start(make_settings())
     assert "without a clean stop" not in caplog.text
     await engine.stop()
-    remove_receipt(make_settings().data)
+    withdraw_receipt(make_settings().data)
     engine = await Engine.start(make_settings())
     await engine.stop()
     assert "bucket default: started without a clean stop" in caplog.text

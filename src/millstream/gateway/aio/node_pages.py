@@ -6,6 +6,7 @@ Elsewhere: buckets (`bucket_pages`), users (`user_pages`), log-in (`session_page
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -38,8 +39,16 @@ async def _welcome(request: web.Request) -> web.Response:
     )
 
 
-async def _up(_: web.Request) -> web.Response:
-    return answer({"status": "ok"})
+async def _up(request: web.Request) -> web.Response:
+    """Say whether the node serves all its buckets; strangers learn no names."""
+    host = request.app[HOST]
+    failed = [status.name for status in host.bucket_statuses() if status.state == "failed"]
+    if not failed:
+        return answer({"status": "ok"})
+    found: dict[str, Any] = {"status": "failed_buckets", "buckets_failed": len(failed)}
+    if host.users.is_empty or request[USER] is not None:
+        found["failed_buckets"] = failed
+    return answer(found, status=503)
 
 
 async def _node(request: web.Request) -> web.Response:

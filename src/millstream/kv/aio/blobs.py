@@ -40,6 +40,7 @@ __all__ = [
     "BlobUpload",
     "BlobWriting",
     "PutBlob",
+    "damaged_blobs",
 ]
 
 READ_BYTES: Final = 256 * 1024
@@ -171,11 +172,12 @@ class BlobFiles:
         self._unsynced.discard(sha256)
 
     async def read(self, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
-        """Yield the bytes in [begin, end).
+        """Yield the bytes in [begin, end); the last ones of a whole file once it is as written.
 
         Raises:
-            UnavailableError: `blob_missing`.
+            UnavailableError: `blob_missing`: also if it is not what was written.
         """
+        digest = hashlib.sha256()
         try:
             file = await asyncio.to_thread(self._file(sha256).open, "rb")
         except FileNotFoundError as error:
@@ -194,6 +196,15 @@ class BlobFiles:
                         f"the file of attachment {sha256.hex()} is too short", code="blob_missing"
                     )
                 left -= len(piece)
+                if not begin:
+                    await asyncio.to_thread(digest.update, piece)
+                    is_whole = not left and end == os.fstat(file.fileno()).st_size
+                    if is_whole and digest.digest() != sha256:
+                        raise UnavailableError(
+                            f"the file of attachment {sha256.hex()} is not what was written; "
+                            "restore it from a replica or a backup",
+                            code="blob_missing",
+                        )
                 yield piece
 
     def piece(self, sha256: bytes, offset: int, size: int) -> BlobPiece | None:
@@ -399,3 +410,17 @@ def _close(file: BinaryIO) -> None:
         file.close()
     except OSError:  # the disk is full: what was not written is of a file that is gone
         return
+
+
+def damaged_blobs(path: Path) -> int:
+    """Return how many files below a directory of blobs do not hold the bytes they are named by.
+
+    Changes nothing. Blocks; raises OSError.
+    """
+    damaged = 0
+    for file in path.glob("??/*"):
+        name = file.parent.name + file.name
+        if len(name) == 2 * _NAME_BYTES:
+            with file.open("rb") as content:
+                damaged += hashlib.file_digest(content, "sha256").hexdigest() != name
+    return damaged

@@ -4,7 +4,8 @@ Invariants:
 1. Nothing is served before recovery is complete and its new failover entries are durable.
 2. The clean-stop receipt is withdrawn before the bucket can change.
 3. A clean stop writes everything, then the receipt.
-4. A copy that other nodes may have, too, is never made active by a start: the map is known before
+4. A start on a full disk serves reads: what it must write before fits into the reserve.
+5. A copy that other nodes may have, too, is never made active by a start: the map is known before
    the log is opened.
 
 Elsewhere: which buckets there are and who listens (`node`).
@@ -32,12 +33,13 @@ from millstream.kv.aio.blobs import BlobFiles, BlobUpload
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
-from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.flusher import DISK_FULL, Flusher
 from millstream.kv.aio.local_store import LocalStore, Version
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
+from millstream.kv.aio.reserve import Reserve
 from millstream.kv.aio.revised import DocumentStore
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.design_documents import DesignDocuments
@@ -60,6 +62,7 @@ from millstream.model.sides import side_of
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
+from millstream.storage.core.disk_errors import is_full
 from millstream.storage.core.store import LogStore
 from millstream.wire.frames import change_of
 
@@ -177,6 +180,7 @@ class BucketEngine:
         path: Path,
         blobs: BlobFiles,
         fetcher: BlobFetcher,
+        local: LocalStore,
     ) -> None:
         self.bucket = bucket
         self.path = path
@@ -195,7 +199,8 @@ class BucketEngine:
         self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
         self.blobs = blobs
         self._fetcher = fetcher
-        self.local = LocalStore(path / "local", self._may_stay)
+        local.is_valid = self._may_stay
+        self.local = local
         self._purging = asyncio.Lock()
         self._purge_epoch = int(self.local.setting(_PURGES) or 0)
 
@@ -216,6 +221,9 @@ class BucketEngine:
         bucket_map: BucketMap | None = None,
         node_name: str = "",
         link_to: LinkTo = plain_link,
+        is_begun: bool = False,
+        has_local: bool = False,
+        on_local: Callable[[], None] = lambda: None,
     ) -> BucketEngine:
         """Recover the bucket in `path` (created if new) and make it ready to serve.
 
@@ -233,13 +241,26 @@ class BucketEngine:
             bucket_map: which nodes have copies; None: this one has all, alone.
             node_name: of this node in the map.
             link_to: how other nodes with copies are reached.
+            is_begun: the log was opened before and must be there, with its receipt.
+            has_local: `_local` documents or settings were kept and must be there.
+            on_local: called in a thread once some are, before that is told.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
+                The log, or what is in `local` (code `local_lost`), is not all that was there.
             UnavailableError: `disk_full`, `disk_failed`.
             OSError: the directory cannot be used.
         """
-        store = await asyncio.to_thread(_open_store, path, partition_count, bucket_map)
+        local = await asyncio.to_thread(
+            LocalStore, path / "local", must_be_there=has_local, on_begun=on_local
+        )
+        try:
+            store = await asyncio.to_thread(
+                _open_store, path, partition_count, bucket_map, is_begun=is_begun
+            )
+        except BaseException:
+            local.close()
+            raise
         newest = await asyncio.to_thread(_newest_cas, store)
         newest = cas_to_go_on_from(newest, time.time_ns())
         loop = asyncio.get_running_loop()
@@ -347,7 +368,7 @@ class BucketEngine:
         flusher.catch_up()
         return cls(
             bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator,
-            path, blobs, fetcher,
+            path, blobs, fetcher, local,
         )  # fmt: skip
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
@@ -456,7 +477,7 @@ class BucketEngine:
         await self.flusher.stop()
         await self._keeper.stop()
         await self._reading.stop()
-        self.local.close()
+        await asyncio.to_thread(self.local.stop)
         if not self.flusher.has_failed:
             try:
                 if self.pager.knows_of_none:
@@ -468,18 +489,31 @@ class BucketEngine:
             await asyncio.to_thread(self.store.close)
 
 
-def _open_store(path: Path, partition_count: int, bucket_map: BucketMap | None) -> LogStore:
-    (path / "log").mkdir(parents=True, exist_ok=True)
-    (path / "byid").mkdir(exist_ok=True)
-    store = LogStore.open(
-        OsDisk(path / "log"),
-        LmdbByIdMap(path / "byid"),
-        partition_count=partition_count,
-        new_entry=new_failover_entry,
-        is_alone=bucket_map is None or bucket_map.is_alone,
-        begins_absent=bucket_map is not None,
-    )
-    store.withdraw_receipt()
+def _open_store(
+    path: Path, partition_count: int, bucket_map: BucketMap | None, *, is_begun: bool
+) -> LogStore:
+    def opened() -> LogStore:
+        store = LogStore.open(
+            OsDisk(path / "log"),
+            LmdbByIdMap(path / "byid"),
+            partition_count=partition_count,
+            new_entry=new_failover_entry,
+            is_alone=bucket_map is None or bucket_map.is_alone,
+            begins_absent=bucket_map is not None,
+            is_begun=is_begun,
+        )
+        store.withdraw_receipt()
+        return store
+
+    reserve = Reserve(path / "reserve", partition_count)
+    try:
+        store = opened()
+    except (UnavailableError, OSError) as error:
+        is_full_disk = is_full(error) if isinstance(error, OSError) else error.code == DISK_FULL
+        if not is_full_disk or not reserve.give_back():
+            raise
+        store = opened()
+    reserve.take()
     return store
 
 

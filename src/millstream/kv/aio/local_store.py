@@ -2,6 +2,7 @@
 
     key: "l" | id of a `_local` document      value: versions, newest first
     key: "s" | name of a setting              value: bytes
+    key: "d"                                  value: digest of all other entries
 
 A version of a `_local` document is stamped with where the database stood, durably, when it was
 written. One whose stamp is no longer part of history counts no more; then the one before does. So
@@ -13,6 +14,9 @@ Invariants:
    that was deleted only that it was, until there are too many entries.
 3. Documents are bounded in number and size; one that may not be stored can be made smaller, or be
    deleted. Settings always find room.
+4. Nothing is read before all entries were found to agree with the digest, which changes with them
+   in one transaction. After a clean stop the whole file has a checksum besides, in `sum`.
+5. A store that was begun and is gone, or damaged, is never begun anew: opening it fails.
 
 Elsewhere: what a stamp is (`documents.tokens`), who judges it (`node.documents`).
 Source: transitive checkpoints paper; docs/design/0029-documents.md.
@@ -21,19 +25,32 @@ Source: transitive checkpoints paper; docs/design/0029-documents.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import lmdb
 import msgspec
 
-from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.kv.aio.local_scan import (
+    DIGEST_KEY,
+    as_digest,
+    digest_of,
+    is_readable,
+    scan_apart,
+    weight,
+)
+from millstream.runtime.files import sync_directory, write_atomically
 
 __all__ = [
     "LOCAL_DOCUMENTS_MAX", "LOCAL_ID_BYTES_MAX", "LOCAL_STORE_BYTES_MAX", "VERSIONS_MAX",
-    "LocalStore", "Version", "thinned",
+    "LocalStore", "Version", "accept_local", "check_local", "thinned",
 ]  # fmt: skip
+
+_LOG = logging.getLogger(__name__)
 
 VERSIONS_MAX: Final = 4
 LOCAL_DOCUMENTS_MAX: Final = 100_000
@@ -46,6 +63,9 @@ _MAP_BYTES: Final = 16 * 1024 * 1024 * 1024
 """Address space; the file grows as needed."""
 _LOCAL: Final = b"l"
 _SETTING: Final = b"s"
+_DATA: Final = "data.mdb"
+_SUM: Final = "sum"
+_READ_BYTES: Final = 1024 * 1024
 _DEPTHS: Final = (1, 2, 4)
 """How many writes lie between versions that are kept, at most."""
 
@@ -92,30 +112,58 @@ def _key(doc_id: str) -> bytes:
 
 
 class LocalStore:
-    """The store of one bucket; its directory is made when something is first kept.
+    """The store of one bucket; its directory is made when something is first kept. Blocks.
 
     Args:
         path: of the directory.
         is_valid: whether what a version is stamped with is part of history, or need not be.
+        must_be_there: something was kept, so that an absent store is a lost one.
+        on_begun: called in a thread once something was kept for the first time, before that is
+            told; it may raise OSError or MillstreamError.
+
+    Raises:
+        CorruptionError: `local_lost`: it is gone, or not what was written.
+        UnavailableError: `disk_error`.
     """
 
-    def __init__(self, path: Path, is_valid: Callable[[Version], bool]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        is_valid: Callable[[Version], bool] = lambda _: True,
+        *,
+        must_be_there: bool = False,
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = path
-        self._is_valid = is_valid
+        self.is_valid = is_valid
+        self._on_begun = on_begun
+        self._is_told = must_be_there
+        self._has_sum = False
         self._environment: lmdb.Environment | None = None
         self._turn = asyncio.Lock()
         self._has_deleted = True
         """Whether deleted documents may be among the entries."""
-        if (path / "data.mdb").exists():
-            self._open()
+        if must_be_there or (path / _DATA).exists():
+            has_digest = check_local(path, must_be_there=must_be_there)
+            self._has_sum = (path / _SUM).exists()
+            environment = self._open()
+            if not has_digest:
+                with environment.begin(write=True) as transaction:
+                    transaction.put(DIGEST_KEY, digest_of(transaction))
 
     def _open(self) -> lmdb.Environment:
         if self._environment is None:
+            is_new = not (self._path / _DATA).exists()
             try:
                 self._path.mkdir(mode=0o700, exist_ok=True)
                 self._environment = lmdb.open(
                     str(self._path), map_size=_MAP_BYTES, readahead=False, max_readers=64
                 )
+                if is_new:
+                    sync_directory(self._path)
+                    sync_directory(self._path.parent)
+            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+                raise _lost(self._path, str(error)) from error
             except (OSError, lmdb.Error) as error:
                 raise UnavailableError(
                     f"local documents in {self._path} cannot be opened: {error}",
@@ -128,6 +176,16 @@ class LocalStore:
         if self._environment is not None:
             self._environment.close()
             self._environment = None
+
+    def stop(self) -> None:
+        """Close it, with a checksum of the file. Blocks."""
+        if self._environment is None:
+            return
+        self.close()
+        try:
+            write_atomically(self._path / _SUM, _sum_of(self._path))
+        except OSError as error:
+            _LOG.warning("%s has no checksum: %s", self._path, error)
 
     # -- documents
 
@@ -148,7 +206,7 @@ class LocalStore:
         return [] if value is None else _decode(value)
 
     def _valid(self, versions: Sequence[Version]) -> Version | None:
-        return next((one for one in versions if self._is_valid(one)), None)
+        return next((one for one in versions if self.is_valid(one)), None)
 
     def all(self) -> list[tuple[str, Version]]:
         """Return all documents, by id."""
@@ -196,7 +254,7 @@ class LocalStore:
                 return 0
             following = 1 if rev is None else rev + 1
             newest = Version(following, body, stamp, count)
-            old = [one for one in versions if self._is_valid(one)]
+            old = [one for one in versions if self.is_valid(one)]
             await asyncio.to_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
             return following
 
@@ -218,12 +276,12 @@ class LocalStore:
 
     def _put_document(self, key: bytes, versions: list[Version]) -> None:
         environment, value = self._open(), _encode(versions)
-        if self._has_deleted and environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:
+        if self._has_deleted and environment.stat()["entries"] > LOCAL_DOCUMENTS_MAX:
             self._forget_deleted(environment)
         stat = environment.stat()
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
-        if is_full or stat["entries"] >= LOCAL_DOCUMENTS_MAX:
+        if is_full or stat["entries"] > LOCAL_DOCUMENTS_MAX:  # one of them is the digest
             with environment.begin() as transaction:
                 before = transaction.get(key)
             if is_full:
@@ -240,22 +298,43 @@ class LocalStore:
     def _forget_deleted(self, environment: lmdb.Environment) -> None:
         """Make room of what is known of deleted documents."""
         self._has_deleted = False
+        self._withdraw_sum()
         with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+            digest = int.from_bytes(transaction.get(DIGEST_KEY, b""))
             found = cursor.set_range(_LOCAL)
             while found and cursor.key().startswith(_LOCAL):
                 # The next one is there by itself after a deletion.
                 gone = not _decode(cursor.value())[0].rev
+                if gone:
+                    digest -= weight(cursor.key(), cursor.value())
                 found = (cursor.delete() and bool(cursor.key())) if gone else cursor.next()
+            transaction.put(DIGEST_KEY, as_digest(digest))
 
     def _put(self, key: bytes, value: bytes) -> None:
         environment = self._open()
         try:
+            self._withdraw_sum()
             with environment.begin(write=True) as transaction:
+                digest = int.from_bytes(transaction.get(DIGEST_KEY, b""))
+                before = transaction.get(key)
+                if before is not None:
+                    digest -= weight(key, before)
                 transaction.put(key, value)
-        except (lmdb.MapFullError, lmdb.DiskError) as error:
+                transaction.put(DIGEST_KEY, as_digest(digest + weight(key, value)))
+            if not self._is_told:
+                self._on_begun()
+                self._is_told = True
+        except (lmdb.Error, OSError) as error:  # LMDB calls a write that was cut short an error
             raise UnavailableError(
                 f"local documents in {self._path} cannot be written: {error}", code="disk_full"
             ) from error
+
+    def _withdraw_sum(self) -> None:
+        """Remove the checksum of the file, durably, before it changes."""
+        if self._has_sum:
+            (self._path / _SUM).unlink(missing_ok=True)
+            sync_directory(self._path)
+            self._has_sum = False
 
     # -- settings
 
@@ -271,3 +350,73 @@ class LocalStore:
         """Keep a setting, durably; raises as `write`."""
         async with self._turn:
             await asyncio.to_thread(self._put, _SETTING + name.encode(), value)
+
+
+# -- what was written
+
+
+def check_local(path: Path, *, must_be_there: bool) -> bool:
+    """Look at the store in a directory, which nobody has open; return whether it has a digest.
+
+    Changes nothing. Blocks.
+
+    Raises:
+        CorruptionError: `local_lost`: it is gone, or not what was written.
+        OSError: it cannot be read.
+    """
+    data = path / _DATA
+    if not data.exists():
+        if must_be_there:
+            raise _lost(path, "it is missing")
+        return True
+    if not data.stat().st_size:
+        if must_be_there:
+            raise _lost(path, "it is empty")
+        return False
+    if (path / _SUM).exists():
+        if (path / _SUM).read_bytes() != _sum_of(path):
+            raise _lost(path, "its checksum is another")
+        return True
+    has_digest, damage = scan_apart(path)
+    if damage or (must_be_there and not has_digest):
+        raise _lost(path, damage or "it has lost its digest")
+    return has_digest
+
+
+def accept_local(path: Path) -> bool:
+    """Take the entries of a store as they are; False: they cannot be read. Blocks.
+
+    Raises OSError: it cannot be written.
+    """
+    if not (path / _DATA).exists() or not (path / _DATA).stat().st_size:
+        return False
+    if not is_readable(path):
+        return False
+    (path / _SUM).unlink(missing_ok=True)
+    sync_directory(path)
+    try:
+        with (
+            lmdb.open(str(path), map_size=_MAP_BYTES) as environment,
+            environment.begin(write=True) as transaction,
+        ):
+            transaction.put(DIGEST_KEY, digest_of(transaction))
+    except lmdb.Error:
+        return False
+    return True
+
+
+def _sum_of(path: Path) -> bytes:
+    """Return what `sum` must say of the file as it is."""
+    checksum = size = 0
+    with (path / _DATA).open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            checksum, size = crc32(data, checksum), size + len(data)
+    return b"%d %08x\n" % (size, checksum)
+
+
+def _lost(path: Path, reason: str) -> CorruptionError:
+    return CorruptionError(
+        f"{path / _DATA}, the local documents and settings of the database: {reason}; restore it "
+        "from a backup",
+        code="local_lost",
+    )

@@ -2,7 +2,8 @@
 
 Nothing is synced while running: what a killed process committed is in the page cache, what a
 machine lost may be anything, also a damaged tree. So the file `origin` beside the environment
-names the boot and the inode for which its pages may be trusted; an environment that does not match
+names the boot and the inode for which its pages may be trusted, after a clean stop with a checksum
+of the first `CHECK_AT_START_BYTES_MAX` of them; an environment that does not match
 is removed and built anew from the log. After damage that is met later it is not trusted either.
 
 Invariants:
@@ -19,6 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import lmdb
 
@@ -33,6 +35,12 @@ MAP_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Address space reserved for one environment; the file grows as needed."""
 READERS_MAX: Final = 64
 KEYS_PER_READ_MAX: Final = 1000
+CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Pages that are compared with their checksum at a start after a clean stop."""
+READ_BYTES: Final = 1024 * 1024
+"""Read at once meanwhile."""
+FREE_BYTES_MIN: Final = 1024 * 1024
+"""While less is free a failed write is one that lacked space."""
 _DURABLE: Final = "durable"
 
 
@@ -57,7 +65,11 @@ class LmdbByIdMap:
         if self._is_short():  # pages that are not in the file kill the process that reads them
             self._environment.close()
             self._begin_anew()
-        self._write_origin(boot_id())
+        try:
+            self._write_origin(boot_id())
+        except OSError:
+            self._environment.close()
+            raise
 
     @classmethod
     def unchanged(cls, path: str | os.PathLike[str]) -> LmdbByIdMap | None:
@@ -92,7 +104,8 @@ class LmdbByIdMap:
             self._environment = self._opened()
         except lmdb.Error as error:
             raise UnavailableError(
-                f"by-id in {self._path} cannot be opened: {error}", code="by_id_unusable"
+                f"by-id in {self._path} cannot be opened: {error}",
+                code="disk_full" if self._is_full(error) else "by_id_unusable",
             ) from error
 
     def _is_short(self) -> bool:
@@ -107,13 +120,27 @@ class LmdbByIdMap:
 
     def _is_trusted(self) -> bool:
         try:
-            boot, inode = (self._path / "origin").read_text().split()
-            return boot in (boot_id(), _DURABLE) and int(inode) == self._inode()
+            boot, inode, *checksum = (self._path / "origin").read_text().split()
+            if int(inode) != self._inode() or (checksum and checksum[0] != self._checksum()):
+                return False
+            return boot in (boot_id(), _DURABLE)
         except (OSError, ValueError):
             return False
 
+    def _checksum(self) -> str:
+        """Return the crc32 of the pages, as far as a start may read them."""
+        checksum, left = 0, CHECK_AT_START_BYTES_MAX
+        with (self._path / "data.mdb").open("rb") as file:
+            while left and (data := file.read(min(left, READ_BYTES))):
+                checksum, left = crc32(data, checksum), left - len(data)
+        return f"{checksum:08x}"
+
     def _write_origin(self, boot: str) -> None:
-        write_atomically(self._path / "origin", f"{boot or 'unknown'} {self._inode()}\n".encode())
+        origin = self._path / "origin"
+        checksum = f" {self._checksum()}" if boot == _DURABLE else ""
+        content = f"{boot or 'unknown'} {self._inode()}{checksum}\n".encode()
+        if not origin.exists() or origin.read_bytes() != content:
+            write_atomically(origin, content)
 
     def _remove(self) -> None:
         for name in ("data.mdb", "lock.mdb", "origin"):
@@ -190,12 +217,19 @@ class LmdbByIdMap:
                         with transaction.cursor() as cursor:
                             cursor.putmulti(puts)
                     yield
-        except (lmdb.MapFullError, lmdb.DiskError) as error:
+        except lmdb.Error as error:
+            if not self._is_full(error):
+                raise self._damaged(error) from error
             raise UnavailableError(
                 f"cannot write by-id in {self._path}: {error}", code="disk_full"
             ) from error
-        except lmdb.Error as error:
-            raise self._damaged(error) from error
+
+    def _is_full(self, error: lmdb.Error) -> bool:
+        """Return whether a write lacked space; LMDB calls one that was cut short an error."""
+        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
+            return True
+        free = os.statvfs(self._path)
+        return free.f_bavail * free.f_frsize < FREE_BYTES_MIN
 
     def clear(self) -> None:
         """Remove everything, whatever state it is in; nothing may be reading."""

@@ -9,7 +9,7 @@ Elsewhere: opening the log (`segment_log`), the directory around it (`node.check
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -18,7 +18,7 @@ from millstream.storage.core.by_id import ById, partition_prefix
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.marking import points_in_force
 from millstream.storage.core.records import Kind, is_tombstone, key_of
-from millstream.storage.core.recovery import is_by_id_of, load_summaries
+from millstream.storage.core.recovery import is_by_id_of, load_summaries, refuse_shorter
 from millstream.storage.core.segment import Columns
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
@@ -27,6 +27,9 @@ from millstream.storage.core.summary import PartitionSummary
 __all__ = ["LogCheck", "PartitionCheck", "check_log"]
 
 _COLUMNS = ("seqnos", "previous", "offsets", "lengths")
+
+
+_Sidecar = bytes
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class LogCheck:
     by_id: str = ""
     """Whether a start uses the by-id map: `current`, `behind` or `rebuilt`."""
     by_id_keys: int = 0
+    sidecars: dict[Place, _Sidecar] = field(default_factory=dict)
+    """Of the newest records of their keys, by their places."""
     partitions: list[PartitionCheck] = field(default_factory=list)
 
 
@@ -76,34 +81,53 @@ class _Newest:
         self.is_marked = is_marked
 
 
-def check_log(log: SegmentLog, partition_count: int, by_id: ById | None) -> LogCheck:
+def check_log(
+    log: SegmentLog,
+    partition_count: int,
+    by_id: ById | None,
+    tell: Callable[[float], None] = lambda _: None,
+    is_wanted: Callable[[bytes], bool] = lambda _: False,
+) -> LogCheck:
     """Read everything; `by_id` is None if a start would not trust its file.
+
+    `tell` is called with the share that was read, 0 to 1; `is_wanted` says which sidecars are
+    wanted.
 
     Raises:
         CorruptionError: something is damaged; names segment and offset, or partition and seqno.
     """
     found = LogCheck(len(log.numbers), len(log.firsts))
     found.partitions = [PartitionCheck(p) for p in range(partition_count)]
+    total = sum(map(log.end_of, log.numbers))
     for number in log.numbers:
-        _check_segment(log, number, found)
+        _check_segment(log, number, found, is_wanted)
+        tell(found.bytes / total / 2)  # the other half is what the records say together
     live = LiveLog(log, [PartitionSummary() for _ in range(partition_count)])
     load_summaries(live)
+    if by_id is not None:
+        refuse_shorter(log, by_id)
     applied = by_id.applied() if by_id is not None and is_by_id_of(log, by_id) else None
     found.by_id = "rebuilt"
     if applied is not None:
         found.by_id = "current" if applied.place == log.place else "behind"
+    sidecars, found.sidecars = found.sidecars, {}
     for p, partition in enumerate(found.partitions):
         newest = _check_partition(live, p, partition)
+        places = (one.place for one in newest.values() if not one.is_marked)
+        found.sidecars |= {place: sidecars[place] for place in places if place in sidecars}
         if (
             by_id is not None
             and applied is not None
             and not _rolls_back_behind(log, applied.place)
         ):
             found.by_id_keys += _check_by_id(by_id, p, newest, applied.place)
+        tell(0.5 + (p + 1) / partition_count / 2)
     return found
 
 
-def _check_segment(log: SegmentLog, number: int, found: LogCheck) -> None:
+def _check_segment(
+    log: SegmentLog, number: int, found: LogCheck, is_wanted: Callable[[bytes], bool]
+) -> None:
     """Read a segment from end to end; compare it with its index."""
     if not log.is_open(number):
         log.verify(number)
@@ -118,6 +142,8 @@ def _check_segment(log: SegmentLog, number: int, found: LogCheck) -> None:
                     f"{record.offset}; the bucket has {len(found.partitions)}"
                 )
             found.partitions[p].changes += 1
+            if record.sidecar_bytes and is_wanted(record.sidecar):
+                found.sidecars[Place(number, record.offset)] = record.sidecar
     if log.is_open(number):
         return
     walked, _, _ = log.index_of(number)

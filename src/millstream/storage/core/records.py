@@ -231,6 +231,12 @@ class Record(NamedTuple):
     at: int
 
     @property
+    def sidecar(self) -> bytes:
+        """What stands between lineage and payload."""
+        begin = self.at + ENVELOPE_BYTES + self.lineage_bytes
+        return self.buffer[begin : begin + self.sidecar_bytes]
+
+    @property
     def payload(self) -> bytes:
         """What follows lineage and sidecar."""
         begin = self.at + ENVELOPE_BYTES + self.lineage_bytes + self.sidecar_bytes

@@ -51,6 +51,7 @@ __all__ = [
     "is_by_id_of",
     "load_summaries",
     "note",
+    "refuse_shorter",
     "replay",
     "take_in",
 ]
@@ -82,6 +83,34 @@ def bring_up(live: LiveLog, by_id: ById) -> bool:
     by_id.begin_at(live.log.place.segment)
     build_by_id(live, by_id)
     return True
+
+
+def refuse_shorter(log: SegmentLog, by_id: ById) -> None:
+    """Refuse a log that lacks what by-id has taken from it: that was durable.
+
+    Raises:
+        CorruptionError: `log_lost`.
+    """
+    try:
+        applied = by_id.applied()
+    except CorruptionError:  # damaged: it proves nothing, and is built anew
+        return
+    if applied is None:
+        return
+    if applied.log_id != log.log_id:
+        raise CorruptionError(
+            f"{log.describe(log.numbers[-1])}: the map of keys in byid belongs to another log "
+            "than this one; restore the log from a replica or a backup",
+            code="log_lost",
+        )
+    if applied.place > log.place:
+        raise CorruptionError(
+            f"{log.describe(applied.place.segment)}: the log ends at segment {log.place.segment}, "
+            f"offset {log.place.offset}; the map of keys in byid has records up to segment "
+            f"{applied.place.segment}, offset {applied.place.offset}; restore the log from a "
+            "replica or a backup",
+            code="log_lost",
+        )
 
 
 def is_by_id_of(log: SegmentLog, by_id: ById) -> bool:

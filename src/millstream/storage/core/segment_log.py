@@ -18,6 +18,8 @@ Invariants:
    for a run that ends in it. A file whose number another one stands for is what a compaction had
    not yet removed; a number that none stands for is a lost file.
 8. `swaps` grows after compaction changed `numbers`, and before a file is removed.
+9. The receipt names a begun segment, durably, before a record is written to it. A log that holds
+   less than its receipt says is damaged, and nothing in it is changed.
 
 Elsewhere: reading (`segment_files`), rewriting (`compaction`), what records mean (`summary`,
 `store`), the layout of a segment (`segment`).
@@ -32,9 +34,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.ports.disk import Disk, File
 from millstream.storage.core.disk_errors import disk_error, is_full
+from millstream.storage.core.receipt import RECEIPT_NAME, Extent, read_receipt, write_receipt
 from millstream.storage.core.records import (
     Kind,
     Record,
@@ -79,7 +82,19 @@ class LogSizes(NamedTuple):
 class SegmentLog(SegmentFiles):
     """The log as files. `open_index` belongs to segment `numbers[-1]` unless that is sealed."""
 
-    def __init__(self, disk: Disk, sizes: LogSizes) -> None:
+    def __init__(self, disk: Disk, sizes: LogSizes, *, is_begun: bool = False) -> None:
+        """Open the log, or begin one.
+
+        Args:
+            disk: the directory.
+            sizes: of segments.
+            is_begun: the log was opened before by a program that writes receipts of version 2: a
+                log without segments or without a receipt has lost them.
+
+        Raises:
+            CorruptionError: something is damaged or missing.
+            UsageError: `foreign_format`, `newer_format`.
+        """
         super().__init__(disk)
         self.sizes = sizes
         self._last: File
@@ -103,7 +118,10 @@ class SegmentLog(SegmentFiles):
         self.last_record: Record | None = None
         disk.sync_directory()
         self.numbers = self._clean_up()
+        self.receipt = read_receipt(disk)
+        """What the file beside the log said when the log was opened."""
         self.is_new = not self.numbers
+        self._refuse_lost_files(is_begun=is_begun)
         if self.is_new:
             self.log_id = disk.random_bytes(16)
             self.commit_record = commit_record(self.log_id)
@@ -116,7 +134,48 @@ class SegmentLog(SegmentFiles):
         self._check_headers()
         self._open_last()
 
+    @property
+    def extent(self) -> Extent:
+        """How far the log reaches."""
+        return Extent(self.log_id, self.place, self.checksum)
+
     # -- start
+
+    def _refuse_lost_files(self, *, is_begun: bool) -> None:
+        """Refuse a log whose segments are all gone, or whose receipt cannot be believed."""
+        receipt = self.receipt
+        if self.is_new and (is_begun or receipt.is_there):
+            raise self._lost("", "all segments of the log are missing")
+        damage = receipt.damage if receipt.is_there else "it is missing" if is_begun else ""
+        if damage:
+            raise self._lost(RECEIPT_NAME, f"{damage}: nobody knows how far the log reached")
+
+    def _refuse_shorter(self) -> None:
+        """Refuse a log that holds less than the receipt says; reads up to one segment."""
+        extent = self.receipt.extent
+        if extent is None:
+            return
+        (number, end), name = extent.place, segment_name(extent.place.segment)
+        if number > self.numbers[-1]:
+            raise self._lost(name, "it is missing: the log reached it")
+        if number not in self.numbers:  # another one stands for it by now
+            return
+        size = self._file(number).size()
+        if size < end:
+            raise self._lost(name, f"it has {size} bytes, of {end} that were durable")
+        if extent.log_id != self.log_id:
+            raise self._lost(name, "it belongs to another log")
+        if self.checksum_of(number, end) != extent.checksum:
+            whole = HEADER_BYTES
+            for found in walk(self._file(number).read_at, HEADER_BYTES, end):
+                whole = found.offset + found.length
+            raise self._corrupt(number, whole, "a record is not what was written")
+
+    def _lost(self, name: str, reason: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._disk.describe(name)}: {reason}; restore it from a replica or a backup",
+            code="log_lost",
+        )
 
     def _clean_up(self) -> list[int]:
         names = self._disk.names()
@@ -134,6 +193,7 @@ class SegmentLog(SegmentFiles):
         self.log_id = log_id or self._disk.random_bytes(16)
         self.commit_record = commit_record(self.log_id)
         self._take_in_runs(headers)
+        self._refuse_shorter()
         last = self.numbers[-1]
         if headers[last] is None:
             self._write_header(self._file(last), last, self.log_id)
@@ -171,6 +231,8 @@ class SegmentLog(SegmentFiles):
         if header is None:
             if number == self.numbers[-1] and len(data) <= HEADER_BYTES:
                 return None
+            if not data.strip(b"\0"):
+                raise self._corrupt(number, 0, "it is empty")
             if data[: len(MAGIC)] != MAGIC:
                 raise UsageError(
                     f"{self.describe(number)} is no segment of a document log; move it away",
@@ -347,11 +409,13 @@ class SegmentLog(SegmentFiles):
         file = self._disk.open(segment_name(number), create=True)
         self._write_header(file, number, self.log_id)
         self._sync(self._disk.sync_directory)
+        checksum = crc32(encode_header(number, self.log_id))
+        write_receipt(self._disk, Extent(self.log_id, Place(number, HEADER_BYTES), checksum))
         self._last = file
         if self.numbers and self.is_open(self.numbers[-1]):
             self._kept[self.numbers[-1]] = self.open_index
         self.end = self._filled = HEADER_BYTES
-        self.checksum = crc32(encode_header(number, self.log_id))
+        self.checksum = checksum
         self.numbers = [*self.numbers, number]
         self._open = (number, OpenIndex(file))
         self.is_sealed = False

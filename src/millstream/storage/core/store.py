@@ -47,7 +47,7 @@ from millstream.storage.core.commit import (
 )
 from millstream.storage.core.disk_errors import disk_error
 from millstream.storage.core.live import LiveLog
-from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
+from millstream.storage.core.receipt import Receipt, withdraw_receipt, write_receipt
 from millstream.storage.core.reclaiming import Reclaiming
 from millstream.storage.core.records import (
     ChangeColumns,
@@ -58,7 +58,7 @@ from millstream.storage.core.records import (
     key_of,
     named_change,
 )
-from millstream.storage.core.recovery import apply_rollback, bring_up, take_in
+from millstream.storage.core.recovery import apply_rollback, bring_up, refuse_shorter, take_in
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.summary import PartitionSummary, RecoveredPartition
@@ -78,7 +78,6 @@ SEAL_AT_STOP_BYTES_MIN: Final = 4 * 1024 * 1024
 """A shorter last segment stays open at a clean stop: reading it takes some ten milliseconds."""
 CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sealed segments read whole at a start, newest first; all of them by `verify`."""
-
 
 FlushBatch = ChangeColumns
 
@@ -124,6 +123,7 @@ class LogStore:
         sizes: LogSizes = LogSizes(),  # noqa: B008 - immutable
         is_alone: bool = True,
         begins_absent: bool = False,
+        is_begun: bool = False,
     ) -> LogStore:
         """Recover the store in a directory, or begin one. Blocks.
 
@@ -138,15 +138,17 @@ class LogStore:
                 new partitions are absent, and an active copy comes back from an unclean stop as
                 a replica, for another one may have taken its place.
             begins_absent: new partitions are, also where each node is alone with its share.
+            is_begun: as of `SegmentLog`.
 
         Raises:
-            CorruptionError: records inside the log are damaged; names file and offset.
+            CorruptionError: records are damaged, or the log holds less than is known of it.
             UsageError: `newer_format`, `foreign_format`.
             UnavailableError: `disk_full`, `disk_failed`.
         """
         try:
+            log = SegmentLog(disk, sizes, is_begun=is_begun)
             return cls._recover(
-                disk, by_id, partition_count, new_entry, sizes,
+                disk, log, by_id, partition_count, new_entry,
                 is_alone=is_alone, begins_absent=begins_absent or not is_alone,
             )  # fmt: skip
         except BaseException as error:  # also when interrupted: the map is not left open
@@ -159,20 +161,19 @@ class LogStore:
     def _recover(
         cls,
         disk: Disk,
+        log: SegmentLog,
         by_id: ByIdMap,
         partition_count: int,
         new_entry: NewEntry,
-        sizes: LogSizes,
         *,
         is_alone: bool,
         begins_absent: bool,
     ) -> LogStore:
-        log = SegmentLog(disk, sizes)
-        receipt = cls._accepts_receipt(disk, log)
+        receipt, ids = cls._accepts_receipt(disk, log), ById(by_id)
+        refuse_shorter(log, ids)
         if log.is_sealed:
             log.roll()
         live = LiveLog(log, [PartitionSummary() for _ in range(partition_count)])
-        ids = ById(by_id)
         is_built = bring_up(live, ids)
         log.open_index.killed.clear()
         store = cls(disk, log, ids, live, new_entry)
@@ -182,6 +183,7 @@ class LogStore:
         if not receipt:
             controls = store._after_unclean_stop(is_alone=is_alone, begins_absent=begins_absent)
             store._write_controls(list(controls))
+            write_receipt(disk, log.extent)
         if is_built:
             store.commit_by_id()
         log.forget_files()
@@ -192,7 +194,7 @@ class LogStore:
         last = log.last_record
         if log.is_sealed or last is None or last.kind != Kind.CLEAN_STOP or not disk.boot_id():
             return False
-        return read_receipt(disk) == Receipt(last.payload, log.identity(), disk.boot_id())
+        return log.receipt.receipt == Receipt(last.payload, log.identity(), disk.boot_id())
 
     def _check_newest(self) -> None:
         left = CHECK_AT_START_BYTES_MAX
@@ -571,7 +573,8 @@ class LogStore:
     def withdraw_receipt(self) -> None:
         """Give up the clean stop, before the first mutation is accepted. Once; then free."""
         if self._has_receipt:
-            self._disk.remove(RECEIPT_NAME)
+            if not withdraw_receipt(self._disk):
+                write_receipt(self._disk, self._log.extent)
             self._has_receipt = False
 
     def stop(self) -> None:
@@ -584,11 +587,11 @@ class LogStore:
             with suppress(UnavailableError):  # then it is read whole
                 self._log.roll()
         receipt = self._disk.random_bytes(16)
-        data = clean_stop_record(receipt)
-        self._write_controls([Control(Kind.CLEAN_STOP, 0, data)])
+        self._write_controls([Control(Kind.CLEAN_STOP, 0, clean_stop_record(receipt))])
         self.commit_by_id()
         self._by_id.close(is_durable=True)
-        write_receipt(self._disk, Receipt(receipt, self._log.identity(), self._disk.boot_id()))
+        disk, log = self._disk, self._log
+        write_receipt(disk, log.extent, Receipt(receipt, log.identity(), disk.boot_id()))
         self._log.close()
 
     def close(self) -> None:

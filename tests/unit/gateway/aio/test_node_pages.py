@@ -1,4 +1,6 @@
 from millstream import __version__
+from millstream.gateway.aio.answers import HOST
+from millstream.gateway.core.host import BucketStatus
 
 
 async def test_welcome_and_health(client, body):
@@ -10,6 +12,17 @@ async def test_welcome_and_health(client, body):
     assert await body(await client.get("/_up")) == {"status": "ok"}
     node = await body(await client.get("/_millstream/node"))
     assert node["listeners"] == {"kv": "127.0.0.1:1", "http": "127.0.0.1:2", "coord": None}
+
+
+async def test_up_tells_of_failed_buckets(client, guarded, body, monkeypatch):
+    def statuses(_):
+        return [BucketStatus(n, "0" * 32, 1, "", s) for n, s in (("a", "ready"), ("b", "failed"))]
+
+    monkeypatch.setattr(type(client.app[HOST]), "bucket_statuses", statuses)
+    wanted = {"status": "failed_buckets", "buckets_failed": 1, "failed_buckets": ["b"]}
+    assert await body(await client.get("/_up"), 503) == wanted
+    del wanted["failed_buckets"]
+    assert await body(await guarded.get("/_up"), 503) == wanted, "strangers learn no names"
 
 
 async def test_metrics_are_text_for_prometheus(client):

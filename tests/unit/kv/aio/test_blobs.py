@@ -9,7 +9,7 @@ import pytest
 
 from millstream.errors import UnavailableError, UsageError
 from millstream.kv.aio import blobs
-from millstream.kv.aio.blobs import READ_BYTES, BlobFiles, BlobUpload
+from millstream.kv.aio.blobs import READ_BYTES, BlobFiles, BlobUpload, damaged_blobs
 
 DATA = bytes(range(256)) * 2000
 
@@ -45,6 +45,17 @@ async def test_bytes_are_kept_under_their_hash_and_read_by_ranges(tmp_path: Path
     with pytest.raises(UnavailableError, match="too short") as short:
         await read(files, put.sha256, 0, len(DATA) + 1)
     assert short.value.code == "blob_missing"
+
+
+async def test_bytes_that_were_altered_are_never_served_whole(tmp_path: Path) -> None:
+    files = BlobFiles(tmp_path)
+    put = await files.put(cut(DATA))
+    assert damaged_blobs(tmp_path) == 0
+    file = tmp_path / files_in(tmp_path)[0]
+    file.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    assert damaged_blobs(tmp_path) == 1
+    with pytest.raises(UnavailableError, match="not what was written"):
+        await read(files, put.sha256, 0, len(DATA))
 
 
 async def test_the_same_bytes_are_there_once(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lmdb
 import pytest
 
-from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
 from millstream.kv.aio import local_store
 from millstream.kv.aio.local_store import (
     LOCAL_ID_BYTES_MAX,
     VERSIONS_MAX,
     LocalStore,
     Version,
+    accept_local,
+    check_local,
     thinned,
 )
 
@@ -34,6 +37,83 @@ async def test_documents_are_kept_over_a_restart(tmp_path: Path) -> None:
     assert (found.rev, found.body) == (2, b'{"n":2}')
     assert [doc_id for doc_id, _ in store.all()] == ["a", "b"]
     store.close()
+
+
+async def kept_in(path: Path, *, is_stopped: bool) -> Path:
+    """A store that ended well, or was killed."""
+    store = store_at(path)
+    for number in range(20):
+        await store.write(str(number), b'{"n":1}', None, "s")
+    await store.write("5", None, None, "s")
+    await store.set("name", b"value")
+    if is_stopped:
+        store.stop()
+    else:
+        store.close()
+    return path / "local"
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "flipped", "an entry less"])
+async def test_a_store_that_is_not_what_was_written_is_never_begun_anew(
+    tmp_path: Path, how: str, is_stopped: bool
+) -> None:
+    path = await kept_in(tmp_path, is_stopped=is_stopped)
+    data = path / "data.mdb"
+    whole = data.read_bytes()
+    if how == "missing":
+        data.unlink()
+    elif how == "an entry less":
+        with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+            transaction.delete(b"l3")
+    else:
+        flipped = whole.replace(b'{"n":1}', b'["n":1}')
+        data.write_bytes({"empty": b"", "cut": whole[:9000], "flipped": flipped}[how])
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=r"data\.mdb, the local documents") as raised:
+            LocalStore(path, must_be_there=True)
+        assert raised.value.code == "local_lost"
+        with pytest.raises(CorruptionError, match=r"data\.mdb, the local documents"):
+            check_local(path, must_be_there=True)
+    is_readable = how in ("flipped", "an entry less")
+    assert accept_local(path) == is_readable
+    if is_readable:
+        store = LocalStore(path, must_be_there=True)
+        assert store.setting("name") == b"value"
+        store.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_store_of_an_older_program_gets_a_digest(tmp_path: Path, is_stopped: bool) -> None:
+    path = await kept_in(tmp_path, is_stopped=is_stopped)
+    with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+        transaction.delete(b"d")
+    (path / "sum").unlink(missing_ok=True)
+    assert not check_local(path, must_be_there=False)
+    with pytest.raises(CorruptionError, match="lost its digest"):
+        LocalStore(path, must_be_there=True)
+    LocalStore(path).close()
+    store = LocalStore(path, must_be_there=True)
+    assert store.setting("name") == b"value"
+    store.close()
+
+
+async def test_who_keeps_the_inventory_is_told_of_the_first_entry_before_it_counts(
+    tmp_path: Path,
+) -> None:
+    told = []
+    store = LocalStore(tmp_path / "local", on_begun=lambda: told.append(1))
+    await store.set("a", b"1")
+    await store.set("b", b"1")
+    store.stop()
+    assert told == [1]
+    store = LocalStore(tmp_path / "local", must_be_there=True, on_begun=lambda: told.append(1))
+    assert (tmp_path / "local" / "sum").exists()
+    await store.set("a", b"2")
+    assert not (tmp_path / "local" / "sum").exists(), "it would speak of what was there before"
+    store.stop()
+    assert told == [1]
+    check_local(tmp_path / "local", must_be_there=True)
 
 
 async def test_revisions(tmp_path: Path) -> None:

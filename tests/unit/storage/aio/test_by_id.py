@@ -95,8 +95,23 @@ def damage(path, begin):
 PAIRS = [(b"%06d" % n, bytes(16)) for n in range(2000)]
 
 
-def test_damage_met_while_running_is_named_and_gone_after_a_restart(path):
+def test_pages_that_changed_since_a_clean_stop_are_not_believed(path):
     opened(path, PAIRS).close(is_durable=True)
+    again = opened(path)
+    assert again.count() == len(PAIRS)
+    again.close(is_durable=True)
+    data = path / "data.mdb"
+    whole = bytearray(data.read_bytes())
+    whole[-1] ^= 1
+    data.write_bytes(whole)
+    assert LmdbByIdMap.unchanged(path) is None
+    again = opened(path)
+    assert again.count() == 0
+    again.close(is_durable=True)
+
+
+def test_damage_met_while_running_is_named_and_gone_after_a_restart(path):
+    opened(path, PAIRS).close(is_durable=False)
     damage(path, 8192)
     store = opened(path)
     with pytest.raises(CorruptionError, match=r"data\.mdb is damaged") as raised:
@@ -113,7 +128,7 @@ def test_damage_met_while_running_is_named_and_gone_after_a_restart(path):
 
 
 def test_a_damaged_map_can_be_cleared_and_is_trusted_again(path):
-    opened(path, PAIRS).close(is_durable=True)
+    opened(path, PAIRS).close(is_durable=False)
     damage(path, 8192)
     store = opened(path)
     with pytest.raises(CorruptionError):

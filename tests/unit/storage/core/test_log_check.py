@@ -56,6 +56,27 @@ def test_a_sound_log_is_counted(directory):
     assert found.bytes == sum(p.stat().st_size for p in directory.segments()) - trailers(directory)
 
 
+def test_the_wanted_sidecars_of_the_newest_records_are_returned(directory):
+    store = directory.open()
+    for key, value, sidecar in (
+        (b"a", b"1", b"wanted old"),
+        (b"a", b"2", b"wanted new"),
+        (b"b", b"1", b"other"),
+        (b"c", b"1", b"wanted gone"),
+        (b"c", b"2", b""),
+    ):
+        change = directory.change(0, key, value, sidecar)
+        commit = store.encode([FlushBatch.of(0, [change])])
+        store.withdraw_receipt()
+        store.append(commit)
+        store.absorb(commit)
+    store.stop()
+    log = SegmentLog(OsDisk(directory.path / "log"), directory.sizes)
+    found = check_log(log, 4, None, is_wanted=lambda sidecar: sidecar.startswith(b"wanted"))
+    log.close()
+    assert list(found.sidecars.values()) == [b"wanted new"]
+
+
 def trailers(directory):
     log = SegmentLog(OsDisk(directory.path / "log"), directory.sizes)
     found = sum(log.size_of(number) - log.end_of(number) for number in log.numbers[:-1])

@@ -6,6 +6,7 @@ from compacting import compact
 from millstream.errors import CorruptionError
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core import recovery
+from millstream.storage.core.receipt import RECEIPT_NAME
 from millstream.storage.core.records import (
     StoredChange,
     change_record,
@@ -57,19 +58,26 @@ def test_a_lost_by_id_is_built_anew(directory, is_clean, monkeypatch):
     assert store.find(0, b"key0").frame[1] == 0x58
 
 
-def test_by_id_of_another_log_is_not_believed(directory, tmp_path):
+def test_a_log_that_lacks_what_by_id_has_of_it_stops_the_start(directory, tmp_path):
     directory.open()
     directory.write(0, (b"a", b"1"))
     directory.store.stop()
     shutil.move(directory.path / "log", tmp_path / "log")
-    directory.open()  # an empty log under the old by-id
-    assert directory.value(0, b"a") is None
-    directory.write(0, (b"b", b"2"))
-    directory.store.stop()
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="byid belongs to another log"):
+            directory.open()  # an empty log under the old by-id
     shutil.rmtree(directory.path / "log")
     shutil.move(tmp_path / "log", directory.path / "log")
+    receipt, segment = directory.path / "log" / RECEIPT_NAME, directory.segments()[0]
+    receipt.unlink()
+    segment.write_bytes(segment.read_bytes()[:-10])
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="the log ends at segment 1, offset") as raised:
+            directory.open()
+        assert raised.value.code == "log_lost"
+    shutil.rmtree(directory.path / "byid")
     directory.open()
-    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"1", None)
+    assert directory.value(0, b"a") == b"1"
 
 
 def test_a_rollback_written_elsewhere_is_followed(directory):

@@ -5,6 +5,7 @@ import pytest
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.disk import OsDisk, OsFile
+from millstream.storage.core.receipt import RECEIPT_NAME, write_receipt
 from millstream.storage.core.records import ENVELOPE_BYTES, commit_record
 from millstream.storage.core.segment import (
     HEADER_BYTES,
@@ -161,10 +162,14 @@ def test_a_segment_whose_header_was_not_durable_is_begun_again(tmp_path, kept):
     log = opened(tmp_path)
     for _ in range(3):
         log.append(commit(log, 150))
+        before = (tmp_path / RECEIPT_NAME).read_bytes()
         log.roll()
     log.close()
     path = tmp_path / segment_name(4)
     path.write_bytes(encode_header(4, log.log_id)[:kept])
+    with pytest.raises(CorruptionError, match=rf"{segment_name(4)}: it has {kept} bytes, of 64"):
+        opened(tmp_path)
+    (tmp_path / RECEIPT_NAME).write_bytes(before)  # it does not name the segment yet
     again = opened(tmp_path)
     assert again.place == Place(4, HEADER_BYTES)
     assert path.read_bytes() == encode_header(4, log.log_id)
@@ -212,7 +217,7 @@ def test_what_a_compacted_segment_stands_for_is_removed(tmp_path):
     with_header(tmp_path / segment_name(4), 4, Rewriting(2, 5, 200, 3))
     again = opened(tmp_path)
     assert again.numbers == [1, 4, 5, 6]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("*.seg")) == [
         segment_name(number) for number in again.numbers
     ]
     assert again.firsts == {4: 2}
@@ -292,9 +297,11 @@ def test_a_torn_seal_is_cut(tmp_path):
     log = opened(tmp_path)
     log.append(commit(log, 100))
     end = log.end
+    before = (tmp_path / RECEIPT_NAME).read_bytes()
     log.roll()
     log.close()
     (tmp_path / segment_name(2)).unlink()
+    (tmp_path / RECEIPT_NAME).write_bytes(before)
     path = tmp_path / segment_name(1)
     whole = path.read_bytes()
     again = opened(tmp_path)
@@ -312,7 +319,7 @@ def test_a_torn_seal_is_cut(tmp_path):
     ("data", "error", "code"),
     [
         (b"something else entirely" * 20, UsageError, "foreign_format"),
-        (bytes(100), UsageError, "foreign_format"),
+        (bytes(100), CorruptionError, "corrupt"),
         (encode_header(1, bytes(16))[:20] + bytes(100), CorruptionError, "corrupt"),
         (encode_header(2, bytes(16)) + bytes(100), CorruptionError, "corrupt"),
     ],
@@ -334,6 +341,49 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
     assert raised.value.code == "newer_format"
 
 
+@pytest.mark.parametrize("kept", [None, 0, 10, 64, 150])
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_segment_that_was_there_is_missed_emptied_or_cut(tmp_path, number, kept):
+    log = opened(tmp_path)
+    for _ in range(4):
+        log.append(commit(log, 100))
+        log.roll()
+    log.append(commit(log, 100))
+    write_receipt(OsDisk(tmp_path), log.extent)
+    log.close()
+    path = tmp_path / segment_name(number)
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:kept])
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    with pytest.raises(CorruptionError, match=segment_name(number)):
+        opened(tmp_path)
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+
+
+def test_a_log_whose_segments_or_receipt_are_gone_is_not_a_new_one(tmp_path):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    log.close()
+    receipt = tmp_path / RECEIPT_NAME
+    whole = receipt.read_bytes()
+    receipt.write_bytes(b"")
+    with pytest.raises(CorruptionError, match="receipt: it is not what was written"):
+        opened(tmp_path)
+    receipt.unlink()
+    with pytest.raises(CorruptionError, match="receipt: it is missing"):
+        SegmentLog(OsDisk(tmp_path), SIZES, is_begun=True)
+    opened(tmp_path).close()  # of a program that wrote none
+    receipt.write_bytes(whole)
+    (tmp_path / segment_name(1)).unlink()
+    with pytest.raises(CorruptionError, match="all segments"):
+        opened(tmp_path)
+    receipt.unlink()
+    with pytest.raises(CorruptionError, match="all segments"):
+        SegmentLog(OsDisk(tmp_path), SIZES, is_begun=True)
+
+
 def test_segments_of_two_logs_do_not_mix(tmp_path):
     sealed(tmp_path / "a")
     sealed(tmp_path / "b")
@@ -347,7 +397,7 @@ def test_leftovers_are_removed_and_strangers_left(tmp_path):
         (tmp_path / name).write_bytes(b"")
     log = opened(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        segment_name(1), "notes.txt", "x.seg",
+        segment_name(1), "notes.txt", RECEIPT_NAME, "x.seg",
     ]  # fmt: skip
     log.close()
 
@@ -471,7 +521,7 @@ def test_the_last_segment_is_read_from_the_disk_not_from_what_a_failed_sync_left
     for name in ("sync", "forget_cache", "read_at"):
         monkeypatch.setattr(OsFile, name, noted(calls, name, getattr(OsFile, name)))
     opened(tmp_path).close()
-    assert calls[:2] == ["sync", "forget_cache"]
+    assert calls[:3] == ["read_at", "sync", "forget_cache"], "the receipt is read before"
 
 
 def noted(calls, name, method):
