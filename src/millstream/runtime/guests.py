@@ -6,7 +6,8 @@ Each kind of port has a crowd of its own, so that a crowd at one does not cost c
 
 Invariants:
 1. Where log-ins are asked for, who has none after `LOGIN_S_MAX` and asks for nothing is cut off,
-   and of more than `STRANGERS_MAX`, or than half of the places, who has been here longest.
+   and of more than `STRANGERS_MAX`, or than half of the places, who has been here longest, the
+   idle ones first.
 2. When all places are taken, a stranger goes for a newcomer, else who has been idle longest. A
    newcomer is turned away only where everybody is busy.
 3. When more than `USER_BYTES_MAX` are held for a user, or `CLIENT_BYTES_MAX` for all, those for
@@ -116,8 +117,11 @@ class Guests:
         self._is_looking = False
         self._most = places() if most is None else most
         self._seats: dict[Guest, _Seat] = {}
+        """In the order in which they were seen to be active last."""
         self._strangers: dict[Guest, None] = {}
         self._held_by: dict[str, int] = {}
+        self._untold: int | None = None
+        """How many were cut off since the log was told of one; None: not since the last look."""
         self.held_bytes = 0
         self.cut_total = self.refused_total = 0
 
@@ -128,7 +132,7 @@ class Guests:
         """Take a guest in; False: there is no place."""
         strangers_max = min(STRANGERS_MAX, max(1, self._most // 2))
         if self._asks() and len(self._strangers) >= strangers_max:
-            self._cut(next(iter(self._strangers)), "it has not logged in, and others come")
+            self._cut_stranger("it has not logged in, and others come")
         elif len(self._seats) >= self._most:
             self._cut_idle()
         if len(self._seats) >= self._most:
@@ -173,13 +177,16 @@ class Guests:
     def look(self) -> None:
         """Note who is idle; cut off who should have logged in. Every `LOOK_S` by itself."""
         now_s = self._loop.time()
+        if self._untold:
+            _LOG.warning("cut off %d clients more", self._untold)
+        self._untold = None
         self._is_looking = bool(self._seats)
         if self._is_looking:
             self._loop.call_later(LOOK_S, self.look)
-        for guest, seat in self._seats.items():
-            if guest.is_active:
-                guest.is_active = False
-                seat.idle_s = now_s
+        for guest in [one for one in self._seats if one.is_active]:
+            guest.is_active = False
+            seat = self._seats[guest] = self._seats.pop(guest)
+            seat.idle_s = now_s
         if self._asks():
             for guest in list(self._strangers):
                 if self._seats[guest].entered_s > now_s - LOGIN_S_MAX:
@@ -219,18 +226,24 @@ class Guests:
 
     def _cut_idle(self) -> None:
         """Make place: a stranger goes, else who has been idle longest and is not busy."""
-        for guest in self._strangers if self._asks() else ():
-            self._cut(guest, "all places are taken, and it has not logged in")
+        if self._asks() and self._strangers:
+            self._cut_stranger("all places are taken, and it has not logged in")
             return
-        some = [(seat.idle_s, at) for at, seat in enumerate(self._seats.values())]
-        guests = list(self._seats)
-        for _, at in sorted(some):
-            if not guests[at].is_busy:
-                self._cut(guests[at], "all places are taken, and it has been idle longest")
-                return
+        idle = next((guest for guest in self._seats if not guest.is_busy), None)
+        if idle is not None:
+            self._cut(idle, "all places are taken, and it has been idle longest")
+
+    def _cut_stranger(self, reason: str) -> None:
+        """Cut off who has been here longest, if possible one that asks for nothing."""
+        idle = (guest for guest in self._strangers if not guest.is_busy)
+        self._cut(next(idle, None) or next(iter(self._strangers)), reason)
 
     def _cut(self, guest: Guest, reason: str) -> None:
         self.leave(guest)
         self.cut_total += 1
-        _LOG.warning("cut off %s: %s", guest, reason)
+        if self._untold is None:
+            _LOG.warning("cut off %s: %s", guest, reason)
+            self._untold = 0
+        else:
+            self._untold += 1
         guest.cut()

@@ -59,6 +59,13 @@ def test_of_too_many_strangers_the_oldest_goes_for_a_newcomer(clock, monkeypatch
     crowd.recognise(some[0], "ann")
     some += entered(crowd, clock, 3)
     assert cut(some) == [1, 2]
+    some[3].is_busy = True
+    some += entered(crowd, clock, 1)
+    assert cut(some) == [1, 2, 4]
+    for one in some:
+        one.is_busy = True
+    some += entered(crowd, clock, 1)
+    assert cut(some) == [1, 2, 3, 4]
     assert len(crowd) == 4
 
 
@@ -130,6 +137,15 @@ def test_the_bytes_of_one_user_are_bounded_over_all_his_connections(clock, monke
     crowd.recognise(some[3], "bob")
     crowd.hold(some[2], 45)
     assert cut(some) == [0]
+
+
+def test_the_log_is_not_flooded_with_those_that_are_cut_off(clock, monkeypatch, caplog):
+    monkeypatch.setattr(module, "STRANGERS_MAX", 3)
+    crowd = Guests(lambda: True, clock, most=100)
+    entered(crowd, clock, 10)
+    assert len(caplog.records) == 1
+    clock.turn(LOOK_S)
+    assert [record.getMessage() for record in caplog.records[1:]] == ["cut off 6 clients more"]
 
 
 def test_nobody_is_looked_at_once_all_have_gone(clock):
