@@ -9,7 +9,7 @@ KEY_BYTES_MAX: Final = 250
 VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
 FRAME_BYTES_MAX: Final = VALUE_BYTES_MAX + 1024 * 1024
 """Body of one request; a longer one is answered E2BIG and not kept."""
-SKIPPED_BYTES_MAX: Final = 64 * 1024 * 1024
+SKIPPED_BYTES_MAX: Final = 32 * 1024 * 1024
 """Body of a request that is answered E2BIG and passed over; a longer one closes the connection."""
 LOGIN_BYTES_MAX: Final = 64 * 1024
 """The same before a login, where there are users."""
