@@ -6,6 +6,7 @@
  *
  *   loadgen HOST PORT [options]
  *     -o get|set|fill   what to do (fill: every key once, then stop)     default get
+ *     -q                fill: with quiet requests, a NOOP behind each batch no
  *     -c N              connections                                       50
  *     -P N              requests per batch                                1
  *     -t N              threads                                           1
@@ -27,6 +28,7 @@ enum {
     RECEIVE_BYTES = 256 * 1024,
     BATCH_REQUESTS = 4096, /* requests built ahead per connection; then they repeat */
     OVERHEAD_MAX = 96,     /* of a request beside its value */
+    SECONDS_MAX = 600,     /* of which the operations are told second by second */
 };
 
 enum operation { GET, SET, FILL };
@@ -37,7 +39,7 @@ static struct {
     enum operation operation;
     unsigned connections, depth, threads, keys, value_bytes, partitions, durability;
     double seconds;
-    int json, is_redis;
+    int json, is_redis, is_quiet;
 } options = {.connections = 50, .depth = 1, .threads = 1, .keys = 100000, .value_bytes = 256,
              .seconds = 2};
 
@@ -51,6 +53,7 @@ struct connection {
     int fd;
     unsigned batches, current;
     struct batch *batch;
+    uint64_t next_key, last_key, random; /* fill: batches are built one at a time, in one place */
     size_t sent;          /* of the current batch */
     unsigned answered;    /* replies to the current batch */
     uint8_t *in;
@@ -64,8 +67,9 @@ struct worker {
     unsigned index, count;
     struct connection *connections;
     int epoll;
-    uint64_t operations, misses, errors, disorder, started_ns, ended_ns;
+    uint64_t operations, misses, errors, disorder, started_ns, ended_ns, longest_ns;
     uint64_t latency[LATENCIES];
+    uint64_t each_second[SECONDS_MAX];
 };
 
 static uint8_t *value_pool;
@@ -105,35 +109,61 @@ static size_t build_request(uint8_t *at, uint64_t key_number, uint32_t opaque, u
     static __thread uint8_t value[1 << 21];
     uint8_t framing[2] = {0x11, (uint8_t)options.durability};
     uint8_t extras[8] = {0};
-    return put_request(at, 0x01, partition, opaque, framing, options.durability ? 2 : 0, extras, 8,
-                       key, (size_t)key_bytes, value, put_value(value, random));
+    return put_request(at, options.is_quiet ? 0x11 : 0x01, partition, opaque, framing,
+                       options.durability ? 2 : 0, extras, 8, key, (size_t)key_bytes, value,
+                       put_value(value, random));
+}
+
+static void build_batch(struct batch *batch, uint64_t first, unsigned requests, uint64_t *random)
+{
+    batch->size = 0;
+    for (batch->requests = 0; batch->requests < requests; batch->requests++) {
+        uint64_t key = options.operation == FILL ? first++ : next_random(random) % options.keys;
+        batch->size += build_request(batch->data + batch->size, key, batch->requests, random);
+    }
+    if (options.is_quiet) /* NOOP, whose reply comes when all are done */
+        batch->size += put_request(batch->data + batch->size, 0x0a, 0, 0, NULL, 0, NULL, 0, NULL, 0,
+                                   NULL, 0);
+}
+
+/* The next keys of a connection that fills. */
+static void build_next(struct connection *c)
+{
+    unsigned left = (unsigned)(c->batches - c->current - 1);
+    uint64_t last = c->next_key + options.depth;
+    if (left == 0) last = c->last_key;
+    build_batch(c->batch, c->next_key, (unsigned)(last - c->next_key), &c->random);
+    c->next_key = last;
 }
 
 static void build_batches(struct connection *c, unsigned number)
 {
-    uint64_t random = 0x9e3779b97f4a7c15ull * (number + 1);
-    uint64_t first = 0, last = 0;
+    size_t batch_max = (OVERHEAD_MAX + options.value_bytes) * options.depth + OVERHEAD_MAX;
+    c->random = 0x9e3779b97f4a7c15ull * (number + 1);
     if (options.operation == FILL) {
-        first = (uint64_t)options.keys * number / options.connections;
-        last = (uint64_t)options.keys * (number + 1) / options.connections;
-        c->batches = (unsigned)((last - first + options.depth - 1) / options.depth);
-    } else {
-        c->batches = (BATCH_REQUESTS + options.depth - 1) / options.depth;
+        c->next_key = (uint64_t)options.keys * number / options.connections;
+        c->last_key = (uint64_t)options.keys * (number + 1) / options.connections;
+        c->batches = (unsigned)((c->last_key - c->next_key + options.depth - 1) / options.depth);
+        c->batch = calloc(1, sizeof *c->batch);
+        c->batch->data = malloc(batch_max);
+        c->is_done = c->batches == 0;
+        if (!c->is_done) build_next(c);
+        return;
     }
-    c->batch = calloc(c->batches ? c->batches : 1, sizeof *c->batch);
-    size_t request_max = OVERHEAD_MAX + options.value_bytes;
+    c->batches = (BATCH_REQUESTS + options.depth - 1) / options.depth;
+    c->batch = calloc(c->batches, sizeof *c->batch);
     for (unsigned b = 0; b < c->batches; b++) {
         struct batch *batch = &c->batch[b];
-        unsigned depth = options.depth;
-        if (options.operation == FILL && last - first < depth) depth = (unsigned)(last - first);
-        batch->data = malloc(request_max * depth);
-        for (; batch->requests < depth; batch->requests++) {
-            uint64_t key = options.operation == FILL ? first++ : next_random(&random) % options.keys;
-            batch->size += build_request(batch->data + batch->size, key, batch->requests, &random);
-        }
+        batch->data = malloc(batch_max);
+        build_batch(batch, 0, options.depth, &c->random);
         batch->data = realloc(batch->data, batch->size);
     }
-    c->is_done = c->batches == 0;
+}
+
+/* Where the present batch of a connection is. */
+static struct batch *batch_of(struct connection *c)
+{
+    return &c->batch[options.operation == FILL ? 0 : c->current];
 }
 
 static void watch(struct worker *w, struct connection *c, int wants_write)
@@ -145,7 +175,7 @@ static void watch(struct worker *w, struct connection *c, int wants_write)
 
 static void send_batch(struct worker *w, struct connection *c)
 {
-    struct batch *batch = &c->batch[c->current];
+    struct batch *batch = batch_of(c);
     if (c->sent == 0) c->started_ns = now_ns();
     while (c->sent < batch->size) {
         ssize_t sent = send(c->fd, batch->data + c->sent, batch->size - c->sent, MSG_NOSIGNAL);
@@ -162,6 +192,11 @@ static void send_batch(struct worker *w, struct connection *c)
 static void count_reply(struct worker *w, struct connection *c, const uint8_t *head)
 {
     uint16_t status = get16(head + 6);
+    if (options.is_quiet) { /* a refusal, or the end of the batch */
+        if (head[1] == 0x0a) c->answered = batch_of(c)->requests;
+        w->errors += status != 0;
+        return;
+    }
     w->disorder += get32(head + 12) != c->answered || head[0] != RESPONSE;
     c->answered++;
     if (status == 1 && options.operation == GET)
@@ -223,8 +258,11 @@ static void receive_some(struct worker *w, struct connection *c)
 static int begin_next(struct worker *w, struct connection *c, uint64_t deadline_ns)
 {
     uint64_t now = now_ns();
-    w->operations += c->batch[c->current].requests;
+    uint64_t second = (now - w->started_ns) / 1000000000;
+    w->operations += batch_of(c)->requests;
+    if (second < SECONDS_MAX) w->each_second[second] += batch_of(c)->requests;
     w->latency[latency_of(now - c->started_ns)]++;
+    if (now - c->started_ns > w->longest_ns) w->longest_ns = now - c->started_ns;
     c->answered = 0;
     c->sent = 0;
     c->current++;
@@ -232,7 +270,8 @@ static int begin_next(struct worker *w, struct connection *c, uint64_t deadline_
         c->is_done = 1;
         return 0;
     }
-    if (c->current == c->batches) c->current = 0;
+    if (options.operation == FILL) build_next(c);
+    else if (c->current == c->batches) c->current = 0;
     send_batch(w, c);
     return 1;
 }
@@ -257,8 +296,8 @@ static void *run_worker(void *argument)
             if (c->is_done) continue;
             if (events[i].events & EPOLLOUT) send_batch(w, c);
             if (events[i].events & ~(unsigned)EPOLLOUT) receive_some(w, c);
-            if (c->answered > c->batch[c->current].requests) die("more replies than requests");
-            if (c->answered == c->batch[c->current].requests && !c->skip && !c->in_used)
+            if (c->answered > batch_of(c)->requests) die("more replies than requests");
+            if (c->answered == batch_of(c)->requests && !c->skip && !c->in_used)
                 active -= !begin_next(w, c, deadline);
         }
     }
@@ -297,6 +336,8 @@ static void report(struct worker *workers, double cpu)
         sum.disorder += w->disorder;
         if (w->started_ns < sum.started_ns) sum.started_ns = w->started_ns;
         if (w->ended_ns > sum.ended_ns) sum.ended_ns = w->ended_ns;
+        if (w->longest_ns > sum.longest_ns) sum.longest_ns = w->longest_ns;
+        for (unsigned n = 0; n < SECONDS_MAX; n++) sum.each_second[n] += w->each_second[n];
         for (unsigned b = 0; b < LATENCIES; b++) {
             sum.latency[b] += w->latency[b];
             batches += w->latency[b];
@@ -305,17 +346,20 @@ static void report(struct worker *workers, double cpu)
     double seconds = (double)(sum.ended_ns - sum.started_ns) / 1e9;
     printf("{\"operations\": %llu, \"seconds\": %.6f, \"operations_per_s\": %.1f, "
            "\"p50_us\": %.1f, \"p99_us\": %.1f, \"misses\": %llu, \"errors\": %llu, "
-           "\"disorder\": %llu, \"generator_cpu_s\": %.6f}\n",
+           "\"disorder\": %llu, \"generator_cpu_s\": %.6f, \"longest_s\": %.6f, \"each_second\": [",
            (unsigned long long)sum.operations, seconds, (double)sum.operations / seconds,
            percentile_us(sum.latency, batches, 0.5), percentile_us(sum.latency, batches, 0.99),
            (unsigned long long)sum.misses, (unsigned long long)sum.errors,
-           (unsigned long long)sum.disorder, cpu);
+           (unsigned long long)sum.disorder, cpu, (double)sum.longest_ns / 1e9);
+    for (unsigned n = 0; n < SECONDS_MAX && n < seconds; n++)
+        printf("%s%llu", n ? ", " : "", (unsigned long long)sum.each_second[n]);
+    printf("]}\n");
 }
 
 static void parse_options(int argc, char **argv)
 {
     int letter;
-    while ((letter = getopt(argc, argv, "o:c:P:t:s:k:v:b:p:d:er")) != -1) {
+    while ((letter = getopt(argc, argv, "o:c:P:t:s:k:v:b:p:d:eqr")) != -1) {
         switch (letter) {
         case 'o':
             options.operation = !strcmp(optarg, "get") ? GET : !strcmp(optarg, "set") ? SET : FILL;
@@ -330,6 +374,7 @@ static void parse_options(int argc, char **argv)
         case 'p': options.partitions = (unsigned)atoi(optarg); break;
         case 'd': options.durability = (unsigned)atoi(optarg); break;
         case 'e': options.json = 1; break;
+        case 'q': options.is_quiet = 1; break;
         case 'r': options.is_redis = 1; break;
         default: die("unknown option; see the head of loadgen.c");
         }
@@ -339,7 +384,8 @@ static void parse_options(int argc, char **argv)
     options.port = atoi(argv[optind + 1]);
     if (!options.connections || !options.depth || !options.threads || !options.keys ||
         options.value_bytes > POOL_BYTES / 2 || options.threads > options.connections ||
-        (options.is_redis && (options.operation == GET || options.bucket)))
+        (options.is_redis && (options.operation == GET || options.bucket)) ||
+        (options.is_quiet && (options.operation != FILL || options.is_redis)))
         die("an option is out of range");
 }
 

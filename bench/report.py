@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import loading
 import report_coordination
 import report_documents
 import report_spark
@@ -151,6 +152,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from report_coordination.of_primitives(results["primitives"])
     if "documents" in results:
         yield from report_documents.lines(results["documents"])
+    if "loading" in results:
+        yield from loading.lines(results["loading"])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:

@@ -10,8 +10,8 @@ How it measures:
 3. A run fails by the floors of what it measured; those of older figures are only shown.
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
-(spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py), what
-is printed (report.py), the servers (servers.py).
+(spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py),
+loading beyond memory (loading.py), what is printed (report.py), the servers (servers.py).
 """
 
 import argparse
@@ -29,6 +29,7 @@ from typing import Any
 import coordination
 import documents
 import engine
+import loading
 import millstream
 import primitives
 import report
@@ -72,6 +73,7 @@ CASES = (
     "coordination",
     "primitives",
     "documents",
+    "loading",
 )
 
 
@@ -187,6 +189,8 @@ def verdicts(results: Figures) -> list[Verdict]:
     if "primitives" in results:
         found += primitives.verdicts(results["primitives"])
     found += documents.verdicts(results["documents"]) if "documents" in results else []
+    if "loading" in results:
+        found += [Verdict(*row) for row in loading.rows(results["loading"])]
     return found
 
 
@@ -244,6 +248,7 @@ def main() -> int:
         "coordination": lambda at: coordination.measure_coordination(at, options.seconds),
         "primitives": lambda at: primitives.measure_primitives(at, options.seconds),
         "documents": documents.measure_documents,
+        "loading": loading.measure_loading,
     }
     found = Path(millstream.__file__)
     if SOURCES not in found.parents:

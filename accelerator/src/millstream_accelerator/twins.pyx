@@ -15,14 +15,15 @@ Elsewhere: when the twins are chosen (`millstream.accelerated`), why these
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.list cimport PyList_GET_SIZE
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyObject_Hash
 from cpython.tuple cimport PyTuple_GET_ITEM
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "ea3ec33df5ba"
+SPECIFICATION = "c08f28fa106b"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -58,6 +59,14 @@ cdef extern from *:
 cdef enum:
     REQUEST_GET = 0x8000
     REQUEST_SET = 0x8001
+    REQUEST_SETQ = 0x8011
+    REQUEST_GETQ = 0x8009
+    REQUEST_GETK = 0x800C
+    REQUEST_GETKQ = 0x800D
+    REQUEST_DELETE = 0x8004
+    REQUEST_DELETEQ = 0x8014
+    TO_RESPONSE = 0x0100
+    DELETION_HEAD = 45  # of a deletion: header and extras
     DURABLE_SET = 0x0801  # with framing extras
     PERSISTED_FRAMING = 0x1102  # and one more: the levels that wait for the disk
     HEADER = 24
@@ -90,20 +99,23 @@ cdef Py_ssize_t _offset(owner, name) except -1:
     return found
 
 
-# -- KvSession.receive, with KvSession._answer, _store_durably and Partition.store
+# -- KvSession.receive, with KvSession._answer, _store_durably, Partition.store and what is `plain`
 
 cdef object python_receive, session_type, partition_type, queue_type, block_type, entry_type
-cdef object residents_type, memory_type
+cdef object residents_type, memory_type, departed_type
 
 cdef struct Shape:
     # KvSession
-    Py_ssize_t has_rest, is_waiting, is_closing, deferred, out, tables, partitions, bucket
+    Py_ssize_t has_rest, is_waiting, is_closing, deferred, out, tables, partitions, bucket, readable
     Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes, needs_care, deferred_bytes
     # Partition
     Py_ssize_t table, queue, last_cas, branch_seqno, residents, partition_id, birth_prefix
     Py_ssize_t expiries, failover_log, epoch, acknowledged
     # Residents
-    Py_ssize_t is_complete, ring, memory
+    Py_ssize_t is_complete, ring, memory, has_sidecars, departed
+    Py_ssize_t table_of
+    # Departed
+    Py_ssize_t bits, mask
     # Memory
     Py_ssize_t table_bytes
     # MutationQueue
@@ -120,11 +132,12 @@ cdef Shape shape
 
 
 def bind_receive(
-    session, python, partition, queue, block, entry, residents, memory,
+    session, python, partition, queue, block, entry, residents, departed, memory,
     requests_max, key_bytes_max, value_bytes_max, entry_bytes, deferred_max, deferred_bytes_max,
 ):
     """Learn slots and bounds; return the twin of `python`, which is `KvSession.receive`."""
     global python_receive, session_type, partition_type, residents_type, memory_type
+    global departed_type
     _learn_queue(queue, block, entry)
     shape.has_rest = _offset(session, "_has_rest")
     shape.is_waiting = _offset(session, "is_waiting")
@@ -133,6 +146,7 @@ def bind_receive(
     shape.out = _offset(session, "out")
     shape.tables = _offset(session, "_open_tables")
     shape.partitions = _offset(session, "_open_partitions")
+    shape.readable = _offset(session, "_read_partitions")
     shape.bucket = _offset(session, "bucket")
     shape.hashes_keys = _offset(session, "hashes_keys")
     shape.wants_tokens = _offset(session, "wants_tokens")
@@ -153,6 +167,10 @@ def bind_receive(
     shape.acknowledged = _offset(partition, "acknowledged")
     shape.is_complete = _offset(residents, "is_complete")
     shape.ring = _offset(residents, "ring")
+    shape.departed = _offset(residents, "departed")
+    shape.bits = _offset(departed, "bits")
+    shape.mask = _offset(departed, "mask")
+    shape.has_sidecars = _offset(residents, "has_sidecars")
     shape.memory = _offset(residents, "memory")
     shape.table_bytes = _offset(memory, "table_bytes")
     shape.is_used = _offset(entry, "is_used")
@@ -160,7 +178,7 @@ def bind_receive(
     shape.value_bytes_max, shape.entry_bytes = value_bytes_max, entry_bytes
     shape.deferred_max, shape.deferred_bytes_max = deferred_max, deferred_bytes_max
     python_receive, session_type, partition_type = python, session, partition
-    residents_type, memory_type = residents, memory
+    residents_type, memory_type, departed_type = residents, memory, departed
     return receive
 
 
@@ -186,9 +204,12 @@ cdef _learn_queue(queue, block, entry):
 
 cdef bytes _store(
     partition, bytes key, const uint8_t *tail, Py_ssize_t tail_bytes,
-    uint32_t flags, uint32_t expiry, uint8_t datatype, uint64_t now,
+    uint32_t flags, uint32_t expiry, uint8_t datatype, uint64_t now, bint is_deletion,
 ):
-    """What `Partition.store` does; None, and nothing changed, if it is not plain."""
+    """What `Partition.store` does; None, and nothing changed, if it is not plain.
+
+    `is_deletion`: what `Partition.delete` does with a document in memory; the tail is the key.
+    """
     cdef PyObject *owner = <PyObject *>partition
     cdef PyObject *table = slot(owner, shape.table)
     cdef PyObject *queue = slot(owner, shape.queue)
@@ -226,8 +247,19 @@ cdef bytes _store(
     seqno = high + 1
     cas = now if now > last_cas else last_cas + 1
     cdef PyObject *found = PyDict_GetItemWithError(<object>table, key)
+    if found is NULL and not is_deletion and not _lacks(<object>residents, key):
+        try:
+            if (<object>residents).find(key) is not None:
+                found = PyDict_GetItemWithError(<object>table, key)
+        except Exception:  # Python meets it, too
+            return None
+        if (
+            slot(residents, shape.has_sidecars) is not Py_False
+            or not as_number(slot(memory, shape.table_bytes), &table_bytes)
+        ):
+            return None
     if found is NULL:
-        if slot(residents, shape.is_complete) is not Py_True:
+        if is_deletion:
             return None
         prefix = <bytes>slot(owner, shape.birth_prefix)
         prefix_bytes = PyBytes_GET_SIZE(prefix)
@@ -252,23 +284,31 @@ cdef bytes _store(
             cas = old_cas + 1
         if floor < old_seqno <= guarded:
             return None
+        if is_deletion and not _is_live(old, now):
+            return None
 
-    frame_bytes = FRAME_HEAD + tail_bytes
+    frame_bytes = (DELETION_HEAD if is_deletion else FRAME_HEAD) + tail_bytes
     frame = PyBytes_FromStringAndSize(NULL, frame_bytes)
     at = <uint8_t *>PyBytes_AS_STRING(frame)
-    at = put16(at, 0x8057)
+    at = put16(at, 0x8058 if is_deletion else 0x8057)
     at = put16(at, key_bytes)
-    at = put16(at, 31 << 8 | datatype)
+    at = put16(at, 21 << 8 if is_deletion else 31 << 8 | datatype)
     at = put16(at, partition_id)
-    at = put32(at, 31 + tail_bytes)
+    at = put32(at, frame_bytes - HEADER)
     at = put32(at, partition_id)
     at = put64(at, cas)
     at = put64(at, seqno)
     at = put64(at, old_rev + 1)
-    at = put32(at, flags)
-    at = put32(at, expiry)
-    memcpy(at, "\0\0\0\0\0\0\0", 7)
-    memcpy(at + 7, tail, tail_bytes)
+    if is_deletion:
+        at = put32(at, now // SECOND_NS)
+        at[0] = 0
+        at += 1
+    else:
+        at = put32(at, flags)
+        at = put32(at, expiry)
+        memcpy(at, "\0\0\0\0\0\0\0", 7)
+        at += 7
+    memcpy(at, tail, tail_bytes)
 
     previous = old_seqno
     queue_bytes += frame_bytes
@@ -301,6 +341,8 @@ cdef bytes _store(
         (<dict>table)[key] = entry
         PyList_Append(<list>slot(residents, shape.ring), entry)
     set_slot(<PyObject *>entry, shape.frame, frame)
+    if is_deletion:
+        set_slot(<PyObject *>entry, shape.is_used, True)
     set_slot(memory, shape.table_bytes, table_bytes + frame_bytes - PyBytes_GET_SIZE(old))
     PyList_Append(frames, frame)
     PyList_Append(<list>slot(<PyObject *>block, shape.entries), entry)
@@ -312,6 +354,54 @@ cdef bytes _store(
         stored_key = <object>slot(<PyObject *>entry, shape.key)
         (<object>slot(owner, shape.expiries)).add(stored_key, expiry)
     return frame
+
+
+cdef bint _is_live(bytes frame, uint64_t now) noexcept:
+    """Whether a frame is that of a document that has not expired."""
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(frame)
+    cdef uint32_t expiry
+    if PyBytes_GET_SIZE(frame) < FRAME_HEAD or at[1] != MUTATION:
+        return False
+    expiry = get32(at + 44)
+    return expiry == 0 or expiry > now // SECOND_NS
+
+
+cdef bint _lacks(residents, bytes key) except -1:
+    """What `Residents.lacks` returns."""
+    cdef uint64_t number, mask, first, second
+    cdef const uint8_t *bits
+    if slot(<PyObject *>residents, shape.is_complete) is Py_True:
+        return True
+    departed = <object>slot(<PyObject *>residents, shape.departed)
+    if type(departed) is not departed_type:
+        return False
+    field = <object>slot(<PyObject *>departed, shape.bits)
+    if (
+        type(field) is not bytearray
+        or not as_number(slot(<PyObject *>departed, shape.mask), &mask)
+        or mask >> 3 >= <uint64_t>len(<bytearray>field)
+    ):
+        return False
+    bits = <const uint8_t *>PyByteArray_AS_STRING(field)
+    number = <uint64_t>PyObject_Hash(key)
+    first, second = number & mask, number >> 32 & mask
+    return not (bits[first >> 3] >> (first & 7) & bits[second >> 3] >> (second & 7) & 1)
+
+
+cdef bint _is_missing(session, object table, Py_ssize_t vbucket, bytes key) except -1:
+    """Whether a key that is not in a table does not exist, and may be said to."""
+    readable = <object>slot(<PyObject *>session, shape.readable)
+    if type(readable) is not list or vbucket >= len(readable):
+        return False
+    partition = readable[vbucket]
+    if type(partition) is not partition_type:
+        return False
+    residents = <object>slot(<PyObject *>partition, shape.residents)
+    return (
+        <object>slot(<PyObject *>partition, shape.table) is table
+        and type(residents) is residents_type
+        and _lacks(residents, key)
+    )
 
 
 def receive(session, data, now_ns, at=None, budget=None):
@@ -349,7 +439,7 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
     cdef const uint8_t *head
     cdef const uint8_t *body_at
     cdef uint8_t *to
-    cdef uint32_t kind, key_bytes, extras, body, expiry
+    cdef uint32_t kind, key_bytes, extras, body, expiry, shown
     cdef bint hashes_keys = slot(owner, shape.hashes_keys) is Py_True
     cdef bint wants_tokens = slot(owner, shape.wants_tokens) is Py_True
     cdef list tables = <list>slot(owner, shape.tables)
@@ -373,7 +463,10 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 break
             stop = at + HEADER + body
             vbucket = get16(head + 6)
-            if kind == REQUEST_GET and extras == 0 and body == key_bytes and body != 0:
+            if (
+                kind == REQUEST_GET or kind == REQUEST_GETQ
+                or kind == REQUEST_GETK or kind == REQUEST_GETKQ
+            ) and extras == 0 and body == key_bytes and body != 0:
                 if is_deferring:
                     break
                 if hashes_keys and table_count:
@@ -382,6 +475,15 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                     break
                 key = PyBytes_FromStringAndSize(<const char *>body_at, key_bytes)
                 found = PyDict_GetItemWithError(tables[vbucket], key)
+                if found is NULL and (kind == REQUEST_GETQ or kind == REQUEST_GETKQ):
+                    if (
+                        key_bytes > shape.key_bytes_max
+                        or not _is_missing(session, tables[vbucket], vbucket, key)
+                    ):
+                        break
+                    budget -= 1
+                    at = stop
+                    continue
                 if found is NULL or type(<object>found) is not entry_type:
                     break
                 frame = <bytes?>slot(found, shape.frame)
@@ -394,19 +496,50 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                     break
                 if slot(found, shape.is_used) is not Py_True:
                     set_slot(found, shape.is_used, True)
-                reply_bytes = HEADER + 4 + value_bytes
+                shown = key_bytes if kind == REQUEST_GETK or kind == REQUEST_GETKQ else 0
+                reply_bytes = HEADER + 4 + shown + value_bytes
                 to = room(&out, used, reply_bytes, at == 0 and stop == size)
-                put16(to, 0x8100)
-                put16(to + 2, 0)
+                put16(to, kind ^ TO_RESPONSE)
+                put16(to + 2, shown)
                 put16(to + 4, 4 << 8 | head[5] & mask)
                 put16(to + 6, 0)
-                put32(to + 8, 4 + value_bytes)
+                put32(to + 8, 4 + shown + value_bytes)
                 memcpy(to + 12, begin + at + 12, 4)
                 memcpy(to + 16, head + 16, 8)
                 memcpy(to + 24, head + 40, 4)
-                memcpy(to + 28, head + FRAME_HEAD + key_bytes, value_bytes)
-                budget -= value_bytes >> 10
-            elif kind == REQUEST_SET and extras & ~mask == 8 << 8 and get64(head + 16) == 0:
+                memcpy(to + 28, body_at, shown)
+                memcpy(to + 28 + shown, head + FRAME_HEAD + key_bytes, value_bytes)
+                budget -= (value_bytes if kind == REQUEST_GET else reply_bytes) >> 10
+            elif (
+                (kind == REQUEST_DELETE or kind == REQUEST_DELETEQ)
+                and extras == 0 and body == key_bytes and body != 0
+                and get64(head + 16) == 0
+            ):
+                if is_deferring or (hashes_keys and wants_tokens):
+                    break
+                if hashes_keys and partition_count:
+                    vbucket = (crc_of(body_at, key_bytes) >> 16 & 0x7FFF) % partition_count
+                if vbucket >= partition_count or body_at[0] == UNDERSCORE:
+                    break
+                partition = partitions[vbucket]
+                if type(partition) is not partition_type:
+                    break
+                key = PyBytes_FromStringAndSize(<const char *>body_at, key_bytes)
+                reply_bytes = HEADER + 16 if wants_tokens else HEADER
+                if kind == REQUEST_DELETEQ:
+                    reply_bytes = 0
+                else:
+                    to = room(&out, used, reply_bytes, at == 0 and stop == size)
+                frame = _store(partition, key, body_at, key_bytes, 0, 0, 0, now, True)
+                if frame is None:
+                    break
+                has_written = True
+                if reply_bytes:
+                    _put_stored(to, head, frame, partition, wants_tokens)
+                    put16(to, REQUEST_DELETE ^ TO_RESPONSE)
+                    if hashes_keys:
+                        put64(to + 16, 0)
+            elif (kind == REQUEST_SET or kind == REQUEST_SETQ) and extras & ~mask == 8 << 8 and get64(head + 16) == 0:
                 value_bytes = <Py_ssize_t>body - 8 - key_bytes
                 if (
                     is_deferring or key_bytes == 0 or key_bytes > shape.key_bytes_max
@@ -428,15 +561,19 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                     expiry = number
                 key = PyBytes_FromStringAndSize(<const char *>body_at + 8, key_bytes)
                 reply_bytes = HEADER + 16 if wants_tokens else HEADER
-                to = room(&out, used, reply_bytes, at == 0 and stop == size)
+                if kind == REQUEST_SETQ:
+                    reply_bytes = 0
+                else:
+                    to = room(&out, used, reply_bytes, at == 0 and stop == size)
                 frame = _store(
                     partition, key, body_at + 8, body - 8, get32(body_at), expiry,
-                    extras & 0xFF, now,
+                    extras & 0xFF, now, False,
                 )
                 if frame is None:
                     break
                 has_written = True
-                _put_stored(to, head, frame, partition, wants_tokens)
+                if reply_bytes:
+                    _put_stored(to, head, frame, partition, wants_tokens)
             elif kind == DURABLE_SET and extras & ~mask == 8 << 8 and get64(head + 16) == 0:
                 # the framing's two bytes stand before the extras
                 value_bytes = <Py_ssize_t>body - 10 - (key_bytes & 0xFF)
@@ -465,7 +602,7 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 reply = PyBytes_FromStringAndSize(NULL, HEADER + 16 if wants_tokens else HEADER)
                 frame = _store(
                     partition, key, body_at + 10, body - 10, get32(body_at + 2), expiry,
-                    extras & 0xFF, now,
+                    extras & 0xFF, now, False,
                 )
                 if frame is None:
                     break
@@ -517,6 +654,112 @@ cdef _put_stored(
         failover_log = <object>slot(<PyObject *>partition, shape.failover_log)
         put64(to + 24, failover_log[0].uuid)
         memcpy(to + 32, PyBytes_AS_STRING(frame) + 24, 8)
+
+
+# -- Residents.sweep
+
+cdef object python_sweep
+
+
+def bind_sweep(residents, python, entry, memory, departed, entry_bytes):
+    """Learn slots; return the twin of `python`, which is `Residents.sweep`."""
+    global python_sweep, residents_type, entry_type, memory_type, departed_type
+    shape.table_of = _offset(residents, "table")
+    shape.ring = _offset(residents, "ring")
+    shape.memory = _offset(residents, "memory")
+    shape.is_complete = _offset(residents, "is_complete")
+    shape.departed = _offset(residents, "departed")
+    shape.key = _offset(entry, "key")
+    shape.frame = _offset(entry, "frame")
+    shape.side = _offset(entry, "side")
+    shape.is_used = _offset(entry, "is_used")
+    shape.table_bytes = _offset(memory, "table_bytes")
+    shape.bits = _offset(departed, "bits")
+    shape.mask = _offset(departed, "mask")
+    shape.entry_bytes = entry_bytes
+    python_sweep, residents_type, entry_type = python, residents, entry
+    memory_type, departed_type = memory, departed
+    return sweep
+
+
+def sweep(self, hand, steps, floor, left_at, low_bytes):
+    """Twin of `millstream.kv.core.residents.Residents.sweep`."""
+    cdef PyObject *owner = <PyObject *>self
+    cdef uint64_t top, newest, table_bytes, mask = 0, seqno, number
+    cdef int64_t low
+    cdef Py_ssize_t at = hand, left = steps, count = 0
+    cdef bint may_go = False, is_mutation
+    cdef uint8_t *bits = NULL
+    cdef const uint8_t *head
+    cdef list ring
+    cdef dict table
+    cdef PyObject *found
+    cdef bytes frame, key
+    if (
+        type(self) is not residents_type
+        or slot(owner, shape.is_complete) is not Py_False  # the first one begins a filter
+        or type(<object>slot(owner, shape.ring)) is not list
+        or type(<object>slot(owner, shape.table_of)) is not dict
+        or type(<object>slot(owner, shape.memory)) is not memory_type
+        or not as_number(slot(slot(owner, shape.memory), shape.table_bytes), &table_bytes)
+        or not as_number(<PyObject *>floor, &top)
+        or not as_number(<PyObject *>left_at, &newest)
+    ):
+        return python_sweep(self, hand, steps, floor, left_at, low_bytes)
+    ring, table = <list>slot(owner, shape.ring), <dict>slot(owner, shape.table_of)
+    memory = <object>slot(owner, shape.memory)
+    departed = <object>slot(owner, shape.departed)
+    low = low_bytes
+    if departed is not None:
+        if type(departed) is not departed_type:
+            return python_sweep(self, hand, steps, floor, left_at, low_bytes)
+        field = <object>slot(<PyObject *>departed, shape.bits)
+        if (
+            type(field) is not bytearray
+            or not as_number(slot(<PyObject *>departed, shape.mask), &mask)
+            or mask >> 3 >= <uint64_t>len(<bytearray>field)
+        ):
+            return python_sweep(self, hand, steps, floor, left_at, low_bytes)
+        bits = <uint8_t *>PyByteArray_AS_STRING(field)
+    while at < PyList_GET_SIZE(ring) and left > 0 and <int64_t>table_bytes > low:
+        found = PyList_GET_ITEM(ring, at)
+        if type(<object>found) is not entry_type:
+            raise TypeError("a ring has entries only")
+        if at + AHEAD < PyList_GET_SIZE(ring):
+            prefetch(PyList_GET_ITEM(ring, at + AHEAD))
+        left -= 1
+        entry = <object>found
+        frame = <bytes?>slot(found, shape.frame)
+        head = <const uint8_t *>PyBytes_AS_STRING(frame)
+        seqno = get64(head + 24)
+        if seqno > top:
+            at += 1
+            continue
+        may_go = True
+        is_mutation = head[1] == MUTATION
+        if is_mutation and seqno > newest:
+            at += 1
+        elif is_mutation and slot(found, shape.is_used) is Py_True:
+            set_slot(found, shape.is_used, False)
+            at += 1
+        else:
+            key = <bytes?>slot(found, shape.key)
+            last = ring.pop()
+            if last is not entry:
+                set_item(ring, at, last)
+            del table[key]
+            table_bytes -= (
+                shape.entry_bytes + PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(frame)
+                + PyBytes_GET_SIZE(<bytes?>slot(found, shape.side))
+            )
+            if bits is not NULL:
+                number = <uint64_t>PyObject_Hash(key)
+                bits[(number & mask) >> 3] |= 1 << (number & mask & 7)
+                number = number >> 32 & mask
+                bits[number >> 3] |= 1 << (number & 7)
+            count += 1
+    set_slot(<PyObject *>memory, shape.table_bytes, table_bytes)
+    return at, count, may_go
 
 
 # -- MutationQueue.freeze

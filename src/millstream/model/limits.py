@@ -8,9 +8,13 @@ from typing import Final
 KEY_BYTES_MAX: Final = 250
 VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
 FRAME_BYTES_MAX: Final = VALUE_BYTES_MAX + 1024 * 1024
-"""Body of one request; a longer one closes the connection before anything is buffered."""
+"""Body of one request; a longer one is answered E2BIG and not kept."""
+SKIPPED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Body of a request that is answered E2BIG and passed over; a longer one closes the connection."""
 LOGIN_BYTES_MAX: Final = 64 * 1024
 """The same before a login, where there are users."""
+NOTED_BYTES_MIN: Final = 8 * 1024
+"""What is held for one connection counts from here on; less is bounded by the number of them."""
 PARTITIONS_DEFAULT: Final = 64
 PARTITIONS_MAX: Final = 1024
 BUCKET_NAME_BYTES_MAX: Final = 100

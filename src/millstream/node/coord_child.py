@@ -37,7 +37,7 @@ from millstream.node.listeners import peer_context, peer_server_context, server_
 from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.node.token_order import TokenOrder, token_keys
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
-from millstream.runtime.process import BRIEFLY, calm_collector
+from millstream.runtime.process import BRIEFLY, calm_collector, give_memory_back
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
 
@@ -106,6 +106,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         tell({"event": "error", "message": str(error), "is_final": is_final})
         return EXIT_DISK_FAILED if _is_of_the_disk(error) else EXIT_NOT_STARTED
     calm_collector(BRIEFLY)
+    give_memory_back()
     sys.setswitchinterval(SWITCH_S)
     tell({"event": "ready"})
     tasks = Tasks(fail)

@@ -334,6 +334,8 @@ class Engine:
             "resident_bytes": resident_bytes(),
             "kv_connections": len(self._kv.connections),
             "kv_connections_accepted_total": self._kv.connection_total,
+            "kv_connections_cut_total": self._kv.guests.cut_total,
+            "kv_held_bytes": self._kv.guests.held_bytes,
             **self.indexes.node_figures(),
             **self.replications.metrics(),
             **(self.coordination.figures() if self.coordination is not None else NO_FIGURES),

@@ -34,6 +34,7 @@ from millstream.runtime.logs import set_up_logs
 from millstream.runtime.process import (
     calm_collector,
     die_with_parent,
+    give_memory_back,
     new_event_loop,
     raise_descriptor_limit,
 )
@@ -61,6 +62,7 @@ def main() -> int:
     reply = _private_stdout()
     set_up_logs(order.settings.log_level, as_json=order.settings.log_json)
     raise_descriptor_limit()
+    give_memory_back()
     with asyncio.Runner(loop_factory=new_event_loop()) as runner:
         return runner.run(_run(order.settings, reply))
 

@@ -2,7 +2,7 @@
 
 Invariants:
 1. A job that calls `breathe` after each small piece holds the loop for `STEP_S` and one piece at a
-   time, and takes at most one part in 1 + `REST_FACTOR` of it.
+   time, and takes at most one part in 1 + `REST_FACTOR` of it, unless it asks for more.
 
 Elsewhere: what the jobs do.
 """
@@ -36,12 +36,12 @@ class Pace:
         """Whether the present step has lasted long enough."""
         return perf_counter() - self._began >= STEP_S
 
-    async def breathe(self) -> None:
-        """Rest if the step is over."""
+    async def breathe(self, rest_factor: float = REST_FACTOR) -> None:
+        """Rest if the step is over; 0: others have one turn of the loop."""
         worked_s = perf_counter() - self._began
         if worked_s >= STEP_S:
             self.longest_s = max(self.longest_s, worked_s)
-            await asyncio.sleep(worked_s * REST_FACTOR)
+            await asyncio.sleep(worked_s * rest_factor)
             self._began = perf_counter()
 
     def restart(self) -> None:

@@ -27,14 +27,24 @@ from typing import Final, Self
 from millstream.errors import MillstreamError, UnavailableError
 
 __all__ = [
-    "BRIEFLY", "SELDOM", "DirectoryLock", "FileLock", "calm_collector", "die_with_parent",
-    "end_in_words", "lock_holder", "new_event_loop", "raise_descriptor_limit",
+    "ARENAS_MAX", "BRIEFLY", "FREE_TOP_BYTES_MAX", "MAPPED_BYTES_MIN", "SELDOM", "DirectoryLock",
+    "FileLock", "calm_collector", "die_with_parent", "end_in_words", "give_memory_back",
+    "lock_holder", "new_event_loop", "raise_descriptor_limit",
 ]  # fmt: skip
 
 SELDOM: Final = (50_000, 20, 100)
 """When the garbage collector runs, for `gc.set_threshold`: for few long walks."""
 BRIEFLY: Final = (1_000, 1, 30_000)
 """The same: over the latest 3,000 objects or so, and over all only after 90 million more."""
+MAPPED_BYTES_MIN: Final = 1024 * 1024
+"""Blocks of memory from this size on are mapped by themselves, and go back when they are freed."""
+FREE_TOP_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Free memory at the end of the heap that is kept."""
+ARENAS_MAX: Final = 2
+"""Heaps, which threads share."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
 _LOCK_STEP_S: Final = 0.05
 
@@ -192,3 +202,16 @@ def raise_descriptor_limit() -> None:
     """Let this process open as many files and sockets as it may."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def give_memory_back() -> None:
+    """Let what is freed in this process go back to the system, where the C library is glibc.
+
+    By default it raises the size from which a block is mapped by itself up to 32 MiB, and keeps
+    smaller ones; and it has up to eight arenas for each processor.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+        set_option(_M_TRIM_THRESHOLD, FREE_TOP_BYTES_MAX)
+        set_option(_M_ARENA_MAX, ARENAS_MAX)

@@ -44,3 +44,11 @@ async def test_time_spent_waiting_is_not_work(clock):
     pace.restart()
     await pace.breathe()
     assert rests == []
+
+
+async def test_a_job_may_ask_for_more_of_the_loop(clock):
+    now, rests = clock
+    pace = Pace()
+    now[0] += 2 * STEP_S
+    await pace.breathe(0)
+    assert rests == [0]

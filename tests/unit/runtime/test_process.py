@@ -106,3 +106,21 @@ def test_a_process_may_open_all_the_files_it_may():
         "assert soft == hard"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_large_blocks_go_back_to_the_system_when_they_are_freed():
+    """Also after larger ones were freed, which makes glibc keep smaller ones."""
+    code = (
+        "from millstream.runtime.process import give_memory_back as g; g()\n"
+        "def size(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "before = size()\n"
+        "del (large := [bytearray(30 << 20)])[:]\n"
+        "some = [bytearray(2 << 20) for _ in range(60)]\n"
+        "kept = some[-1]\n"
+        "del some\n"
+        "print(size() - before)"
+    )
+    grown = int(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    )
+    assert grown < 10 << 20

@@ -9,7 +9,8 @@ Invariants:
 2. What is asked goes to the primary, wherever it is, and a change is repeated under its number for
    `DEADLINE_S`.
 3. A client that does not read is not read from.
-4. Where there are users, who has attached nothing after `LOGIN_S_MAX` is cut off.
+4. Where there are users, who has attached nothing after `LOGIN_S_MAX` is cut off, and the oldest
+   of those when there is no place for a newcomer.
 5. After `close` no connection is open, and the sessions have ended if their groups could be told.
 
 Elsewhere: what messages mean (`core.ninep.connection`), the API (`aio.client`).
@@ -63,7 +64,7 @@ class NinepServer:
 
     def __init__(self, address: str, guard: Guard, tls: ssl.SSLContext | None = None) -> None:
         self._address, self._guard, self._tls = address, guard, tls
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}
         self.tasks = Tasks()
         self._is_closed = False
         self.connections_total = 0
@@ -89,9 +90,14 @@ class NinepServer:
 
     def enter(self, connection: _Connection) -> bool:
         """Take a connection in, if there is room."""
+        if len(self._connections) >= CONNECTIONS_MAX and self.asks_login:
+            stranger = next((one for one in self._connections if one.is_stranger), None)
+            if stranger is not None:
+                self.leave(stranger)
+                stranger.cut()
         if self._is_closed or len(self._connections) >= CONNECTIONS_MAX:
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
 
     def begin(self, login: Begin, on_lost: Callable[[], None]) -> Client:
@@ -108,7 +114,7 @@ class NinepServer:
 
     def leave(self, connection: _Connection) -> None:
         """A connection is gone."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
 
 
 class _Connection(asyncio.Protocol):
@@ -165,6 +171,11 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it has attached nothing."""
+        return not any(attach.has_asked for attach in self._attaches.values())
+
     def end(self) -> None:
         """Close at once, and end its sessions while the node still takes requests."""
         self.cut()
@@ -172,7 +183,7 @@ class _Connection(asyncio.Protocol):
 
     def _look_for_login(self) -> None:
         self._login = None
-        if not any(attach.has_asked for attach in self._attaches.values()):
+        if self.is_stranger:
             self.cut()
 
     def _go_on(self) -> None:

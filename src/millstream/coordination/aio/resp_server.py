@@ -11,8 +11,9 @@ Invariants:
 5. Where there are users, who has not logged in after `LOGIN_S_MAX` is cut off, and of more than
    `STRANGERS_MAX`, or than half of the places, who has had longest. Who logged in with a token is
    nobody again `LOOK_S` after its end at the latest, and has that time to log in anew.
-6. When more than `WAITING_BYTES_MAX` wait for all clients together, those that have let theirs
-   wait for longest are cut off. Who takes what waits lives, however slowly it does that.
+6. When more than `WAITING_BYTES_MAX` are held for all clients together, replies and requests that
+   are not whole, those that have let theirs wait for longest are cut off. Who takes what waits
+   lives, however slowly it does that.
 
 Elsewhere: everything a request means (`core.front`), log-ins (`aio.user_guard`), who may connect
 from where (who listens).
@@ -40,6 +41,7 @@ __all__ = [
     "DESCRIPTORS_KEPT",
     "LOGIN_S_MAX",
     "LOOK_S",
+    "RECEIVED_BYTES_MIN",
     "STRANGERS_MAX",
     "WAITING_BYTES_MAX",
     "RespServer",
@@ -57,7 +59,10 @@ STRANGERS_MAX: Final = 1000
 """Clients without a log-in, where there are users, or half of the places if those are fewer; for a
 further one the oldest is cut off."""
 WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Replies that wait for clients to take them; beyond that the slowest are cut off."""
+"""Replies that wait for clients to take them, and requests that are not whole or not begun; beyond
+that the slowest are cut off."""
+RECEIVED_BYTES_MIN: Final = 8 * 1024
+"""What a client has sent of a request counts from here on."""
 LOOK_S: Final = 1.0
 """How often it is looked at who has logged in, whose token has ended, who takes what waits, and
 who has heard nothing."""
@@ -130,6 +135,10 @@ class RespServer:
 
     # ---- for connections
 
+    def time(self) -> float:
+        """Return the loop's time."""
+        return self._loop.time()
+
     def enter(self, connection: _Connection) -> bytes | None:
         """Take a connection in; return what it is told if there is no place."""
         most = min(CONNECTIONS_MAX, self._places)
@@ -175,13 +184,13 @@ class RespServer:
         for one in some:
             one.waiting_bytes = one.count()
         self.waiting_bytes = sum(one.waiting_bytes for one in some)
-        for one in sorted(some, key=lambda one: (one.paused_at, -one.waiting_bytes)):
+        for one in sorted(some, key=_since):
             if self.waiting_bytes <= WAITING_BYTES_MAX:
                 return
             self.waiting_bytes -= one.waiting_bytes
             one.waiting_bytes = 0
             self.cut_total += 1
-            _LOG.warning("client %d does not take its replies and is cut off", one.front.number)
+            _LOG.warning("too much is held for clients: %d is cut off", one.front.number)
             one.cut()
 
     def _look_around(self) -> None:
@@ -219,6 +228,12 @@ class RespServer:
             connection.go_on()
 
 
+def _since(connection: _Connection) -> tuple[float, float]:
+    """Return since when nothing has moved, for an order of who goes first."""
+    heard_at = connection.heard_at if connection.received() else _NEVER
+    return min(connection.paused_at, heard_at), -connection.waiting_bytes
+
+
 def _places() -> int:
     """Return how many clients the descriptors of this process are enough for."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -242,6 +257,7 @@ class _Connection(asyncio.Protocol):
         self._left_bytes = 0
         self.paused_at = _NEVER
         """When it ceased to take replies."""
+        self.heard_at = 0.0
         self.waiting_bytes = 0
         """As the server has counted them."""
 
@@ -268,6 +284,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer what came; hot path."""
         if self._transport is not None:
+            self.heard_at = self._server.time()
             self.front.feed(data)
             self.go_on()
 
@@ -284,10 +301,15 @@ class _Connection(asyncio.Protocol):
         self._server.go_on_soon(self)
 
     def count(self) -> int:
-        """Return how many bytes wait for the client."""
+        """Return how many bytes are held for the client."""
         transport = self._transport
         unsent = transport.get_write_buffer_size() if transport is not None else 0
-        return self.front.waiting_bytes + unsent
+        return self.front.waiting_bytes + unsent + self.received()
+
+    def received(self) -> int:
+        """Return how many of them are of requests, if that is worth it."""
+        received = self.front.cutter.held_bytes
+        return received if received >= RECEIVED_BYTES_MIN else 0
 
     def look(self) -> None:
         """See whether a client that is waited for takes anything."""

@@ -193,7 +193,7 @@ class Front:
         """Ends the check of a password."""
         self._vocabulary, self._handlers = vocabulary, handlers
         self._on_output = on_output
-        self._cutter = RequestCutter()
+        self.cutter = RequestCutter()
         self._queue: deque[list[bytes]] = deque()
         self._slots: deque[Slot] = deque()
         self._out: list[bytes] = []
@@ -216,7 +216,7 @@ class Front:
 
     def feed(self, data: bytes) -> None:
         """Take what came; `advance` looks at it."""
-        self._cutter.feed(data)
+        self.cutter.feed(data)
         self._is_fresh = True
 
     def advance(self) -> bool:
@@ -226,10 +226,10 @@ class Front:
         self._is_advancing = True
         while budget and not self._has_to_wait and len(slots) < OUTSTANDING_MAX:
             if not queue:
-                if self._cutter.is_spent:
+                if self.cutter.is_spent:
                     break
                 is_there = self._cut(budget)
-                budget -= self._cutter.empty
+                budget -= self.cutter.empty
                 if not is_there:
                     break
             self._run(queue.popleft())
@@ -260,12 +260,12 @@ class Front:
 
     def _cut(self, most: int) -> bool:
         try:
-            self._queue.extend(self._cutter.cut(most))
+            self._queue.extend(self.cutter.cut(most))
         except RemoteProtocolError as failure:
             self._refuse_for_good(failure.code, str(failure))
         if self._queue:
             return True
-        if self.is_stranger and self._cutter.unfinished_bytes > LOGIN_BYTES_MAX:
+        if self.is_stranger and self.cutter.unfinished_bytes > LOGIN_BYTES_MAX:
             self._refuse_for_good("too_large", f"at most {LOGIN_BYTES_MAX} bytes before a log-in")
         return False
 

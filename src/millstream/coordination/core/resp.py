@@ -71,6 +71,11 @@ class RequestCutter:
         self.is_spent = False
 
     @property
+    def held_bytes(self) -> int:
+        """How much is kept of requests that are not whole, or not begun."""
+        return self._size + len(self._data) - self._at
+
+    @property
     def unfinished_bytes(self) -> int:
         """How long the request that has begun is at least, once `cut` finds nothing."""
         return max(self._size, self._need)

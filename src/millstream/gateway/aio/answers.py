@@ -19,12 +19,14 @@ from millstream.gateway.aio.room import hold
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
 from millstream.gateway.core.token_host import TokenHost
+from millstream.runtime.guests import Guests
 
 __all__ = [
     "BODY_SECONDS",
     "DATABASE",
     "DATABASE_PATH",
     "DESIGN",
+    "GUESTS",
     "HOST",
     "OBJECT_BYTES_MAX",
     "SIGNER",
@@ -49,6 +51,7 @@ _PIECE_BYTES: Final = 64 * 1024
 _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
 HOST: Final = web.AppKey("host", NodeHost)
+GUESTS: Final = web.AppKey("guests", Guests)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
 TOKENS: Final[web.AppKey[TokenHost | None]] = web.AppKey(
     "tokens", cast("type[TokenHost | None]", TokenHost)

@@ -26,6 +26,7 @@ from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import (
+    GUESTS,
     HOST,
     SIGNER,
     STILL,
@@ -120,7 +121,9 @@ async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
     )
     request[USER], request[STILL] = None, lambda: host.users.is_empty
     if not host.users.is_empty:
-        request[USER] = await _user_of(request, host.users)
+        request[USER] = user = await _user_of(request, host.users)
+        if user is not None and GUESTS in request.app:
+            request.app[GUESTS].recognise(request.protocol, user.name)  # type: ignore[arg-type]
     return await handler(request)
 
 

@@ -5,7 +5,8 @@ Invariants:
 2. Also a request that is not HTTP is answered with a JSON error, or not at all.
 3. A client that takes nothing of its answer for `UNREAD_SECONDS` is cut off, so that what the
    answer holds is let go.
-4. There are `CONNECTIONS_MAX` connections at most; one more is closed at once.
+4. Of strangers, and of connections above what the process has places for, those that have been
+   idle longest are cut off (`runtime.guests`); the slowest stranger never keeps others out.
 
 Elsewhere: pages (`*_pages`), what precedes them (`guard`).
 """
@@ -18,7 +19,7 @@ import secrets
 import socket
 import ssl
 import time
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -52,7 +53,7 @@ from millstream.gateway.aio import (
     user_pages,
     view_pages,
 )
-from millstream.gateway.aio.answers import HOST, SIGNER, TOKENS, answer
+from millstream.gateway.aio.answers import GUESTS, HOST, SIGNER, TOKENS, answer
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.aio.room import ROOM, Room
@@ -60,10 +61,10 @@ from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
 from millstream.gateway.core.token_host import TokenHost
+from millstream.runtime.guests import Guests
 
 __all__ = [
     "BODY_BYTES_MAX",
-    "CONNECTIONS_MAX",
     "DATALESS_PAGES",
     "HEADER_BYTES_MAX",
     "UNREAD_SECONDS",
@@ -82,7 +83,6 @@ LINGER_SECONDS: Final = 1.0
 """How long the rest of a body is taken in after its request was refused."""
 UNREAD_SECONDS: Final = 120
 """How long a client may leave an answer that was sent unread."""
-CONNECTIONS_MAX: Final = 10_000
 BACKLOG: Final = 1024
 _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
@@ -131,6 +131,13 @@ def make_application(
 class _RequestHandler(web.RequestHandler):
     """Answers what no page sees in JSON; what is no HTTP request is logged in one line."""
 
+    __slots__ = ("_guests", "is_active")
+
+    def __init__(self, guests: Guests, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._guests = guests
+        self.is_active = True
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless there are too many already."""
         super().connection_made(transport)
@@ -141,8 +148,32 @@ class _RequestHandler(web.RequestHandler):
             )
         manager = self._manager
         assert manager is not None, "the connection was made"
-        if len(manager.connections) > CONNECTIONS_MAX:
+        if not self._guests.enter(self):
             self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone."""
+        self._guests.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        self.is_active = True
+        super().data_received(data)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._current_request is not None
+
+    def cut(self) -> None:
+        """Close at once, whatever waits."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def __str__(self) -> str:
+        peer = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return f"HTTP {peer}"
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -176,9 +207,17 @@ class HttpServer:
     """The listener of one node."""
 
     def __init__(
-        self, host: FrontHost, refusal: Refusal | None = None, tokens: TokenHost | None = None
+        self,
+        host: FrontHost,
+        refusal: Refusal | None = None,
+        tokens: TokenHost | None = None,
+        guests: Guests | None = None,
     ) -> None:
         application = make_application(host, refusal, tokens)
+        self._guests = guests or Guests(
+            lambda: not host.users.is_empty, asyncio.get_running_loop()
+        )
+        application[GUESTS] = self._guests
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         self._listener: asyncio.Server | None = None
 
@@ -188,12 +227,14 @@ class HttpServer:
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
+        guests = self._guests
 
         def handler() -> _RequestHandler:
             return _RequestHandler(
+                guests,
                 server,
                 loop=loop,
-                access_log=None,  # type: ignore[arg-type] # None means none, as in AppRunner
+                access_log=None,
                 keepalive_timeout=IDLE_SECONDS,
                 lingering_time=LINGER_SECONDS,
                 auto_decompress=False,

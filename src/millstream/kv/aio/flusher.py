@@ -34,6 +34,7 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import COUNTS, SECONDS, Histogram
+from millstream.runtime.pace import Pace
 from millstream.storage.core.store import EncodedCommit, LogStore
 
 __all__ = [
@@ -358,8 +359,9 @@ class Flusher:
         """Apply what waits; while the disk is full try again, with what came meanwhile."""
         for second in count():
             try:
+                pace = Pace()
                 for _ in self._store.by_id_steps(self._store.take_by_id()):
-                    await asyncio.sleep(0)
+                    await pace.breathe(0)
                 return
             except UnavailableError as error:
                 await self._wait_for_space(error, second)

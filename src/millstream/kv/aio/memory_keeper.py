@@ -1,10 +1,11 @@
-"""Keeps a bucket within its memory quota: evicts in small steps, refuses writes when that fails.
+"""Keeps a bucket within its memory quota: evicts in small steps, delays and refuses writes.
 
 Invariants:
-1. A step takes about `runtime.pace.STEP_S`, and some four times as long belongs to others, unless
-   the quota is exhausted: then others get one turn of the loop between two steps.
-2. Writes are refused exactly while the quota is exhausted, and then until `Memory.is_high` is
-   over; nothing that was acknowledged is touched.
+1. A step takes about `runtime.pace.STEP_S`. Others have four times as long between two steps, and
+   the less the nearer to the quota memory is: at the quota one turn of the loop.
+2. At the quota writes wait until there is room (`Memory.has_room`). Where none could be made for
+   `DELAY_S_MAX` they are refused until `Memory.is_high` is over. Nothing that was acknowledged is
+   touched.
 3. Where only what is not persisted could go, the flusher does not wait for its time.
 4. A look costs nothing that grows with the number of partitions; what the queues hold is counted
    every `COUNT_INTERVAL_S` while something happens.
@@ -22,16 +23,27 @@ from typing import Final, NamedTuple
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.eviction import Evictor
 from millstream.kv.core.memory import Memory
-from millstream.runtime.pace import Pace
+from millstream.runtime.pace import REST_FACTOR, Pace
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["COUNT_INTERVAL_S", "MEMORY", "MemoryKeeper", "MemoryStatistics"]
+__all__ = [
+    "COUNT_INTERVAL_S",
+    "DELAY_S_MAX",
+    "MEMORY",
+    "WAKE_MAX",
+    "MemoryKeeper",
+    "MemoryStatistics",
+]
 
 _LOG = logging.getLogger(__name__)
 COUNT_INTERVAL_S: Final = 0.1
 """How often what is held besides the hash tables is counted."""
+DELAY_S_MAX: Final = 2.0
+"""How long writes wait for room at a stretch; then they are refused."""
+WAKE_MAX: Final = 16
+"""Connections that go on in one turn of the loop after a delay: each may bring a whole buffer."""
 MEMORY: Final = "memory"
-"""Why writes are refused: the quota is exhausted."""
+"""Why writes are refused: the quota is exhausted, and no room could be made."""
 
 
 class MemoryStatistics(NamedTuple):
@@ -43,6 +55,8 @@ class MemoryStatistics(NamedTuple):
     resident_share: float
     evicted_total: int
     evicted_bytes_total: int
+    delayed_total: int
+    delayed_seconds_total: float
     exhausted_total: int
     is_refusing: bool
     longest_step_seconds: float
@@ -76,7 +90,9 @@ class MemoryKeeper:
         self._is_evicting = False
         self._is_at_a_loss = False
         self._is_stopping = False
-        self._exhausted_total = 0
+        self._delayed_since_s = 0.0
+        self._delayed_total = self._exhausted_total = 0
+        self._delayed_s = 0.0
         self._longest_step_s = 0.0
         bucket.subscribe(self.look)
         memory.on_high = self.look
@@ -88,6 +104,8 @@ class MemoryKeeper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._bucket.is_delaying:
+            self._end_delay()
         await self._tasks.stop()
 
     def look(self) -> None:
@@ -108,7 +126,8 @@ class MemoryKeeper:
         return MemoryStatistics(
             memory.quota_bytes, memory.used_bytes, memory.table_bytes, self._resident_share(),
             evictor.evicted_total, evictor.evicted_bytes,
-            self._exhausted_total, MEMORY in self._bucket.refusals, self._longest_step_s,
+            self._delayed_total, self._delayed_s, self._exhausted_total,
+            MEMORY in self._bucket.refusals, self._longest_step_s,
         )  # fmt: skip
 
     def _resident_share(self) -> float:
@@ -124,8 +143,10 @@ class MemoryKeeper:
     def _count(self) -> None:
         """Count what the queues hold."""
         self._timer = None
-        queues = (partition.queue for partition in self._bucket.partitions)
-        self._memory.other_bytes = self._pending_bytes() + sum(q.bytes_beside for q in queues)
+        self._memory.other_bytes = self._pending_bytes() + sum(
+            one.queue.bytes_beside + one.residents.departed_bytes
+            for one in self._bucket.partitions
+        )
         self._is_at_a_loss = False
         self._judge()
         if self._memory.is_high:
@@ -138,16 +159,33 @@ class MemoryKeeper:
             self._tasks.start(self._evict(), name=f"evict {self._bucket.name}")
 
     def _judge(self) -> None:
-        """Refuse writes, or accept them again."""
+        """Delay or refuse writes, or take them again."""
         bucket, memory = self._bucket, self._memory
-        if MEMORY not in bucket.refusals:
-            if memory.is_exhausted:
+        if MEMORY in bucket.refusals:
+            if not memory.is_high:
+                _LOG.info("bucket %s: takes writes again", bucket.name)
+                bucket.accept_writes(MEMORY)
+        elif bucket.is_delaying:
+            if memory.has_room:
+                self._end_delay()
+            elif self._loop.time() - self._delayed_since_s >= DELAY_S_MAX:
                 self._exhausted_total += 1
                 _LOG.warning("bucket %s: its memory quota is exhausted", bucket.name)
                 bucket.refuse_writes(MEMORY)
-        elif not memory.is_high:
-            _LOG.info("bucket %s: takes writes again", bucket.name)
-            bucket.accept_writes(MEMORY)
+                self._end_delay()
+        elif memory.is_exhausted and not self._is_stopping:
+            self._delayed_total += 1
+            self._delayed_since_s = self._loop.time()
+            bucket.delay_writes()
+
+    def _end_delay(self) -> None:
+        self._delayed_s += self._loop.time() - self._delayed_since_s
+        self._bucket.end_delay()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._bucket.wake_waiting(WAKE_MAX):
+            self._loop.call_soon(self._wake)
 
     async def _evict(self) -> None:
         try:
@@ -164,9 +202,5 @@ class MemoryKeeper:
                 return
             self._judge()
             if pace.is_over:
-                if memory.is_exhausted:
-                    await asyncio.sleep(0)
-                    pace.restart()
-                else:
-                    await pace.breathe()
-                    self._longest_step_s = max(self._longest_step_s, pace.longest_s)
+                await pace.breathe(REST_FACTOR * (1 - memory.pressure))
+                self._longest_step_s = max(self._longest_step_s, pace.longest_s)

@@ -82,6 +82,11 @@ def _by_key(edits: Sequence[tuple[bytes, Decide]]) -> dict[bytes, list[int]]:
     return found
 
 
+def _tell(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
 class DocumentStore:
     """The documents of one bucket.
 
@@ -236,6 +241,10 @@ class DocumentStore:
         )
 
     async def _made(self, step: Callable[..., Made]) -> Made | MillstreamError:
+        while self._bucket.is_delaying:  # for a bounded time: then writes are refused
+            room = asyncio.get_running_loop().create_future()
+            self._bucket.when_room(partial(_tell, room))
+            await room
         try:
             try:
                 return step(now_ns=self._now_ns())

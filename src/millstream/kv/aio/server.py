@@ -1,13 +1,11 @@
 """The kv and memcached listeners: sockets around `kv.core.session`.
 
 Invariants:
-1. All replies of one wake-up are one write.
-2. Nothing is read from a client whose replies are not drained (`CONNECTION_OUT_BYTES_MAX`), nor
-   while its login is being checked.
-3. A connection that streams closes an older one of the same name in the same bucket.
-4. The node's own processes need no password, and may only read: file permissions say who they are.
+1. A connection that streams closes an older one of the same name in the same bucket.
+2. The node's own processes need no password, and may only read: file permissions say who they are.
 
-Elsewhere: every decision (`kv.core`), the streams themselves (`upr`).
+Elsewhere: one socket (`kv.aio.connection`), every decision (`kv.core`), the streams themselves
+(`upr`).
 """
 
 from __future__ import annotations
@@ -19,31 +17,26 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from millstream import accelerated
 from millstream.access.users import NODE_USER, User
 from millstream.errors import (
     AccessError,
-    CorruptionError,
     MillstreamError,
-    RemoteProtocolError,
     UsageError,
 )
+from millstream.kv.aio.connection import COMMANDS, KvConnection, Streamer
 from millstream.kv.aio.feeding import FeedSession
-from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
-from millstream.kv.core.blob_commands import BLOB_COMMANDS
-from millstream.kv.core.blobs import BlobPiece, Upload
-from millstream.kv.core.bucket import Bucket, Streaming
+from millstream.kv.core.blobs import BlobPiece
+from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.cluster_config import cluster_config
-from millstream.kv.core.documents import DOCUMENT_COMMANDS
-from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
+from millstream.kv.core.handshake import VERSION
 from millstream.kv.core.host import StreamPort
-from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
-from millstream.kv.core.session import Command, KvSession
+from millstream.kv.core.session import KvSession
 from millstream.kv.core.statistics import as_text
-from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, STREAM_OUT_BYTES_MAX
+from millstream.runtime.guests import Guests
 from millstream.wire.mcbp import Feature, Status
 
 if TYPE_CHECKING:
@@ -60,20 +53,6 @@ DURABLE_TICK_S: Final = 0.1
 """How long after its time is over a durable write may still wait."""
 OWN_USER: Final = User(NODE_USER, ("read:*", "stream:*"), {})
 """Who comes by the socket of the node's own processes: they follow and read, nothing else."""
-COMMANDS: dict[int, Command] = {
-    **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
-    **ADMINISTRATION_COMMANDS,
-    **BLOB_COMMANDS,
-}  # fmt: skip
-
-
-class Streamer(StreamPort, Streaming, Protocol):
-    """A stream session as the shell drives it."""
-
-    def on_resume(self) -> None:
-        """The socket can take more."""
-
-
 StreamFactory = Callable[..., Streamer]
 """(connection, bucket, name, flags, *, is_extended, has_json, may_take_over,
 config) -> stream session."""
@@ -90,6 +69,7 @@ class KvServer:
         *,
         advertise: str = "127.0.0.1",
         now_ns: Callable[[], int] = time.time_ns,
+        guests: Guests | None = None,
     ) -> None:
         self.buckets = buckets
         self.users = users
@@ -113,6 +93,7 @@ class KvServer:
         """Maps as they were sent last, with their revisions."""
         self._checks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
+        self.guests = guests or Guests(lambda: not users.is_empty, self.loop)
 
     def kv_protocol(self) -> KvConnection:
         """Make the protocol of one kv connection (SASL, buckets, streams)."""
@@ -336,6 +317,7 @@ class KvServer:
 
     def forget(self, connection: KvConnection) -> None:
         """A connection is gone."""
+        self.guests.leave(connection)
         self.connections.discard(connection)
         self.waiting.discard(connection)
         for key in [k for k, c in self._streams.items() if c is connection]:
@@ -379,208 +361,3 @@ class KvServer:
             self._waiting_timer = None
         for connection in list(self.connections):
             connection.close()
-
-
-class KvConnection(asyncio.Protocol):
-    """One socket. Also the connection that a stream session writes to."""
-
-    def __init__(
-        self, server: KvServer, *, default_bucket: str | None, user: User | None = None
-    ) -> None:
-        self._server = server
-        self._default_bucket = default_bucket
-        self._user = user
-        self._transport: asyncio.Transport | None = None
-        self._now_ns = server.now_ns
-        self._loop = server.loop
-        self._is_scheduled = False
-        self._is_reading = True
-        self.streamer: Streamer | None = None
-        self.feeder: FeedSession | None = None
-        self.streamed: tuple[Bucket, str] | None = None
-        """What is streamed, and under which name."""
-        self._upload: tuple[Bucket, Upload] | None = None
-        """What is being put of an attachment."""
-        self.is_paused = False
-        """The socket's send buffer is full: a stream should wait for `on_resume`."""
-        self.session: KvSession
-
-    def upload_for(self, bucket: Bucket) -> Upload:
-        """Return what takes this connection's attachments of a bucket."""
-        if self._upload is None or self._upload[0] is not bucket:
-            self.drop_upload()
-            assert bucket.new_upload is not None
-            self._upload = bucket, bucket.new_upload()
-        return self._upload[1]
-
-    def drop_upload(self) -> None:
-        """Give up what is not whole."""
-        if self._upload is not None:
-            self._upload[1].abandon()
-            self._upload = None
-
-    # -- the transport's callbacks
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a new connection."""
-        transport = cast("asyncio.Transport", transport)  # other loops have classes of their own
-        self._transport = transport
-        transport.set_write_buffer_limits(high=CONNECTION_OUT_BYTES_MAX)
-        peer = transport.get_extra_info("peername")
-        is_plain = self._default_bucket is not None
-        self.session = KvSession(
-            self._server, COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
-            peer=str(peer) if self._user is None else "the node's own process",
-            source=str(peer[0]) if isinstance(peer, tuple) else "",
-        )  # fmt: skip
-        self.session.user = self._user
-        if self._default_bucket is not None:
-            self.session.select(self._server.buckets.get(self._default_bucket))
-        if self._server.is_closed:  # accepted in the loop's last round with a listener
-            transport.abort()
-            return
-        self._server.connections.add(self)
-        self._server.connection_total += 1
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The peer is gone, or we closed."""
-        self._transport = None
-        self._server.forget(self)
-        if not self.session.is_waiting:  # else who takes the piece gives the rest up
-            self.drop_upload()
-        if self.feeder is not None:
-            self.feeder.close()
-            self.feeder = None
-            self.session.stream = None
-        if self.streamer is not None:
-            assert self.streamed is not None
-            bucket, name = self.streamed
-            bucket.stream_ended(name, self.streamer)
-            self.streamer.close()
-            self.streamer = None
-            self.session.stream = None
-
-    def data_received(self, data: bytes) -> None:
-        """Answer what came; hot path."""
-        session = self.session
-        try:
-            out = session.receive(data, self._now_ns())
-        except RemoteProtocolError as error:
-            self._refuse(error)
-            return
-        except CorruptionError:
-            self.close()  # whoever met the damage has told of it; the bucket is being stopped
-            return
-        except OSError as error:
-            _LOG.error("closed %s: a document cannot be read: %s", session.peer, error)
-            self.close()
-            return
-        transport = self._transport
-        if out and transport is not None:
-            transport.write(out)
-            if self.is_paused and transport.get_write_buffer_size() > STREAM_OUT_BYTES_MAX:
-                self._read(False)
-        if session.needs_care:
-            session.needs_care = False
-            self._care()
-
-    def pause_writing(self) -> None:
-        """The client does not read: stop reading from it, from a stream a little later.
-
-        A stream that is paused must still hear acknowledgements.
-        """
-        self.is_paused = True
-        if self.streamer is None:
-            self._read(False)
-
-    def resume_writing(self) -> None:
-        """The client has caught up."""
-        self.is_paused = False
-        if self.streamer is not None:
-            self.streamer.on_resume()
-        self.advance()
-
-    # -- for the server and the streams
-
-    def write(self, data: bytes) -> None:
-        """Send bytes in their turn among the replies."""
-        self.session.emit(data)
-        self._flush()
-
-    def advance(self) -> None:
-        """Something a request waited for has happened: go on."""
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._advance)
-
-    def on_persisted(self) -> None:
-        """Writes became durable: send the replies that waited for them, and go on."""
-        session = self.session
-        session.on_persisted(self._now_ns())
-        self._flush()
-        if session.waits_for_disk:
-            self._server.wait(self)
-        if session.has_request or not self._is_reading:
-            self.advance()
-
-    def close(self) -> None:
-        """Close once what was written has left; at once if the peer does not take it."""
-        if self._transport is not None:
-            (self._transport.abort if self.is_paused else self._transport.close)()
-
-    # -- inside
-
-    def _advance(self) -> None:
-        self._is_scheduled = False
-        if self._transport is not None:
-            self._flush()
-            if not self.is_paused or self.streamer is not None:
-                self._read(True)
-                self.data_received(b"")
-
-    def _care(self) -> None:
-        """What a wake-up may leave to do besides its replies."""
-        session = self.session
-        if session.waits_for_disk:
-            self._server.wait(self)
-        if session.is_closing:
-            self.close()
-        elif session.is_clogged:
-            self._read(False)
-            absent, session.absent = session.absent, None
-            if absent is not None and not absent.fetch(self._fetched):
-                session.on_fetch_refused()
-                self.advance()
-        elif session.has_request and not self.is_paused:
-            self.advance()
-
-    def _fetched(self, error: Exception | None) -> None:
-        """What a request waited for was read from the disk, and is there during this call."""
-        if self._transport is None:
-            return
-        if error is None:
-            self.session.on_fetched()
-            self._advance()
-        else:
-            _LOG.error("closed %s: a document cannot be read: %s", self.session.peer, error)
-            self.close()
-
-    def _flush(self) -> None:
-        if self.session.out and self._transport is not None:
-            self._transport.write(self.session.take_output())
-
-    def _read(self, wanted: bool) -> None:
-        transport = self._transport
-        if wanted == self._is_reading or transport is None or transport.is_closing():
-            return
-        self._is_reading = wanted
-        if wanted:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
-
-    def _refuse(self, error: RemoteProtocolError) -> None:
-        _LOG.warning("closed %s: %s", self.session.peer, error)
-        self.session.is_closing = True
-        self._flush()
-        self.close()

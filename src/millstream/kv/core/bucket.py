@@ -5,7 +5,7 @@ Invariants:
 2. Subscribers are called once per batch of changes, not once per change.
 3. `open_tables` and `open_partitions` name what requests may use without further questions; what
    is not plain (`Partition.is_plain`) is missing there: an empty table, None. To be written it
-   must be linear, too (`is_linear`), and there must be no `refusals`.
+   must be linear, too (`is_linear`), there must be no `refusals`, and writes must not be delayed.
 4. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
 5. The revisions of the maps it is given only grow. A map changes no partition.
@@ -16,6 +16,7 @@ map's file (`node.map_file`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -166,6 +167,9 @@ class Bucket:
         _publish(self)
         self.refusals: set[str] = set()
         """Why all writes are answered as a temporary failure now."""
+        self.is_delaying = False
+        """Memory is full: writes wait until documents have been evicted, before any is refused."""
+        self._waiting_for_room: deque[Callable[[], None]] = deque()
         for partition in partitions:
             partition.on_plain = self.reopen
             partition.bucket_uuid = uuid
@@ -176,7 +180,12 @@ class Bucket:
         partition = self.partitions[partition_id]
         is_plain = partition.is_plain
         self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
-        is_open = is_plain and partition.is_linear and not self.refuses_writes_of(partition_id)
+        is_open = (
+            is_plain
+            and partition.is_linear
+            and not self.is_delaying
+            and not self.refuses_writes_of(partition_id)
+        )
         self.open_partitions[partition_id] = partition if is_open else None
 
     def refuse_writes(self, reason: str) -> None:
@@ -188,6 +197,27 @@ class Bucket:
         """Withdraw a reason; harmless if it was not given."""
         self.refusals.discard(reason)
         self._reopen_all()
+
+    def delay_writes(self) -> None:
+        """Let writes wait until `end_delay`; what was begun goes on."""
+        self.is_delaying = True
+        self._reopen_all()
+
+    def end_delay(self) -> None:
+        """Take writes again, or refuse them from now on; `wake_waiting` is to be called next."""
+        self.is_delaying = False
+        self._reopen_all()
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once after the delay of writes; it must only schedule work."""
+        self._waiting_for_room.append(callback)
+
+    def wake_waiting(self, most: int) -> bool:
+        """Call some of those who wait, oldest first; return whether there are more."""
+        while most > 0 and self._waiting_for_room and not self.is_delaying:
+            self._waiting_for_room.popleft()()
+            most -= 1
+        return bool(self._waiting_for_room) and not self.is_delaying
 
     def refuses_writes_of(self, partition_id: int) -> bool:
         """Return whether writes are refused though the partition would take them."""

@@ -371,7 +371,9 @@ def _flush(*, quiet: bool) -> Command:
             return session.refusal(packet, Status.NO_BUCKET)
         at_s = absolute_expiry(int.from_bytes(packet.extras, "big"), now_ns)
         reply = b"" if quiet else response(packet.opcode, Status.SUCCESS, packet.opaque)
-        session.wait_for(lambda done: session.host.wipe(session, at_s * _SECOND_NS, done), reply)
+        session.wait_for_reply(
+            lambda done: session.host.wipe(session, at_s * _SECOND_NS, lambda: done(reply))
+        )
         return None
 
     return command

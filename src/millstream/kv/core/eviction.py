@@ -1,9 +1,9 @@
 """Which documents leave memory when a bucket holds too much: key, metadata and value, all of it.
 
 A hand goes round the documents of one partition after the other, as that of a clock. What was read
-since it passed last, or written since it left the partition last, stays for this time; the next
-document goes. What the log has is all that is needed to bring one back, with its revision, lineage
-and seqno.
+since it passed last stays for this time, so does what was written since it left the partition last
+(the first time: the newer half); the next document goes. What the log has is all that is needed to
+bring one back, with its revision, lineage and seqno.
 
 Invariants:
 1. Nothing goes that the log does not have, a deletion no more than a document: what goes is at or
@@ -19,7 +19,6 @@ back (`partition`, `kv.aio.reading_back`).
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
 from millstream.kv.core.memory import Memory
@@ -29,8 +28,6 @@ __all__ = ["STEP_DOCUMENTS", "Evictor"]
 
 STEP_DOCUMENTS: Final = 1024
 """Documents looked at in one step: about a millisecond if all of them go."""
-_cut_seqno: Final = Struct(">24xQ").unpack_from
-_MUTATION: Final = 0x57
 _NEVER: Final = (0, -1, -1, -1)
 
 
@@ -42,8 +39,9 @@ class Evictor:
         self._memory = memory
         self._at = 0
         self._hands = [0] * len(partitions)
-        self._left_at = [0] * len(partitions)
-        """What was persisted when the hand left a partition."""
+        self._began_at = [partition.persisted_seqno for partition in partitions]
+        self._left_at: list[int | None] = [None] * len(partitions)
+        """What was persisted when the hand left a partition; None: it was not there yet."""
         self._fruitless = [_NEVER] * len(partitions)
         """The state in which a partition had nothing that may go."""
         self._begun, self._found = _NEVER, False
@@ -78,30 +76,18 @@ class Evictor:
             partition.queue.release()
             self._begun, self._found = _state(partition), False
         residents, memory = partition.residents, self._memory
-        ring = residents.ring
-        floor, left_at = partition.queue.floor, self._left_at[at]
-        low_bytes, before = memory.low_bytes - memory.other_bytes, memory.table_bytes
-        stop = hand + STEP_DOCUMENTS
-        while hand < len(ring) and hand < stop and memory.table_bytes > low_bytes:
-            entry = ring[hand]
-            frame = entry.frame
-            seqno = _cut_seqno(frame)[0]
-            if seqno > floor:
-                hand += 1
-                continue
-            self._found = True
-            if frame[1] == _MUTATION and seqno > left_at:
-                hand += 1
-            elif frame[1] == _MUTATION and entry.is_used:
-                entry.is_used = False
-                hand += 1
-            else:
-                residents.evict(hand)
-                stop -= 1
-                self.evicted_total += 1
+        floor, before = partition.queue.floor, memory.table_bytes
+        left_at = self._left_at[at]
+        if left_at is None:  # the first time: the newer half stays
+            left_at = self._left_at[at] = (self._began_at[at] + floor) // 2
+        hand, count, may_go = residents.sweep(
+            hand, STEP_DOCUMENTS, floor, left_at, memory.low_bytes - memory.other_bytes
+        )
+        self._found |= may_go
+        self.evicted_total += count
         self.evicted_bytes += before - memory.table_bytes
         self._hands[at] = hand
-        if hand >= len(ring):
+        if hand >= len(residents.ring):
             self._leave(at, floor)
 
     def _leave(self, at: int, floor: int) -> None:

@@ -301,7 +301,12 @@ class Feed:
     @property
     def is_full(self) -> bool:
         """Whether no more bytes are to be taken now."""
-        return self._unflushed_bytes > UNFLUSHED_BYTES_MAX or bool(self._bucket.refusals)
+        bucket = self._bucket
+        return (
+            self._unflushed_bytes > UNFLUSHED_BYTES_MAX
+            or bucket.is_delaying
+            or bool(bucket.refusals)
+        )
 
     @property
     def is_busy(self) -> bool:

@@ -1,11 +1,12 @@
 """How much memory a bucket's documents take, and how much they may.
 
 Counted are the entries of the hash tables (`entry.size_of`), and what is held besides: slots of
-the queues, superseded changes kept for readers, keys that wait for the by-id map.
+the queues, superseded changes kept for readers, keys that wait for the by-id map, what is known of
+keys that have left.
 
 Invariants:
 1. `table_bytes` is right after every change of a table; `other_bytes` is as of the last look.
-2. `low_bytes < high_bytes < quota_bytes`.
+2. `low_bytes < high_bytes < room_bytes < quota_bytes`.
 
 Elsewhere: what goes when it is too much (`eviction`), and when that is looked at
 (`kv.aio.memory_keeper`).
@@ -23,6 +24,7 @@ __all__ = [
     "MEMORY_QUOTA_BYTES_MIN",
     "PENDING_CHANGE_BYTES",
     "QUEUE_SHARE",
+    "ROOM_SHARE",
     "UNLIMITED",
     "Memory",
 ]
@@ -33,6 +35,8 @@ HIGH_SHARE: Final = 0.85
 """Share of the quota above which documents are evicted."""
 LOW_SHARE: Final = 0.75
 """Share of the quota down to which they are."""
+ROOM_SHARE: Final = 0.98
+"""Share of the quota below which writes that waited for room go on."""
 UNLIMITED: Final = 1 << 62
 QUEUE_SHARE: Final = 4
 """One part in so many of the quota may be held by queues for slow readers."""
@@ -54,6 +58,7 @@ class Memory:
         "on_high",
         "other_bytes",
         "quota_bytes",
+        "room_bytes",
         "table_bytes",
     )
 
@@ -61,6 +66,7 @@ class Memory:
         self.quota_bytes = quota_bytes
         self.high_bytes = int(quota_bytes * HIGH_SHARE)
         self.low_bytes = int(quota_bytes * LOW_SHARE)
+        self.room_bytes = int(quota_bytes * ROOM_SHARE)
         self.table_bytes = 0
         self.other_bytes = 0
         self.on_high: Callable[[], None] = _nobody_cares
@@ -75,6 +81,17 @@ class Memory:
     def is_high(self) -> bool:
         """Whether documents should be evicted."""
         return self.table_bytes + self.other_bytes > self.high_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether writes that waited go on."""
+        return self.table_bytes + self.other_bytes <= self.room_bytes
+
+    @property
+    def pressure(self) -> float:
+        """How near to the quota it is: 0 up to `high_bytes`, 1 from the quota on."""
+        above = self.used_bytes - self.high_bytes
+        return min(1.0, max(0.0, above / (self.quota_bytes - self.high_bytes)))
 
     @property
     def is_exhausted(self) -> bool:

@@ -14,11 +14,14 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.errors import RemoteProtocolError
+from millstream.model.limits import FRAME_BYTES_MAX, LOGIN_BYTES_MAX, SKIPPED_BYTES_MAX
 from millstream.wire.mcbp import (
     ALT_REQUEST,
     ALT_RESPONSE,
     HEADER,
     HEADER_BYTES,
+    REQUEST,
+    RESPONSE,
     FrameInfo,
     Opcode,
     Packet,
@@ -26,7 +29,15 @@ from millstream.wire.mcbp import (
     parse_frame_infos,
 )
 
-__all__ = ["cut_request", "durability_of"]
+__all__ = ["MAGICS", "ORDINARY", "cut_request", "durability_of", "is_waited_for", "not_binary"]
+
+MAGICS: Final = (REQUEST, ALT_REQUEST, RESPONSE)
+"""What the frames of a client begin with."""
+ORDINARY: Final = frozenset(
+    {Status.KEY_ENOENT, Status.KEY_EEXISTS, Status.NOT_STORED, Status.DELTA_BADVAL,
+     Status.UNKNOWN_COMMAND}
+)  # fmt: skip
+"""Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
 
 _LEVELS: Final = (1, 2, 3)
 _KNOWN: Final = frozenset(
@@ -60,6 +71,31 @@ def cut_request(data: bytes, at: int, stop: int) -> Packet:
         magic, opcode, datatype, vbucket, opaque, cas, data[at:extras_at],
         data[extras_at:key_at], data[key_at:value_at], data[value_at:stop],
     )  # fmt: skip
+
+
+def not_binary(magic: int) -> RemoteProtocolError:
+    """Return the error of what does not begin as a frame does."""
+    return RemoteProtocolError(
+        f"magic 0x{magic:02x}: this port speaks memcached's binary protocol only; a client that "
+        "speaks text, HTTP or TLS needs another port, or another setting",
+        code="bad_magic",
+    )
+
+
+def is_waited_for(magic: int, body_bytes: int, *, is_logged_in: bool) -> bool:
+    """Return whether the rest of a frame is waited for; False: it is only passed over.
+
+    Raises:
+        RemoteProtocolError: `bad_magic`; `too_large`: longer than what is passed over, or than
+            what is taken before a log-in.
+    """
+    if magic not in MAGICS:
+        raise not_binary(magic)
+    if body_bytes <= (FRAME_BYTES_MAX if is_logged_in else LOGIN_BYTES_MAX):
+        return True
+    if magic != RESPONSE and is_logged_in and body_bytes <= SKIPPED_BYTES_MAX:
+        return False
+    raise RemoteProtocolError(f"body of {body_bytes} bytes", code="too_large")
 
 
 def durability_of(packet: Packet) -> tuple[Status | None, int, int]:

@@ -5,11 +5,12 @@ everything else goes through a table of commands. All replies of one wake-up lea
 
 Invariants:
 1. Replies leave in request order: while a durable write waits for disk or copies, later ones do;
-   a request whose document is on the disk begins again once that was read, and nothing behind it
-   is answered before.
+   a request whose document is on the disk begins again once that was read, a write that finds
+   memory full once there is room, and nothing behind it is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
    more; the rest is kept for the next, which comes once the client has read.
-3. A frame that contradicts itself, or is longer than the limit, closes the connection.
+3. A frame that contradicts itself closes the connection, so does a byte that no frame begins with.
+   A frame that is longer than the limit is answered E2BIG, and its body is passed over, not kept.
 4. A document command is answered only with a bucket selected and the right it needs.
 
 Elsewhere: cutting other requests (`requests`), what a durable write waits for (`durability`),
@@ -30,16 +31,38 @@ from zlib import crc32
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core import durability
+from millstream.kv.core.departed import Departed
 from millstream.kv.core.entry import ENTRY_BYTES, Entry, size_of
 from millstream.kv.core.memory import Memory
 from millstream.kv.core.mutation_queue import Block, MutationQueue
 from millstream.kv.core.partition import Partition, absolute_expiry
-from millstream.kv.core.requests import cut_request, durability_of
-from millstream.kv.core.residents import NotInMemory, Residents
+from millstream.kv.core.plain import (
+    DELETES,
+    FLAGS_EXTRAS,
+    MUTATION,
+    OTHER_READS,
+    RESPONSE_SET,
+    SECOND_NS,
+    UNDERSCORE,
+    cut_found,
+    delete_plain,
+    found_reply,
+    read_plain,
+    store_durably,
+    stored_reply,
+)
+from millstream.kv.core.requests import (
+    MAGICS,
+    ORDINARY,
+    cut_request,
+    durability_of,
+    is_waited_for,
+    not_binary,
+)
+from millstream.kv.core.residents import NoRoomYet, NotInMemory, Residents
 from millstream.model.limits import (
-    FRAME_BYTES_MAX,
     KEY_BYTES_MAX,
-    LOGIN_BYTES_MAX,
+    NOTED_BYTES_MIN,
     REQUESTS_PER_WAKEUP_MAX,
     VALUE_BYTES_MAX,
 )
@@ -70,30 +93,12 @@ DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _cut_head = Struct(">HHHHI4sQ").unpack_from
 """Magic and opcode, key length, extras length and datatype, partition, body, opaque, CAS."""
-_cut_durable_head = Struct(">HBBBBHI4sQHII").unpack_from
-"""The same with two bytes of framing extras, which follow, and eight of extras behind them."""
-_cut_found = Struct(">16x8s16x4sI").unpack_from
-"""CAS, flags, expiry of a mutation's frame."""
 _cut_flags_expiry = Struct(">II").unpack_from
-_found_reply = Struct(">HHHHI4s8s4s").pack
-_stored_reply = Struct(">HHHHI4s8s").pack
-_stored_reply_token = Struct(">HHHHI4s8sQ8s").pack
 _REQUEST_GET, _REQUEST_SET = REQUEST << 8 | Opcode.GET, REQUEST << 8 | Opcode.SET
-_RESPONSE_GET, _RESPONSE_SET = RESPONSE << 8 | Opcode.GET, RESPONSE << 8 | Opcode.SET
-_FLAGS_EXTRAS, _SET_EXTRAS, _TOKEN_EXTRAS = 4 << 8, 8 << 8, 16 << 8
-_MUTATION: Final = 0x57
-_SECOND_NS: Final = 1_000_000_000
+_SETS: Final = (_REQUEST_SET, REQUEST << 8 | Opcode.SETQ)
+_RESPONSE_GET: Final = RESPONSE << 8 | Opcode.GET
+_SET_EXTRAS: Final = 8 << 8
 _LONG_GONE: Final = (b"", b"", 1)
-_UNDERSCORE: Final = ord("_")
-"""Keys that begin with it may be reserved: they take the longer way."""
-_PERSISTED_FRAMING: Final = (0x1102, 0x1103)
-_DURABLE_SET: Final = (ALT_REQUEST << 8 | Opcode.SET).to_bytes(2, "big")
-_DURABLE_SET_BYTES_MIN: Final = HEADER_BYTES + 2 + 8
-_ORDINARY: Final = frozenset(
-    {Status.KEY_ENOENT, Status.KEY_EEXISTS, Status.NOT_STORED, Status.DELTA_BADVAL,
-     Status.UNKNOWN_COMMAND}
-)  # fmt: skip
-"""Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
 
 
 Command = Callable[["KvSession", Packet, int], bytes | None]
@@ -105,10 +110,11 @@ class KvSession:
 
     __slots__ = (
         "_deferred", "_deferred_bytes", "_has_rest", "_missing_bytes", "_open_partitions",
-        "_open_tables", "_pieces", "_read_partitions", "_rest", "_write_partitions", "absent",
-        "bucket", "client_name", "commands", "datatype_mask", "features", "has_changes",
-        "hashes_keys", "host", "is_closing", "is_waiting", "needs_care", "open_commands", "out",
-        "password_reply", "peer", "scram", "source", "stream", "user", "wants_tokens",
+        "_open_tables", "_pieces", "_read_partitions", "_rest", "_skipped_bytes",
+        "_write_partitions", "absent", "bucket", "client_name", "commands", "datatype_mask",
+        "features", "has_changes", "hashes_keys", "host", "is_closing", "is_waiting",
+        "needs_care", "open_commands", "out", "password_reply", "peer", "scram", "source",
+        "stream", "user", "waits_for_room", "wants_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +151,8 @@ class KvSession:
         being deleted: requests wait."""
         self.absent: NotInMemory | None = None
         """What the next request waits for; the shell takes it and calls `on_fetched`."""
+        self.waits_for_room = False
+        """The next request writes and memory is full; the shell calls `on_room` after that."""
         self.has_changes = False
         self.needs_care = False
         """More is to be done than to write the output and tell of changes; the shell clears it."""
@@ -154,6 +162,7 @@ class KvSession:
         self._rest = b""
         self._pieces = bytearray()
         self._missing_bytes = 0
+        self._skipped_bytes = 0  # of a body that was too long: still to come
         self._has_rest = False
         self._open_tables: list[dict[bytes, Entry]] = []
         self._open_partitions: list[Partition | None] = []
@@ -231,9 +240,12 @@ class KvSession:
             RemoteProtocolError: the connection must be closed, after the output was written.
         """
         if self._has_rest:
+            if self._skipped_bytes:
+                return self._skip(data, now_ns)
             if self._missing_bytes > len(data):  # a long value comes in many pieces
                 self._pieces += data
                 self._missing_bytes -= len(data)
+                self.needs_care |= self.pending_bytes >= NOTED_BYTES_MIN
                 return b""
             data = b"".join((self._rest, self._pieces, data))
             self._pieces.clear()
@@ -248,6 +260,8 @@ class KvSession:
         finally:
             if at != len(data):
                 self._keep(data[at:])
+            elif self._skipped_bytes:
+                self._has_rest = True
             if self.has_changes:
                 self._tell_changed()
         out = self.out
@@ -263,7 +277,7 @@ class KvSession:
         if len(rest) >= HEADER_BYTES:
             missing = HEADER_BYTES + int.from_bytes(rest[8:12], "big") - len(rest)
             self._missing_bytes = max(0, missing)
-            self.needs_care |= missing <= 0
+            self.needs_care |= missing <= 0 or len(rest) >= NOTED_BYTES_MIN
 
     @property
     def has_request(self) -> bool:
@@ -282,7 +296,12 @@ class KvSession:
             start = at + 24
             stop = start + body
             if stop > last + 24:
-                self._check_length(kind >> 8, body)
+                if is_waited_for(kind >> 8, body, is_logged_in=self.is_logged_in):
+                    break
+                packet = Packet(kind >> 8, kind & 0xFF, 0, vbucket, int.from_bytes(opaque, "big"),
+                                cas, b"", b"", b"", b"")  # fmt: skip
+                out.append(self.refusal(packet, Status.E2BIG))
+                self._skipped_bytes, at = stop - len(data), len(data)
                 break
             budget -= 1
             if kind == _REQUEST_GET and not extras and body == key_bytes != 0:
@@ -291,18 +310,18 @@ class KvSession:
                 if self.hashes_keys and tables:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
                 entry = tables[vbucket].get(key) if vbucket < len(tables) else None
-                if entry is not None and data[start] != _UNDERSCORE:
+                if entry is not None and data[start] != UNDERSCORE:
                     entry.is_used = True
                     frame = entry.frame
                     # a tombstone, whose frame is shorter, has no expiry to compare
                     stored_cas, flags, expiry = (
-                        _cut_found(frame) if frame[1] == _MUTATION else _LONG_GONE
+                        cut_found(frame) if frame[1] == MUTATION else _LONG_GONE
                     )
-                    if not expiry or expiry > now_ns // _SECOND_NS:
+                    if not expiry or expiry > now_ns // SECOND_NS:
                         value = frame[55 + key_bytes :]
                         out.append(
-                            _found_reply(
-                                _RESPONSE_GET, 0, _FLAGS_EXTRAS | frame[5] & self.datatype_mask,
+                            found_reply(
+                                _RESPONSE_GET, 0, FLAGS_EXTRAS | frame[5] & self.datatype_mask,
                                 0, 4 + len(value), opaque, stored_cas, flags,
                             )
                         )  # fmt: skip
@@ -311,7 +330,7 @@ class KvSession:
                         at = stop
                         continue
             elif (
-                kind == _REQUEST_SET
+                kind in _SETS
                 and not cas
                 and extras & ~self.datatype_mask == _SET_EXTRAS
                 and 0 < key_bytes <= KEY_BYTES_MAX
@@ -323,7 +342,7 @@ class KvSession:
                 if self.hashes_keys and writers:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(writers)
                 partition = writers[vbucket] if vbucket < len(writers) else None
-                if partition is not None and data[start + 8] != _UNDERSCORE:
+                if partition is not None and data[start + 8] != UNDERSCORE:
                     flag_number, expiry = _cut_flags_expiry(data, start)
                     if expiry:
                         expiry = absolute_expiry(expiry, now_ns)
@@ -336,14 +355,20 @@ class KvSession:
                         break
                     if not self.bucket.is_told_soon:  # type: ignore[union-attr]
                         self.has_changes = True
-                    out.append(
-                        _stored_reply_token(
-                            _RESPONSE_SET, 0, _TOKEN_EXTRAS, 0, 16, opaque, frame[16:24],
-                            partition.failover_log[0].uuid, frame[24:32],
-                        )
-                        if self.wants_tokens
-                        else _stored_reply(_RESPONSE_SET, 0, 0, 0, 0, opaque, frame[16:24])
-                    )  # fmt: skip
+                    if kind == _REQUEST_SET:
+                        out.append(stored_reply(self, RESPONSE_SET, opaque, partition, frame))
+                    at = stop
+                    continue
+            elif not extras and body == key_bytes != 0:
+                reply = None
+                if kind in OTHER_READS:
+                    reply = read_plain(self, kind, data[start:stop], vbucket, opaque, now_ns)
+                elif kind in DELETES and not cas:
+                    reply = delete_plain(self, kind, data[start:stop], vbucket, opaque, now_ns)
+                if reply is not None:
+                    if reply:
+                        out.append(reply)
+                    budget -= len(reply) >> 10
                     at = stop
                     continue
             self.needs_care = True
@@ -355,26 +380,31 @@ class KvSession:
             except NotInMemory as absent:
                 self._wait_for_document(absent)
                 break
+            except NoRoomYet:
+                self.waits_for_room = self.is_waiting = True
+                break
             out = [] if deferred else self.out
             at = stop
             if self.is_closing or self.is_clogged:
                 break
         if deferred and out:
             self.emit(b"".join(out))
+        if at < len(data) and data[at] not in MAGICS:
+            raise not_binary(data[at])
         return at
 
-    def _check_length(self, magic: int, body_bytes: int) -> None:
-        """Refuse a frame, not all here yet, that must not be waited for."""
-        if body_bytes > (FRAME_BYTES_MAX if self.is_logged_in else LOGIN_BYTES_MAX):
-            raise RemoteProtocolError(f"body of {body_bytes} bytes", code="too_large")
-        if magic not in (REQUEST, ALT_REQUEST, RESPONSE):
-            raise RemoteProtocolError(f"magic 0x{magic:02x}", code="bad_magic")
+    def _skip(self, data: bytes, now_ns: int) -> bytes:
+        """Pass over the rest of a body that is too long; go on behind it."""
+        skipped = min(self._skipped_bytes, len(data))
+        self._skipped_bytes -= skipped
+        self._has_rest = self._skipped_bytes > 0
+        return b"" if self._has_rest else self.receive(data[skipped:], now_ns)
 
     # -- the other commands
 
     def _answer_other(self, data: bytes, at: int, stop: int, now_ns: int) -> int:
         """Answer one request by the table of commands; return the length of its reply."""
-        if data[at : at + 2] == _DURABLE_SET and self._store_durably(data, at, stop, now_ns):
+        if store_durably(self, data, at, stop, now_ns):
             return 0
         packet = cut_request(data, at, stop)
         if packet.magic not in (REQUEST, ALT_REQUEST):
@@ -404,54 +434,6 @@ class KvSession:
             self.emit(reply)
         return len(reply)
 
-    def _store_durably(self, data: bytes, at: int, stop: int, now_ns: int) -> bool:
-        """Take a plain SET that waits for the disk; False: it is not one, or may be refused.
-
-        The short way for what single persisted writes do, as `_answer` has for other SETs.
-        """
-        if stop - at < _DURABLE_SET_BYTES_MIN:
-            return False
-        (
-            _, framing_bytes, key_bytes, extras_bytes, datatype, vbucket, _, opaque, cas, framing,
-            flags, expiry,
-        ) = _cut_durable_head(data, at)  # fmt: skip
-        writers = self._open_partitions
-        key_at = at + _DURABLE_SET_BYTES_MIN
-        value_bytes = stop - key_at - key_bytes
-        if (
-            framing_bytes != 2
-            or framing not in _PERSISTED_FRAMING
-            or extras_bytes != 8
-            or cas
-            or datatype & ~self.datatype_mask
-            or not 0 < key_bytes <= KEY_BYTES_MAX
-            or not 0 <= value_bytes <= VALUE_BYTES_MAX
-            or vbucket >= len(writers)
-            or self.hashes_keys
-            or data[key_at] == _UNDERSCORE
-        ):
-            return False
-        partition, bucket = writers[vbucket], self.bucket
-        if partition is None or bucket is None or partition.acknowledged is not None:
-            return False
-        if expiry:
-            expiry = absolute_expiry(expiry, now_ns)
-        frame = partition.store(
-            data[key_at : key_at + key_bytes], data[key_at:stop], flags, expiry, datatype, now_ns
-        )
-        self.has_changes = True
-        reply = (
-            _stored_reply_token(
-                _RESPONSE_SET, 0, _TOKEN_EXTRAS, 0, 16, opaque, frame[16:24],
-                partition.failover_log[0].uuid, frame[24:32],
-            )
-            if self.wants_tokens
-            else _stored_reply(_RESPONSE_SET, 0, 0, 0, 0, opaque, frame[16:24])
-        )  # fmt: skip
-        self._deferred.append((partition, partition.queue.high_seqno, reply, partition.epoch))
-        bucket.hurry()
-        return True
-
     def _refusal_of_level(self, packet: Packet, level: int) -> Status | None:
         found = self.partition_of(packet, for_write=True) if level else None
         return durability.refusal_of(found, level) if isinstance(found, Partition) else None
@@ -460,13 +442,13 @@ class KvSession:
         self, packet: Packet, reply: bytes, level: int, patience_ms: int, now_ns: int
     ) -> None:
         """Answer a change that was just made once it has its level."""
-        partition, bucket = self.partition_of(packet, for_write=True), self.bucket
-        assert isinstance(partition, Partition)
+        bucket = self.bucket
         assert bucket is not None
+        partition = bucket.partitions[self._number_of(packet)]  # memory may be full: none asks
         if not durability.waits_for_copies_or_disk(partition, level):
             self.emit(reply)
             return
-        wait_ns = patience_ms * 1_000_000 or durability.DURABLE_WAIT_S_DEFAULT * _SECOND_NS
+        wait_ns = patience_ms * 1_000_000 or durability.DURABLE_WAIT_S_DEFAULT * SECOND_NS
         self._deferred.append(
             durability.Waiting(
                 partition, partition.high_seqno, reply, partition.epoch, level,
@@ -479,22 +461,32 @@ class KvSession:
             bucket.hurry()
 
     def partition_of(self, packet: Packet, *, for_write: bool = False) -> Partition | Status:
-        """Return the partition a document command speaks of, or why it is refused."""
+        """Return the partition a document command speaks of, or why it is refused.
+
+        Raises:
+            NoRoomYet: it is to be written, and memory is full.
+        """
         if self.bucket is None:
             return Status.NO_BUCKET if self.is_logged_in else Status.EACCESS
         partitions = self._write_partitions if for_write else self._read_partitions
         if not partitions:
             return Status.EACCESS
-        vbucket = packet.vbucket
-        if self.hashes_keys:
-            vbucket = (crc32(packet.key) >> 16 & 0x7FFF) % len(partitions)
+        vbucket = self._number_of(packet)
         if vbucket >= len(partitions):
             return Status.NOT_MY_VBUCKET
         partition = partitions[vbucket]
         refusal = partition.refusal
-        if refusal is None and for_write and self.bucket.refuses_writes_of(vbucket):
-            return Status.ETMPFAIL
+        if refusal is None and for_write:
+            if self.bucket.refuses_writes_of(vbucket):
+                return Status.ETMPFAIL
+            if self.bucket.is_delaying:
+                raise NoRoomYet
         return partition if refusal is None else refusal
+
+    def _number_of(self, packet: Packet) -> int:
+        if self.hashes_keys and self.bucket is not None:
+            return (crc32(packet.key) >> 16 & 0x7FFF) % self.bucket.partition_count
+        return packet.vbucket
 
     # -- bytes out
 
@@ -503,7 +495,7 @@ class KvSession:
         if status in (Status.LOCKED, Status.NOT_LOCKED) and not self.knows_lock_statuses:
             is_about_locks = packet.opcode in (Opcode.GET_LOCKED, Opcode.UNLOCK)
             status = Status.ETMPFAIL if is_about_locks else Status.KEY_EEXISTS
-        if self.bucket is not None and status not in _ORDINARY:
+        if self.bucket is not None and status not in ORDINARY:
             refused, name = self.bucket.refused, status.name.lower()
             refused[name] = refused.get(name, 0) + 1
         if status == Status.NOT_MY_VBUCKET:
@@ -520,6 +512,11 @@ class KvSession:
             self._deferred_bytes += len(data)
         else:
             self.out.append(data)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the client: requests, and replies that wait for the disk."""
+        return len(self._rest) + len(self._pieces) + self._deferred_bytes
 
     @property
     def waits_for_disk(self) -> bool:
@@ -559,6 +556,10 @@ class KvSession:
         """The document is there: the request is answered by the next `receive`."""
         self.is_waiting = False
 
+    def on_room(self) -> None:
+        """Writes are taken again, or refused: the request is answered by the next `receive`."""
+        self.waits_for_room = self.is_waiting = False
+
     def on_fetch_refused(self) -> None:
         """Too many documents are being read: the request is answered as a temporary failure."""
         rest = self._rest
@@ -567,10 +568,6 @@ class KvSession:
         self._keep(rest[stop:])
         self.is_waiting = False
         self.emit(self.refusal(packet, Status.ETMPFAIL))
-
-    def wait_for(self, start: Callable[[Callable[[], None]], None], reply: bytes) -> None:
-        """Start something that calls back; until then requests wait, then `reply` is sent."""
-        self.wait_for_reply(lambda done: start(lambda: done(reply)))
 
     def wait_for_reply(self, start: Callable[[Callable[[bytes], None]], None]) -> None:
         """Start something that calls back with a reply; until then requests wait."""
@@ -592,9 +589,10 @@ class KvSession:
 
 
 accelerated.bind(
-    KvSession, "receive", Partition, MutationQueue, Block, Entry, Residents, Memory,
+    KvSession, "receive", Partition, MutationQueue, Block, Entry, Residents, Departed, Memory,
     REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, ENTRY_BYTES, DEFERRED_MAX,
     DEFERRED_BYTES_MAX,
-    also=(KvSession._answer, KvSession._store_durably, Partition.store, absolute_expiry,
-          Residents.add, Residents._take, size_of),
+    also=(KvSession._answer, read_plain, delete_plain, stored_reply, store_durably,
+          Partition.store, Partition.delete, Partition._bury, absolute_expiry, Residents.add,
+          Residents._take, Residents.lacks, Departed.may_have, size_of),
 )  # fmt: skip

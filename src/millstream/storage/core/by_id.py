@@ -160,8 +160,8 @@ class Recent:
         return merged
 
 
-FindPlaces = Callable[[int, list[int], int], Mapping[int, Place]]
-"""(partition, seqnos, first segment to look into) -> their places."""
+FindPlaces = Callable[[int, list[int], int], Mapping[int, tuple[int, int]]]
+"""(partition, sorted seqnos, first segment to look into) -> their places, perhaps others, too."""
 
 
 class ByIdBatch(NamedTuple):
@@ -406,14 +406,28 @@ def _pieces(batch: ByIdBatch, find_places: FindPlaces) -> Iterator[Piece]:
         changes.setdefault(key[:2], {})[key] = value
     partition_ids = {*batch.recent, *(int.from_bytes(prefix, "big") for prefix in changes)}
     for partition_id in sorted(partition_ids):
-        values = changes.get(partition_prefix(partition_id), {})
-        if partition_id in batch.recent:
-            one = {partition_id: batch.recent[partition_id]}
-            values |= _resolved(one, batch.first_segment, find_places)
-        puts, removals = _sorted(values)
+        prefix = partition_prefix(partition_id)
+        recent = batch.recent.get(partition_id)
+        newest = {} if recent is None else recent.merged()
+        yield [], []
+        older = changes.get(prefix, {})
+        puts, removals = _sorted({k: v for k, v in older.items() if k[2:] not in newest})
         yield [], removals
         for at in range(0, len(puts), PIECE_KEYS_MAX):
             yield puts[at : at + PIECE_KEYS_MAX], []
+        places = find_places(partition_id, sorted(newest.values()), batch.first_segment)
+        yield [], []
+        keys = sorted(newest)
+        for at in range(0, len(keys), PIECE_KEYS_MAX):
+            yield [], []
+            pack = _VALUE.pack
+            yield (
+                [
+                    (prefix + key, pack(newest[key], *places[newest[key]]))
+                    for key in keys[at : at + PIECE_KEYS_MAX]
+                ],
+                [],
+            )
     log_id, place, checksum = batch.applied
     puts = [(_SUMMARY_PREFIX + partition_prefix(p), data) for p, data in batch.summaries]
     yield [*puts, (_APPLIED_KEY, _APPLIED.pack(log_id, *place, checksum))], []

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, compress, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -132,6 +132,10 @@ def decode_header(data: bytes) -> Header | None:
     return Header(version, number, log_id, Rewriting(*rewriting))
 
 
+DENSE_RATIO: Final = 4
+"""Up to so many records for each that is wanted all are taken: faster than to look each up."""
+
+
 class Columns:
     """What a segment holds of one partition; offsets and lengths in bytes of the file."""
 
@@ -189,6 +193,22 @@ class Columns:
         part.offsets = array("I", compress(self.offsets[begin:end], mask))
         part.lengths = array("I", compress(self.lengths[begin:end], mask))
         return part
+
+    def places(self, number: int, seqnos: list[int]) -> Iterable[tuple[int, tuple[int, int]]]:
+        """Return seqno and place of sorted seqnos that are here, in the segment of that number.
+
+        And of others between them, where that is cheaper than to leave them out.
+        """
+        begin, end = bisect_left(seqnos, self.seqnos[0]), bisect_right(seqnos, self.seqnos[-1])
+        if begin == end:
+            return ()
+        low = bisect_left(self.seqnos, seqnos[begin])
+        high = bisect_right(self.seqnos, seqnos[end - 1])
+        if high - low <= DENSE_RATIO * (end - begin):
+            found = zip(repeat(number), self.offsets[low:high], strict=False)
+            return zip(self.seqnos[low:high], found, strict=True)
+        indexes = ((seqno, self.find(seqno)) for seqno in seqnos[begin:end])
+        return ((seqno, (number, self.offsets[at])) for seqno, at in indexes if at >= 0)
 
     def find(self, seqno: int) -> int:
         """Return the index of a seqno, -1 if absent. O(log n)."""

@@ -19,7 +19,6 @@ Source: docs/reference/file-format.md.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -396,21 +395,19 @@ class LogStore:
 
     def _find_places(
         self, partition_id: int, seqnos: list[int], first_segment: int
-    ) -> dict[int, Place]:
-        """Return the places of sorted seqnos, all live, in segments from the first one on."""
-        places: dict[int, Place] = {}
+    ) -> dict[int, tuple[int, int]]:
+        """Return the places of sorted seqnos, all live, in segments from the first one on.
+
+        And of others between them, where that is cheaper than to leave them out.
+        """
+        places: dict[int, tuple[int, int]] = {}
         for number in self._log.numbers:
             if number < first_segment:
                 continue
             columns = self._log.recent_columns(number, partition_id)
             if columns is None or not columns.seqnos:
                 continue
-            begin = bisect_left(seqnos, columns.seqnos[0])
-            end = bisect_right(seqnos, columns.seqnos[-1])
-            for seqno in seqnos[begin:end]:  # a later segment's record is the live one
-                index = columns.find(seqno)
-                if index >= 0:
-                    places[seqno] = Place(number, columns.offsets[index])
+            places.update(columns.places(number, seqnos))  # a later segment's record is live
         return places
 
     def newest_change(self, partition_id: int) -> StoredChange | None:

@@ -11,6 +11,7 @@ import pytest
 
 from coordinators import Nodes, until
 from millstream.access.users import UserStore
+from millstream.coordination.aio.ninep_server import CONNECTIONS_MAX, NinepServer
 from millstream.coordination.core.ninep.fids import ATTACHES_MAX, FIDS_MAX
 from millstream.coordination.core.ninep.packets import Kind
 from ninep_client import NinepClient, Refused
@@ -27,6 +28,33 @@ async def node(directory: Path) -> AsyncIterator[Nodes]:
         async with NinepClient(nodes.ninep_ports[0]) as files:
             await files.ask(Kind.Tmkdir, 0, b"app", 0o755, 0)
         yield nodes
+
+
+class GuardDouble:
+    asks = True
+
+
+class ConnectionDouble:
+    def __init__(self, *, is_stranger: bool) -> None:
+        self.is_stranger = is_stranger
+        self.is_cut = False
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+
+async def test_the_oldest_stranger_goes_for_a_newcomer() -> None:
+    server = NinepServer("127.0.0.1:1", GuardDouble())  # type: ignore[arg-type]
+    some = [ConnectionDouble(is_stranger=n > 0) for n in range(CONNECTIONS_MAX)]
+    for one in some:
+        assert server.enter(one)  # type: ignore[arg-type]
+    assert server.enter(ConnectionDouble(is_stranger=True))  # type: ignore[arg-type]
+    assert [n for n, one in enumerate(some) if one.is_cut] == [1]
+    for one in some:
+        one.is_stranger = False
+    server.leave(next(one for one in server._connections if one.is_stranger))
+    assert server.enter(ConnectionDouble(is_stranger=False))  # type: ignore[arg-type]
+    assert not server.enter(ConnectionDouble(is_stranger=True))  # type: ignore[arg-type]
 
 
 async def test_elements_are_directories(tmp_path: Path) -> None:

@@ -364,6 +364,21 @@ async def test_when_too_much_waits_in_all_the_slowest_is_cut_off(
             assert len(await slow.read()) < 200 * len(answer)
 
 
+async def test_half_sent_requests_count_and_the_idlest_is_cut_off(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp_server, "WAITING_BYTES_MAX", 1_500_000)
+    half = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\n" + b"v" * 900_000
+    async with running.client() as (first, sends), running.client() as (_, sends_too):
+        sends.write(half)
+        await turns(lambda: running.server.waiting_bytes >= 900_000)
+        sends_too.write(half)
+        await turns(lambda: running.server.connections == 1)
+        with suppress(ConnectionResetError):
+            assert await first.read() == b""
+        assert 900_000 <= running.server.waiting_bytes <= 1_500_000
+
+
 class FakeTransport(asyncio.Transport):
     """Remembers how much was written at once, and says how much of it waits."""
 

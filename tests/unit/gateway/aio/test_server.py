@@ -1,10 +1,11 @@
 import asyncio
 import json
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from millstream.gateway.aio import server
 from millstream.gateway.aio.server import BODY_BYTES_MAX, UNREAD_SECONDS, HttpServer
+from millstream.runtime import guests
 
 
 @asynccontextmanager
@@ -92,21 +93,31 @@ async def test_who_does_not_read_is_cut_off(open_host, monkeypatch):
     assert told == [UNREAD_SECONDS * 1000]
 
 
-async def test_one_connection_too_many_is_closed(open_host, monkeypatch):
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+async def test_slow_connections_shut_nobody_out(open_host, monkeypatch):
+    monkeypatch.setattr(guests, "CONNECTIONS_MAX", 3)
     async with listening(open_host) as port:
-        first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read() == b""
-        writer.close()
-        for reader, writer in first:
-            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 200")
-            writer.close()
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in slow:
+            writer.write(b"GET / HTT")  # and nothing more
         status, _ = await exchange(
             port, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
         assert status == 200
+        assert await slow[0][0].read() == b""  # who has been idle longest has gone
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_who_does_not_log_in_in_time_is_cut_off(guarded_host, monkeypatch):
+    monkeypatch.setattr(guests, "LOGIN_S_MAX", 0.05)
+    monkeypatch.setattr(guests, "LOOK_S", 0.01)
+    async with listening(guarded_host) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTT")
+        async with asyncio.timeout(60):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
 
 
 async def test_a_client_that_leaves_in_its_body_is_no_error(open_host, caplog):

@@ -8,7 +8,7 @@ import pytest
 from log_double import NOW, new_bucket, persist
 
 from millstream.kv.aio import memory_keeper
-from millstream.kv.aio.memory_keeper import MEMORY, MemoryKeeper
+from millstream.kv.aio.memory_keeper import MEMORY, WAKE_MAX, MemoryKeeper
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.memory import Memory
 
@@ -88,12 +88,38 @@ async def test_below_the_high_mark_nothing_goes() -> None:
         assert keeper.statistics().evicted_total == 0
 
 
-async def test_writes_are_refused_while_nothing_may_go_and_taken_again_by_themselves() -> None:
+async def test_writes_wait_for_room_before_any_is_refused() -> None:
     async with kept() as (bucket, memory, keeper):
         fill(bucket, 0, 600)
         bucket.changed()
         assert memory.is_exhausted
-        assert bucket.refusals == {MEMORY}
+        assert bucket.is_delaying
+        assert not bucket.refusals
+        assert bucket.open_partitions == [None] * 4
+        woken: list[int] = []
+        for n in range(WAKE_MAX + 1):
+            bucket.when_room(lambda n=n: woken.append(n))  # type: ignore[misc]
+        persist_all(bucket)
+        keeper.on_persisted()
+        await until(lambda: bool(woken))
+        assert memory.has_room
+        assert woken == list(range(WAKE_MAX))  # the others have the next turn
+        await until(lambda: len(woken) == WAKE_MAX + 1)
+        assert bucket.open_partitions == bucket.partitions
+        assert keeper.statistics().delayed_total == 1
+        assert keeper.statistics().exhausted_total == 0
+
+
+async def test_writes_are_refused_while_nothing_may_go_and_taken_again_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_keeper, "DELAY_S_MAX", 0.0)
+    async with kept() as (bucket, memory, keeper):
+        fill(bucket, 0, 600)
+        bucket.changed()
+        await until(lambda: bucket.refusals == {MEMORY})
+        assert memory.is_exhausted
+        assert not bucket.is_delaying
         assert bucket.open_partitions == [None] * 4
         await until(lambda: keeper._is_at_a_loss)
         assert len(bucket.partition_for(b"key7").table) > 0
@@ -115,10 +141,11 @@ async def test_memory_that_readers_and_the_map_hold_counts() -> None:
         assert slots == sum(p.queue.bytes_beside for p in bucket.partitions)
         pending = 200_000
         bucket.changed()
-        await until(lambda: MEMORY in bucket.refusals)
+        await until(lambda: bucket.is_delaying)
         assert memory.other_bytes >= 200_000
         pending = 0
-        await until(lambda: not bucket.refusals)
+        await until(lambda: not bucket.is_delaying)
+        assert not bucket.refusals
 
 
 async def test_reading_back_above_the_high_mark_evicts() -> None:
@@ -153,8 +180,8 @@ async def test_slow_readers_are_sent_to_the_log_when_the_quota_is_exhausted() ->
 
 async def test_others_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_keeper, "Pace", HastyPace)
-    async with kept(2_000_000) as (bucket, memory, _):
-        fill(bucket, 0, 4500)
+    async with kept(8_000_000) as (bucket, memory, _):
+        fill(bucket, 0, 18_000)
         persist_all(bucket)
         assert memory.is_high
         bucket.changed()
@@ -173,7 +200,7 @@ class HastyPace(memory_keeper.Pace):
     def is_over(self) -> bool:
         return True
 
-    async def breathe(self) -> None:
+    async def breathe(self, rest_factor: float = 1) -> None:
         await asyncio.sleep(0)
 
 

@@ -88,7 +88,7 @@ def test_nothing_goes_that_is_not_persisted() -> None:
 
 
 def test_what_was_read_stays_longer() -> None:
-    partitions, _, evictor = filled(200)
+    partitions, _, evictor = filled(200, share=0.7)
     persist(partitions[0])
     hot = set(range(0, 200, 4))
     for _ in range(4):
@@ -117,6 +117,15 @@ def test_what_was_written_lately_stays_longer() -> None:
     run(evictor)
     assert new <= resident(partitions)
     assert len(old & resident(partitions)) < len(old)
+
+
+def test_the_first_round_lets_the_older_half_go() -> None:
+    """Else memory would have to wait for a whole round before anything can go."""
+    partitions, _, evictor = filled(200, share=0.6)
+    persist(partitions[0])
+    evictor.step()
+    assert resident(partitions) < set(range(200))
+    assert set(range(100, 200)) <= resident(partitions)
 
 
 def test_tombstones_go_first() -> None:

@@ -45,8 +45,26 @@ def test_the_log_is_asked_only_where_it_may_have_more() -> None:
     assert partition._log.finds == 0
     evict(residents, b"a")
     assert residents.find(b"none") is None
+    assert partition._log.finds == 0  # it is known what has left
+    assert residents.lacks(b"none")
+    assert not residents.lacks(b"a")
+    assert residents.find(b"a") is not None
     assert partition._log.finds == 1
     assert residents.keys() == [b"a"]
+    evict(residents, b"a")
+    residents.departed = None  # as after a start
+    assert not residents.lacks(b"none")
+    assert residents.find(b"none") is None
+    assert partition._log.finds == 2
+
+
+def test_another_history_knows_nothing_of_what_has_left() -> None:
+    residents = stored(b"a").residents
+    evict(residents, b"a")
+    assert residents.departed_bytes > 0
+    residents.forget(is_complete=False)
+    assert residents.departed_bytes == 0
+    assert not residents.lacks(b"none")
 
 
 def test_what_would_wait_is_fetched_first() -> None:

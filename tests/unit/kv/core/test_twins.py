@@ -20,6 +20,7 @@ from millstream.kv.core.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
 from millstream.upr.core.source import Hold
+from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Feature, Opcode, request
 
 pytestmark = pytest.mark.skipif(not accelerated.is_installed(), reason=accelerated.state())
@@ -154,6 +155,15 @@ class World:
         for partition in self.partitions:
             partition.queue.collect(0)
 
+    def evict(self) -> None:
+        """Everything durable leaves memory; the log says that there is nothing."""
+        for partition in self.partitions:
+            partition.queue.collect(0)
+            ring, floor = partition.residents.ring, partition.queue.floor
+            for at in reversed(range(len(ring))):
+                if seqno_of(ring[at].frame) <= floor:
+                    partition.residents.evict(at)
+
     def forget(self) -> None:
         """Not everything is in memory; the log has nothing."""
         for partition in self.partitions:
@@ -209,14 +219,14 @@ def requests(draw: st.DrawFn) -> bytes:
     fields["vbucket"] = (
         partition_of(key, 4) if draw(st.integers(0, 9)) else draw(st.integers(0, 9))
     )
-    opcode = draw(st.sampled_from([Opcode.SET] * 5 + [Opcode.GET] * 5 + OTHERS))
+    opcode = draw(st.sampled_from([Opcode.SET] * 5 + [Opcode.GET] * 5 + QUIET * 2 + OTHERS))
     extras = draw(st.binary(min_size=4, max_size=4)) + draw(expiries).to_bytes(4, "big")
-    if opcode == Opcode.SET:
+    if opcode in (Opcode.SET, Opcode.SETQ):
         fields["extras"] = extras if draw(st.integers(0, 15)) else draw(st.binary(max_size=9))
         fields["value"] = draw(values)
         fields["datatype"] = draw(st.sampled_from([0, 0, 0, 1, 2, 5]))
         fields["framing"] = draw(st.sampled_from([b""] * 9 + FRAMINGS))
-    elif opcode == Opcode.GET:
+    elif opcode in READS:
         fields["cas"] = 0
         if not draw(st.integers(0, 15)):
             fields[draw(st.sampled_from(["extras", "value"]))] = b"more"
@@ -237,6 +247,8 @@ def requests(draw: st.DrawFn) -> bytes:
 FRAMINGS = [
     b"\x11\1", b"\x11\2", b"\x11\2", b"\x11\3", b"\x11\4", b"\x13\2\0\5", b"\x11", b"\x10\x10",
 ]  # fmt: skip
+READS = (Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ)
+QUIET = [Opcode.SETQ, *READS[1:], Opcode.DELETE, Opcode.DELETEQ]
 OTHERS = [
     Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT, Opcode.ADD, Opcode.REPLACE, Opcode.APPEND,
     Opcode.PREPEND, Opcode.TOUCH, Opcode.GAT, Opcode.GET_LOCKED, Opcode.HELLO, Opcode.NOOP,
@@ -258,6 +270,7 @@ def feeds(draw: st.DrawFn) -> Action:
     return World.feed, (draw(st.integers(0, 2)), data, times, cuts), {}
 
 
+EVENTS = [World.release, World.tell, World.shrink, World.evict]
 steps = st.sampled_from([-3, 0.1, 1, 5, 7])
 actions = st.lists(
     st.one_of(
@@ -265,7 +278,7 @@ actions = st.lists(
         st.tuples(st.just(World.wait), st.tuples(steps), st.just({})),
         st.tuples(st.just(World.hold), st.tuples(st.integers(0, 3)), st.just({})),
         st.tuples(
-            st.sampled_from([World.release, World.tell, World.shrink]), st.just(()), st.just({})
+            st.sampled_from(EVENTS), st.just(()), st.just({})
         ),
         st.tuples(
             st.just(World.flush), st.just(()), st.fixed_dictionaries({"is_durable": st.booleans()})

@@ -1,0 +1,334 @@
+"""One socket of the kv and memcached listeners, around a `kv.core.session`.
+
+Invariants:
+1. All replies of one wake-up are one write.
+2. Nothing is read from a client whose replies are not drained (`CONNECTION_OUT_BYTES_MAX`), nor
+   while its login is being checked, nor while it waits to write and memory is full.
+3. What is held for a client, requests and replies, is told to `runtime.guests`, which cuts off
+   strangers, and clients for which too much is held.
+
+Elsewhere: what all connections share (`kv.aio.server`), every decision (`kv.core`), the streams
+themselves (`upr`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol, cast
+
+from millstream.access.users import User
+from millstream.errors import CorruptionError, RemoteProtocolError
+from millstream.kv.aio.feeding import FeedSession
+from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
+from millstream.kv.core.blob_commands import BLOB_COMMANDS
+from millstream.kv.core.blobs import Upload
+from millstream.kv.core.bucket import Bucket, Streaming
+from millstream.kv.core.documents import DOCUMENT_COMMANDS
+from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS
+from millstream.kv.core.host import Host, StreamPort
+from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
+from millstream.kv.core.session import Command, KvSession
+from millstream.model.limits import (
+    CONNECTION_OUT_BYTES_MAX,
+    NOTED_BYTES_MIN,
+    STREAM_OUT_BYTES_MAX,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millstream.runtime.guests import Guests
+
+__all__ = ["COMMANDS", "KvConnection", "Server", "Streamer"]
+
+_LOG = logging.getLogger(__name__)
+COMMANDS: dict[int, Command] = {
+    **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
+    **ADMINISTRATION_COMMANDS,
+    **BLOB_COMMANDS,
+}  # fmt: skip
+
+
+class Streamer(StreamPort, Streaming, Protocol):
+    """A stream session as the shell drives it."""
+
+    def on_resume(self) -> None:
+        """The socket can take more."""
+
+
+class Server(Host["KvSession"], Protocol):
+    """What all connections share, and how they tell it of themselves."""
+
+    now_ns: Callable[[], int]
+    loop: asyncio.AbstractEventLoop
+    guests: Guests
+    connections: set[KvConnection]
+    connection_total: int
+    is_closed: bool
+
+    def wait(self, connection: KvConnection) -> None:
+        """Replies of a connection wait: their time is bounded, so somebody has to look."""
+
+    def forget(self, connection: KvConnection) -> None:
+        """A connection is gone."""
+
+
+class KvConnection(asyncio.Protocol):
+    """One socket. Also the connection that a stream session writes to."""
+
+    def __init__(
+        self, server: Server, *, default_bucket: str | None, user: User | None = None
+    ) -> None:
+        self._server = server
+        self._default_bucket = default_bucket
+        self._user = user
+        self._transport: asyncio.Transport | None = None
+        self._now_ns = server.now_ns
+        self._loop = server.loop
+        self._is_scheduled = False
+        self._is_reading = True
+        self.streamer: Streamer | None = None
+        self.feeder: FeedSession | None = None
+        self.streamed: tuple[Bucket, str] | None = None
+        """What is streamed, and under which name."""
+        self._upload: tuple[Bucket, Upload] | None = None
+        """What is being put of an attachment."""
+        self.is_paused = False
+        """The socket's send buffer is full: a stream should wait for `on_resume`."""
+        self.is_active = True
+        """See `Guest`."""
+        self._held_bytes = 0
+        """As it was told to `Guests`."""
+        self._known: User | None = user
+        self.session: KvSession
+
+    def __str__(self) -> str:
+        return self.session.peer
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request of it is being answered, or it streams."""
+        return self.streamer is not None or self.feeder is not None or self.session.is_waiting
+
+    def upload_for(self, bucket: Bucket) -> Upload:
+        """Return what takes this connection's attachments of a bucket."""
+        if self._upload is None or self._upload[0] is not bucket:
+            self.drop_upload()
+            assert bucket.new_upload is not None
+            self._upload = bucket, bucket.new_upload()
+        return self._upload[1]
+
+    def drop_upload(self) -> None:
+        """Give up what is not whole."""
+        if self._upload is not None:
+            self._upload[1].abandon()
+            self._upload = None
+
+    # -- the transport's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new connection."""
+        transport = cast("asyncio.Transport", transport)  # other loops have classes of their own
+        self._transport = transport
+        transport.set_write_buffer_limits(high=CONNECTION_OUT_BYTES_MAX)
+        peer = transport.get_extra_info("peername")
+        is_plain = self._default_bucket is not None
+        self.session = KvSession(
+            self._server, COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
+            peer=str(peer) if self._user is None else "the node's own process",
+            source=str(peer[0]) if isinstance(peer, tuple) else "",
+        )  # fmt: skip
+        self.session.user = self._user
+        if self._default_bucket is not None:
+            self.session.select(self._server.buckets.get(self._default_bucket))
+        if self._server.is_closed:  # accepted in the loop's last round with a listener
+            transport.abort()
+            return
+        if self._user is None and not self._server.guests.enter(self):
+            _LOG.warning("turned away %s: all places are taken", self.session.peer)
+            transport.abort()
+            return
+        if is_plain:
+            self._server.guests.recognise(self, "")
+        self._server.connections.add(self)
+        self._server.connection_total += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer is gone, or we closed."""
+        self._transport = None
+        self._server.forget(self)
+        if not self.session.is_waiting:  # else who takes the piece gives the rest up
+            self.drop_upload()
+        if self.feeder is not None:
+            self.feeder.close()
+            self.feeder = None
+            self.session.stream = None
+        if self.streamer is not None:
+            assert self.streamed is not None
+            bucket, name = self.streamed
+            bucket.stream_ended(name, self.streamer)
+            self.streamer.close()
+            self.streamer = None
+            self.session.stream = None
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what came; hot path."""
+        session = self.session
+        self.is_active = True
+        try:
+            out = session.receive(data, self._now_ns())
+        except RemoteProtocolError as error:
+            self._refuse(error)
+            return
+        except CorruptionError:
+            self.close()  # whoever met the damage has told of it; the bucket is being stopped
+            return
+        except OSError as error:
+            _LOG.error("closed %s: a document cannot be read: %s", session.peer, error)
+            self.close()
+            return
+        transport = self._transport
+        if out and transport is not None:
+            transport.write(out)
+            if self.is_paused:
+                self._tell_held()
+                if transport.get_write_buffer_size() > STREAM_OUT_BYTES_MAX:
+                    self._read(False)
+        if session.needs_care or self._held_bytes:
+            session.needs_care = False
+            self._care()
+
+    def pause_writing(self) -> None:
+        """The client does not read: stop reading from it, from a stream a little later.
+
+        A stream that is paused must still hear acknowledgements.
+        """
+        self.is_paused = True
+        self._tell_held()
+        if self.streamer is None:
+            self._read(False)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.is_paused, self.is_active = False, True
+        self._tell_held()
+        if self.streamer is not None:
+            self.streamer.on_resume()
+        self.advance()
+
+    # -- for the server and the streams
+
+    def write(self, data: bytes) -> None:
+        """Send bytes in their turn among the replies."""
+        self.session.emit(data)
+        self._flush()
+
+    def advance(self) -> None:
+        """Something a request waited for has happened: go on."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._advance)
+
+    def on_persisted(self) -> None:
+        """Writes became durable: send the replies that waited for them, and go on."""
+        session = self.session
+        session.on_persisted(self._now_ns())
+        self._flush()
+        if self._held_bytes:
+            self._tell_held()
+        if session.waits_for_disk:
+            self._server.wait(self)
+        if session.has_request or not self._is_reading:
+            self.advance()
+
+    def close(self) -> None:
+        """Close once what was written has left; at once if the peer does not take it."""
+        if self._transport is not None:
+            (self._transport.abort if self.is_paused else self._transport.close)()
+
+    def cut(self) -> None:
+        """Close at once, whatever waits."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- inside
+
+    def _tell_held(self) -> None:
+        """Tell how much is held for the client, if that is worth it."""
+        transport, session = self._transport, self.session
+        if transport is None or self._user is not None:
+            return
+        held = session.held_bytes + (transport.get_write_buffer_size() if self.is_paused else 0)
+        if held < NOTED_BYTES_MIN:
+            held = 0
+        if held != self._held_bytes:
+            self._held_bytes = held
+            self._server.guests.hold(self, held)
+
+    def _advance(self) -> None:
+        self._is_scheduled = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._flush()
+            if not self.is_paused or self.streamer is not None:
+                self._read(True)
+                self.data_received(b"")
+
+    def _care(self) -> None:
+        """What a wake-up may leave to do besides its replies."""
+        session = self.session
+        self._tell_held()
+        if session.user is not self._known and session.user is not None:
+            self._known = session.user
+            self._server.guests.recognise(self, session.user.name)
+        if session.waits_for_disk:
+            self._server.wait(self)
+        if session.is_closing:
+            self.close()
+        elif session.is_clogged:
+            self._read(False)
+            if session.waits_for_room:
+                assert session.bucket is not None
+                session.bucket.when_room(self._room_made)
+            absent, session.absent = session.absent, None
+            if absent is not None and not absent.fetch(self._fetched):
+                session.on_fetch_refused()
+                self.advance()
+        elif session.has_request and not self.is_paused:
+            self.advance()
+
+    def _room_made(self) -> None:
+        """Memory is not full any more, or writes are refused from now on."""
+        self.session.on_room()
+        self.advance()
+
+    def _fetched(self, error: Exception | None) -> None:
+        """What a request waited for was read from the disk, and is there during this call."""
+        if self._transport is None:
+            return
+        if error is None:
+            self.session.on_fetched()
+            self._advance()
+        else:
+            _LOG.error("closed %s: a document cannot be read: %s", self.session.peer, error)
+            self.close()
+
+    def _flush(self) -> None:
+        if self.session.out and self._transport is not None:
+            self._transport.write(self.session.take_output())
+
+    def _read(self, wanted: bool) -> None:
+        transport = self._transport
+        if wanted == self._is_reading or transport is None or transport.is_closing():
+            return
+        self._is_reading = wanted
+        if wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def _refuse(self, error: RemoteProtocolError) -> None:
+        _LOG.warning("closed %s: %s", self.session.peer, error)
+        self.session.is_closing = True
+        self._flush()
+        self.close()
