@@ -58,7 +58,6 @@ from millstream.storage.core.records import (
     named_change,
 )
 from millstream.storage.core.recovery import apply_rollback, bring_up, refuse_shorter, take_in
-from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.summary import PartitionSummary, RecoveredPartition
 
