@@ -1,6 +1,7 @@
 import asyncio
 import json
 import socket
+from base64 import b64encode
 from contextlib import asynccontextmanager, suppress
 
 from millstream.gateway.aio import server
@@ -105,6 +106,23 @@ async def test_slow_connections_shut_nobody_out(open_host, monkeypatch):
         assert status == 200
         assert await slow[0][0].read() == b""  # who has been idle longest has gone
         for _, writer in slow:
+            writer.close()
+
+
+async def test_strangers_go_for_newcomers_and_who_has_logged_in_stays(guarded_host, monkeypatch):
+    monkeypatch.setattr(guests, "STRANGERS_MAX", 2)
+    basic = b64encode(b"ada:secret")
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic " + basic + b"\r\n\r\n"
+    async with listening(guarded_host) as port:
+        known, sends = await asyncio.open_connection("127.0.0.1", port)
+        sends.write(request)
+        assert b" 200 " in await known.readline()
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        with suppress(ConnectionError):
+            assert await slow[0][0].read() == b""
+        sends.write(request)
+        await known.readuntil(b" 200 ")
+        for _, writer in (*slow, (known, sends)):
             writer.close()
 
 

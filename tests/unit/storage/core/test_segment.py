@@ -152,3 +152,21 @@ def test_flags_say_superseded():
     columns.flags = b"\1\0"
     assert columns.is_superseded(0)
     assert not columns.is_superseded(1)
+
+
+@given(
+    st.lists(st.integers(1, 200), unique=True, min_size=1).map(sorted),
+    st.lists(st.integers(1, 200), unique=True).map(sorted),
+)
+def test_places_are_those_of_what_is_wanted_and_never_wrong(here, wanted):
+    columns = Columns()
+    columns.add(here, [0] * len(here), [seqno * 10 for seqno in here], [5] * len(here))
+    found = dict(columns.places(7, wanted))
+    assert {seqno for seqno in wanted if seqno in here} <= set(found) <= set(here)
+    assert all(place == (7, seqno * 10) for seqno, place in found.items())
+
+
+def test_of_few_that_are_wanted_only_these_are_returned():
+    columns, here = Columns(), range(1, 1001)
+    columns.add(here, [0] * 1000, here, [5] * 1000)
+    assert dict(columns.places(7, [3, 900])) == {3: (7, 3), 900: (7, 900)}
