@@ -38,7 +38,7 @@ from millstream.model.partitions import PartitionState
 from millstream.node.bucket_places import is_elsewhere
 from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
-from millstream.node.own_scan import SCAN_TURN, Range, keys_between
+from millstream.node.own_scan import SCAN_TURN, Range, ordered_keys
 from millstream.node.spread_scans import SpreadScan, spread_figures
 from millstream.replication.core.logs import held_body
 from millstream.replication.core.places import Present
@@ -194,15 +194,16 @@ class Documents:
                     retry="refresh_map",
                 )
         numbers = range(bucket.partition_count)
-        keys = await asyncio.to_thread(keys_between, bucket, numbers, asked)
-        limit = self._revs_limit(running)
-        for number, key in enumerate(keys, 1):
-            found = await running.documents.read(key, limit, is_durable=False)
-            if number % SCAN_TURN == 0:
-                await asyncio.sleep(0)
-            if found is None or not found.document.exists or found.document.winner.is_deleted:
-                continue
-            yield key, found.document
+        limit, number = self._revs_limit(running), 0
+        async with aclosing(ordered_keys(bucket, numbers, asked)) as keys:
+            async for key in keys:
+                found = await running.documents.read(key, limit, is_durable=False)
+                number += 1
+                if number % SCAN_TURN == 0:
+                    await asyncio.sleep(0)
+                if found is None or not found.document.exists or found.document.winner.is_deleted:
+                    continue
+                yield key, found.document
 
     # -- attachments
 

@@ -420,6 +420,12 @@ class LogStore:
         """
         return self._by_id.keys(partition_id)
 
+    def page(
+        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
+    ) -> list[bytes]:
+        """Return the first keys of [low, high) that have a record; see `ById.page`. In the loop."""
+        return self._by_id.page(partition_id, low, high, count, descending=descending)
+
     def keys_beginning(self, prefix: bytes) -> list[set[bytes]]:
         """Return the keys with a prefix by partition, also some that are gone; nothing appends."""
         return self._by_id.keys_beginning(prefix, len(self.partitions))
