@@ -96,11 +96,7 @@ class Documents:
             UnavailableError: `not_my_partition`.
         """
         running = self._buckets.engine(bucket)
-        counts = self._counts.get(running.bucket.uuid)
-        if counts is None:
-            counts = DocumentCounts(self._changes.of(bucket))
-            self._counts[running.bucket.uuid] = counts
-        found = await counts.count(numbers)
+        found = await self._counts_of(bucket).count(numbers)
         file_bytes = await asyncio.to_thread(_disk_bytes, running)
         return Figures(
             found.live, found.deleted,
@@ -108,6 +104,19 @@ class Documents:
             file_bytes, max(0, file_bytes - running.compactor.statistics().dead_bytes),
             running.compactor.is_running,
         )  # fmt: skip
+
+    async def total(self, bucket: str) -> int | None:
+        """Return how many documents there are, as counted last if counting now takes long."""
+        if self._changes.places(bucket).is_shared:
+            return (await self.info(bucket)).document_count
+        found = await self._counts_of(bucket).recent()
+        return None if found is None else found.live
+
+    def _counts_of(self, bucket: str) -> DocumentCounts:
+        uuid = self._buckets.engine(bucket).bucket.uuid
+        if uuid not in self._counts:
+            self._counts[uuid] = DocumentCounts(self._changes.of(bucket))
+        return self._counts[uuid]
 
     # -- documents
 
