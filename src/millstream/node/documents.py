@@ -118,6 +118,11 @@ class Documents:
             self._counts[uuid] = DocumentCounts(self._changes.of(bucket))
         return self._counts[uuid]
 
+    async def stop(self) -> None:
+        """Give up what is counted in the background."""
+        for counts in self._counts.values():
+            await counts.stop()
+
     # -- documents
 
     async def read(

@@ -66,6 +66,10 @@ class SpreadDocuments:
         """Return how many documents there are; see `DocumentHost`."""
         return await self._own.total(bucket)
 
+    async def stop(self) -> None:
+        """Give up what is done in the background; when the node stops."""
+        await self._own.stop()
+
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:

@@ -89,9 +89,7 @@ async def test_a_page_looks_up_what_it_holds_however_many_documents_there_are(
     await engine.stop()
 
 
-async def _numbered(
-    keys: AsyncIterator[bytes], count: int
-) -> AsyncIterator[tuple[int, bytes]]:
+async def _numbered(keys: AsyncIterator[bytes], count: int) -> AsyncIterator[tuple[int, bytes]]:
     """Yield the first ones."""
     number = 0
     async for key in keys:

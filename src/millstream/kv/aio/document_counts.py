@@ -26,6 +26,7 @@ from millstream.errors import MillstreamError
 from millstream.kv.aio.changes import BucketChanges
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.position import Position
+from millstream.runtime.tasks import Tasks
 from millstream.wire.frames import description_bytes
 
 __all__ = ["Counts", "DocumentCounts"]
@@ -52,7 +53,7 @@ class DocumentCounts:
         self._changes = changes
         self._known: dict[int, tuple[Position, Counts]] = {}
         self._turn = asyncio.Lock()
-        self._counting: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._not_before_s = 0.0
 
     async def count(self, numbers: Collection[int] | None = None) -> Counts:
@@ -79,13 +80,16 @@ class DocumentCounts:
         new = [n for n, position in enumerate(latest) if not self._is_known(n, position)]
         if sum(latest[number].seqno for number in new) <= COUNTED_AT_ONCE_MAX:
             return await self.count()
-        is_idle = self._counting is None or self._counting.done()
-        if is_idle and monotonic() >= self._not_before_s:
-            self._counting = asyncio.create_task(self._count_beside(), name="counting documents")
+        if not len(self._tasks) and monotonic() >= self._not_before_s:
+            self._tasks.start(self._count_beside(), name="counting documents")
         if any(number not in self._known for number in new):
             return None
         found = [counts for _, counts in self._known.values()]
         return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+
+    async def stop(self) -> None:
+        """Give up what is counted beside."""
+        await self._tasks.stop()
 
     async def _count_beside(self) -> None:
         began_s = monotonic()

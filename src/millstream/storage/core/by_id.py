@@ -235,7 +235,7 @@ class ById:
         self._older: tuple[Mapping[bytes, Any], int, Mapping[bytes, Any], int, list[bytes]] = (
             {}, 0, {}, 0, [],
         )  # fmt: skip
-        """What of `pending` and of the changes being applied was sorted, how long, and its keys."""
+        """What of `pending` and of what is being applied was sorted, how long, and its keys."""
         self.pending: dict[bytes, ByIdValue | None] = {}
         """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
 

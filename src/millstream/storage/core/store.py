@@ -423,7 +423,7 @@ class LogStore:
     def page(
         self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
     ) -> list[bytes]:
-        """Return the first keys of [low, high) that have a record; see `ById.page`. In the loop."""
+        """Return the first keys of [low, high) with a record; see `ById.page`. In the loop."""
         return self._by_id.page(partition_id, low, high, count, descending=descending)
 
     def keys_beginning(self, prefix: bytes) -> list[set[bytes]]:

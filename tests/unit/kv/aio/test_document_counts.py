@@ -73,18 +73,18 @@ async def test_a_page_does_not_wait_until_many_changes_are_counted(
         [(b"l%d" % number, put()) for number in range(8)], LIMIT, is_durable=True
     )
     assert await counts.recent() is None
-    await _counted(counts)
+    await counts._tasks.finish()
     assert await counts.recent() == Counts(16, 0)
     await engine.documents.update(
         [(b"m%d" % number, put()) for number in range(8)], LIMIT, is_durable=True
     )
     counts._not_before_s = 0.0
     assert await counts.recent() == Counts(16, 0)
-    await _counted(counts)
+    await counts._tasks.finish()
     assert await counts.recent() == Counts(24, 0)
+    counts._known.clear()
+    counts._not_before_s = 0.0
+    assert await counts.recent() is None
+    await counts.stop()
+    assert counts._known == {}
     await engine.stop()
-
-
-async def _counted(counts: DocumentCounts) -> None:
-    assert counts._counting is not None
-    await counts._counting
