@@ -89,6 +89,8 @@ class LogStore:
         self._disk = disk
         self._log = log
         self._by_id = by_id
+        self.page = by_id.page
+        """Returns the first keys of a range of a partition, in order; in the loop."""
         self._live = live
         self._summaries = live.summaries
         self._changed = set[int]()
@@ -419,12 +421,6 @@ class LogStore:
         After a power loss perhaps also some whose purged deletion was the last that by-id knew.
         """
         return self._by_id.keys(partition_id)
-
-    def page(
-        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
-    ) -> list[bytes]:
-        """Return the first keys of [low, high) with a record; see `ById.page`. In the loop."""
-        return self._by_id.page(partition_id, low, high, count, descending=descending)
 
     def keys_beginning(self, prefix: bytes) -> list[set[bytes]]:
         """Return the keys with a prefix by partition, also some that are gone; nothing appends."""
