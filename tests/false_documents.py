@@ -42,6 +42,9 @@ class FalseDocuments:
             raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
         return self._databases.setdefault(bucket, FalseDatabase())
 
+    async def total(self, bucket: str) -> int | None:
+        return (await self.info(bucket)).document_count
+
     async def info(self, bucket: str) -> DatabaseInfo:
         database = self.database(bucket)
         live = sum(not one.winner.is_deleted for one in database.documents.values())

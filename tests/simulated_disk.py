@@ -301,6 +301,10 @@ class SimulatedById:
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         return iter(sorted(key for key in self.disk.by_id[-1] if key.startswith(prefix)))
 
+    def page(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
+        keys = (key for key in self.disk.by_id[-1] if low <= key < high)
+        return sorted(keys, reverse=descending)[:count]
+
     def apply_steps(self, pieces: Iterable[Piece]) -> Iterator[None]:
         state = dict(self.disk.by_id[-1])
         for puts, removals in pieces:

@@ -1,8 +1,8 @@
 """The texts of all documents of a bucket in the order of their ids.
 
 Invariants:
-1. Ids of what is here are gathered first, partition by partition, the loop given back in between;
-   documents are read when they are wanted, as they are then.
+1. Ids and documents are read when they are wanted, as they are then; the loop is given back in
+   between.
 2. A node that has not all partitions active asks those that have the others.
 
 Elsewhere: texts of documents (`node.included_documents`), other nodes (`node.spread_scans`).
@@ -15,12 +15,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import MillstreamError
 from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.core.bucket import Bucket
 from millstream.node.bucket_places import BucketPlaces, is_elsewhere
 from millstream.node.included_documents import OwnDocuments
-from millstream.node.own_scan import Range
+from millstream.node.own_scan import SCAN_TURN, Range, ordered_keys
 from millstream.node.spread_scans import SpreadScan
 from millstream.views.core.documents import Documents
 
@@ -59,11 +59,13 @@ class DocumentScans:
         if not places.is_shared or places.is_whole:
             own = OwnDocuments(places.bucket, self._now_ns)
             try:
-                for doc_id in await self._ids(places.bucket, low, high, descending=descending):
-                    text = await own.text(AskedDocument(doc_id))
-                    last_read = doc_id
-                    if text is not None:
-                        yield doc_id, text
+                async with aclosing(_own_keys(places.bucket, wanted)) as keys:
+                    async for key in keys:
+                        doc_id = key.decode()
+                        text = await own.text(AskedDocument(doc_id))
+                        last_read = doc_id
+                        if text is not None:
+                            yield doc_id, text
                 return
             except MillstreamError as error:
                 if not places.is_shared or not is_elsewhere(error):
@@ -87,29 +89,14 @@ class DocumentScans:
                     if text is not None:
                         yield key.decode(), text
 
-    async def _ids(
-        self, bucket: Bucket, low: bytes, high: bytes, *, descending: bool
-    ) -> list[str]:  # fmt: skip
-        keys: list[bytes] = []
-        for partition in bucket.partitions:
-            if partition.refusal is not None:
-                raise UnavailableError(
-                    f"partition {partition.partition_id} is not active on this node, and no map "
-                    "names another one",
-                    code="not_my_partition",
-                    retry="refresh_map",
-                )
-            keys += [
-                key for key in partition.known_keys() if low <= key <= high and key[:1] != b"_"
-            ]
-            await asyncio.sleep(0)
-        keys.sort(reverse=descending)
-        return [key.decode() for key in keys if _is_text(key)]
 
-
-def _is_text(key: bytes) -> bool:
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+async def _own_keys(bucket: Bucket, wanted: Range) -> AsyncGenerator[bytes, None]:
+    """Yield the ids of documents, design documents left out."""
+    number = 0
+    async with aclosing(ordered_keys(bucket, range(bucket.partition_count), wanted)) as keys:
+        async for key in keys:
+            number += 1
+            if number % SCAN_TURN == 0:
+                await asyncio.sleep(0)
+            if key[:1] != b"_":
+                yield key

@@ -38,7 +38,7 @@ from millstream.model.partitions import PartitionState
 from millstream.node.bucket_places import is_elsewhere
 from millstream.node.buckets import Buckets
 from millstream.node.changes import NodeChanges
-from millstream.node.own_scan import SCAN_TURN, Range, keys_between
+from millstream.node.own_scan import SCAN_TURN, Range, ordered_keys
 from millstream.node.spread_scans import SpreadScan, spread_figures
 from millstream.replication.core.logs import held_body
 from millstream.replication.core.places import Present
@@ -96,11 +96,7 @@ class Documents:
             UnavailableError: `not_my_partition`.
         """
         running = self._buckets.engine(bucket)
-        counts = self._counts.get(running.bucket.uuid)
-        if counts is None:
-            counts = DocumentCounts(self._changes.of(bucket))
-            self._counts[running.bucket.uuid] = counts
-        found = await counts.count(numbers)
+        found = await self._counts_of(bucket).count(numbers)
         file_bytes = await asyncio.to_thread(_disk_bytes, running)
         return Figures(
             found.live, found.deleted,
@@ -108,6 +104,24 @@ class Documents:
             file_bytes, max(0, file_bytes - running.compactor.statistics().dead_bytes),
             running.compactor.is_running,
         )  # fmt: skip
+
+    async def total(self, bucket: str) -> int | None:
+        """Return how many documents there are, as counted last if counting now takes long."""
+        if self._changes.places(bucket).is_shared:
+            return (await self.info(bucket)).document_count
+        found = await self._counts_of(bucket).recent()
+        return None if found is None else found.live
+
+    def _counts_of(self, bucket: str) -> DocumentCounts:
+        uuid = self._buckets.engine(bucket).bucket.uuid
+        if uuid not in self._counts:
+            self._counts[uuid] = DocumentCounts(self._changes.of(bucket))
+        return self._counts[uuid]
+
+    async def stop(self) -> None:
+        """Give up what is counted in the background."""
+        for counts in self._counts.values():
+            await counts.stop()
 
     # -- documents
 
@@ -194,15 +208,16 @@ class Documents:
                     retry="refresh_map",
                 )
         numbers = range(bucket.partition_count)
-        keys = await asyncio.to_thread(keys_between, bucket, numbers, asked)
-        limit = self._revs_limit(running)
-        for number, key in enumerate(keys, 1):
-            found = await running.documents.read(key, limit, is_durable=False)
-            if number % SCAN_TURN == 0:
-                await asyncio.sleep(0)
-            if found is None or not found.document.exists or found.document.winner.is_deleted:
-                continue
-            yield key, found.document
+        limit, number = self._revs_limit(running), 0
+        async with aclosing(ordered_keys(bucket, numbers, asked)) as keys:
+            async for key in keys:
+                found = await running.documents.read(key, limit, is_durable=False)
+                number += 1
+                if number % SCAN_TURN == 0:
+                    await asyncio.sleep(0)
+                if found is None or not found.document.exists or found.document.winner.is_deleted:
+                    continue
+                yield key, found.document
 
     # -- attachments
 

@@ -367,6 +367,7 @@ class Engine:
         self._start_coordination(bound, stack)
         stack.callback(self.functions.close)
         stack.push_async_callback(self._buckets.stop)
+        stack.push_async_callback(self.documents.stop)
         stack.push_async_callback(self.others.stop)
         await self._open_buckets()
         self._raise_revision()

@@ -43,6 +43,8 @@ __all__ = ["EXIT_NOT_STARTED", "StartOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.engine_process")
 EXIT_NOT_STARTED: Final = 1
+SWITCH_S: Final = 0.001
+"""How long a busy thread keeps the interpreter while the loop waits for it."""
 
 
 class StartOrder(msgspec.Struct):
@@ -83,6 +85,7 @@ async def _run(settings: Settings, reply: int) -> int:
         _tell(reply, _as_event(error))
         return EXIT_NOT_STARTED
     calm_collector()
+    sys.setswitchinterval(SWITCH_S)
     _LOG.info("hot functions: %s", accelerated.state())
     _tell(reply, {"event": "ready", "listeners": engine.addresses()})
     await stop.wait()

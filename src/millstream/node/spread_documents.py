@@ -62,6 +62,14 @@ class SpreadDocuments:
         await self._settings.learn(bucket)
         return await self._own.info(bucket)
 
+    async def total(self, bucket: str) -> int | None:
+        """Return how many documents there are; see `DocumentHost`."""
+        return await self._own.total(bucket)
+
+    async def stop(self) -> None:
+        """Give up what is done in the background; when the node stops."""
+        await self._own.stop()
+
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:

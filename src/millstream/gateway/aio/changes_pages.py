@@ -40,7 +40,8 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.aio.documents_out import inline_text
-from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
+from millstream.gateway.aio.selecting import worked_out
+from millstream.gateway.aio.streaming import Turns, WhileThere, send_pieces, stream
 from millstream.gateway.aio.writing import user_context
 from millstream.gateway.core.changes import (
     CHANGES_BODY_BYTES_MAX,
@@ -54,7 +55,7 @@ from millstream.gateway.core.coverage_host import Puller
 from millstream.gateway.core.function_calls import seen_headers, seen_text
 from millstream.kv.core.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
-from millstream.views.core.mango.selectors import parse_selector
+from millstream.views.core.mango.selectors import Selector, parse_selector
 from millstream.wire.frames import seqno_of
 
 __all__ = ["routes"]
@@ -336,10 +337,16 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
     """Return who says which documents pass, by their texts; None: what they hold is no matter."""
     functions = request.app[HOST].functions
     if asked.kind == "selector":
-        matches = parse_selector(asked.selector).matches
+        selector = parse_selector(asked.selector)
 
         async def match(texts: Sequence[bytes]) -> list[bool]:
-            return [matches(parse(text)) for text in texts]
+            turns = Turns()
+            found = []
+            for text in texts:
+                await turns.give()
+                call = partial(_is_true, selector, text)
+                found.append(await worked_out(selector, len(text), call))
+            return found
 
         return match
     if asked.kind == "view":
@@ -359,6 +366,10 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
 
         return ask
     return None
+
+
+def _is_true(selector: Selector, text: bytes) -> bool:
+    return selector.matches(parse(text))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

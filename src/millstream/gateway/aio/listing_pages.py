@@ -107,11 +107,14 @@ class _Listing:
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the JSON text."""
-        total = (await self._documents.info(self._bucket)).document_count
+        total = await self._documents.total(self._bucket)
         query = self._query
         is_whole = query.keys is None and MISSING is query.key is query.startkey
-        offset = b"%d" % min(query.skip, total) if is_whole else b"null"
-        before = b'{"total_rows":%d,"offset":%b,"rows":[\r\n' % (total, offset)
+        offset = None
+        if is_whole:
+            offset = query.skip if total is None else min(query.skip, total)
+        head = msgspec.json.encode({"total_rows": total, "offset": offset})
+        before = head[:-1] + b',"rows":[\r\n'
         rows = self._by_keys() if query.keys is not None else self._by_range()
         async with aclosing(rows):
             async for row in rows:

@@ -2,8 +2,8 @@
 
 Invariants:
 1. Whoever asks needs the right `read`.
-2. The loop is given back after `TURN_DOCUMENTS` documents at the latest, also of those that are
-   looked at in vain.
+2. The loop is given back after `TURN_DOCUMENTS` documents or `TURN_SECONDS`, also of those that
+   are looked at in vain; what may take long of one document runs in a thread (`selecting`).
 3. A wrong query is refused before anything is read; what fails later is cut off.
 
 Elsewhere: indexes (`mango_index_pages`), queries and which index serves (`views.core.mango`), the
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -29,7 +30,8 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.aio.mango_index_pages import indexes_of_bucket
-from millstream.gateway.aio.streaming import WhileThere, stream
+from millstream.gateway.aio.selecting import worked_out
+from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.host import NodeHost
 from millstream.gateway.core.mango_answers import Selection, rows_in
 from millstream.views.core.mango.finding import Find, Place, explained, parse_find
@@ -74,10 +76,12 @@ async def _answered(
         yield b'{"docs":[' + selection.tail(loop.time() - started)
         return
     read = _all_documents if plan.index.is_all_docs else _rows_of_index
-    before = b'{"docs":[\r\n'
+    before, turns = b'{"docs":[\r\n', Turns()
     async with aclosing(read(host, bucket, find, plan)) as rows:
         async for place, text in rows:
-            shown = selection.take(place, text)
+            shown = await worked_out(
+                find.selector, len(text), partial(selection.take, place, text)
+            )
             if shown is not None:
                 yield before + shown
                 before = b",\r\n"
@@ -85,6 +89,7 @@ async def _answered(
                     break
             if selection.examined % TURN_DOCUMENTS == 0:
                 await asyncio.sleep(0)
+            await turns.give()
     if not selection.answered:
         yield b'{"docs":['
     yield selection.tail(loop.time() - started)

@@ -37,7 +37,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 GONE_CHECK_S: Final = 0.5
 """How often is looked whether the client of a query that waits is still there."""
-TURN_SECONDS: Final = 0.02
+TURN_SECONDS: Final = 0.003
 """How long a request of many documents works before others have a turn."""
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""

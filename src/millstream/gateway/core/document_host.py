@@ -91,6 +91,12 @@ class DocumentHost(Protocol):
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return what is known of a database."""
 
+    async def total(self, bucket: str) -> int | None:
+        """Return how many documents there are, as counted last if counting now takes long.
+
+        None: that is not known yet.
+        """
+
     async def read(
         self, bucket: str, doc_id: str, *, is_durable: bool = False
     ) -> StoredDocument | None:

@@ -6,6 +6,8 @@ changed since it was counted last is read once more.
 Invariants:
 1. Counts are of what is durable, as feeds show it, and remembered with where they were taken.
 2. Keys that are no document ids are not counted.
+3. `recent` reads at most `COUNTED_AT_ONCE_MAX` changes before it answers; what is more is counted
+   beside, by one task, at most one part in `COUNTING_SHARE` of the time.
 
 Elsewhere: reading (`kv.aio.changes`).
 """
@@ -14,17 +16,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from struct import Struct
-from typing import NamedTuple
+from time import monotonic
+from typing import Final, NamedTuple
 
 from millstream.documents.tokens import Vector
+from millstream.errors import MillstreamError
 from millstream.kv.aio.changes import BucketChanges
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.position import Position
+from millstream.runtime.tasks import Tasks
 from millstream.wire.frames import description_bytes
 
 __all__ = ["Counts", "DocumentCounts"]
 
+COUNTED_AT_ONCE_MAX: Final = 10_000
+"""Changes that are read for the figures of one page: about 10 ms."""
+COUNTING_SHARE: Final = 10
 _HEAD = Struct(">xBHB").unpack_from
 _MUTATION = 0x57
 _HEADER_BYTES = 24
@@ -44,6 +53,8 @@ class DocumentCounts:
         self._changes = changes
         self._known: dict[int, tuple[Position, Counts]] = {}
         self._turn = asyncio.Lock()
+        self._tasks = Tasks()
+        self._not_before_s = 0.0
 
     async def count(self, numbers: Collection[int] | None = None) -> Counts:
         """Return the counts as of now, of some partitions or all; raises as walks do."""
@@ -59,6 +70,33 @@ class DocumentCounts:
                 await self._recount(start, new)
             found = [self._known[number][1] for number in wanted if number in self._known]
             return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+
+    async def recent(self) -> Counts | None:
+        """Return the counts as of now if that is quick, else those counted last.
+
+        None: they are not known yet.
+        """
+        latest = self._changes.latest().positions
+        new = [n for n, position in enumerate(latest) if not self._is_known(n, position)]
+        if sum(latest[number].seqno for number in new) <= COUNTED_AT_ONCE_MAX:
+            return await self.count()
+        if not len(self._tasks) and monotonic() >= self._not_before_s:
+            self._tasks.start(self._count_beside(), name="counting documents")
+        if any(number not in self._known for number in new):
+            return None
+        found = [counts for _, counts in self._known.values()]
+        return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+
+    async def stop(self) -> None:
+        """Give up what is counted beside."""
+        await self._tasks.stop()
+
+    async def _count_beside(self) -> None:
+        began_s = monotonic()
+        with suppress(MillstreamError):  # whoever asks for exact counts is told
+            await self.count()
+        now_s = monotonic()
+        self._not_before_s = now_s + (COUNTING_SHARE - 1) * (now_s - began_s)
 
     def _is_known(self, number: int, position: Position) -> bool:
         known = self._known.get(number)

@@ -141,6 +141,13 @@ class _StoreReader:
         with telling_of_damage(self._on_corrupt):
             yield from self._store.keys(partition_id)
 
+    def page(
+        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
+    ) -> list[bytes]:
+        """Return the first keys of a range; see `LogReader`."""
+        with telling_of_damage(self._on_corrupt):
+            return self._store.page(partition_id, low, high, count, descending=descending)
+
 
 class _LoopReader(_StoreReader):
     """The same where the loop must not wait for the disk."""

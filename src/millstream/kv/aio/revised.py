@@ -31,8 +31,10 @@ __all__ = ["FOLLOW_SECONDS_MAX", "TURN_SECONDS", "DocumentStore"]
 FOLLOW_SECONDS_MAX: Final = 1.0
 """How long too few copies may follow a partition before changes are refused."""
 FOLLOW_PAUSE_S: Final = 0.02
-TURN_SECONDS: Final = 0.02
+TURN_SECONDS: Final = 0.003
 """How long documents are changed before others have a turn; one may take longer."""
+STEPS_SECONDS: Final = 0.02
+"""How long changes of one document are put together before it is stored."""
 Decide = Callable[[StoredDocument | None], StoredDocument | None]
 
 
@@ -53,7 +55,7 @@ class _Steps:
         """Return what they make of a document together; refusals are kept for `made`."""
         self._results = []
         following: StoredDocument | None = None
-        end_s = self._now() + TURN_SECONDS
+        end_s = self._now() + STEPS_SECONDS
         for decide in self._decides:
             if self._results and self._now() > end_s:
                 break

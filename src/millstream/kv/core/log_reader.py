@@ -56,3 +56,11 @@ class LogReader(Protocol):
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record; blocks."""
+
+    def page(
+        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
+    ) -> list[bytes]:
+        """Return the first keys of [low, high) that have a record, in order; `count` at most.
+
+        From its end if `descending`. In the loop: waits for nothing but pages of the by-id map.
+        """

@@ -310,6 +310,20 @@ class MutationQueue:
 
     # -- readers
 
+    def unflushed_keys(self) -> set[bytes]:
+        """Return the keys whose newest change is perhaps not in the log. O(changes not there)."""
+        after = self.persisted_seqno + 1
+        found: set[bytes] = set()
+        for number in range(after >> BITS, (self.high_seqno >> BITS) + 1):
+            block = self.blocks.get(number)
+            if block is not None:
+                begin = max(0, after - (number << BITS))
+                pairs = zip(block.entries[begin:], block.frames[begin:], strict=False)
+                found.update(entry.key for entry, frame in pairs if frame)
+            items = self.counters.get(number, {})
+            found.update(item[0].key for seqno, item in items.items() if seqno >= after)
+        return found
+
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
     ) -> tuple[list[bytes], int] | None:

@@ -252,6 +252,15 @@ class Partition(ReadCopy):
         """Return the keys of all entries, tombstones included; reads the log if it must."""
         return self.residents.keys()
 
+    def page(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
+        """Return the first keys of [low, high), in order; `count` at most, in fewer it is over.
+
+        From its end if `descending`. Tombstones are included, perhaps also keys that are gone.
+        """
+        keys = set(self._log.page(self.partition_id, low, high, count, descending=descending))
+        keys.update(key for key in self.queue.unflushed_keys() if low <= key < high)
+        return sorted(keys, reverse=descending)[:count]
+
     # -- changing
 
     def put(

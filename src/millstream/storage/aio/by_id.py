@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -195,6 +196,25 @@ class LmdbByIdMap:
                         if not key.startswith(prefix) or len(found) == KEYS_PER_READ_MAX:
                             break
                         found.append(key)
+        except lmdb.Error as error:
+            raise self._damaged(error) from error
+        return found
+
+    def page(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
+        """Return the first keys of [low, high), from its end if `descending`; `count` at most."""
+        found: list[bytes] = []
+        try:
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
+                if not descending:
+                    keys = cursor.iternext(values=False) if cursor.set_range(low) else iter(())
+                elif cursor.set_range(high):
+                    keys = cursor.iterprev(values=False) if cursor.prev() else iter(())
+                else:  # all keys are below
+                    keys = cursor.iterprev(values=False) if cursor.last() else iter(())
+                for key in islice(keys, count):
+                    if not low <= key < high:
+                        break
+                    found.append(key)
         except lmdb.Error as error:
             raise self._damaged(error) from error
         return found

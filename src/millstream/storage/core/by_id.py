@@ -17,6 +17,7 @@ Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple, Protocol
@@ -55,6 +56,10 @@ UNMERGED_CHANGES_MAX: Final = 16 * 1024
 before by-id is brought up, unless it is asked."""
 MERGED_KEYS_MAX: Final = 64 * 1024
 """Keys of one dictionary of merged changes."""
+BOUND_BYTES_MAX: Final = 300
+"""Of a bound of a page: more than any key has, and no more than the map takes."""
+RUN_KEYS_MAX: Final = 8 * 1024
+"""Keys of one sorted run of what is recent: sorted in some 2 ms."""
 PIECE_KEYS_MAX: Final = 1024
 """Keys put in one step: about a millisecond."""
 
@@ -77,6 +82,9 @@ class ByIdMap(Protocol):
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """Yield the keys with a prefix, in order; holds no transaction between two of them."""
+
+    def page(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
+        """Return the first keys of [low, high), from its end if `descending`; `count` at most."""
 
     def apply_steps(self, pieces: Iterable[Piece]) -> Iterator[None]:
         """Put and remove piece by piece, in one transaction that ends with the last step.
@@ -107,7 +115,15 @@ class Recent:
     does not hold the loop.
     """
 
-    __slots__ = ("_columns", "_merged", "_merged_count", "_unmerged_changes", "count")
+    __slots__ = (
+        "_columns",
+        "_merged",
+        "_merged_count",
+        "_ordered_count",
+        "_runs",
+        "_unmerged_changes",
+        "count",
+    )
 
     def __init__(self) -> None:
         self._columns: list[tuple[Sequence[bytes], Sequence[int]]] = []
@@ -115,6 +131,9 @@ class Recent:
         """Oldest first; several, since one that grows large holds the loop by itself."""
         self._merged_count = 0
         self._unmerged_changes = 0
+        self._runs: list[list[bytes]] = []
+        """Keys of the first `_ordered_count` columns, each list sorted and without repetitions."""
+        self._ordered_count = 0
         self.count = 0
         """Changes, those of one key counted each."""
 
@@ -152,6 +171,31 @@ class Recent:
             self._merged[-1].update(zip(keys, seqnos, strict=True))
         self._merged_count, self._unmerged_changes = len(self._columns), 0
 
+    def page(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
+        """Return the first keys of [low, high) of each sorted run; in the thread that adds."""
+        self._order()
+        found: list[bytes] = []
+        for run in self._runs:
+            begin, end = bisect_left(run, low), bisect_left(run, high)
+            if descending:
+                begin = max(begin, end - count)
+            found += run[begin : min(end, begin + count)]
+        return found
+
+    def _order(self) -> None:
+        """Sort what came since the last call; a run that is full is never sorted again."""
+        new: set[bytes] = set()
+        for keys, _ in self._columns[self._ordered_count :]:
+            new.update(keys)
+            if len(new) >= RUN_KEYS_MAX:
+                self._runs.append(sorted(new))
+                new = set()
+        if new and self._runs and len(self._runs[-1]) + len(new) <= RUN_KEYS_MAX:
+            new.update(self._runs.pop())
+        if new:
+            self._runs.append(sorted(new))
+        self._ordered_count = len(self._columns)
+
     def merged(self) -> dict[bytes, int]:
         """Return key -> seqno of its newest record; in any thread, while nothing is added."""
         merged: dict[bytes, int] = {}
@@ -188,6 +232,10 @@ class ById:
         self._first_segment = 0
         self._recent: dict[int, Recent] = {}
         self._recent_count = 0
+        self._older: tuple[Mapping[bytes, Any], int, Mapping[bytes, Any], int, list[bytes]] = (
+            {}, 0, {}, 0, [],
+        )  # fmt: skip
+        """What of `pending` and of what is being applied was sorted, how long, and its keys."""
         self.pending: dict[bytes, ByIdValue | None] = {}
         """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
 
@@ -241,6 +289,38 @@ class ById:
         for key, value in waiting.items():
             if value is not None and key not in recent:
                 yield key
+
+    def page(
+        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
+    ) -> list[bytes]:
+        """Return the first keys of [low, high) of a partition, in order; `count` at most.
+
+        From its end if `descending`. Tombstones are included, perhaps also keys that are gone.
+        Costs what the page holds, and once what came since by-id was brought up to date.
+        """
+        prefix = partition_prefix(partition_id)
+        low, high = low[:BOUND_BYTES_MAX], high[:BOUND_BYTES_MAX]
+        found = set(self._map.page(prefix + low, prefix + high, count, descending=descending))
+        older = self._older_keys()
+        begin, end = bisect_left(older, prefix + low), bisect_left(older, prefix + high)
+        if descending:
+            begin = max(begin, end - count)
+        found.update(older[begin : min(end, begin + count)])
+        keys = {key[2:] for key in found}
+        for waits in (self._applying.recent, self._recent):
+            recent = waits.get(partition_id)
+            if recent is not None:
+                keys.update(recent.page(low, high, count, descending=descending))
+        return sorted(keys, reverse=descending)[:count]
+
+    def _older_keys(self) -> list[bytes]:
+        pending, changes = self.pending, self._applying.changes
+        first, first_count, second, second_count, keys = self._older
+        is_known = first is pending and second is changes
+        if not (is_known and first_count == len(pending) and second_count == len(changes)):
+            keys = sorted({*pending, *changes})
+            self._older = pending, len(pending), changes, len(changes), keys
+        return keys
 
     def keys_beginning(self, prefix: bytes, partition_count: int) -> list[set[bytes]]:
         """Return the keys with a prefix by partition; perhaps also some that are gone."""

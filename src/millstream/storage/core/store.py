@@ -89,6 +89,8 @@ class LogStore:
         self._disk = disk
         self._log = log
         self._by_id = by_id
+        self.page = by_id.page
+        """Returns the first keys of a range of a partition, in order; in the loop."""
         self._live = live
         self._summaries = live.summaries
         self._changed = set[int]()

@@ -1,5 +1,6 @@
 """`_find` and `_explain` over indexes and documents in memory."""
 
+import asyncio
 import json
 
 import pytest
@@ -160,3 +161,25 @@ async def test_rights(guarded, body, ada, bob):
     for path in ("/orders/_find", "/orders/_explain"):
         await body(await guarded.post(path, **asked), 401)
         await body(await guarded.post(path, headers=ada, **asked))
+
+
+async def test_a_pattern_on_a_large_text_does_not_hold_the_loop(client, body, open_host):
+    text = "ab" * 1_000_000
+    open_host.scan.texts = {"d": json.dumps({"_id": "d", "a": text}).encode()}
+    loop, late_s, end = asyncio.get_running_loop(), [], asyncio.Event()
+
+    async def watch():
+        while not end.is_set():
+            began_s = loop.time()
+            await asyncio.sleep(0)
+            late_s.append(loop.time() - began_s)
+
+    watching = asyncio.ensure_future(watch())
+    before_s = loop.time()
+    found = await find(client, body, selector={"a": {"$regex": "(a|b)+c"}})
+    taken_s = loop.time() - before_s
+    end.set()
+    await watching
+    assert found["docs"] == []
+    loop_lag_ms = 1000 * max(late_s)
+    assert loop_lag_ms < 500 * taken_s, "half of the time at the very most"

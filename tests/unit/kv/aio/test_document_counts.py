@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from millstream.kv.aio import document_counts as module
 from millstream.kv.aio.changes import BucketChanges
 from millstream.kv.aio.document_counts import Counts, DocumentCounts
 from running_bucket import LIMIT, NOW, opened, put
@@ -52,4 +55,36 @@ async def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
     assert await counts.count() == Counts(21, 0)
     [start] = opened_from
     assert sum(position.seqno == 0 for position in start.positions) == 1
+    await engine.stop()
+
+
+async def test_a_page_does_not_wait_until_many_changes_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNTED_AT_ONCE_MAX", 10)
+    engine = await opened(tmp_path)
+    counts = DocumentCounts(BucketChanges(engine.bucket))
+    await engine.documents.update(
+        [(b"k%d" % number, put()) for number in range(8)], LIMIT, is_durable=True
+    )
+    assert await counts.recent() == Counts(8, 0)
+    counts = DocumentCounts(BucketChanges(engine.bucket))
+    await engine.documents.update(
+        [(b"l%d" % number, put()) for number in range(8)], LIMIT, is_durable=True
+    )
+    assert await counts.recent() is None
+    await counts._tasks.finish()
+    assert await counts.recent() == Counts(16, 0)
+    await engine.documents.update(
+        [(b"m%d" % number, put()) for number in range(8)], LIMIT, is_durable=True
+    )
+    counts._not_before_s = 0.0
+    assert await counts.recent() == Counts(16, 0)
+    await counts._tasks.finish()
+    assert await counts.recent() == Counts(24, 0)
+    counts._known.clear()
+    counts._not_before_s = 0.0
+    assert await counts.recent() is None
+    await counts.stop()
+    assert counts._known == {}
     await engine.stop()

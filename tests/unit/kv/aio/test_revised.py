@@ -59,6 +59,7 @@ async def test_changes_of_one_document_are_stored_once(tmp_path: Path) -> None:
 
 
 async def test_others_have_turns_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revised, "STEPS_SECONDS", 0.0)
     monkeypatch.setattr(revised, "TURN_SECONDS", 0.0)
     engine = await opened(tmp_path)
     turns = 0

@@ -118,6 +118,12 @@ class LogDouble:
         for item in self.items:
             yield change_of(item[0]).key
 
+    def page(
+        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
+    ) -> list[bytes]:
+        keys = {key for key in self.keys(partition_id) if low <= key < high}
+        return sorted(keys, reverse=descending)[:count]
+
 
 def new_partition(
     partition_id: int = 0, *, log: LogDouble | None = None, memory: Memory | None = None

@@ -22,6 +22,10 @@ class DictMap:
     def keys(self, prefix):
         return iter(sorted(key for key in self.data if key.startswith(prefix)))
 
+    def page(self, low, high, count, *, descending):
+        keys = (key for key in self.data if low <= key < high)
+        return sorted(keys, reverse=descending)[:count]
+
     def apply_steps(self, pieces):
         before = b""
         for puts, removals in pieces:
@@ -205,3 +209,38 @@ def test_keys_are_found_by_what_they_begin_with_wherever_they_wait():
     assert found == [
         {b"d/0"}, {b"d/old", b"d/pending", b"d/applied", b"d/recent"}, set(),
     ]  # fmt: skip
+
+
+def test_a_page_has_the_first_keys_of_all_that_is_known_and_sorts_what_is_recent_once(
+    monkeypatch,
+):
+    monkeypatch.setattr(module, "RUN_KEYS_MAX", 8)
+    rng, by_id, known = random.Random(5), ById(DictMap()), set()
+    for round_number in range(40):
+        keys = [b"%03d" % rng.randrange(400) for _ in range(rng.randrange(1, 12))]
+        match round_number % 4:
+            case 0:
+                by_id.pending |= {b"\0\1" + key: (1, 1, 64) for key in keys}
+            case 1:
+                by_id.fill({b"\0\1" + key: (1, 1, 64) for key in keys})
+            case 2:
+                by_id.note(1, keys, range(1, 1 + len(keys)))
+            case _:
+                by_id.note(1, keys[:1] * 20, range(1, 21))  # one key often is one key
+                known.add(keys[0])
+                keys = []
+                by_id.note(2, [b"other"], [1])
+        if round_number == 20:
+            by_id.take(APPLIED, {})
+        known.update(keys)
+        low, high = sorted(b"%03d" % rng.randrange(400) for _ in range(2))
+        for descending in (False, True):
+            wanted = sorted((k for k in known if low <= k < high), reverse=descending)
+            assert by_id.page(1, low, high, 5, descending=descending) == wanted[:5]
+    recent = Recent()
+    recent.add([b"c", b"a"], [1, 2])
+    assert recent.page(b"", b"z", 9, descending=False) == [b"a", b"c"]
+    sorted_before = recent._runs[0]
+    assert recent.page(b"b", b"z", 9, descending=True) == [b"c"]
+    assert recent._runs[0] is sorted_before
+    assert by_id.page(1, b"x" * 9000, b"y" * 9000, 5, descending=False) == []

@@ -28,7 +28,7 @@ import msgspec
 from millstream.errors import UsageError
 from millstream.views.core.mango.matching import matcher
 from millstream.views.core.mango.paths import parse_path
-from millstream.views.core.mango.pattern_syntax import PatternError
+from millstream.views.core.mango.pattern_syntax import PatternError, read_pattern
 from millstream.views.core.mango.patterns import compile_pattern
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class Selector(NamedTuple):
 
     normal: Normal
     matches: Callable[[Any], bool]
+    steps_per_byte: int = 1
+    """Most steps that a byte of a document's text may cost: its conditions, and what the graphs
+    of its patterns have of nodes."""
 
 
 def parse_selector(content: Any) -> Selector:
@@ -72,7 +75,20 @@ def parse_selector(content: Any) -> Selector:
         raise UsageError(
             "One or more conditions is missing a field name.", code="invalid_selector"
         )
-    return Selector(normal, matcher(normal))
+    return Selector(normal, matcher(normal), _steps_per_byte(normal))
+
+
+def _steps_per_byte(condition: Any) -> int:
+    """Return how many conditions there are, and nodes of patterns."""
+    if isinstance(condition, list):
+        return sum(map(_steps_per_byte, condition))
+    if not isinstance(condition, dict):
+        return 0
+    return sum(
+        len(read_pattern(value).nodes) if name == "$regex" and isinstance(value, str)
+        else 1 + _steps_per_byte(value)
+        for name, value in condition.items()
+    )  # fmt: skip
 
 
 def only(member: Normal) -> tuple[str, Any]:
