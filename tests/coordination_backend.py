@@ -144,6 +144,11 @@ class RegisterBackend:
         csns = [csn for owner, csn in self.replies if owner == number]
         return Reply(0, Code.OK, b"%b %d" % (session[1], max(csns, default=0)), self.link.lsn)
 
+    told: int | None = None
+
+    def told_lsn(self, gid: int) -> int | None:
+        return self.told
+
     def where(self, gid: int) -> Where:
         return Where(3, 7, self.address) if gid == 0 else Where()
 

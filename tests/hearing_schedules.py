@@ -109,6 +109,9 @@ class Node:
         if replica.has_state and isinstance(replica.machine, GroupState):
             replica.machine.audience.tick(now_ms, replica.commit_lsn)
 
+    def told_lsn(self, gid: int) -> int | None:
+        return self.world.group.replicas[self.number].told_commit_lsn
+
     def where(self, gid: int) -> Where:
         replica = self.world.group.replicas[self.number]
         return Where(replica.epoch, replica.view)

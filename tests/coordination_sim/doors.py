@@ -173,6 +173,10 @@ class Door:
             self.owed.note(front, notice)
             front.listener.notify(GID, notice)
 
+    def told_lsn(self, gid: int) -> int | None:
+        replica = self.machine.replica
+        return None if replica is None else replica.told_commit_lsn
+
     def where(self, gid: int) -> Where:
         replica = self.machine.replica
         if replica is None or not replica.members:

@@ -25,7 +25,7 @@ from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.forcing import FORCE, without_force
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.subscribing import Wish
+from millstream.coordination.core.namespace.subscribing import Begun, Wish
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.pool_replies import coord_of
 from millstream.coordination.core.sessions import Shown
@@ -157,7 +157,15 @@ class ClientRequests:
         machine = replica.machine
         if not replica.has_state or not isinstance(machine, GroupState):
             return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
-        return machine.subscribe(subscriber, wish, replica.commit_lsn, confirm)
+        configuration = replica.configuration
+        begun = Begun(configuration.epoch, configuration.closed_lsn)
+        return machine.subscribe(subscriber, wish, replica.commit_lsn, confirm, begun)
+
+    def told_lsn(self, gid: int) -> int | None:
+        """Return up to where the group has committed, as its primary said a moment ago."""
+        nobody: list[Reply] = []
+        runner = self._runner(gid, nobody.append)
+        return None if runner is None else runner.replica.told_commit_lsn
 
     def tick(self, now_ms: float) -> None:
         """Tell those who have heard nothing for long how far their groups are."""

@@ -80,6 +80,12 @@ class Backend(Protocol):
         OK without a value if they have begun, or with an error; or why this member cannot.
         """
 
+    def told_lsn(self, gid: int) -> int | None:
+        """Return up to where the group has committed, as its primary said a moment ago.
+
+        None: this node has no member of it, or does not hear a primary.
+        """
+
     def tick(self, now_ms: float) -> None:
         """Tell those who have heard nothing for long how far their groups are."""
 

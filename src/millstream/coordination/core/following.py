@@ -93,6 +93,8 @@ class Following:
             raise UsageError(f"no scope {scope!r}: {', '.join(SCOPES)}", code="bad_scope")
         self.lsn = after
         """All up to there was heard, in full."""
+        self._version: Version | None = None
+        """Of the last change that was heard in full: it names the history, too."""
         self.seen = 0
         """No member that is behind this LSN will do."""
         self.path = self._place = path
@@ -104,10 +106,15 @@ class Following:
 
     def request(self) -> tuple[bytes, ...]:
         """Return the command for a new connection."""
-        come_from = () if self.lsn is None else (b"FROM", b"%d" % self.lsn)
+        come_from = () if self.lsn is None else (b"FROM", self._come_from(self.lsn))
         seen = max(self.seen, self.lsn or 0)
         known = (b"SEEN", b"0:0:%d" % seen) if seen else ()
         return (*known, b"SUBSCRIBE", self.path.encode(), *self._words, *come_from)
+
+    def _come_from(self, lsn: int) -> bytes:
+        """Return what to go on from: a version where one is known for what was heard."""
+        version = self._version
+        return version.text if version is not None and version.lsn == lsn else b"%d" % lsn
 
     def take(self, reply: Any) -> Heard:
         """Take what came on the connection after the greeting."""
@@ -133,11 +140,12 @@ class Following:
         if (lsn, part) <= self._under_way:
             return None
         self._under_way = lsn, part
+        version = parse_version(message["version"].encode()) or NEVER
         if part == parts - 1:
-            self.lsn = lsn
+            self.lsn, self._version = lsn, version
         data = message.get("data")
         change = Change(
-            lsn, parse_version(message["version"].encode()) or NEVER, message["op"],
+            lsn, version, message["op"],
             message["path"], message.get("to", ""), message["type"], message["ts"],
             message.get("client", ""), None if data is None else b64decode(data), part, parts,
         )  # fmt: skip

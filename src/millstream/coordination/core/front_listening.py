@@ -190,7 +190,12 @@ class _Subscribing:
             reply = front.backend.subscribe(gid, subscriber, self._wish, self._confirm)
         if reply.code is Code.SESSIONMOVED:
             front.note_moved(gid)
-        if reply.code is not Code.OK:
+        told, wanted = front.backend.told_lsn(gid), self._wish.from_lsn
+        is_ahead = told is not None and wanted is not None and wanted > told
+        if reply.code is Code.BEHIND and is_ahead:
+            # No member has got so far, neither has this one by waiting: it is another history.
+            front.say(error("HISTORY_LOST", str(told)))
+        elif reply.code is not Code.OK:
             front.say(front.refusal(gid, reply))
         elif reply.value:
             front.say(reply.value)

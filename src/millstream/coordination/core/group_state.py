@@ -22,8 +22,8 @@ from millstream.coordination.core.namespace.configuration import GROUP, Settings
 from millstream.coordination.core.namespace.machine import Namespace
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.subscribing import FROM_THE_START, Begun, subscribe
 from millstream.coordination.core.namespace.subscribing import Wish as Hearing
-from millstream.coordination.core.namespace.subscribing import subscribe
 from millstream.coordination.core.register import Answer, Offer, Registers
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser, Wish
 from millstream.coordination.core.snapshots import Pieces
@@ -110,11 +110,13 @@ class GroupState:
         return self.namespace.audience
 
     def subscribe(
-        self, subscriber: Subscriber, wish: Hearing, lsn: int, confirm: Callable[[Path], None]
-    ) -> Reply:
+        self, subscriber: Subscriber, wish: Hearing, lsn: int, confirm: Callable[[Path], None],
+        begun: Begun = FROM_THE_START,
+    ) -> Reply:  # fmt: skip
         """Begin subscriptions (`subscribing.subscribe`); OK without a value if they have begun."""
         try:
-            subscribe(self.namespace.state, self.audience, subscriber, wish, lsn, confirm)
+            state = self.namespace.state
+            subscribe(state, self.audience, subscriber, wish, lsn, confirm, begun)
         except Refused as refused:
             if refused.code == Code.NOTPRIMARY.value:
                 return Reply(0, Code.NOTPRIMARY)

@@ -88,6 +88,8 @@ class Normal(Member):
     durable_lsn = 0
     shared_bytes = 0
     """Given to members that lag, since the last heartbeat."""
+    told_lsn = 0
+    """What the primary of this view said last that it has committed."""
     fault_tolerance = 0
     """How many more members may fail: as the primary knows since its last tick, and says."""
     noop_lsn = 0
@@ -311,6 +313,7 @@ class Normal(Member):
     def on_prepare(self, envelope: Envelope, prepare: Prepare) -> None:
         """Keep what the primary of this view says."""
         if prepare.entries and self.follows(envelope):
+            self.told_lsn = prepare.commit_lsn
             self.extend(
                 envelope.sender, prepare.entries, prepare.entries[-1].lsn,
                 prepare.commit_lsn, prepare.commit_hash,
@@ -319,7 +322,7 @@ class Normal(Member):
     def on_commit(self, envelope: Envelope, commit: Commit) -> None:
         """Learn what is committed."""
         if self.follows(envelope):
-            self.fault_tolerance = commit.fault_tolerance
+            self.fault_tolerance, self.told_lsn = commit.fault_tolerance, commit.commit_lsn
             self.extend(
                 envelope.sender, (), commit.commit_lsn, commit.commit_lsn, commit.commit_hash
             )

@@ -314,6 +314,14 @@ class Replica(Throttling):
         )  # fmt: skip
 
     @property
+    def told_commit_lsn(self) -> int | None:
+        """What is committed as far as the primary, which is heard, said; None: it is not heard."""
+        if self.leading:
+            return None if self.suspended else self.commit_lsn
+        is_told = self.status is Status.NORMAL and self.hears_primary and self.told_lsn > 0
+        return max(self.told_lsn, self.commit_lsn) if is_told else None
+
+    @property
     def troubled(self) -> bool:
         """Whether it cannot do its work, perhaps only for a moment."""
         return bool(self._trouble)

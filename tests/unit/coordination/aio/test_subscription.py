@@ -118,7 +118,7 @@ async def test_connections_break_anywhere_and_nothing_is_told_twice_or_left_out(
         while b"SUBSCRIBE" not in (data := await reader.read(4096)):
             pass
         rest = data.split(b"SUBSCRIBE")[1].split()
-        after = int(rest[-1]) if b"FROM" in rest else 0
+        after = int(rest[-1].split(b":")[-1]) if b"FROM" in rest else 0
         asked.append(after)
         sent = b"%0\r\n" + b"".join(log[2 * after :])
         cut += 97

@@ -228,7 +228,7 @@ def test_on_a_backup(world: World) -> None:
     world.backend.leads = False
     assert world.one.ask("SEEN 3:7:4 SUBSCRIBE /ns/a")[0] == ["subscribe", "/ns/a", 1]
     assert world.backend.asked[-1][3] == 4
-    assert world.one.ask("SEEN 3:7:4 SUBSCRIBE /ns/a FROM 5")[0] == ["subscribe", "/ns/a", 1]
+    assert world.one.ask("SEEN 3:7:4 SUBSCRIBE /ns/a FROM 5") == ["-HISTORY_LOST 3"]
     assert world.backend.asked[-1][3] == 5, "a member that is behind has to say so"
     assert world.other.ask("SUBSCRIBE /ns/a DURABLE x")[0].startswith("-NOTPRIMARY")
 

@@ -35,7 +35,10 @@ from millstream.coordination.core.namespace.updates import Place, Scope, Update,
 from millstream.coordination.core.values import OK, status
 from millstream.coordination.core.versions import NEVER, parse_version
 
-__all__ = ["MARK", "PATHS_MAX", "SUBSCRIBE_COMMANDS", "Wish", "announce", "subscribe", "wish_of"]
+__all__ = [
+    "FROM_THE_START", "MARK", "PATHS_MAX", "SUBSCRIBE_COMMANDS", "Begun", "Wish", "announce",
+    "subscribe", "wish_of",
+]  # fmt: skip
 
 PATHS_MAX: Final = 128
 """Of one command."""
@@ -52,6 +55,8 @@ class Wish(NamedTuple):
     with_data: bool = False
     from_lsn: int | None = None
     durable: bytes = b""
+    from_epoch: int | None = None
+    """Of the version that `from_lsn` is of, if one was said."""
 
     @property
     def mark(self) -> tuple[bytes, ...]:
@@ -62,6 +67,26 @@ class Wish(NamedTuple):
         if self.durable:
             words += (b"DURABLE", self.durable)
         return tuple(words)
+
+
+class Begun(NamedTuple):
+    """The epoch that a group is in: it began behind this LSN.
+
+    A group that was restored, or forced to go on, is in a later epoch than the one it comes from:
+    what that one did behind this LSN is another history.
+    """
+
+    epoch: int
+    closed_lsn: int
+
+    def is_other(self, epoch: int | None, lsn: int) -> bool:
+        """Return whether an entry of this epoch and LSN is none of the group's; None: unknown."""
+        if epoch is None or lsn == 0:
+            return False
+        return epoch > self.epoch or (epoch == self.epoch) != (lsn > self.closed_lsn)
+
+
+FROM_THE_START: Final = Begun(0, 0)
 
 
 def wish_of(words: Words, *, is_mark: bool = False) -> Wish:
@@ -86,7 +111,11 @@ def wish_of(words: Words, *, is_mark: bool = False) -> Wish:
         elif not is_mark and words.has(b"MODE"):
             wish = wish._replace(with_data=_with_data(words))
         elif not is_mark and words.has(b"FROM"):
-            wish = wish._replace(from_lsn=_lsn(words))
+            version = parse_version(words.peek())
+            known = None if version is None or not (version.epoch or version.view) else version
+            wish = wish._replace(
+                from_lsn=_lsn(words), from_epoch=None if known is None else known.epoch
+            )
         else:
             raise words.wrong()
     return wish
@@ -195,19 +224,23 @@ def subscribe(
     wish: Wish,
     lsn: int,
     confirm: Callable[[Path], None],
+    begun: Begun = FROM_THE_START,
 ) -> None:
     """Begin what SUBSCRIBE asks for, now that its marks are there.
 
-    `lsn`: the entry that the state is of. `confirm` is called for each path before anything is
-    said about it.
+    `lsn`: the entry that the state is of. `begun`: the epoch it is in. `confirm` is called for
+    each path before anything is said about it.
 
     Raises:
-        Refused: HISTORY_LOST, with the LSN from which it can be had once the state was read;
+        Refused: HISTORY_LOST, with the LSN from which it can be had once the state was read: it
+            asks for more than is kept, for what has not happened yet, or for another history;
             NOTPRIMARY, if this member has no mark yet; QUOTA; and what keeps it from being read.
     """
     audience.reach(lsn)
     job = Job(state, subscriber.asker, NEVER, 0, is_reading=True)
     from_lsn = _from(state, subscriber.asker, wish)
+    if from_lsn is not None and (from_lsn > lsn or begun.is_other(wish.from_epoch, from_lsn)):
+        raise Refused("HISTORY_LOST", str(lsn))
     found: list[tuple[Path, Place, list[Update]]] = []
     for path, place in zip(wish.paths, _places(job, wish), strict=True):
         found.append((path, place, _kept(state, audience, place, from_lsn)))

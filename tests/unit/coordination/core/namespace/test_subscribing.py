@@ -16,7 +16,13 @@ from millstream.coordination.core.namespace.commands import Words
 from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.subscribing import MARK, Wish, subscribe, wish_of
+from millstream.coordination.core.namespace.subscribing import (
+    MARK,
+    Begun,
+    Wish,
+    subscribe,
+    wish_of,
+)
 from millstream.coordination.core.namespace.transactions import pack_command
 from millstream.coordination.core.namespace.updates import Place, Scope, Update
 from namespace_machine import Tree
@@ -46,7 +52,7 @@ class Client:
         try:
             subscribe(
                 machine.state, machine.audience, self.subscriber, wish, lsn,
-                lambda path: self.confirmed.append(joined(path)),
+                lambda path: self.confirmed.append(joined(path)), Begun(1, 0),
             )  # fmt: skip
         except Refused as refused:
             return refused.value
@@ -356,6 +362,30 @@ def test_list_of_namespaces_has_those_that_the_user_may_read(tree: Tree) -> None
     assert b"other" not in tree.read("LIST", "/", user=b"eve")
     assert b"ns" in tree.read("LIST", "/", user=b"eve")
     assert b"other" in tree.read("LIST", "/", user=b"ann")
+
+
+@pytest.mark.parametrize(
+    ("come_from", "is_there"),
+    [
+        ("4", True), ("1:2:4", True), ("0:0:4", True), ("5", False), ("1:2:5", False),
+        ("2:0:4", False), ("0:1:4", False), ("99999", False),
+    ],
+)  # fmt: skip
+def test_what_has_not_happened_here_is_history_lost(
+    tree: Tree, come_from: str, is_there: bool
+) -> None:
+    """The group is in epoch 1, which began behind LSN 3; it is at LSN 4."""
+    client = Client(tree)
+    assert client.subscribe("/ns/a") == b"+OK"
+    wish = wish_of(Words([b"/ns/a", b"FROM", come_from.encode()], "SUBSCRIBE"))
+    machine, began = tree.machine, Begun(1, 3)
+    args = machine.state, machine.audience, client.subscriber, wish, tree.lsn, lambda _: None
+    if is_there:
+        subscribe(*args, began)
+    else:
+        with pytest.raises(Refused) as refused:
+            subscribe(*args, began)
+        assert refused.value.value == b"-HISTORY_LOST 4"
 
 
 def test_a_durable_subscription_goes_on_where_it_was_acknowledged(tree: Tree) -> None:
