@@ -121,7 +121,7 @@ class KvServer:
             return known[1]
         config = cluster_config(
             bucket, host=self.advertise, kv_port=self.kv_port, http_port=self.http_port,
-            revision=revision,
+            revision=revision, others=self.buckets.values() if bucket is None else (),
         )  # fmt: skip
         if bucket is not None:
             self._configs[bucket] = revision, config

@@ -180,8 +180,6 @@ def _select_bucket(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _cluster_config(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    if session.bucket is None:
-        return session.refusal(packet, Status.NO_BUCKET)
     return _success(packet, session.host.config(session.bucket), datatype=Datatype.JSON)
 
 
