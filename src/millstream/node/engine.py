@@ -54,6 +54,7 @@ from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.job_rows import JobRows
 from millstream.node.known_users import keep_users
+from millstream.node.learned import NodeAt
 from millstream.node.listeners import (
     BUILT,
     COORDINATION,
@@ -223,6 +224,21 @@ class Engine:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
         await self._buckets.delete(name, self._drop_bucket)
         self._raise_revision()
+
+    def cluster_config(self, name: str | None) -> bytes | None:
+        """Return the map that SDKs read: of a bucket, None if it is not served; or of the nodes."""
+        bucket = self.served.get(name) if name is not None else None
+        return None if name is not None and bucket is None else self._kv.config(bucket)
+
+    def silent_nodes(self) -> set[str]:
+        """Return where the pages of nodes are that do not answer, or from which nothing comes."""
+        silent = {str(node) for node in self.others.neighbours.silent()}
+        for name, bucket in self.served.items():
+            if bucket.map is not None:
+                failed = self._buckets.running[name].replicator.failed_nodes()
+                nodes = [one for one in bucket.map.nodes if one.name in failed]
+                silent.update(str(NodeAt(one.host, one.http)) for one in nodes)
+        return silent
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
         """Return a bucket's map; raises as `node.buckets.Buckets.map_of`."""

@@ -381,7 +381,7 @@ def _random_key(session: KvSession, packet: Packet, now_ns: int) -> bytes | None
         return session.refusal(packet, Status.NO_BUCKET)
     if not session.may("read"):
         return session.refusal(packet, Status.EACCESS)
-    draw = crc32(now_ns.to_bytes(8, "big") + packet.opaque)
+    draw = crc32(now_ns.to_bytes(8, "big"), packet.opaque)
     count, left = bucket.partition_count, RANDOM_TRIES_MAX
     for at in range(count):
         partition = bucket.partitions[(draw + at) % count]
