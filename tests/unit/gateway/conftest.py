@@ -288,7 +288,11 @@ class FakeHost:
         config = {"rev": self.map_revision, "revEpoch": 1, "nodesExt": nodes}
         if name is not None:
             rows = {"numReplicas": 1, "vBucketMap": [[0, 1]]}
-            config |= {"name": name, "vBucketServerMap": rows, "nodes": [{"couchApiBase": "x"}] * 2}
+            config |= {
+                "name": name,
+                "vBucketServerMap": rows,
+                "nodes": [{"couchApiBase": "x"}] * 2,
+            }
         return msgspec.json.encode(config)
 
     def silent_nodes(self):

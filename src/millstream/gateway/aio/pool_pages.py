@@ -2,8 +2,8 @@
 
 Invariants:
 1. What is shown is the state of this node's buckets and maps; nothing is made up for SDKs.
-2. Management that is not here answers 404 "Not found." in plain text, by which SDKs know that the
-   feature is not available, and not that a bucket is missing.
+2. Management of collections answers 400 in the words by which SDKs know that the feature is not
+   available, and not that a bucket is missing. Other management that is not here answers 404.
 3. A stream sends a map when it begins and whenever it has changed; it ends with its bucket or with
    the rights of who asked. Without changes it repeats the map every `HEARTBEAT_SECONDS`.
 
@@ -60,6 +60,11 @@ async def _not_here(_: web.Request) -> web.Response:
     return web.Response(status=404, text="Not found.")
 
 
+async def _no_collections(_: web.Request) -> web.Response:
+    """Answer in the words of a server before collections, which all SDKs know."""
+    return web.Response(status=400, text="Not allowed on this version of cluster")
+
+
 def _map(request: web.Request, name: str | None) -> dict[str, Any] | None:
     """Return the map of a bucket that is served here, None if there is none; None: the nodes."""
     config = request.app[HOST].cluster_config(name)
@@ -107,29 +112,37 @@ def _bucket(request: web.Request, status: BucketStatus) -> dict[str, Any] | None
     config = _map(request, status.name)
     if config is None:
         return None
-    return config | _links(status.name) | {
-        "bucketType": "membase",
-        "storageBackend": "couchstore",
-        "evictionPolicy": "fullEviction",
-        "conflictResolutionType": "seqno",
-        "replicaNumber": config["vBucketServerMap"]["numReplicas"],
-        "replicaIndex": status.index_replicas,
-        "numVBuckets": status.partitions,
-        "quota": {"ram": status.memory_quota_bytes, "rawRAM": status.memory_quota_bytes},
-        "nodes": [
-            known | health
-            for known, health in zip(config["nodes"], _nodes(request, config), strict=True)
-        ],
-    }
+    return (
+        config
+        | _links(status.name)
+        | {
+            "bucketType": "membase",
+            "storageBackend": "couchstore",
+            "evictionPolicy": "fullEviction",
+            "conflictResolutionType": "seqno",
+            "compressionMode": "off",
+            "maxTTL": 0,
+            "durabilityMinLevel": "none",
+            "controllers": {},
+            "replicaNumber": config["vBucketServerMap"]["numReplicas"],
+            "replicaIndex": status.index_replicas,
+            "numVBuckets": status.partitions,
+            "quota": {"ram": status.memory_quota_bytes, "rawRAM": status.memory_quota_bytes},
+            "nodes": [
+                known | health
+                for known, health in zip(config["nodes"], _nodes(request, config), strict=True)
+            ],
+        }
+    )
 
 
 async def _pools(request: web.Request) -> web.Response:
     _need_login(request)
-    host = request.app[HOST]
+    host, user = request.app[HOST], request[USER]
     pool = {"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}
     return answer(
         {
-            "isAdminCreds": request[USER] is None or request[USER].is_admin,
+            "isAdminCreds": user is None or user.is_admin,
             "isEnterprise": False,
             "implementationVersion": _VERSION,
             "uuid": host.uuid,
@@ -257,4 +270,8 @@ def routes() -> list[web.RouteDef]:
         web.get("/pools/default/nodeServicesStreaming", _node_services_stream),
         web.get("/whoami", _whoami),
     ]
-    return [*pages, web.route("*", "/pools/{rest:.+}", _not_here)]
+    return [
+        *pages,
+        web.route("*", "/pools/default/buckets/{name}/scopes{rest:.*}", _no_collections),
+        web.route("*", "/pools/{rest:.+}", _not_here),
+    ]

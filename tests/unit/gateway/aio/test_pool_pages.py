@@ -35,7 +35,7 @@ async def test_a_bucket_that_is_not_there_is_not_found(client, kind):
     assert "Requested resource not found" in await answer.text()
 
 
-@pytest.mark.parametrize("path", ["buckets/orders/scopes", "users", "buckets/orders/x/y"])
+@pytest.mark.parametrize("path", ["users", "buckets/orders/x/y"])
 async def test_management_that_is_not_here_is_told_from_a_missing_bucket(client, path):
     for method in ("GET", "POST", "PUT", "DELETE"):
         answer = await client.request(method, f"/pools/default/{path}")
@@ -65,3 +65,10 @@ async def test_strangers_are_told_nothing(guarded, body):
 
 async def test_a_user_is_told_who_it_is(client, body):
     assert (await body(await client.get("/whoami"), 200))["domain"] == "anonymous"
+
+
+async def test_collections_are_said_to_be_unknown_and_not_the_bucket(client):
+    for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/x"), ("POST", "/x/collections")):
+        answer = await client.request(method, f"/pools/default/buckets/orders/scopes{path}")
+        said = "Not allowed on this version of cluster"
+        assert (answer.status, await answer.text()) == (400, said)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from msgspec import json
-from session_double import HostDouble, UserDouble, ask, new_session
+from session_double import HostDouble, ScramDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.handshake import MEMCACHED_VERSION, VERSION
 from millstream.wire.mcbp import Feature, Opcode, Status, request
@@ -182,3 +183,18 @@ def test_the_version_is_one_that_the_port_s_clients_can_read() -> None:
         version = ask(session, request(Opcode.VERSION))[0].value.decode()
         assert version == wanted
     assert version.split(".")[0] == "1", "libmemcached takes 0 for an error"
+
+
+def test_a_refusal_of_who_guesses_waits_and_so_do_the_requests_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = locked_host()
+    session = new_session(host)
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(ScramDouble, "pause_s", 0.5)
+    monkeypatch.setattr(host, "later", lambda *args: waiting.append(args[-1]), raising=False)
+    data = request(Opcode.SASL_AUTH, key=b"SCRAM-SHA1", value=b"wrong", opaque=1)
+    assert ask(session, data + request(Opcode.NOOP, opaque=2)) == []
+    waiting.pop()()
+    replies = ask(session, b"")
+    assert [(one.opaque, one.status) for one in replies] == [(1, Status.AUTH_ERROR), (2, 0)]
