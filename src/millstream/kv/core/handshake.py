@@ -164,7 +164,9 @@ def _sasl_step(session: KvSession, packet: Packet, _: int) -> bytes | None:
         refusal = session.refusal(packet, Status.AUTH_ERROR)
         if not server.pause_s:
             return refusal
-        session.wait_for(lambda done: session.host.later(session, server.pause_s, done), refusal)
+        session.wait_for_reply(
+            lambda done: session.host.later(session, server.pause_s, lambda: done(refusal))
+        )
         return None
     if user is None:
         return response(packet.opcode, Status.AUTH_CONTINUE, packet.opaque, value=challenge)
