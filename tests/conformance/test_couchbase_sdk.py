@@ -26,6 +26,7 @@ from couchbase.diagnostics import PingState, ServiceType
 from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     AuthenticationException,
+    BucketDoesNotExistException,
     BucketNotFoundException,
     CasMismatchException,
     CouchbaseException,
@@ -37,6 +38,7 @@ from couchbase.exceptions import (
     TemporaryFailException,
     TimeoutException,
     UnAmbiguousTimeoutException,
+    UnsupportedOperation,
 )
 from couchbase.options import (
     ClusterOptions,
@@ -489,3 +491,21 @@ def test_ping(node: NodeProcess, login: Login) -> None:
     states = [endpoint.state for endpoint in answers.endpoints[ServiceType.KeyValue]]
     assert states == [PingState.OK]
     cluster.close()
+
+
+def test_a_cluster_becomes_ready_answers_pings_and_says_what_it_has_not(
+    node: NodeProcess, login: Login
+) -> None:
+    cluster = connect(node, login)
+    try:
+        cluster.wait_until_ready(timedelta(seconds=60))
+        found = cluster.ping().endpoints
+        for service in (ServiceType.KeyValue, ServiceType.Management):
+            assert {one.state for one in found[service]} == {PingState.OK}
+        assert cluster.buckets().get_bucket("documents").name == "documents"
+        with pytest.raises(BucketDoesNotExistException):
+            cluster.buckets().get_bucket("none")
+        with pytest.raises(UnsupportedOperation):
+            list(cluster.bucket("documents").collections().get_all_scopes())
+    finally:
+        cluster.close()

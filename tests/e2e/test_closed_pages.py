@@ -167,8 +167,9 @@ def test_who_may_read_another_database_does_not_see_this_one(client: RawHttp) ->
 
 
 def test_a_wrong_password_opens_nothing(node: NodeProcess, client: RawHttp) -> None:
-    for method, path in ADDRESSES:
-        for user in (READER, "nobody-of-that-name"):
+    for number, (method, path) in enumerate(ADDRESSES):
+        users = (READER, f"nobody-{number}") if number < 5 else (f"nobody-{number}",)
+        for user in users:  # one who guesses on is answered ever more slowly
             found = ask(client, user, method, path, password="wrong")
-            assert found.status in (401, 429), (method, path, found)
-            assert refusal(found) in ("unauthorized", "too_many_failures")
+            assert found.status == 401, (method, path, found)
+            assert refusal(found) == "unauthorized"

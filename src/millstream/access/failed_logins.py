@@ -1,60 +1,64 @@
-"""Log-ins that failed: who guesses has to wait.
+"""Log-ins that failed: who guesses is answered ever more slowly.
 
 Invariants:
-1. After `FAILED_LOGINS_MAX` failures by one name from one place none is tried there for the rest
-   of `FAILED_LOGINS_S`. Who logs in by that name from elsewhere does not wait.
-2. What was tried against a former password does not count: whose record changes waits no more.
-3. At most `PLACES_MAX` are remembered; the oldest are forgotten first.
+1. Every password is tried, and the right one gets in at once, whatever failed before it.
+2. After `FAILED_LOGINS_MAX` failures by one name from one place within `FAILED_LOGINS_S`, refusals
+   leave one after the other, `PAUSE_S` apart, however many connections ask. One that would wait
+   longer than `PAUSE_S_MAX` leaves then.
+3. What was tried against a former password does not count: whose record changes waits no more.
+4. At most `PLACES_MAX` are remembered; the oldest are forgotten first.
 
-Elsewhere: checking passwords (`access.users`).
+Elsewhere: checking passwords (`access.users`), waiting (whoever sends the refusal).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from millstream.access.records import NAME_BYTES_MAX
-from millstream.errors import AccessError
 
-__all__ = ["FAILED_LOGINS_MAX", "FAILED_LOGINS_S", "PLACES_MAX", "FailedLogins"]
+__all__ = [
+    "FAILED_LOGINS_MAX", "FAILED_LOGINS_S", "PAUSE_S", "PAUSE_S_MAX", "PLACES_MAX", "FailedLogins",
+]  # fmt: skip
 
 FAILED_LOGINS_MAX: Final = 10
 FAILED_LOGINS_S: Final = 60.0
+PAUSE_S: Final = 0.5
+"""Between two refusals to who guesses."""
+PAUSE_S_MAX: Final = 5.0
+"""The longest that a refusal waits."""
 PLACES_MAX: Final = 10_000
 """Names and places together that are remembered."""
+
+
+class _Failed(NamedTuple):
+    since_s: float
+    failures: int
+    free_s: float
+    """When the next refusal may leave."""
 
 
 class FailedLogins:
     """Counts failures by name and place."""
 
     def __init__(self) -> None:
-        self._failed: dict[tuple[str, str], tuple[float, int]] = {}
+        self._failed: dict[tuple[str, str], _Failed] = {}
 
-    def check(self, name: str, source: str, now_s: float) -> None:
-        """Let an attempt be made.
-
-        Raises:
-            AccessError: `too_many_failures`: it may not.
-        """
-        since_s, count = self._failed.get(_key(name, source), (now_s, 0))
-        if count >= FAILED_LOGINS_MAX and now_s - since_s < FAILED_LOGINS_S:
-            raise AccessError(
-                f"too many log-ins by this name have failed; wait {FAILED_LOGINS_S:.0f} s",
-                code="too_many_failures",
-                retry="backoff",
-            )
-
-    def ended(self, name: str, source: str, now_s: float, *, is_right: bool) -> None:
-        """Count a failure, or forget those before."""
-        since_s, count = self._failed.pop(_key(name, source), (now_s, 0))
+    def ended(self, name: str, source: str, now_s: float, *, is_right: bool) -> float:
+        """Count a failure, or forget those before; return for how many seconds a refusal waits."""
+        before = self._failed.pop(_key(name, source), None)
         if is_right:
-            return
-        if now_s - since_s >= FAILED_LOGINS_S:
-            since_s, count = now_s, 0
+            return 0.0
+        if before is None or now_s - before.since_s >= FAILED_LOGINS_S:
+            before = _Failed(now_s, 0, now_s)
+        free_s = now_s
+        if before.failures >= FAILED_LOGINS_MAX:
+            free_s = min(max(before.free_s, now_s) + PAUSE_S, now_s + PAUSE_S_MAX)
         if len(self._failed) >= PLACES_MAX:
             del self._failed[next(iter(self._failed))]
-        self._failed[_key(name, source)] = since_s, count + 1
+        self._failed[_key(name, source)] = _Failed(before.since_s, before.failures + 1, free_s)
+        return free_s - now_s
 
     def forget(self, names: Collection[str]) -> None:
         """Forget the failures by these names: they have other passwords now, or are gone."""

@@ -40,18 +40,20 @@ Lookup = Callable[[str], tuple[User | None, Verifier]]
 class ScramServer:
     """One log-in attempt: `step` is called with each message of the client.
 
-    `on_end` is told a name, and whether its password was shown to be known.
+    `on_end` is told a name, and whether its password was shown to be known; it returns for how
+    many seconds a refusal is to wait, which `pause_s` then is.
     """
 
     def __init__(
         self,
         mechanism: str,
         lookup: Lookup,
-        on_end: Callable[[str, bool], None] = lambda name, is_right: None,
+        on_end: Callable[[str, bool], float] = lambda name, is_right: 0.0,
         *,
         nonce: str = "",
     ) -> None:
         self._on_end = on_end
+        self.pause_s = 0.0
         self._name = ""
         self.mechanism = mechanism
         self._hash = HASHES[mechanism]
@@ -109,7 +111,7 @@ class ScramServer:
             raise RemoteProtocolError("the two messages disagree on channel binding")
         exchange = f"{self._exchange},{message[: message.rindex(',p=')]}"
         is_proven = self._proves(decoded(found["p"]), exchange)
-        self._on_end(self._name, self._user is not None and is_proven)
+        self.pause_s = self._on_end(self._name, self._user is not None and is_proven)
         if self._user is None or not is_proven:
             raise AccessError("wrong user name or password")
         signature = sign(self._hash, self._verifier.server_key, exchange)

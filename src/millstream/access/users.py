@@ -9,7 +9,7 @@ Invariants:
 5. The nodes' own user is in no file: it has a secret iff the node was started with one. It does
    not make a node without users ask for log-ins.
 6. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
-7. Who fails too often to log in by a name, from one place, has to wait (`failed_logins`).
+7. Who fails too often to log in by a name, from one place, is refused slowly (`failed_logins`).
 8. The file has a checksum. A node that ever had users never goes on without their file: what says
    so is durable before the first user counts, and a file that is gone or altered is damage.
 
@@ -19,6 +19,7 @@ from any thread; changes are made one after the other.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -306,24 +307,24 @@ class UserStore:
             name: as it was said.
             password: the same.
             source: where that came from, as an address; empty: failures are not counted.
-
-        Raises:
-            AccessError: `too_many_failures`.
         """
-        if source:
-            self._may_try(name, source)
+        return self.judge_password(name, password, source)[0]
+
+    def judge_password(self, name: str, password: str, source: str) -> tuple[User | None, float]:
+        """Do as `check_password`; return also for how many seconds a refusal is to wait."""
         user = self._checked(name, password)
-        if source:
-            self._tried(name, source, is_right=user is not None)
+        pause_s = self._tried(name, source, is_right=user is not None) if source else 0.0
+        return user, pause_s
+
+    async def log_in(self, name: str, password: str, source: str) -> User | None:
+        """Do as `check_password` in a thread; who guesses waits for the answer."""
+        user, pause_s = await asyncio.to_thread(self.judge_password, name, password, source)
+        await asyncio.sleep(pause_s)
         return user
 
-    def _may_try(self, name: str, source: str) -> None:
+    def _tried(self, name: str, source: str, *, is_right: bool) -> float:
         with self._lock:
-            self._failures.check(name, source, self._now())
-
-    def _tried(self, name: str, source: str, *, is_right: bool) -> None:
-        with self._lock:
-            self._failures.ended(name, source, self._now(), is_right=is_right)
+            return self._failures.ended(name, source, self._now(), is_right=is_right)
 
     def _checked(self, name: str, password: str) -> User | None:
         try:
@@ -350,7 +351,9 @@ class UserStore:
         return user
 
     def scram_server(self, mechanism: str, source: str = "") -> ScramServer:
-        """Begin a SCRAM log-in; `source` as of `check_password`, errors like its come from `step`.
+        """Begin a SCRAM log-in; `source` as of `check_password`.
+
+        Whoever refuses it waits for `pause_s` of what is returned.
 
         Raises:
             AccessError: `unknown_mechanism`.
@@ -361,15 +364,10 @@ class UserStore:
                 code="unknown_mechanism",
             )
 
-        def find(name: str) -> tuple[User | None, Verifier]:
-            self._may_try(name, source)
-            return self._find(name, mechanism)
+        def end(name: str, is_right: bool) -> float:
+            return self._tried(name, source, is_right=is_right) if source else 0.0
 
-        if not source:
-            return ScramServer(mechanism, lambda name: self._find(name, mechanism))
-        return ScramServer(
-            mechanism, find, lambda name, is_right: self._tried(name, source, is_right=is_right)
-        )
+        return ScramServer(mechanism, lambda name: self._find(name, mechanism), end)
 
     def _find(self, name: str, mechanism: str) -> tuple[User | None, Verifier]:
         user = self.get(name)

@@ -54,6 +54,7 @@ from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.job_rows import JobRows
 from millstream.node.known_users import keep_users
+from millstream.node.learned import NodeAt
 from millstream.node.listeners import (
     BUILT,
     COORDINATION,
@@ -144,6 +145,7 @@ class Engine:
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
         self._kv.node_figures = self._figures
+        self._plain_listener: asyncio.Server | None = None
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
@@ -224,6 +226,21 @@ class Engine:
         await self._buckets.delete(name, self._drop_bucket)
         self._raise_revision()
 
+    def cluster_config(self, name: str | None) -> bytes | None:
+        """Return the map that SDKs read, of the nodes or a bucket; None if that is not served."""
+        bucket = self.served.get(name) if name is not None else None
+        return None if name is not None and bucket is None else self._kv.config(bucket)
+
+    def silent_nodes(self) -> set[str]:
+        """Return where the pages of nodes are that do not answer, or from which nothing comes."""
+        silent = {str(node) for node in self.others.neighbours.silent()}
+        for name, bucket in self.served.items():
+            if bucket.map is not None:
+                failed = self._buckets.running[name].replicator.failed_nodes()
+                nodes = [one for one in bucket.map.nodes if one.name in failed]
+                silent.update(str(NodeAt(one.host, one.http)) for one in nodes)
+        return silent
+
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
         """Return a bucket's map; raises as `node.buckets.Buckets.map_of`."""
         return self._buckets.map_of(name)
@@ -303,8 +320,17 @@ class Engine:
         return frozenset(self.settings.cors_origins)
 
     def drop_user(self, name: str) -> None:
-        """End what a user whose rights changed has open on the kv port."""
+        """End what a user whose rights changed has open on the kv port.
+
+        With the first user the memcached port closes, as it would have at the start.
+        """
         self._kv.drop_user(name)
+        listener = self._plain_listener
+        if listener is not None and not self.users.is_empty and self._closed_to_strangers():
+            self._plain_listener = None
+            listener.close()
+            self._kv.drop_plain()
+            self._addresses.pop("memcached", None)
 
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
@@ -355,6 +381,8 @@ class Engine:
             _LOG.info("without --coord there is nothing that --ninep could show: it stays closed")
         closed: tuple[str, ...] = () if coordinates else COORDINATION
         closed = ("ninep",) if coordinates and settings.coord is None else closed
+        if settings.users or not self.users.is_empty:
+            closed = (*closed, *self._closed_to_strangers())
         bound = bind_all(settings, (name for name in BUILT if name not in closed))
         for name, listening in bound.items():
             stack.callback(listening.close)
@@ -380,6 +408,22 @@ class Engine:
         if self.coordination is not None:
             await self.coordination.until_ready()
             await asyncio.to_thread(self._directory.inventory.note_coordination)
+
+    def _closed_to_strangers(self) -> tuple[str, ...]:
+        """Return the listeners without log-in that a node with users keeps closed."""
+        if self.settings.memcached is None:
+            return ()
+        if self.settings.memcached_is_asked:
+            _LOG.warning(
+                "--memcached %s: whoever is on this machine may read and write the bucket "
+                "'default' there without a log-in", self.settings.memcached,
+            )  # fmt: skip
+            return ()
+        _LOG.info(
+            "there are users: the memcached port, which has no log-in, stays closed; give "
+            "--memcached HOST:PORT to open it nevertheless"
+        )
+        return ("memcached",)
 
     def _start_coordination(self, bound: dict[str, socket.socket], stack: AsyncExitStack) -> None:
         """Begin with the process that coordinates, unless nobody could reach it."""
@@ -429,6 +473,8 @@ class Engine:
                     backlog=BACKLOG,
                 )
                 stack.callback(listener.close)
+                if name == "memcached":
+                    self._plain_listener = listener
         server = await loop.create_unix_server(
             self._kv.own_protocol, str(self._run_directory.kv), backlog=BACKLOG
         )

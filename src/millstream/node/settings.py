@@ -124,6 +124,8 @@ class Settings:
     data: str = DEFAULT_DATA
     kv: Address | None = LISTENERS["kv"]
     memcached: Address | None = LISTENERS["memcached"]
+    memcached_is_asked: bool = False
+    """The memcached listener was asked for by name: it stays open where there are users."""
     http: Address | None = LISTENERS["http"]
     coord: Address | None = LISTENERS["coord"]
     ninep: Address | None = LISTENERS["ninep"]
@@ -376,6 +378,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
     }
     if "users" in fields:
         fields["users"] = _credentials(fields["users"], environment)
+    fields["memcached_is_asked"] = bool(raw.get("memcached"))
     settings = _checked(Settings(**fields))
     return settings if "data" in settings.roles else _without_data(settings, raw)
 

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from millstream.access.failed_logins import FAILED_LOGINS_MAX, FAILED_LOGINS_S
+from millstream.access.failed_logins import FAILED_LOGINS_MAX, PAUSE_S
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, REMEMBERED_MAX, UserStore
 from millstream.errors import AccessError, ConditionError, CorruptionError, UsageError
@@ -308,14 +308,18 @@ def test_two_processes_change_users(tmp_path):
     assert other.check_password("joe", "pw").name == "joe"
 
 
-def test_who_guesses_waits_over_scram_and_in_clear():
-    store, now_s = UserStore(now=lambda: now_s), 0.0
+def test_who_guesses_is_refused_slowly_and_the_right_password_gets_in():
+    store = UserStore(now=lambda: 0.0)
     store.put("ada", "pw")
 
-    def scram(password):
+    def scram(password, *, is_refused=False):
         client = ScramClient("SCRAM-SHA256", "ada", password)
         server = store.scram_server("SCRAM-SHA256", "here")
         challenge, _ = server.step(client.first())
+        if is_refused:
+            with pytest.raises(AccessError, match="wrong"):
+                server.step(client.next(challenge))
+            return server
         return server.step(client.next(challenge))[1]
 
     for number in range(FAILED_LOGINS_MAX):
@@ -324,15 +328,11 @@ def test_who_guesses_waits_over_scram_and_in_clear():
         else:
             with pytest.raises(AccessError, match="wrong"):
                 scram("no")
-    with pytest.raises(AccessError, match="wait"):
-        store.check_password("ada", "pw", "here")
-    with pytest.raises(AccessError, match="wait"):
-        scram("pw")
-    assert store.check_password("ada", "pw", "there").name == "ada"
-    assert store.check_password("ada", "pw").name == "ada"
-    now_s = FAILED_LOGINS_S
+    assert store.judge_password("ada", "no", "here") == (None, PAUSE_S)
+    server = scram("no", is_refused=True)
+    assert server.pause_s == 2 * PAUSE_S
     assert scram("pw").name == "ada"
-    assert store.check_password("ada", "pw", "here").name == "ada"
+    assert store.judge_password("ada", "pw", "here")[1] == 0.0
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
@@ -342,8 +342,8 @@ def test_a_new_password_lets_in_who_failed_with_the_old_one(tmp_path, is_elsewhe
     mine.put("ada", "secret")
     for _ in range(FAILED_LOGINS_MAX):
         assert mine.check_password("bob", "new", "here") is None
-    with pytest.raises(AccessError):
-        mine.check_password("bob", "new", "here")
+    assert mine.judge_password("bob", "new", "here")[1] > 0
     (UserStore(path) if is_elsewhere else mine).put("bob", "new")
     mine.refresh()
+    assert mine.judge_password("bob", "no", "here") == (None, 0.0)
     assert mine.check_password("bob", "new", "here") is not None

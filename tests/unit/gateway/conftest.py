@@ -261,6 +261,8 @@ class FakeHost:
         self.branches = [9, 9]
         self.rolled_back = []
         self.compacted = []
+        self.silent = set()
+        self.map_revision = 1
         self.maps = {}
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
@@ -275,6 +277,26 @@ class FakeHost:
 
     def addresses(self):
         return {"kv": "127.0.0.1:1", "http": "127.0.0.1:2", "coord": None}
+
+    def cluster_config(self, name):
+        if name is not None and (name not in self.buckets or self.buckets[name].state != "ready"):
+            return None
+        nodes = [
+            {"hostname": "127.0.0.1", "services": {"kv": 1, "mgmt": 2}, "thisNode": True},
+            {"hostname": "fd00::2", "services": {"kv": 3, "mgmt": 4}},
+        ]
+        config = {"rev": self.map_revision, "revEpoch": 1, "nodesExt": nodes}
+        if name is not None:
+            rows = {"numReplicas": 1, "vBucketMap": [[0, 1]]}
+            config |= {
+                "name": name,
+                "vBucketServerMap": rows,
+                "nodes": [{"couchApiBase": "x"}] * 2,
+            }
+        return msgspec.json.encode(config)
+
+    def silent_nodes(self):
+        return self.silent
 
     def bucket_statuses(self):
         return [self.buckets[name] for name in sorted(self.buckets)]

@@ -202,3 +202,26 @@ async def test_the_nodes_own_processes_read_every_bucket_without_a_password(make
     finally:
         await engine.stop()
     assert not path.exists()
+
+
+async def test_the_port_without_log_in_closes_on_a_node_with_users_unless_asked_for(make_settings):
+    open_port = Address("127.0.0.1", 0)
+    engine = await Engine.start(make_settings(memcached=open_port))
+    try:
+        host, port = "127.0.0.1", port_of(engine, "memcached")
+        reader, writer = await asyncio.open_connection(host, port)
+        engine.users.put("ada", "secret")
+        engine.drop_user("ada")
+        assert await reader.read() == b""
+        writer.close()
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection(host, port)
+        assert engine.addresses()["memcached"] is None
+    finally:
+        await engine.stop()
+    engine = await Engine.start(make_settings(memcached=open_port))
+    assert engine.addresses()["memcached"] is None
+    await engine.stop()
+    engine = await Engine.start(make_settings(memcached=open_port, memcached_is_asked=True))
+    assert engine.addresses()["memcached"] is not None
+    await engine.stop()

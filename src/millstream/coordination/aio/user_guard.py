@@ -67,6 +67,8 @@ class UserGuard:
         self._users, self._setting = users, setting
         self._provider = Provider(tokens, setting)
         self._tasks, self._token_tasks = Tasks(), Tasks()
+        self._pausing = 0
+        """Refusals that wait: one of each connection at most, and they keep nobody else out."""
         self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
         self.on_user_changed: Callable[[str], None] = lambda name: None
         """Told in the loop whose connections are to be closed."""
@@ -101,16 +103,19 @@ class UserGuard:
         self, work: Coroutine[Any, Any, None], name: str, tasks: Tasks | None = None
     ) -> Callable[[], object] | None:
         tasks = tasks if tasks is not None else self._tasks
-        if len(tasks) >= CHECKS_WAITING_MAX:
+        pausing = self._pausing if tasks is self._tasks else 0
+        if len(tasks) - pausing >= CHECKS_WAITING_MAX:
             work.close()
             return None
         return tasks.start(work, name=f"coordination {name}").cancel
 
     async def _check(self, name: str, password: str, done: Checked, source: str) -> None:
+        user, pause_s = await self._run(self._users.judge_password, name, password, source)
+        self._pausing += 1
         try:
-            user = await self._run(self._users.check_password, name, password, source)
-        except AccessError as error:
-            return done(str(error))
+            await asyncio.sleep(pause_s)
+        finally:
+            self._pausing -= 1
         if user is None or self._users.get(user.name) != user:  # perhaps changed meanwhile
             return done("there is no such user with this password")
         is_admin = user.is_admin or self._is_admin(user.groups)

@@ -12,7 +12,6 @@ Elsewhere: decisions (`gateway.core`), rights of single pages (`gateway.aio.answ
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -134,7 +133,7 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
             return await _bearer(request, authorization)
         name, password = _basic(authorization)
         source = request.remote or "?"
-        user = await asyncio.to_thread(users.check_password, name, password, source)
+        user = await users.log_in(name, password, source)
         if user is None:
             raise AccessError("wrong user name or password", code="unauthorized")
         known = user

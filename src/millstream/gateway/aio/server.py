@@ -43,6 +43,7 @@ from millstream.gateway.aio import (
     node_pages,
     part_pages,
     partition_pages,
+    pool_pages,
     promotion_pages,
     replication_pages,
     session_pages,
@@ -91,7 +92,7 @@ PAGES: Final = (
     user_pages, user_document_pages, shared_pages, stored_pages, bucket_part_pages, part_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
-    replication_pages, database_pages,
+    replication_pages, pool_pages, database_pages,
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 Invariants:
 1. A cookie is handed out only for a name and password that were just checked. Who shows a token
    is told who that is, and gets none: it shows the token each time.
-2. Roles are shown as CouchDB's clients expect them (`gateway.core.user_documents`).
+2. A cookie that was logged out with is good for nothing.
+3. Roles are shown as CouchDB's clients expect them (`gateway.core.user_documents`).
 
 Elsewhere: the cookie (`gateway.core.cookies`).
 Source: CouchDB's `/_session`.
@@ -11,7 +12,6 @@ Source: CouchDB's `/_session`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -79,7 +79,7 @@ async def _log_in(request: web.Request) -> web.Response:
         raise UsageError('the body must hold "name" and "password"')
     users = request.app[HOST].users
     source = request.remote or "?"
-    user = await asyncio.to_thread(users.check_password, name, password, source)
+    user = await users.log_in(name, password, source)
     if user is None:
         raise AccessError("wrong user name or password", code="unauthorized")
     response = answer({"ok": True, "name": user.name, "roles": shown_roles(user.roles)})
@@ -95,7 +95,10 @@ async def _log_in(request: web.Request) -> web.Response:
     return response
 
 
-async def _log_out(_: web.Request) -> web.Response:
+async def _log_out(request: web.Request) -> web.Response:
+    shown = request.cookies.get(COOKIE_NAME)
+    if shown:
+        request.app[SIGNER].revoke(shown, request.app[HOST].users.get)
     response = answer({"ok": True})
     response.del_cookie(COOKIE_NAME, path="/")
     return response

@@ -1,8 +1,8 @@
 """The log-in cookie: who, until when, and a signature over both.
 
 Invariants:
-1. A cookie ends with its time, with the server process that signed it, and with any change of the
-   user's record (the verifier is part of what is signed).
+1. A cookie ends with its time, with the server process that signed it, with any change of the
+   user's record (the verifier is part of what is signed), and when its holder logs out.
 2. Nothing in a cookie is secret; nothing in it is believed without its signature.
 
 Elsewhere: the page that hands them out (`gateway.aio.session_pages`).
@@ -13,15 +13,19 @@ from __future__ import annotations
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 from millstream.access.users import User
 
-__all__ = ["COOKIE_BYTES_MAX", "COOKIE_NAME", "SESSION_SECONDS", "CookieSigner"]
+__all__ = ["COOKIE_BYTES_MAX", "COOKIE_NAME", "REVOKED_MAX", "SESSION_SECONDS", "CookieSigner"]
 
 COOKIE_NAME: Final = "AuthSession"
 SESSION_SECONDS: Final = 3600
 COOKIE_BYTES_MAX: Final = 1024
+REVOKED_MAX: Final = 10_000
+"""Cookies remembered because their holders logged out. Above it the one that ends first is let go,
+and every cookie that ends no later is over with it."""
 
 
 class CookieSigner:
@@ -35,28 +39,49 @@ class CookieSigner:
     def __init__(self, key: bytes, now_s: Callable[[], int]) -> None:
         self._key = key
         self._now_s = now_s
+        self._serials = count(1)
+        self._revoked: dict[str, int] = {}
+        """Serial number -> when the cookie would have ended."""
+        self._over_s = 0
+        """Cookies that end then or earlier are over."""
 
     def make(self, user: User) -> str:
         """Return a cookie's value for a user who has just logged in."""
         expires = self._now_s() + SESSION_SECONDS
         name = urlsafe_b64encode(user.name.encode()).decode().rstrip("=")
-        return f"{name}.{expires}.{self._sign(user, expires)}"
+        serial = str(next(self._serials))
+        return f"{name}.{expires}.{serial}.{self._sign(user, expires, serial)}"
+
+    def revoke(self, value: str, find: Callable[[str], User | None]) -> None:
+        """End a cookie: its holder logs out. One that is no good is ignored."""
+        if self.check(value, find) is None:
+            return
+        _, expires, serial, _ = value.split(".")
+        now_s = self._now_s()
+        self._revoked = {one: end for one, end in self._revoked.items() if end > now_s}
+        self._revoked[serial] = int(expires)
+        if len(self._revoked) > REVOKED_MAX:
+            first = min(self._revoked, key=self._revoked.__getitem__)
+            self._over_s = max(self._over_s, self._revoked.pop(first))
 
     def check(self, value: str, find: Callable[[str], User | None]) -> User | None:
         """Return the user a cookie stands for; None if it is expired, forged or foreign."""
         parts = value.split(".")
-        if len(value) > COOKIE_BYTES_MAX or len(parts) != 3 or not parts[1].isdecimal():
+        if len(value) > COOKIE_BYTES_MAX or len(parts) != 4 or not parts[1].isdecimal():
             return None
-        name, expires, signature = parts[0], int(parts[1]), parts[2]
+        name, expires, serial, signature = parts[0], int(parts[1]), parts[2], parts[3]
         try:
             user = find(urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode())
         except ValueError:
             return None
-        if user is None or expires <= self._now_s() or not signature.isascii():
+        if user is None or expires <= max(self._now_s(), self._over_s) or serial in self._revoked:
             return None
-        return user if hmac.compare_digest(signature, self._sign(user, expires)) else None
+        if not signature.isascii():
+            return None
+        is_signed = hmac.compare_digest(signature, self._sign(user, expires, serial))
+        return user if is_signed else None
 
-    def _sign(self, user: User, expires: int) -> str:
+    def _sign(self, user: User, expires: int, serial: str) -> str:
         verifier = next(iter(user.verifiers.values())).stored_key.hex()
-        message = f"{user.name}\0{expires}\0{verifier}\0{','.join(user.roles)}"
-        return hmac.digest(self._key, message.encode(), "sha256").hex()
+        message = f"{user.name}\0{expires}\0{serial}\0{verifier}\0{','.join(user.roles)}"
+        return hmac.digest(self._key, message.encode(errors="replace"), "sha256").hex()

@@ -42,7 +42,6 @@ _BY_CODE: Final = {
     "missing_stub": 412,
     "requested_range_not_satisfiable": 416,
     "bad_content_type": 415,
-    "too_many_failures": 429,
     "missing": 404,
     "seq_unreachable": 412,
     "timeout": 504,

@@ -419,6 +419,12 @@ class NodeHost(FrontHost, Protocol):
             UnavailableError: `bucket_failed`.
         """
 
+    def cluster_config(self, name: str | None) -> bytes | None:
+        """Return the map that SDKs read, as JSON: of a bucket that is served, or of the nodes."""
+
+    def silent_nodes(self) -> set[str]:
+        """Return HOST:PORT of the HTTP pages of nodes that do not answer this one."""
+
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
         """Return a bucket's map and the name of this node in it, None if it has none.
 

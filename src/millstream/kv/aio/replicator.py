@@ -142,6 +142,14 @@ class Replicator:
             return SourceStatus(node.name, False, source.failure)
         return SourceStatus(node.name, feed.is_streaming(partition_id), feed.failure(partition_id))
 
+    def failed_nodes(self) -> set[str]:
+        """Return the names of the nodes that copies are to follow and that cannot be reached."""
+        return {
+            node.name
+            for node, source in self._sources.items()
+            if source.wanted and source.feed is None and source.failure
+        }
+
     def statistics(self) -> ReplicationStatistics:
         """Return the figures of now."""
         sources = list(self._sources.values())

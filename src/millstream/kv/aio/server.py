@@ -11,7 +11,6 @@ Elsewhere: one socket (`kv.aio.connection`), every decision (`kv.core`), the str
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -23,7 +22,6 @@ from weakref import WeakKeyDictionary
 from millstream import accelerated
 from millstream.access.users import NODE_USER, User
 from millstream.errors import (
-    AccessError,
     MillstreamError,
     UsageError,
 )
@@ -121,7 +119,7 @@ class KvServer:
             return known[1]
         config = cluster_config(
             bucket, host=self.advertise, kv_port=self.kv_port, http_port=self.http_port,
-            revision=revision,
+            revision=revision, others=self.buckets.values() if bucket is None else (),
         )  # fmt: skip
         if bucket is not None:
             self._configs[bucket] = revision, config
@@ -168,6 +166,17 @@ class KvServer:
         )
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
+
+    def later(self, session: KvSession, seconds: float, done: Callable[[], None]) -> None:
+        """Call back after some seconds, if the connection is still there."""
+        connection = next(c for c in self.connections if c.session is session)
+
+        def go_on() -> None:
+            if connection in self.connections:
+                done()
+                connection.advance()
+
+        self.loop.call_later(seconds, go_on)
 
     def change_state(
         self,
@@ -283,10 +292,7 @@ class KvServer:
         session.bucket.wipe(at_ns, go_on)
 
     async def _check(self, connection: KvConnection, name: str, password: str) -> None:
-        user: User | None = None
-        source = connection.session.source
-        with contextlib.suppress(AccessError):  # too many failures: it is not tried
-            user = await asyncio.to_thread(self.users.check_password, name, password, source)
+        user = await self.users.log_in(name, password, connection.session.source)
         if connection in self.connections:
             connection.session.on_password_checked(user)
             connection.advance()
@@ -351,6 +357,12 @@ class KvServer:
         for connection in list(self.connections):
             user = connection.session.user
             if user is not None and user.name == name:
+                connection.close()
+
+    def drop_plain(self) -> None:
+        """Close the connections of the plain memcached port."""
+        for connection in list(self.connections):
+            if connection.session.hashes_keys:
                 connection.close()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ Source: docs/reference/wire/cluster-map.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,16 +22,26 @@ from millstream.model.partitions import PartitionState
 
 __all__ = ["cluster_config"]
 
-_CAPABILITIES: Final = ["dcp", "cbhello", "touch", "cccp", "nodesExt", "durableWrite"]
+_CAPABILITIES: Final = [
+    "dcp", "cbhello", "touch", "cccp", "nodesExt", "durableWrite", "couchapi",
+]  # fmt: skip
+"""Of every bucket. Without `couchapi` the Java SDK takes a bucket for one that keeps nothing."""
+_CLUSTER_CAPABILITIES_VERSION: Final = [1, 0]
 _EPOCH_ALONE: Final = 1
 """Of a node that is alone with a bucket; the map of revision N has the epoch N above it."""
 _NOBODY: Final = -1
 
 
 def cluster_config(
-    bucket: Bucket | None, *, host: str, kv_port: int, http_port: int, revision: int
+    bucket: Bucket | None,
+    *,
+    host: str,
+    kv_port: int,
+    http_port: int,
+    revision: int,
+    others: Iterable[Bucket] = (),
 ) -> bytes:
-    """Return the map of a bucket, or without one the node alone.
+    """Return the map of a bucket, or without one the nodes.
 
     Args:
         bucket: one that has a map is shown with its nodes and rows. In one that has none,
@@ -39,9 +50,15 @@ def cluster_config(
         kv_port: the same.
         http_port: the same.
         revision: of what this node is alone with.
+        others: without a bucket, those of this node: the newest of their maps names the nodes.
     """
     if bucket is not None and bucket.map is not None:
         return json.encode(_mapped(bucket, bucket.map))
+    mapped = [(one.map, one.node_name) for one in others if one.map is not None]
+    if bucket is None and mapped:
+        newest, this = max(mapped, key=lambda pair: pair[0].revision)
+        at = newest.revision
+        return json.encode(_nodes_part(newest.nodes, this, epoch=_EPOCH_ALONE + at, revision=at))
     alone = (NodeAddress("", host, kv_port, http_port),)
     config = _nodes_part(alone, "", epoch=_EPOCH_ALONE, revision=revision)
     if bucket is not None:
@@ -68,7 +85,13 @@ def _nodes_part(
         services: dict[str, int] = {"kv": node.kv, "mgmt": node.http}
         entry: dict[str, Any] = {"hostname": node.host, "services": services}
         shown.append(entry | {"thisNode": True} if node.name == this else entry)
-    return {"rev": revision, "revEpoch": epoch, "nodesExt": shown}
+    return {
+        "rev": revision,
+        "revEpoch": epoch,
+        "nodesExt": shown,
+        "clusterCapabilitiesVer": _CLUSTER_CAPABILITIES_VERSION,
+        "clusterCapabilities": {},
+    }
 
 
 def _bucket_part(
@@ -93,6 +116,7 @@ def _bucket_part(
             "serverList": [_address(node.host, node.kv) for node in nodes],
             "vBucketMap": rows,
         },
+        "bucketCapabilitiesVer": "",
         "bucketCapabilities": _CAPABILITIES,
     }
 

@@ -13,8 +13,10 @@ Source: memcached binary protocol; docs/reference/wire/documents.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, islice
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
 from millstream.kv.core.locks import granted_seconds
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
@@ -42,6 +44,8 @@ _META: Final = Struct(">IIIQ")
 _TOKEN: Final = Struct(">Q8s")
 _OBSERVE: Final = Struct(">HH")
 _SECOND_NS: Final = 1_000_000_000
+RANDOM_TRIES_MAX: Final = 1000
+"""Documents in memory that GET_RANDOM_KEY looks at; finding none there it answers ETMPFAIL."""
 _RESERVED: Final = (DESIGN_PREFIX, b"_local/")
 
 
@@ -79,7 +83,8 @@ def _may_read_designs(session: KvSession, packet: Packet) -> bool:
 def _written(session: KvSession, packet: Packet, partition: Partition, frame: bytes) -> bytes:
     """The reply of a successful change."""
     session.has_changes = True
-    extras = _token(session, partition, frame)
+    is_touch = packet.opcode == Opcode.TOUCH  # of its replies clients expect no token
+    extras = b"" if is_touch else _token(session, partition, frame)
     cas = int.from_bytes(frame[16:24], "big")
     if session.hashes_keys and packet.opcode == Opcode.DELETE:
         cas = 0  # as plain memcached answers
@@ -255,11 +260,7 @@ def _replica(session: KvSession, packet: Packet) -> Partition | Status:
     found = _checked(session, packet, extras=(0,), for_write=False)
     if isinstance(found, Partition):
         return Status.NOT_MY_VBUCKET  # the active copy answers GET
-    if found == Status.NOT_MY_VBUCKET and session.bucket is not None:
-        partition = session.bucket.partition(packet.vbucket)
-        if partition is not None and partition.state is PartitionState.REPLICA:
-            return partition
-    return found
+    return _observable(session, packet) if found == Status.NOT_MY_VBUCKET else found
 
 
 def _get_and_touch(*, quiet: bool) -> Command:
@@ -338,7 +339,7 @@ def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
         at += 4 + size
         if len(key) != size or not key or key.startswith(_RESERVED):
             return session.refusal(packet, Status.EINVAL)
-        partition = session.partition_of(packet._replace(vbucket=vbucket, key=key))
+        partition = _observable(session, packet._replace(vbucket=vbucket, key=key))
         if isinstance(partition, Status):
             return session.refusal(packet, partition)
         before = partition.high_seqno
@@ -348,8 +349,19 @@ def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
     return response(packet.opcode, Status.SUCCESS, packet.opaque, value=bytes(found))
 
 
+def _observable(session: KvSession, packet: Packet) -> Partition | Status:
+    """Return the partition if its copy here is active, or a replica: both have what is asked."""
+    found = session.partition_of(packet)
+    if found == Status.NOT_MY_VBUCKET and session.bucket is not None:
+        partition = session.bucket.partition(packet.vbucket)
+        if partition is not None and partition.state is PartitionState.REPLICA:
+            return partition
+    return found
+
+
 def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
-    partition.live(key, now_ns)
+    if partition.state is PartitionState.ACTIVE:
+        partition.live(key, now_ns)  # only the active copy makes expirations
     frame = partition.newest(key)
     if frame is None:
         return 0x80, 0
@@ -358,6 +370,40 @@ def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
     if change.is_deleted:
         return (0x80 if is_persisted else 0x81), change.cas
     return int(is_persisted), change.cas
+
+
+def _random_key(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+    """GET_RANDOM_KEY: some document; which, the time decides. `RANDOM_TRIES_MAX` are looked at."""
+    if packet.key or packet.value or len(packet.extras) not in (0, 4):
+        return session.refusal(packet, Status.EINVAL)
+    bucket = session.bucket
+    if bucket is None:
+        return session.refusal(packet, Status.NO_BUCKET)
+    if not session.may("read"):
+        return session.refusal(packet, Status.EACCESS)
+    draw = crc32(now_ns.to_bytes(8, "big"), packet.opaque)
+    count, left = bucket.partition_count, RANDOM_TRIES_MAX
+    for at in range(count):
+        partition = bucket.partitions[(draw + at) % count]
+        if partition.refusal is not None or not partition.table:
+            continue
+        skipped = (draw >> 8) % min(len(partition.table), RANDOM_TRIES_MAX)
+        keys = islice(partition.table, skipped, None)
+        for key in islice(chain(keys, islice(partition.table, skipped)), left):
+            left -= 1
+            frame = partition.table[key].frame
+            if key.startswith(_RESERVED) or not _is_document(frame, now_ns):
+                continue
+            cas = partition.shown_cas(frame, key, now_ns)
+            return _found(session, packet._replace(key=key), frame, cas, with_key=True)
+        if not left:
+            break
+    return session.refusal(packet, Status.KEY_ENOENT if left else Status.ETMPFAIL)
+
+
+def _is_document(frame: bytes, now_ns: int) -> bool:
+    change = change_of(frame)
+    return not change.is_deleted and not 0 < change.expiry <= now_ns // _SECOND_NS
 
 
 def _flush(*, quiet: bool) -> Command:
@@ -417,6 +463,7 @@ DOCUMENT_COMMANDS: Final[dict[int, Command]] = {
     Opcode.DELQ_WITH_META: _with_meta(is_deletion=True, quiet=True),
     Opcode.GET_REPLICA: _get_replica,
     Opcode.OBSERVE: _observe,
+    Opcode.GET_RANDOM_KEY: _random_key,
     Opcode.FLUSH: _flush(quiet=False),
     Opcode.FLUSHQ: _flush(quiet=True),
 }

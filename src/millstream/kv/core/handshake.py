@@ -156,11 +156,18 @@ def _plain(session: KvSession, packet: Packet) -> bytes | None:
 def _sasl_step(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if session.scram is None:
         return session.refusal(packet, Status.AUTH_ERROR)
+    server = session.scram
     try:
-        challenge, user = session.scram.step(packet.value)
+        challenge, user = server.step(packet.value)
     except AccessError:
         session.scram = None
-        return session.refusal(packet, Status.AUTH_ERROR)
+        refusal = session.refusal(packet, Status.AUTH_ERROR)
+        if not server.pause_s:
+            return refusal
+        session.wait_for_reply(
+            lambda done: session.host.later(session, server.pause_s, lambda: done(refusal))
+        )
+        return None
     if user is None:
         return response(packet.opcode, Status.AUTH_CONTINUE, packet.opaque, value=challenge)
     _log_in(session, user)
@@ -180,8 +187,6 @@ def _select_bucket(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _cluster_config(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    if session.bucket is None:
-        return session.refusal(packet, Status.NO_BUCKET)
     return _success(packet, session.host.config(session.bucket), datatype=Datatype.JSON)
 
 

@@ -57,6 +57,9 @@ class Host(Protocol[_Session]):
     def check_password(self, session: _Session, name: str, password: str) -> None:
         """Start the check; its end is told by `KvSession.on_password_checked`."""
 
+    def later(self, session: _Session, seconds: float, done: Callable[[], None]) -> None:
+        """Call back after some seconds, unless the connection has gone."""
+
     def change_state(
         self,
         session: _Session,

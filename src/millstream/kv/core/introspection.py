@@ -19,7 +19,7 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition, value_of
 from millstream.kv.core.session import Command, KvSession
 from millstream.kv.core.statistics import Histogram, as_text
-from millstream.model.limits import UINT64_MAX
+from millstream.model.limits import UINT64_MAX, VALUE_BYTES_MAX
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import change_of
@@ -260,6 +260,11 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
         items: Iterable[tuple[str, str]] = session.host.statistics()
         if session.bucket is not None and session.may("read"):
             items = [*items, *as_text(session.bucket.published.read())]
+    elif group in _PLAIN and session.hashes_keys:
+        bucket = _bucket(session)
+        if isinstance(bucket, Status):
+            return session.refusal(packet, bucket)
+        items = _PLAIN[group](bucket)
     elif group in _GROUPS:
         bucket = _bucket(session)
         if isinstance(bucket, Status):
@@ -357,6 +362,27 @@ def _detail_stats(bucket: Bucket, partition: Partition) -> Iterator[tuple[str, s
         yield f"{name}:places", ",".join(place or "-" for place in row)
 
 
+def _settings_stats(bucket: Bucket) -> Iterator[tuple[str, str]]:
+    yield "maxbytes", str(bucket.partitions[0].residents.memory.quota_bytes)
+    yield "item_size_max", str(VALUE_BYTES_MAX)
+    yield "evictions", "off"  # what leaves memory is read back from the log
+    yield "cas_enabled", "yes"
+    yield "flush_enabled", "yes"
+    yield "binding_protocol", "binary"
+
+
+def _slab_stats(_: Bucket) -> Iterator[tuple[str, str]]:
+    """There are no slabs: documents are objects of the process."""
+    yield "active_slabs", "0"
+
+
+def _item_stats(bucket: Bucket) -> Iterator[tuple[str, str]]:
+    """All documents in memory, tombstones included, as of one class."""
+    yield "items:1:number", str(sum(len(one.table) for one in bucket.partitions))
+
+
+_PLAIN: Final = {"settings": _settings_stats, "slabs": _slab_stats, "items": _item_stats}
+"""Groups of plain memcached, on its port."""
 _GROUPS: Final = {
     "vbucket": _state_stats,
     "vbucket-details": _detail_stats,

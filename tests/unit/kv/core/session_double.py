@@ -28,6 +28,8 @@ class ScramDouble:
     def __init__(self) -> None:
         self.steps = 0
 
+    pause_s = 0.0
+
     def step(self, data: bytes) -> tuple[bytes, UserDouble | None]:
         from millstream.errors import AccessError
 

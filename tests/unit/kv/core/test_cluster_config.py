@@ -35,6 +35,29 @@ def test_without_a_bucket_the_map_names_the_node() -> None:
     assert config["nodesExt"][0]["hostname"] == "h"
 
 
+def test_without_a_bucket_the_newest_map_of_all_buckets_names_the_nodes() -> None:
+    older, newer = new_bucket(4), new_bucket(4)
+    older.set_map(BucketMap(2, (A,), (("a",),) * 4), "a")
+    newer.set_map(BucketMap(3, (A, B), ROWS), "a")
+    config = json.decode(
+        cluster_config(
+            None, host="h", kv_port=1, http_port=2, revision=9,
+            others=[new_bucket(4), newer, older],
+        )
+    )  # fmt: skip
+    assert [node["hostname"] for node in config["nodesExt"]] == ["db-a", "fd00::2"]
+    assert (config["revEpoch"], config["rev"]) == (4, 3)
+    assert "vBucketServerMap" not in config
+
+
+def test_a_map_tells_what_the_sdks_look_for() -> None:
+    config = json.decode(
+        cluster_config(new_bucket(4), host="h", kv_port=1, http_port=2, revision=3)
+    )
+    assert (config["clusterCapabilitiesVer"], config["clusterCapabilities"]) == ([1, 0], {})
+    assert "couchapi" in config["bucketCapabilities"]
+
+
 A, B = NodeAddress("a", "db-a", 11210, 5984), NodeAddress("b", "fd00::2", 11211, 5985)
 ROWS = (("a", "b"), ("b", "a"), ("b", None), (None, "a"))
 

@@ -323,3 +323,35 @@ def test_reading_a_replica_needs_the_right_to_read_and_is_not_for_plain_clients(
     plain = new_session(hashes_keys=True)
     following(plain)
     assert do(plain, Opcode.GET_REPLICA).status == Status.UNKNOWN_COMMAND
+
+
+def test_a_touch_answers_no_token() -> None:
+    session = new_session()
+    tokens = Feature.MUTATION_SEQNO.to_bytes(2, "big")
+    ask(session, request(Opcode.HELLO, value=tokens))
+    assert len(stored(session).extras) == 16
+    touched = do(session, Opcode.TOUCH, extras=b"\0\0\0\5")
+    assert (touched.status, touched.extras) == (0, b"")
+
+
+def test_a_replica_is_observed_too() -> None:
+    session = new_session()
+    assert session.bucket is not None
+    moves.rename(session.bucket.partitions[PARTITION], PartitionState.REPLICA)
+    name = PARTITION.to_bytes(2, "big") + b"\0\1" + KEY
+    reply = do(session, Opcode.OBSERVE, key=b"", value=name)
+    assert (reply.status, reply.value[: len(name)]) == (0, name)
+    moves.rename(session.bucket.partitions[PARTITION], PartitionState.DEAD)
+    assert do(session, Opcode.OBSERVE, key=b"", value=name).status == Status.NOT_MY_VBUCKET
+
+
+def test_a_random_key_is_that_of_a_document_that_exists() -> None:
+    session = new_session()
+    asking = request(Opcode.GET_RANDOM_KEY)
+    assert ask(session, asking)[0].status == Status.KEY_ENOENT
+    stored(session)
+    found = ask(session, asking)[0]
+    assert (found.status, found.key, found.value) == (0, KEY, b"v")
+    do(session, Opcode.DELETE)
+    assert ask(session, asking)[0].status == Status.KEY_ENOENT
+    assert ask(session, request(Opcode.GET_RANDOM_KEY, key=b"k"))[0].status == Status.EINVAL

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from msgspec import json
-from session_double import HostDouble, UserDouble, ask, new_session
+from session_double import HostDouble, ScramDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.handshake import MEMCACHED_VERSION, VERSION
 from millstream.wire.mcbp import Feature, Opcode, Status, request
@@ -81,9 +82,9 @@ def test_without_users_any_login_is_welcome() -> None:
     assert ask(session, request(Opcode.SASL_AUTH, key=b"SCRAM-SHA1", value=b"x"))[0].status == 0
 
 
-def test_the_map_needs_a_bucket() -> None:
+def test_before_a_bucket_is_selected_the_map_is_that_of_the_nodes() -> None:
     session = new_session(is_selected=False)
-    assert ask(session, request(Opcode.GET_CLUSTER_CONFIG))[0].status == Status.NO_BUCKET
+    assert ask(session, request(Opcode.GET_CLUSTER_CONFIG))[0].status == Status.SUCCESS
     ask(session, request(Opcode.SELECT_BUCKET, key=b"b"))
     reply = ask(session, request(Opcode.GET_CLUSTER_CONFIG))[0]
     assert (reply.value, reply.datatype) == (b'{"rev":1}', 1)
@@ -182,3 +183,18 @@ def test_the_version_is_one_that_the_port_s_clients_can_read() -> None:
         version = ask(session, request(Opcode.VERSION))[0].value.decode()
         assert version == wanted
     assert version.split(".")[0] == "1", "libmemcached takes 0 for an error"
+
+
+def test_a_refusal_of_who_guesses_waits_and_so_do_the_requests_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = locked_host()
+    session = new_session(host)
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(ScramDouble, "pause_s", 0.5)
+    monkeypatch.setattr(host, "later", lambda *args: waiting.append(args[-1]), raising=False)
+    data = request(Opcode.SASL_AUTH, key=b"SCRAM-SHA1", value=b"wrong", opaque=1)
+    assert ask(session, data + request(Opcode.NOOP, opaque=2)) == []
+    waiting.pop()()
+    replies = ask(session, b"")
+    assert [(one.opaque, one.status) for one in replies] == [(1, Status.AUTH_ERROR), (2, 0)]

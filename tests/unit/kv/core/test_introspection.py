@@ -258,3 +258,11 @@ def test_the_node_is_known_without_a_bucket() -> None:
     session = new_session(is_selected=False)
     assert stats(session, b"") == {b"version": b"1"}
     assert ask(session, request(Opcode.STAT, key=b"changes"))[0].status == Status.NO_BUCKET
+
+
+def test_the_plain_port_has_the_groups_of_plain_memcached() -> None:
+    plain = new_session(hashes_keys=True)
+    assert stats(plain, b"settings")[b"item_size_max"] == b"20971520"
+    assert stats(plain, b"slabs") == {b"active_slabs": b"0"}
+    assert set(stats(plain, b"items")) == {b"items:1:number"}
+    assert ask(own_session(), request(Opcode.STAT, key=b"settings"))[0].status == 1
