@@ -510,3 +510,32 @@ async def test_readers_that_do_not_end_hold_up_a_stop_once_and_not_for_each_inde
     with readers[0].used(), readers[1].used():
         async with asyncio.timeout(60):
             await hosted.stop()
+
+
+LOOP = {"views": {"v": {"map": "function (doc) { while (true) ; }"}}}
+
+
+@pytest.mark.parametrize("after", [{"d": SUM}, {"d": SUM, "x": OTHER}])
+async def test_a_map_that_loops_holds_up_no_other_index_when_it_is_deleted_or_changed(
+    hosted, after
+):
+    for n in range(200):
+        hosted.put(f"k{n}", kind="a", n=1)
+    await hosted.apply({"d": SUM, "x": LOOP})
+    looping = hosted.bucket._open[hosted.bucket.info("x")["signature"]]
+    await until(lambda: looping.mapper._mapper._answered == 0 and looping.mapper._mapper._child)
+    async with asyncio.timeout(4.0):  # a call of the map takes 5 s until it is ended
+        await hosted.apply(after)
+        assert await hosted.sums() == {"a": 200}
+    await hosted.bucket.clean_up()
+
+
+async def test_an_index_that_comes_back_after_its_map_was_stopped_maps_again(hosted):
+    hosted.put("k", kind="a", n=1)
+    await hosted.apply({"d": SUM, "e": OTHER})
+    one = hosted.bucket._open[hosted.bucket.info("e")["signature"]]
+    with one.used():  # it stays open behind the scenes
+        await hosted.apply({"d": SUM})
+        await hosted.apply({"d": SUM, "e": OTHER})
+        hosted.put("l", kind="a", n=2)
+        assert len((await hosted.query("e"))["rows"]) == 2
