@@ -523,7 +523,7 @@ async def test_a_map_that_loops_holds_up_no_other_index_when_it_is_deleted_or_ch
         hosted.put(f"k{n}", kind="a", n=1)
     await hosted.apply({"d": SUM, "x": LOOP})
     looping = hosted.bucket._open[hosted.bucket.info("x")["signature"]]
-    await until(lambda: looping.mapper._mapper._answered == 0 and looping.mapper._mapper._child)
+    await until(lambda: not looping.mapper._mapper._is_fresh)  # the map runs
     async with asyncio.timeout(4.0):  # a call of the map takes 5 s until it is ended
         await hosted.apply(after)
         assert await hosted.sums() == {"a": 200}
