@@ -124,7 +124,6 @@ class BucketIndexer:
         """Read nothing more; what is being committed is finished."""
         for served in self._indexes.values():
             served.give_up()
-            served.mapper.stop()
         await self._tasks.stop()
         for served in self._indexes.values():
             async with served.lock:
@@ -219,7 +218,6 @@ class BucketIndexer:
         self.offers.forget(signature)
         self._work_before = IndexWork(*map(add, self._work_before, served.work))
         served.give_up()
-        served.mapper.stop()  # else a map that loops would hold up all other indexes
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
             cleaning.cancel()
         await self._leave_group(served)

@@ -512,24 +512,6 @@ async def test_readers_that_do_not_end_hold_up_a_stop_once_and_not_for_each_inde
             await hosted.stop()
 
 
-LOOP = {"views": {"v": {"map": "function (doc) { while (true) ; }"}}}
-
-
-@pytest.mark.parametrize("after", [{"d": SUM}, {"d": SUM, "x": OTHER}])
-async def test_a_map_that_loops_holds_up_no_other_index_when_it_is_deleted_or_changed(
-    hosted, after
-):
-    for n in range(200):
-        hosted.put(f"k{n}", kind="a", n=1)
-    await hosted.apply({"d": SUM, "x": LOOP})
-    looping = hosted.bucket._open[hosted.bucket.info("x")["signature"]]
-    await until(lambda: not looping.mapper._mapper._is_fresh)  # the map runs
-    async with asyncio.timeout(4.0):  # a call of the map takes 5 s until it is ended
-        await hosted.apply(after)
-        assert await hosted.sums() == {"a": 200}
-    await hosted.bucket.clean_up()
-
-
 async def test_an_index_that_comes_back_after_its_map_was_stopped_maps_again(hosted):
     hosted.put("k", kind="a", n=1)
     await hosted.apply({"d": SUM, "e": OTHER})
