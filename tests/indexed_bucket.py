@@ -66,6 +66,9 @@ class TestMapper:
     def close(self) -> None:
         self.is_closed = True
 
+    def stop(self) -> None:
+        """Nothing runs for long."""
+
 
 class IndexedBucket:
     """A node with one bucket, and an indexer of it."""

@@ -208,6 +208,8 @@ class HostedBucket:
                 hosted = await asyncio.to_thread(
                     HostedIndex, design, self.uuid, path, self._reduce_limit
                 )
+            else:
+                await asyncio.to_thread(hosted.mapper.resume)
         except (MillstreamError, OSError) as error:
             self._refuse(signature, error)
             return None

@@ -129,8 +129,10 @@ class HostedIndex:
 
     def close(self) -> None:
         """Close the files. Blocks; nobody may read them."""
+        self._is_closed = True
+        if (asking := self._asking) is not None:
+            asking.stop()  # a reduce that loops holds the lock
         with self._ask_lock:
-            self._is_closed = True
             if self._asking is not None:
                 self._asking.close()
                 self._asking = None

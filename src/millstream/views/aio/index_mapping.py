@@ -84,6 +84,7 @@ class IndexMapper:
         self._encoders = encoders
         self._is_plain = all(encoder is encode_key for encoder in encoders)
         self._mapper = open_functions(design.functions_by_tree())
+        self._is_stopped = False
 
     def map(self, changes: Changes) -> MappedChanges:
         """Map changes as they came.
@@ -135,6 +136,17 @@ class IndexMapper:
     def close(self) -> None:
         """Free what the mapper holds."""
         self._mapper.close()
+
+    def stop(self) -> None:
+        """End a map or reduce under way, from any thread; `resume` makes it usable again."""
+        self._is_stopped = True
+        self._mapper.stop()
+
+    def resume(self) -> None:
+        """Be usable again; raises as the constructor."""
+        if self._is_stopped:
+            self._mapper = open_functions(self._design.functions_by_tree())
+            self._is_stopped = False
 
     def _encoded(self, rows: Sequence[Any]) -> list[Row] | None:
         """Return all rows with their encoded keys; None if a key cannot be encoded."""

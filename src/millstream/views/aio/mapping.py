@@ -15,11 +15,12 @@ Elsewhere: the JavaScript process (`views.aio.sandbox`), the registry of Python 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from millstream.views.aio.sandbox import MapError, Mapped, Sandbox
+from millstream.views.aio.sandbox import ROWS_PER_DOCUMENT_MAX, MapError, Mapped, Sandbox
 from millstream.views.core.mango.definitions import key_maker, parse_definition
 from millstream.views.core.reduce import is_error, overflow_error, reduce_error
 from millstream.views.core.reductions import REDUCE_VALUES_MAX
@@ -61,6 +62,9 @@ class Mapper(Protocol):
 
     def close(self) -> None:
         """Free what the mapper holds."""
+
+    def stop(self) -> None:
+        """End what it is doing, for ever, from any thread; where that cannot be done, nothing."""
 
 
 def open_mapper(design: DesignDocument) -> Mapper:
@@ -108,6 +112,9 @@ class PythonMapper:
     def close(self) -> None:
         """Nothing is held."""
 
+    def stop(self) -> None:
+        """Nothing can be ended: it runs in this process."""
+
     def _map_one(self, document: bytes) -> Mapped:
         rows: list[tuple[int, bytes | msgspec.Raw, bytes | msgspec.Raw]] = []
         errors: list[MapError] | None = None
@@ -115,14 +122,20 @@ class PythonMapper:
             try:
                 # Decoded once per view: what one function changes, the next does not see.
                 pairs = function(_decode(document))
-                rows += [
+                found = [
                     (
                         view,
                         _encode(key if type(key) in _PLAIN else _canonical(key)),
                         _encode(value),
                     )
-                    for key, value in pairs or ()
+                    for key, value in islice(pairs or (), ROWS_PER_DOCUMENT_MAX + 1)
                 ]
+                if len(rows) + len(found) > ROWS_PER_DOCUMENT_MAX:
+                    raise ValueError(
+                        f"more than {ROWS_PER_DOCUMENT_MAX} rows of one document: emit fewer, or "
+                        "split the document"
+                    )
+                rows += found
             except Exception as error:  # noqa: BLE001 - the function's fault, shown as such
                 errors = [*(errors or ()), MapError(view, _said(error))]
         return Mapped(rows, errors or ())
@@ -151,6 +164,9 @@ class QueryMapper:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def stop(self) -> None:
+        """Nothing can be ended: it runs in this process."""
 
     def _map_one(self, document: bytes) -> Mapped:
         try:

@@ -17,7 +17,13 @@
   const hasClock = hasOwn(global, "millstream_clock");
   delete global.millstream_clock;
   let root = null, spareBytes = 0;
-  let rows = [], view = 0, at = 0;
+  let rows = [], view = 0, at = 0, isOver = false;
+  const ROWS_PER_DOCUMENT_MAX = 100000, ROWS_PER_CALL_MAX = 200000;
+
+  function overflow() {
+    return new TheTypeError(
+      `more than ${ROWS_PER_DOCUMENT_MAX} rows of one document: emit fewer, or split the document`);
+  }
 
   // Rows must be a function of the document alone: no clock, no dice, no garbage collector.
   const TheDate = Date;
@@ -45,6 +51,10 @@
   }
 
   global.emit = function (key, value) {
+    if (rows.length >= ROWS_PER_DOCUMENT_MAX) {
+      isOver = true;
+      throw overflow();
+    }
     rows[rows.length] = [view, key, value];
   };
   global.log = function () {};
@@ -199,6 +209,7 @@
     if (documents.length !== expected) return "";
     // Joined, never added up: the binding does not know the engine's unfinished strings.
     const texts = [];
+    let total = 0;
     for (at = 0; at < expected; at++) {
       const doc = documents[at];
       if (isFlat) freeze(doc); else deepFreeze(doc);
@@ -206,12 +217,16 @@
       for (view = 0; view < maps.length; view++) {
         const before = rows.length;
         try {
+          isOver = false;
           (0, maps[view])(doc);
+          if (isOver) throw overflow();
         } catch (error) {
           rows.length = before;
           errors[errors.length] = [at, view, describe(error)];
         }
       }
+      total += rows.length;
+      if (total > ROWS_PER_CALL_MAX && expected > 1) return "";  // fewer documents are asked for
       texts[at] = textOf(rows, errors);
     }
     return ["[[", texts.join(","), "],", stringify(errors), "]"].join("");

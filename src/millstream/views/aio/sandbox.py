@@ -52,6 +52,7 @@ __all__ = [
     "BATCH_DOCUMENTS_MAX",
     "CALLS_PER_SECOND_TRY",
     "MEMORY_BYTES_MAX",
+    "ROWS_PER_DOCUMENT_MAX",
     "SECOND_TRIES_MAX",
     "TIME_LIMIT_S",
     "MapError",
@@ -73,6 +74,9 @@ next ones are not tried again."""
 CALLS_PER_SECOND_TRY: Final = 100
 """Calls that were answered, after which one more is."""
 
+ROWS_PER_DOCUMENT_MAX: Final = 100_000
+"""Rows that all maps of a design document emit for one document; more are a map error of the view
+that emits them (`runner.js` counts for itself)."""
 _REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 _START_S: Final = 30.0
 """Until a new child has compiled the functions; starting takes some 30 ms on an idle machine."""

@@ -106,6 +106,9 @@ class ChangeMapper(Protocol):
     def close(self) -> None:
         """Free what the mapper holds."""
 
+    def stop(self) -> None:
+        """End what is under way, from any thread: a map may run for long."""
+
 
 class Gathered:
     """Parts for several indexes, each of which takes those partitions that it lacks.

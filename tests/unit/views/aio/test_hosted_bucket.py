@@ -510,3 +510,14 @@ async def test_readers_that_do_not_end_hold_up_a_stop_once_and_not_for_each_inde
     with readers[0].used(), readers[1].used():
         async with asyncio.timeout(60):
             await hosted.stop()
+
+
+async def test_an_index_that_comes_back_after_its_map_was_stopped_maps_again(hosted):
+    hosted.put("k", kind="a", n=1)
+    await hosted.apply({"d": SUM, "e": OTHER})
+    one = hosted.bucket._open[hosted.bucket.info("e")["signature"]]
+    with one.used():  # it stays open behind the scenes
+        await hosted.apply({"d": SUM})
+        await hosted.apply({"d": SUM, "e": OTHER})
+        hosted.put("l", kind="a", n=2)
+        assert len((await hosted.query("e"))["rows"]) == 2

@@ -12,6 +12,7 @@ from millstream.views.aio.mapping import (
     open_mapper,
     reduce_groups,
 )
+from millstream.views.aio.sandbox import ROWS_PER_DOCUMENT_MAX
 from millstream.views.core.design import parse_design
 from millstream.views.core.reductions import REDUCE_VALUES_MAX
 from millstream.views.core.registered import register
@@ -152,3 +153,15 @@ def test_a_document_that_is_too_deep_costs_its_own_rows():
     lost, found = mapper.map([deep, b'{"n":2}'])
     assert (lost.rows, lost.errors[0].view) == ((), -1)
     assert found.rows == [(1, b"[2]", b"null")]
+
+
+@register("test.mapping.many")
+def many(document):
+    return ((n, None) for n in range(document["n"]))
+
+
+def test_a_python_map_that_emits_too_many_rows_loses_them():
+    most = ROWS_PER_DOCUMENT_MAX
+    mapped = python_mapper("many").map([b'{"n":%d}' % n for n in (most, most + 1, 1)])
+    assert [len(one.rows) for one in mapped] == [most, 0, 1]
+    assert "more than 100000 rows" in mapped[1].errors[0].message

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.errors import UsageError
 from millstream.views.aio import sandbox
-from millstream.views.aio.sandbox import SECOND_TRIES_MAX, Sandbox
+from millstream.views.aio.sandbox import ROWS_PER_DOCUMENT_MAX, SECOND_TRIES_MAX, Sandbox
 from millstream.views.core.design import parse_design
 
 
@@ -418,3 +418,19 @@ def test_a_function_may_throw_null():
         assert js.restart_count == 0
     assert [len(document.rows) for document in mapped] == [1, 0, 1]
     assert mapped[1].errors[0].view == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "function (doc) { for (let i = 0; i < doc.n; i++) emit(i, null); }",
+        "function (doc) { for (let i = 0; i < doc.n; i++) try { emit(i, null); } catch (e) {} }",
+    ],
+)
+def test_a_document_that_emits_too_many_rows_loses_them_and_its_neighbours_none(source):
+    most = ROWS_PER_DOCUMENT_MAX
+    with sandbox_of(source) as sandbox:
+        mapped = sandbox.map(texts({"n": 2}, {"n": 1_000_000}, {"n": most}, {"n": most}, {"n": 3}))
+    assert [len(one.rows) for one in mapped] == [2, 0, most, most, 3]
+    assert [len(one.errors) for one in mapped] == [0, 1, 0, 0, 0]
+    assert "more than 100000 rows" in mapped[1].errors[0].message
