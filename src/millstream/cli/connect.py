@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 import ssl
+import sys
+import time
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from millstream.client.kv import Client, connect
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.model.partitions import key_from_text
 
 __all__ = [
@@ -73,6 +75,9 @@ KeyArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+STARTING_S_MAX: Final = 5.0
+"""How long a command waits for a node that is starting: nothing listens there yet."""
+STARTING_PAUSE_S: Final = 0.1
 CONNECT_DEFAULT = "127.0.0.1:11210"
 PASSWORD_BYTES_MAX = 64 * 1024
 
@@ -148,15 +153,24 @@ def client_of(
     password_file: Path | None,
     tls_ca: Path | None,
 ) -> Client:
-    """Connect as the options say.
+    """Connect as the options say; wait for a node that is starting, `STARTING_S_MAX` at most.
 
     Raises:
         MillstreamError: as `millstream.connect`, or an option is wrong.
     """
-    who = who_of(user, password_file)
-    return connect(
-        address, bucket=bucket, user=who.user, password=who.password, tls=tls_of(tls_ca)
-    )
+    who, tls = who_of(user, password_file), tls_of(tls_ca)
+    until, is_told = time.monotonic() + STARTING_S_MAX, False
+    while True:
+        try:
+            return connect(address, bucket=bucket, user=who.user, password=who.password, tls=tls)
+        except UnavailableError as error:
+            is_refused = isinstance(error.__cause__, ConnectionRefusedError)
+            if not is_refused or time.monotonic() >= until:
+                raise
+        if not is_told:
+            print(f"millstream: waiting for a node at {address}", file=sys.stderr)
+            is_told = True
+        time.sleep(STARTING_PAUSE_S)
 
 
 def key_of(text: str) -> bytes:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 
@@ -65,13 +65,13 @@ def application(arguments: Sequence[str]) -> typer.Typer:
     """
     app = typer.Typer(
         name="millstream",
-        help="A partitioned document database whose change stream is the product.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     called = next((word for word in arguments if not word.startswith("-")), None)
     is_completing = "_MILLSTREAM_COMPLETE" in os.environ
+    app.callback()(_options)
     for name, entry in COMMANDS.items():
         module = f"millstream.cli.{name}"
         if find_spec(module) is None:
@@ -81,6 +81,25 @@ def application(arguments: Sequence[str]) -> typer.Typer:
         else:
             app.command(name, help=entry.help, rich_help_panel=entry.panel)(_unloaded)
     return app
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from millstream.version import __version__
+
+        print(f"millstream {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """A partitioned document database whose change stream is the product."""
 
 
 def _add(app: typer.Typer, name: str, entry: _Entry, module: Any) -> None:

@@ -1,7 +1,7 @@
 """`millstream put BUCKET KEY VALUE`: write one document, design documents included.
 
 Invariants:
-1. A value that is JSON is stored as JSON, unchanged; any other as bytes.
+1. A value is JSON, and stored unchanged; any other is refused, or stored as bytes with --raw.
 2. Nothing on standard input is no value: a command before the pipe that failed writes no document.
 3. A design document goes over HTTP, in the place of what is there: the node compiles it first.
 """
@@ -39,12 +39,15 @@ ValueArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[VALUE]",
-        help="The value, - or nothing for standard input; for a design document the name of "
-        "its file.",
+        help="The value; @FILE for that of a file; - or nothing for standard input. For a design "
+        "document also the name of its file.",
     ),
 ]
 FileOption = Annotated[
     Path | None, typer.Option("--file", metavar="FILE", help="Take the value from a file.")
+]
+RawOption = Annotated[
+    bool, typer.Option("--raw", help="The value is bytes, and need not be JSON.")
 ]
 CasOption = Annotated[
     int, typer.Option("--cas", min=0, help="Write only if the document still has this CAS.")
@@ -69,6 +72,7 @@ def command(
     key: KeyArgument,
     value: ValueArgument = None,
     file: FileOption = None,
+    raw: RawOption = False,
     cas: CasOption = 0,
     expiry: ExpiryOption = 0,
     durability: DurabilityOption = _DEFAULT,
@@ -82,7 +86,12 @@ def command(
     data = _data_of(key, value, file)
     if is_design(key):
         refuse_options(
-            {"--cas": cas != 0, "--expiry": expiry != 0, "--durability": durability != _DEFAULT}
+            {
+                "--cas": cas != 0,
+                "--expiry": expiry != 0,
+                "--durability": durability != _DEFAULT,
+                "--raw": raw,
+            }
         )
         database = database_of(
             bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
@@ -96,7 +105,7 @@ def command(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:
         stored = client.upsert(
-            key_of(key), _content_of(data), cas=cas, expiry=expiry, durability=level
+            key_of(key), _content_of(data, is_raw=raw), cas=cas, expiry=expiry, durability=level
         )
     if json:
         members = {
@@ -114,9 +123,12 @@ def _data_of(key: str, value: str | None, file: Path | None) -> bytes:
     if file is not None and value is not None:
         raise UsageError("give the value or --file, not both", code="bad_arguments")
     if file is None and value is not None and value != "-":
-        if not is_design(key):
-            return value.encode()
-        file = Path(value)
+        if value.startswith("@"):
+            file = Path(value[1:])
+        elif is_design(key) and not value.lstrip().startswith("{"):
+            file = Path(value)
+        else:
+            return value.encode(errors="surrogateescape")
     try:
         with sys.stdin.buffer if file is None else file.open("rb") as source:
             data = source.read(VALUE_BYTES_MAX + 1)
@@ -142,11 +154,19 @@ def _design_of(data: bytes) -> dict[str, Any]:
         raise UsageError(f"a design document is JSON: {error}", code="bad_design") from error
 
 
-def _content_of(data: bytes) -> Any:
-    """Return what the client is to store: JSON as it is, or bytes."""
+def _content_of(data: bytes, *, is_raw: bool) -> Any:
+    """Return what the client is to store: JSON as it is, or bytes.
+
+    Raises:
+        UsageError: `not_json`.
+    """
+    if is_raw or not data:
+        return data
     try:
         data.decode()
         msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"the value is no JSON ({error}); give --raw to store it as it is", code="not_json"
+        ) from error
     return msgspec.Raw(data.strip())

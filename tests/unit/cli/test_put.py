@@ -11,15 +11,25 @@ def test_value_from_argument_stdin_and_file(call: Any, client: Any, tmp_path: Pa
     (tmp_path / "f").write_bytes(b"\x00raw")
     assert call("put", "b", "arg", '{"a": 1.0}') == (0, b"", "")
     call("put", "b", "dash", "-", stdin=b" [1] \n")
-    call("put", "b", "none", stdin=b"plain text")
-    call("put", "b", "file", "--file", str(tmp_path / "f"))
+    call("put", "b", "none", "--raw", stdin=b"plain text")
+    call("put", "b", "file", "--raw", "--file", str(tmp_path / "f"))
+    call("put", "b", "at", "--raw", f"@{tmp_path / 'f'}")
     found = {key: (document.data, document.flags) for key, document in client.documents.items()}
     assert found == {
         b"arg": (b'{"a": 1.0}', FLAGS_JSON),
         b"dash": (b"[1]", FLAGS_JSON),
         b"none": (b"plain text", FLAGS_BINARY),
         b"file": (b"\x00raw", FLAGS_BINARY),
+        b"at": (b"\x00raw", FLAGS_BINARY),
     }
+
+
+def test_a_value_that_is_no_json_is_refused_and_says_what_to_do(call: Any, client: Any) -> None:
+    for words, stdin in ((("{total: 12}",), b""), ((), b"plain"), (("@/nowhere",), b"")):
+        code, _, err = call("put", "b", "k", *words, stdin=stdin)
+        assert code == 2
+        assert "--raw" in err or "cannot read /nowhere" in err
+    assert not client.documents
 
 
 def test_options_and_json(call: Any, client: Any) -> None:
