@@ -45,7 +45,7 @@ from millstream.gateway.core.attachments import (
     said_md5,
 )
 from millstream.gateway.core.documents import is_batch, named_rev, names_etag
-from millstream.gateway.core.multipart import one_line
+from millstream.gateway.core.multipart import disposition_of, filename, one_line
 
 __all__ = ["routes"]
 
@@ -73,6 +73,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
         "Content-Type": one_line(one.content_type),
         "Accept-Ranges": "none" if one.encoding else "bytes",
         "Cache-Control": "must-revalidate",
+        "Content-Disposition": f"{disposition_of(one.content_type)}; {filename(name)}",
     }
     if names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
         return web.Response(status=304, headers=headers)

@@ -16,10 +16,12 @@ from typing import Final
 from urllib.parse import quote
 
 __all__ = [
-    "BOUNDARY_BYTES_MAX", "attachment_head", "end", "inner_head", "json_part", "missing_part",
-    "one_line",
+    "BOUNDARY_BYTES_MAX", "attachment_head", "disposition_of", "end", "filename", "inner_head",
+    "json_part", "missing_part", "one_line",
 ]  # fmt: skip
 
+_SHOWN: Final = ("image/", "audio/", "video/", "text/plain")
+_RUN: Final = ("image/svg+xml",)
 BOUNDARY_BYTES_MAX: Final = 70
 """Of a boundary that a client chose."""
 
@@ -47,7 +49,7 @@ def attachment_head(
     """Return the head of an attachment of `length` bytes as they are sent."""
     lines = [
         f"--{boundary}",
-        f"Content-Disposition: attachment; {_filename(name)}",
+        f"Content-Disposition: attachment; {filename(name)}",
         f"Content-Type: {one_line(content_type)}",
         f"Content-Length: {length}",
     ]
@@ -61,10 +63,18 @@ def end(boundary: str) -> bytes:
     return b"--%b--" % boundary.encode()
 
 
-def _filename(name: str) -> str:
+def filename(name: str) -> str:
+    """Return the parameter of Content-Disposition that names a file."""
     if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
         return f'filename="{name}"'
     return f"filename*=UTF-8''{quote(name, safe='')}"
+
+
+def disposition_of(content_type: str) -> str:
+    """Return whether a browser may show what users stored: never what it could run as a page."""
+    kind = content_type.partition(";")[0].strip().lower()
+    is_shown = kind.startswith(_SHOWN) and kind not in _RUN
+    return "inline" if is_shown else "attachment"
 
 
 def one_line(text: str) -> str:

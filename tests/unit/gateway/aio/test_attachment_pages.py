@@ -153,3 +153,32 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     assert (await guarded.get(path, headers=bob)).status == 200
     await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=bob), 403)
     await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=ada))
+
+
+@pytest.mark.parametrize(
+    ("kind", "disposition"),
+    [
+        ("text/html", "attachment"), ("image/svg+xml", "attachment"),
+        ("TEXT/HTML; x=y", "attachment"),
+        ("application/xhtml+xml", "attachment"), ("text/xml", "attachment"),
+        ("application/javascript", "attachment"), ("application/pdf", "attachment"),
+        ("image/png", "inline"), ("text/plain; charset=utf-8", "inline"), ("video/mp4", "inline"),
+    ],
+)  # fmt: skip
+async def test_nothing_that_users_stored_runs_in_a_browser(client, body, kind, disposition):
+    path = "/orders/d/%22a%22.html"
+    await put(client, body, b"<script>alert(1)</script>", path, headers={"Content-Type": kind})
+    response = await client.get(path)
+    assert response.headers["Content-Security-Policy"] == "sandbox"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Content-Disposition"].split(";") == [
+        disposition, " filename*=UTF-8''%22a%22.html",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [DOC, "/orders/_all_docs", "/orders/_changes", "/", "/orders/no"])
+async def test_no_answer_is_taken_for_what_it_is_not(client, body, path):
+    await put(client, body)
+    response = await client.get(path)
+    assert response.headers["Content-Security-Policy"] == "sandbox"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
