@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coordinators import GROUP, bound, until
+from millstream.access.failed_logins import FAILED_LOGINS_MAX
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.aio import peers as module
