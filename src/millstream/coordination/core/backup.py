@@ -4,8 +4,8 @@ The file is a snapshot's file (`durable`): whole or refused.
 
 Invariants:
 1. A restored group is another group: of another id, in an epoch above all that the state has
-   seen, so that versions go on growing, and that no other group has which comes from that state: its
-   log goes on where the snapshot was taken, and is another history from there on.
+   seen, and that no other group has which comes from that state: versions go on growing, its log
+   goes on where the snapshot was taken, and is another history from there on.
 2. A crash while it is made leaves no group that anybody knows of.
 
 Elsewhere: taking the snapshot (`snapshotting`), the commands (`pool_admin`, `pool_groups`),
