@@ -129,7 +129,7 @@ class FakePartition:
     def is_held(self, hold: Hold) -> bool:
         return hold.hold_id in self.holds or hold.hold_id in self.logged_holds
 
-    awaits_majority = False
+    awaits_majority, is_durable_known = False, True
 
     def check_durable(self) -> None:
         pass

@@ -4,7 +4,8 @@ The file is a snapshot's file (`durable`): whole or refused.
 
 Invariants:
 1. A restored group is another group: of another id, in an epoch above all that the state has
-   seen, so that versions go on growing; its log goes on where the snapshot was taken.
+   seen, and that no other group has which comes from that state: versions go on growing, its log
+   goes on where the snapshot was taken, and is another history from there on.
 2. A crash while it is made leaves no group that anybody knows of.
 
 Elsewhere: taking the snapshot (`snapshotting`), the commands (`pool_admin`, `pool_groups`),
@@ -14,6 +15,7 @@ reading and writing the file (the shell).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.durable import decode_snapshot, encode_snapshot_head
@@ -25,7 +27,11 @@ from millstream.coordination.core.standing import Standing
 from millstream.errors import UsageError
 from millstream.ports.disk import Disk
 
-__all__ = ["backup_parts", "format_restored", "read_backup"]
+__all__ = ["EPOCHS_BETWEEN", "backup_parts", "format_restored", "read_backup"]
+
+EPOCHS_BETWEEN: Final = 1 << 16
+"""A restored group is so many epochs ahead, and up to twice as many: the group that the backup is
+of does not get there by changes of members, and another restored one is elsewhere in between."""
 
 
 def backup_parts(snapshot: Snapshot) -> Iterator[bytes]:
@@ -54,7 +60,7 @@ def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
     Raises:
         UnavailableError: `disk_full`, `disk_failed`: it is not formatted.
     """
-    epoch, link = epoch_in(snapshot, STATE_FORMAT) + 1, snapshot.id.link
+    epoch, link = _epoch_after(epoch_in(snapshot, STATE_FORMAT), standing), snapshot.id.link
     configuration = Configuration(
         epoch, standing.configuration.members, closed_lsn=link.lsn, closed_hash=link.hash
     )
@@ -64,3 +70,7 @@ def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
     journal.write_snapshot(snapshot)
     journal.begin_anew(snapshot.id, (), begun)
     journal.close()
+
+
+def _epoch_after(epoch: int, standing: Standing) -> int:
+    return epoch + EPOCHS_BETWEEN + int.from_bytes(standing.group_id[:2], "big")

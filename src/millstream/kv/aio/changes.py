@@ -47,6 +47,9 @@ SUSPENDED_WAIT_S: Final = 0.02
 SUSPENDED_SECONDS_MAX: Final = 10.0
 """How long a partition may be about to change, for instance be moved, before a reader is told."""
 
+UNKNOWN_SECONDS_MAX: Final = 1.0
+"""How long a reader waits for copies to follow a partition that has just moved."""
+
 
 class Changes:
     """One reader's walk.
@@ -174,6 +177,10 @@ class Changes:
                     "what they have: ask again",
                     code="temporarily_unavailable",
                 )
+            await asyncio.sleep(SUSPENDED_WAIT_S)
+            waited_s += SUSPENDED_WAIT_S
+            self.check()
+        while not self._feed.is_durable_known and waited_s < UNKNOWN_SECONDS_MAX:
             await asyncio.sleep(SUSPENDED_WAIT_S)
             waited_s += SUSPENDED_WAIT_S
             self.check()

@@ -57,9 +57,11 @@ class DesignStore:
         Raises:
             UsageError: `illegal_docid`.
             UnavailableError: `ambiguous`, the change was taken back before it was durable;
-                `disk_failed`.
+                `majority_impossible`, nothing was changed; `disk_failed`.
         """
         key = design_key(name)
+        if is_durable:
+            self._bucket.partition_for(key).check_majority()
         written = await with_documents(lambda: self._write(key, body, rev))
         if is_durable:
             partition = self._bucket.partitions[written.partition]

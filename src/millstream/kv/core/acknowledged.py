@@ -14,7 +14,8 @@ Invariants:
    An empty place of the row is a copy that does not answer.
 2. What a majority had once is reached for good, in the same history and row: a copy that left has
    it still, or says so where that matters (`Replica.is_intact`, `is_whole`).
-3. Nothing of one epoch of the partition counts in another, and nothing of one row in another.
+3. Nothing of one epoch of the partition counts in another, and nothing of one row in another; what
+   was durable by a row before is known apart (`kept_seqno`).
 4. Neither seqno is above the partition's high seqno.
 
 Elsewhere: the streams that tell (`upr.core.producer`), the writes that wait (`session`), what a
@@ -60,7 +61,7 @@ class Acknowledged:
     """The acknowledged ends of one partition's copies."""
 
     __slots__ = (
-        "_beside_own", "_complete", "_epoch", "_following", "_has_own", "_partition",
+        "_beside_own", "_complete", "_epoch", "_following", "_has_own", "_kept", "_partition",
         "_without_own", "majority", "row",
     )  # fmt: skip
 
@@ -73,11 +74,17 @@ class Acknowledged:
         """The other nodes that should have a copy."""
         self.majority = 1
         """How many copies are more than half, this one included."""
+        self._kept = 0
         self._forget()
         self._count()
 
     def set_row(self, row: tuple[str | None, ...], own: str) -> None:
-        """Go by another row of the map, in which this node is called `own`."""
+        """Go by another row of the map, in which this node is called `own`.
+
+        What was durable by the row before is shown further on (`kept_seqno`): a copy that lacks it
+        is not promoted without force.
+        """
+        self._kept = self.kept_seqno
         self.row = tuple(name for name in row if name is not None and name != own)
         self._has_own = own in row
         self.majority = len(row) // 2 + 1
@@ -93,6 +100,7 @@ class Acknowledged:
         if epoch != self._epoch:
             self._epoch = epoch
             self._following.clear()
+            self._kept = 0
             self._forget()
             self._count()
 
@@ -167,6 +175,12 @@ class Acknowledged:
         """What a majority has at least in memory."""
         self._check_epoch()
         return min(self._complete, self._partition.high_seqno)
+
+    @property
+    def kept_seqno(self) -> int:
+        """What a majority has on disk, or had by a row before, in this history."""
+        durable = self.durable_seqno
+        return min(max(durable, self._kept), self._partition.high_seqno)
 
     @property
     def durable_seqno(self) -> int:

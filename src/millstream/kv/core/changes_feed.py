@@ -135,6 +135,11 @@ class PartitionWalk:
         source = self._source
         return source.is_suspended or (self._is_served and source.awaits_majority)
 
+    @property
+    def is_durable_known(self) -> bool:
+        """Whether it is known what lasts."""
+        return self._source.is_durable_known
+
     def lag(self) -> int:
         """Return how many seqnos there are to read, 0 if the reader has everything, or not now.
 
@@ -327,6 +332,11 @@ class ChangesFeed:
     def is_suspended(self) -> bool:
         """Whether some partition is about to change: ask again soon."""
         return any(walk.is_suspended for walk in self.walks.values())
+
+    @property
+    def is_durable_known(self) -> bool:
+        """Whether it is known of all partitions what lasts."""
+        return all(walk.is_durable_known for walk in self.walks.values())
 
     def behind(self) -> list[int]:
         """Return the partitions that have something to read, in a fair order.

@@ -53,6 +53,7 @@ class ReadCopy:
     is_suspended: bool
     persisted_seqno: int
     acknowledged: Acknowledged | None
+    activated_seqno: int
     queue: MutationQueue
     residents: Residents
     table: dict[bytes, Entry]
@@ -122,19 +123,28 @@ class ReadCopy:
 
     def durable_mark(self) -> int:
         """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
-        durable = self.durable_seqno
-        return self._log.newest_mark(self.partition_id, durable) if durable else 0
+        lasting = self._lasting_seqno
+        return self._log.newest_mark(self.partition_id, lasting) if lasting else 0
+
+    @property
+    def _lasting_seqno(self) -> int:
+        """As `durable_seqno`; also what was durable before the map named other copies."""
+        acknowledged = self.acknowledged
+        if acknowledged is None or acknowledged.is_alone:
+            return self.persisted_seqno
+        return acknowledged.kept_seqno if self.state is PartitionState.ACTIVE else 0
 
     @property
     def is_durable_known(self) -> bool:
         """Whether it is known what a majority of the copies has.
 
-        After a promotion it is not until a majority follows: then 0 does not mean that nothing is
-        durable. A copy that is not active is asked by nobody.
+        After a promotion it is not until a majority has all that there was: before, 0 does not
+        mean that nothing is durable, nor another number that no more is. A copy that is not active
+        is asked by nobody.
         """
         if not self.has_copies or self.state is not PartitionState.ACTIVE:
             return True
-        return self.durable_seqno > 0 or self.high_seqno == 0
+        return self._lasting_seqno >= max(self.activated_seqno, 1) or self.high_seqno == 0
 
     @property
     def awaits_majority(self) -> bool:

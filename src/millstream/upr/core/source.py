@@ -114,6 +114,10 @@ class PartitionSource(Protocol):
         """Return whether the hold was neither released nor lost (bound on memory, rollback)."""
 
     @property
+    def is_durable_known(self) -> bool:
+        """Whether it is known what lasts."""
+
+    @property
     def awaits_majority(self) -> bool:
         """Whether it is not known now what lasts, and soon will be."""
 

@@ -218,6 +218,7 @@ class BucketIndexer:
         self.offers.forget(signature)
         self._work_before = IndexWork(*map(add, self._work_before, served.work))
         served.give_up()
+        served.mapper.stop()  # else a map that loops would hold up all other indexes
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
             cleaning.cancel()
         await self._leave_group(served)

@@ -93,6 +93,8 @@ class GroupReader:
         self._builds: dict[str, FirstBuild] = {}
         """By the address of the source."""
         self._is_ending = False
+        self._has_lost_rows = False
+        """A batch of a first build was not mapped for all its indexes."""
         self._followed: frozenset[int] = frozenset()
 
     @property
@@ -289,7 +291,7 @@ class GroupReader:
             await link.write(build.connect(self._connection_name()))
             await self._map_first(link, build, work)
         except MillstreamError:
-            if is_last or build is None:
+            if is_last or build is None or self._has_lost_rows:
                 raise
             return False
         finally:
@@ -308,7 +310,7 @@ class GroupReader:
                     changes = Changes(*batch)
                     for served, rows in work:
                         if served in self.served:
-                            await served.add_first(rows, changes)
+                            await self._add_first(served, rows, changes)
                     continue
                 if reading.done():
                     reading.result()
@@ -317,6 +319,15 @@ class GroupReader:
         finally:
             reading.cancel()
             await asyncio.wait([reading])
+
+    async def _add_first(self, served: ServedIndex, rows: FirstRows, changes: Changes) -> None:
+        """Map a batch for one index; it comes once, so that a failure ends the whole build."""
+        try:
+            await served.add_first(rows, changes)
+        except MillstreamError:
+            if served in self.served and not served.is_stopping:  # else the others go on
+                self._has_lost_rows = True
+                raise
 
     async def _receive_first(self, link: Link, build: FirstBuild) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coordinators import GROUP, bound, until
+from millstream.access.failed_logins import FAILED_LOGINS_MAX
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.aio import peers as module
@@ -260,6 +261,21 @@ async def test_who_does_not_know_the_secret_says_nothing(secret: str) -> None:
         assert hung_up.startswith(b"e=")
         assert pair.dialler.connected == 0
         assert pair.got == []
+
+
+async def test_wrong_secrets_from_a_member_s_address_do_not_keep_the_member_out() -> None:
+    """A stranger behind the same address guesses under the name that the members share."""
+    users = UserStore(node_secret=SECRET)
+    async with ends({"users": users}, {"secret": SECRET}) as pair:
+        for _ in range(FAILED_LOGINS_MAX + 2):
+            client = ScramClient("SCRAM-SHA256", NODE_USER, "a guess of sixteen")
+            reader, writer = await asyncio.open_connection(*pair.place)
+            writer.write(b"millstream-peer 1 " + client.first() + b"\n")
+            writer.write(client.next((await reader.readline())[:-1]) + b"\n")
+            assert (await reader.read()).startswith(b"e=")
+            writer.close()
+        pair.send(1)
+        await until(lambda: pair.got == [1])
 
 
 async def test_users_without_a_secret_let_no_node_in() -> None:

@@ -177,14 +177,14 @@ async def test_a_login_under_way_does_not_outlive_the_users_rights() -> None:
     users, found = UserStore(), []
     users.put("ada", "pw")
     guard = UserGuard(users)
-    check = users.check_password
+    check = users.judge_password
 
-    def check_slowly(name: str, password: str, source: str) -> User | None:
-        user = check(name, password)
+    def check_slowly(name: str, password: str, source: str) -> tuple[User | None, float]:
+        judged = check(name, password, source)
         users.put("ada", "another")
-        return user
+        return judged
 
-    users.check_password = check_slowly  # type: ignore[method-assign]
+    users.judge_password = check_slowly  # type: ignore[method-assign]
     guard.check("ada", "pw", found.append)
     await turns(lambda: bool(found))
     assert found == ["there is no such user with this password"]
@@ -196,13 +196,13 @@ async def test_checks_of_who_is_gone_are_given_up_and_of_more_than_enough_none_b
 ) -> None:
     users, go_on = UserStore(), threading.Event()
     users.put("ada", "pw")
-    guard, check = UserGuard(users), users.check_password
+    guard, check = UserGuard(users), users.judge_password
 
-    def check_slowly(name: str, password: str, source: str) -> User | None:
+    def check_slowly(name: str, password: str, source: str) -> tuple[User | None, float]:
         go_on.wait(60)
-        return check(name, password)
+        return check(name, password, source)
 
-    users.check_password = check_slowly  # type: ignore[method-assign]
+    users.judge_password = check_slowly  # type: ignore[method-assign]
     monkeypatch.setattr(user_guard, "CHECKS_WAITING_MAX", 5)
     monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
     async with serving(guard) as running:

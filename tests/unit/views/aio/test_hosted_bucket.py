@@ -18,6 +18,7 @@ from millstream.errors import (
 from millstream.model.partitions import PartitionState
 from millstream.views.aio import answering, hosted_bucket, hosted_index
 from millstream.views.aio.hosted_index import SET_ASIDE
+from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.core import index
 
 
@@ -521,3 +522,38 @@ async def test_an_index_that_comes_back_after_its_map_was_stopped_maps_again(hos
         await hosted.apply({"d": SUM, "e": OTHER})
         hosted.put("l", kind="a", n=2)
         assert len((await hosted.query("e"))["rows"]) == 2
+
+
+LOOP = {"views": {"v": {"map": "function (doc) { while (true) ; }"}}}
+
+
+@pytest.mark.parametrize("after", [{"d": SUM}, {"d": SUM, "x": OTHER}])
+async def test_a_map_that_loops_holds_up_no_other_index_when_it_is_deleted_or_changed(
+    hosted, after
+):
+    for n in range(200):
+        hosted.put(f"k{n}", kind="a", n=1)
+    await hosted.apply({"d": SUM, "x": LOOP})
+    looping = hosted.bucket._open[hosted.bucket.info("x")["signature"]]
+    await until(lambda: not looping.mapper._mapper._is_fresh)  # the map runs
+    async with asyncio.timeout(4.0):  # a call of the map takes 5 s until it is ended
+        await hosted.apply(after)
+        assert await hosted.sums() == {"a": 200}
+    await hosted.bucket.clean_up()
+
+
+async def test_a_map_that_fails_once_in_a_shared_first_build_costs_no_rows(hosted, monkeypatch):
+    for n in range(50):
+        hosted.put(f"k{n}", kind="a", n=n)
+    failures = [UnavailableError("no process can be started")]
+    map_ = IndexMapper.map
+
+    def failing(mapper, changes):
+        if failures:
+            raise failures.pop()
+        return map_(mapper, changes)
+
+    monkeypatch.setattr(IndexMapper, "map", failing)
+    await hosted.apply({"d": SUM, "e": OTHER})
+    assert await hosted.sums() == {"a": 1225}
+    assert len((await hosted.query("e"))["rows"]) == 50
