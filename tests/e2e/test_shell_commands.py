@@ -11,6 +11,7 @@ import pytest
 from millstream.coordination.core.shell_commands import COMMANDS
 from node_process import FREE, NodeProcess
 from said_in_shell import Said, exchanges
+from waiting import until
 
 TRANSCRIPTS = {
     "elements": """
@@ -32,8 +33,10 @@ v2r2> CREATE BINARY EPHEMERAL SEQUENTIAL PARENTS /c/n/s x
 /c/n/s0000000000
 v2r2> CREATE COUNTER EPHEMERAL SEQUENTIAL PARENTS UNSIGNED BIT 16 WRAP /c/n/m/k
 /c/n/m/k0000000000
-v2r2> CREATE QUEUE /c/p/q
+v2r2> CREATE BINARY /c/p/q y
 EXISTS
+v2r2> CREATE QUEUE /c/p/q
+WRONGTYPE /c/p/q is a BINARY
 v2r2> LIST /
 c
 t
@@ -562,6 +565,7 @@ def node(tmp_path_factory):
     made = NodeProcess(tmp_path_factory.mktemp("said") / "n", "--coord", FREE, "--peer", FREE)
     with Said(made.start()) as said:
         assert said.say("CREATENAMESPACE /t") == "OK\n"
+        until(lambda: said.say("VDS /t").startswith("/t:"))  # a new one is told with delay
     yield made
     made.kill()
 
