@@ -6,6 +6,7 @@ refuse, send nonsense, break off, and move partitions.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -140,7 +141,9 @@ class _Response:
         finally:
             await self._pieces.aclose()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let the node stop reading, as one does whose connection ends."""
+        self._closing = asyncio.ensure_future(self._pieces.aclose())
 
 
 class SpreadNodes:
