@@ -280,7 +280,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "own_disk_is_durable": Plant(
         "durable-only readers get what one copy has on disk",
-        swap(Partition, "durable_seqno", property(lambda self: self.persisted_seqno)),
+        swap(Partition, "_lasting_seqno", property(lambda self: self.persisted_seqno)),
     ),
     "always_intact": Plant(
         "a copy that lost its memory counts as an answer to a promotion",
