@@ -50,15 +50,22 @@ def cluster_config(
         kv_port: the same.
         http_port: the same.
         revision: of what this node is alone with.
-        others: without a bucket, those of this node: the newest of their maps names the nodes.
+        others: without a bucket, those of this node: of the newest of their maps those nodes are
+            named that have all of them, since SDKs open any bucket at any node.
     """
     if bucket is not None and bucket.map is not None:
         return json.encode(_mapped(bucket, bucket.map))
-    mapped = [(one.map, one.node_name) for one in others if one.map is not None]
+    all_here = tuple(others)
+    mapped = [(one.map, one.node_name) for one in all_here if one.map is not None]
     if bucket is None and mapped:
         newest, this = max(mapped, key=lambda pair: pair[0].revision)
         at = newest.revision
-        return json.encode(_nodes_part(newest.nodes, this, epoch=_EPOCH_ALONE + at, revision=at))
+        nodes = tuple(
+            node for node in newest.nodes
+            if node.name == this
+            or all(one.map is not None and node in one.map.nodes for one in all_here)
+        )  # fmt: skip
+        return json.encode(_nodes_part(nodes, this, epoch=_EPOCH_ALONE + at, revision=at))
     alone = (NodeAddress("", host, kv_port, http_port),)
     config = _nodes_part(alone, "", epoch=_EPOCH_ALONE, revision=revision)
     if bucket is not None:

@@ -1,5 +1,6 @@
 from typing import Any
 
+import pytest
 from log_double import new_bucket
 from msgspec import json
 
@@ -37,17 +38,33 @@ def test_without_a_bucket_the_map_names_the_node() -> None:
 
 def test_without_a_bucket_the_newest_map_of_all_buckets_names_the_nodes() -> None:
     older, newer = new_bucket(4), new_bucket(4)
-    older.set_map(BucketMap(2, (A,), (("a",),) * 4), "a")
+    older.set_map(BucketMap(2, (A, B), ROWS), "a")
     newer.set_map(BucketMap(3, (A, B), ROWS), "a")
     config = json.decode(
         cluster_config(
             None, host="h", kv_port=1, http_port=2, revision=9,
-            others=[new_bucket(4), newer, older],
+            others=[older, newer],
         )
     )  # fmt: skip
     assert [node["hostname"] for node in config["nodesExt"]] == ["db-a", "fd00::2"]
     assert (config["revEpoch"], config["rev"]) == (4, 3)
     assert "vBucketServerMap" not in config
+
+
+@pytest.mark.parametrize("has_map", [False, True])
+def test_a_node_that_lacks_a_bucket_of_this_one_is_not_named_without_a_bucket(
+    has_map: bool,
+) -> None:
+    """SDKs open any bucket at any node that is named, and take its refusal for an answer."""
+    both, here = new_bucket(4), new_bucket(4)
+    both.set_map(BucketMap(3, (A, B), ROWS), "a")
+    if has_map:
+        here.set_map(BucketMap(2, (A,), (("a",),) * 4), "a")
+    config = json.decode(
+        cluster_config(None, host="h", kv_port=1, http_port=2, revision=9, others=[both, here])
+    )
+    assert [node["hostname"] for node in config["nodesExt"]] == ["db-a"]
+    assert (config["revEpoch"], config["rev"]) == (4, 3)
 
 
 def test_a_map_tells_what_the_sdks_look_for() -> None:
