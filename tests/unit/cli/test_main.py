@@ -78,7 +78,9 @@ def test_a_missing_extra_is_one_line_that_names_it(
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     loaded = SimpleNamespace(command=lambda: fail())
-    monkeypatch.setattr(main_module, "import_module", lambda _: loaded if is_in_command else fail())
+    monkeypatch.setattr(
+        main_module, "import_module", lambda _: loaded if is_in_command else fail()
+    )
     assert run("version") == 1
     said = capsys.readouterr().err
     assert f"pip install 'millstream[{extra}]'" in said

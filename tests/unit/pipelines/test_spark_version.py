@@ -46,6 +46,6 @@ def test_a_pyspark_without_its_companions_is_told_how_to_get_them(
 
 def test_a_public_name_without_spark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.setattr(pipelines, "_HOMES", {"changes": "pyspark.sql"})
+    monkeypatch.setattr(pipelines, "_HOMES", {"changes": "pyspark.no_such"})
     with pytest.raises(ImportError, match=r"changes needs pyspark: pip .*'millstream\[spark\]'"):
         _ = pipelines.changes
