@@ -57,6 +57,7 @@ _COORDINATION: Final = "Coordination"
 COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE),
     "status": _Entry("Show the health of a node.", _NODE),
+    "bucket": _Entry("Make, list, show and drop buckets.", _NODE),
     "cluster": _Entry("Look after several nodes.", _NODE),
     "check": _Entry("Verify a data directory offline.", _NODE),
     "bench": _Entry("Measure a running node.", _NODE),
