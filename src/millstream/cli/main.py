@@ -59,6 +59,7 @@ COMMANDS: Final = {
     "status": _Entry("Show the health of a node.", _NODE),
     "bucket": _Entry("Make, list, show and drop buckets.", _NODE),
     "cluster": _Entry("Look after several nodes.", _NODE),
+    "user": _Entry("Add, list and remove users, set passwords.", _NODE),
     "check": _Entry("Verify a data directory offline.", _NODE),
     "bench": _Entry("Measure a running node.", _NODE),
     "version": _Entry("Show versions.", _NODE),
