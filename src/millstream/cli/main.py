@@ -69,6 +69,7 @@ COMMANDS: Final = {
     "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
+    "query": _Entry("Print the documents that a selector describes.", _DATA),
     "replicate": _Entry("Bring a database in step with another one.", _DATA),
     "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
     "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
