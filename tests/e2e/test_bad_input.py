@@ -121,7 +121,6 @@ def replies_until_noop(client: RawClient, data: bytes) -> list[Packet] | None:
     "data",
     [
         pytest.param(header(magic=0x00), id="magic 0"),
-        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
         pytest.param(b"get key\r\n" * 5, id="text protocol"),
         pytest.param(header(magic=0x99) + b"x" * 100, id="unknown magic"),
         pytest.param(header(key=10, extras=8, body=4) + b"abcd", id="body below its parts"),
@@ -138,6 +137,20 @@ def test_malformed_frame_closes_the_connection(connect: Connect, port: str, data
     with contextlib.suppress(Closed):
         client.send(data)
     assert client.is_closed_by_server()
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_an_http_request_is_answered_in_http_and_closes_the_connection(
+    connect: Connect, port: str
+) -> None:
+    client = connect(port, timeout_s=60)
+    client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = b""
+    with contextlib.suppress(Closed):
+        while True:
+            answer += client.receive_bytes()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"wrong_port" in answer
 
 
 @pytest.mark.parametrize("port", PORTS)

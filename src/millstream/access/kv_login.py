@@ -19,7 +19,7 @@ from collections.abc import Generator
 from typing import Final, NamedTuple
 
 from millstream.access.scram_client import ScramClient
-from millstream.errors import AccessError, MillstreamError, UnavailableError
+from millstream.errors import AccessError, MillstreamError, RemoteProtocolError
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
 from millstream.wire.replies import detail_of, error_of
 
@@ -37,6 +37,15 @@ _FEATURES: Final = (
     Feature.PRESERVE_TTL,
     Feature.MILLSTREAM,
 )
+_OTHER_PROTOCOLS: Final = {
+    b"HTTP/": "HTTP",
+    b"-": "RESP (coordination)",
+    b"e=": "the protocol between nodes (peer)",
+    b"\x15\x03": "TLS (give --tls-ca)",
+}
+"""How servers of other protocols begin to answer what they do not understand."""
+_NINEP_ERRORS: Final = (b"\x07", b"\x6b")
+_NINEP_ERROR_BYTES_MAX: Final = 1024
 _SCRAM: Final = ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1")
 
 
@@ -81,14 +90,38 @@ def open_session(login: Login) -> Steps:
     return features
 
 
-def hung_up(error: UnavailableError, address: str) -> UnavailableError:
-    """Return what a connection lost before or during the log-in most likely means."""
+def hung_up(error: MillstreamError, address: str, answered: bytes) -> MillstreamError:
+    """Return what a log-in that failed most likely means.
+
+    Args:
+        error: what ended the log-in.
+        address: of the node.
+        answered: the first bytes that are no answer of a kv port; may be empty.
+    """
+    spoken = _protocol_of(answered)
+    if spoken:
+        return RemoteProtocolError(
+            f"{address} is no kv port: it speaks {spoken}; give the kv port of the node "
+            "(11210 unless it was told another)",
+            code="wrong_port",
+        )
     if error.code != "connection_closed":
         return error
-    return UnavailableError(
+    return type(error)(
         f"{address} hung up at once: it is no kv port, or one that wants TLS (or does not)",
         code=error.code,
     )
+
+
+def _protocol_of(answered: bytes) -> str:
+    """Return the protocol of a server by its first bytes; empty if they tell nothing."""
+    for start, name in _OTHER_PROTOCOLS.items():
+        if answered.startswith(start):
+            return name
+    size = int.from_bytes(answered[:4], "little")
+    if answered[4:5] in _NINEP_ERRORS and len(answered) <= size <= _NINEP_ERROR_BYTES_MAX:
+        return "9P (coordination files)"
+    return ""
 
 
 def _log_in(login: Login, user: str) -> Generator[bytes, Packet, None]:
@@ -131,6 +164,8 @@ def _no_bucket(packet: Packet, login: Login) -> MillstreamError:
     if packet.status not in (Status.EACCESS, Status.KEY_ENOENT):
         return error_of(packet, address=login.address, what=f"selecting bucket {login.bucket!r}")
     said = detail_of(packet)
+    if "memcached port" in said:
+        return RemoteProtocolError(f"{login.address} is no kv port: {said}", code="wrong_port")
     if login.user is None:
         hint = "it may also be that the node wants a user: give name and password"
     else:

@@ -33,6 +33,7 @@ __all__ = [
     "Who",
     "client_of",
     "key_of",
+    "password_in",
     "tls_of",
     "who_of",
 ]
@@ -103,7 +104,7 @@ def who_of(user: str | None, password_file: Path | None) -> Who:
             raise UsageError("--password-file needs --user", code="no_user")
         return Who(None, "")
     if password_file is not None:
-        return Who(user, _password_in(password_file))
+        return Who(user, password_in(password_file))
     password = os.environ.get("MILLSTREAM_PASSWORD")
     if password is None:
         raise UsageError(
@@ -113,8 +114,12 @@ def who_of(user: str | None, password_file: Path | None) -> Who:
     return Who(user, password)
 
 
-def _password_in(path: Path) -> str:
-    """Return the first line of a file."""
+def password_in(path: Path) -> str:
+    """Return the first line of a file.
+
+    Raises:
+        UsageError: `bad_password_file`.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(PASSWORD_BYTES_MAX).decode()

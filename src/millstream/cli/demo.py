@@ -5,6 +5,7 @@ Elsewhere: what it does (`demo.run`), pictures and page (`demo.report`).
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ def command(
     no_plots: NoPlotsOption = False,
 ) -> None:
     """Load the flights of New York 2013, follow them with Spark, and check every view row."""
+    _require(with_plots=not no_plots)
     from millstream.demo.report import table_of, write_report
     from millstream.demo.run import run_demo
 
@@ -56,3 +58,14 @@ def command(
     console.print(f"report: {page}")
     if not outcome.is_right:
         raise typer.Exit(1)
+
+
+def _require(*, with_plots: bool) -> None:
+    """Import what the demo needs at its very end, before it works for minutes.
+
+    Raises:
+        ImportError: a package is missing; the command line names its extra.
+    """
+    import_module("millstream.pipelines.spark_version")
+    if with_plots:
+        import_module("matplotlib")

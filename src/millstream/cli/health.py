@@ -1,4 +1,4 @@
-"""What a node's figures say to people: a table of its buckets, and what to look at.
+"""What a node's figures say to people: lines about its buckets, and what to look at.
 
 Invariants:
 1. Pure: figures in, words out. A figure that a node does not send leaves its place empty.
@@ -9,10 +9,11 @@ Elsewhere: asking the node (`cli.status`), what the figures mean (docs/reference
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["COLUMNS", "bucket_row", "figure_of", "node_line", "shown_bytes", "warnings_of"]
+__all__ = ["bucket_lines", "figure_of", "node_line", "shown_bytes", "warnings_of"]
 
 LOOP_LAG_MS_MAX: Final = 100.0
 """The event loop may be late by as much before that is worth a warning."""
@@ -20,11 +21,9 @@ DISK_FREE_BYTES_MIN: Final = 1024**3
 """Less free space than this is worth a warning."""
 READERS_LAG_MAX: Final = 1_000_000
 """A reader may be as many changes behind before that is worth a warning."""
-COLUMNS: Final = (
-    "bucket", "state", "partitions", "changes", "not durable", "documents in memory", "memory",
-    "log", "readers", "lag", "reason",
-)  # fmt: skip
-"""Headings of `bucket_row`."""
+WIDTH: Final = 80
+"""Columns of a terminal that the lines of a bucket keep to."""
+_INDENT: Final = "  "
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 Figures = Mapping[str, Any]
 
@@ -86,26 +85,45 @@ def node_line(node: Figures) -> str:
     return ", ".join(parts)
 
 
-def bucket_row(bucket: Figures) -> list[str]:
-    """Return the line of one bucket, as it is listed over HTTP, with its figures if known."""
+def bucket_lines(bucket: Figures) -> list[str]:
+    """Return lines about one bucket, as it is listed over HTTP, with its figures if known."""
     figures: Figures = bucket.get("figures", {})
-
-    def number(name: str) -> str:
-        return f"{figures[name]:,}" if name in figures else ""
-
-    return [
-        bucket["name"],
-        bucket["state"],
-        str(bucket["partitions"]),
-        f"{bucket['high_seqno']:,}",
-        f"{max(0, bucket['high_seqno'] - bucket['persisted_seqno']):,}",
-        _documents(figures),
-        _memory(figures),
-        _log(figures),
-        number("readers_connections"),
-        number("readers_lag"),
-        bucket.get("reason", ""),
+    state = f"bucket {bucket['name']}: {bucket['state']}, {bucket['partitions']} partitions"
+    if copies := _copies(figures):
+        state += f", here {copies}"
+    waiting = max(0, bucket["high_seqno"] - bucket["persisted_seqno"])
+    parts = [f"{bucket['high_seqno']:,} changes, {waiting:,} not durable"]
+    parts += [
+        f"{name} {text}"
+        for name, text in (
+            ("documents in memory", _documents(figures)),
+            ("memory", _memory(figures)),
+            ("log", _log(figures)),
+            ("readers", _readers(figures)),
+            ("reason:", bucket.get("reason", "")),
+        )
+        if text
     ]
+    wrapped = [
+        textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=2 * _INDENT)
+        for text, start in ((state, ""), ("; ".join(parts), _INDENT))
+    ]
+    return [line for lines in wrapped for line in lines]
+
+
+def _copies(figures: Figures) -> str:
+    """Return how many of its copies are active and replica, and others if there are any."""
+    return ", ".join(
+        f"{figures[name]:,} {name.removeprefix('copies_')}"
+        for name in ("copies_active", "copies_replica", "copies_pending", "copies_dead")
+        if name in figures and (figures[name] or name in ("copies_active", "copies_replica"))
+    )
+
+
+def _readers(figures: Figures) -> str:
+    if "readers_connections" not in figures:
+        return ""
+    return f"{figures['readers_connections']:,}, {figures.get('readers_lag', 0):,} changes behind"
 
 
 def _documents(figures: Figures) -> str:

@@ -12,10 +12,12 @@ Source: docs/reference/load.md.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -54,8 +56,10 @@ BATCH_BYTES: Final = 8 * 1024 * 1024
 SAVE_EVERY_S: Final = 1.0
 PERSIST_TIMEOUT_S: Final = 60.0
 
+_STDIN: Final = Path("-")
 FilesArgument = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help=".jsonl, .csv, .tsv or .parquet")
+    list[Path],
+    typer.Argument(metavar="FILE...", help=".jsonl, .csv, .tsv or .parquet; - for standard input"),
 ]
 KeyOption = Annotated[
     str, typer.Option("--key", metavar="FIELD", help="The member or column that is the key.")
@@ -90,7 +94,19 @@ def command(
     tls_ca: TlsCaOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Load documents from files; the same command goes on after an interruption."""
+    """Load documents from files; the same command goes on after an interruption.
+
+    - is standard input, as JSON lines; it is kept in a temporary file first.
+    """
+    if _STDIN in files:
+        if len(files) > 1 or state is not None:
+            raise UsageError("- is loaded alone, and without --state", code="bad_arguments")
+        with TemporaryDirectory(prefix="millstream-load-") as folder:
+            copy = Path(folder, "stdin.jsonl")
+            with copy.open("wb") as target:
+                shutil.copyfileobj(sys.stdin.buffer, target)
+            command(bucket, [copy], key, None, text, address, user, password_file, tls_ca, json)
+        return
     for file in files:
         format_of(file)
     if state is not None and not state.is_dir():

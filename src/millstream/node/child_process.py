@@ -71,6 +71,8 @@ class ChildProcess:
         self._starts: list[float] = []
         """When it was started again, within the window."""
         self._why = f"the {name} process is being started"
+        self._code: int | None = None
+        """With which it ended last; None if it could not be started."""
         self.restarts_total = 0
 
     # ---- what becomes of it, for the kinds
@@ -127,11 +129,14 @@ class ChildProcess:
 
     async def _keep_running(self) -> None:
         while True:
+            self._code = None
             self._why = await self._run()
             if self._is_stopping:
                 return
             delay_s = self._pause_s(time.monotonic())
-            _LOG.error("%s; starting it again in %g s", self._why, delay_s)
+            # code 0: somebody told it to stop, as one who stops the whole process group
+            level = logging.INFO if self._code == 0 else logging.ERROR
+            _LOG.log(level, "%s; starting it again in %g s", self._why, delay_s)
             await asyncio.sleep(delay_s)
             self.restarts_total += 1
 
@@ -176,6 +181,7 @@ class ChildProcess:
             if was_ready:
                 self.is_gone()
             code = await self._ended(child, transport)
+        self._code = code
         self.has_ended(code, event)
         if event.get("event") == "error":
             return f"the {self.name} process cannot start: {event['message']}"

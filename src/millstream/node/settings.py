@@ -116,6 +116,9 @@ LISTENERS: Final[Mapping[str, Address]] = {
     "peer": Address("127.0.0.1", 7380),
 }
 
+"""The order is that of --port-base: the first listener has its port, each further one the next."""
+PORT_BASE_MAX: Final = 65535 - len(LISTENERS) + 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -206,6 +209,17 @@ def parse_address(option: str, value: object) -> Address:
 
 def _listener(option: str, value: object) -> Address | None:
     return None if value is False else parse_address(option, value)
+
+
+def _listeners_from(value: object) -> dict[str, Address]:
+    """Return the listeners that `--port-base` puts side by side, on loopback."""
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= PORT_BASE_MAX:
+        raise _bad("port-base", value, f"a port of 1 to {PORT_BASE_MAX} is wanted")
+    return {
+        name: Address(address.host, int(text) + offset)
+        for offset, (name, address) in enumerate(LISTENERS.items())
+    }
 
 
 def _cluster_secret(option: str, value: object) -> str:
@@ -310,6 +324,7 @@ def _log_level(option: str, value: object) -> str:
 
 
 _CLUSTER_OPTION: Final = "cluster-secret"
+_PORT_BASE: Final = "port-base"
 _Parser = Callable[[str, object], Any]
 _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "data": ("data", _text),
@@ -373,7 +388,9 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
     ):
         raw.update(_closed_listeners(values))
         _refuse_unknown(raw, source)
-    fields = {
+    base = raw.pop(_PORT_BASE, None)
+    fields: dict[str, Any] = {} if base is None else dict(_listeners_from(base))
+    fields |= {
         field: parser(name, raw[name]) for name, (field, parser) in _OPTIONS.items() if name in raw
     }
     if "users" in fields:
@@ -458,8 +475,8 @@ def _closed_listeners(values: Mapping[str, object]) -> dict[str, object]:
 
 def _refuse_unknown(raw: Mapping[str, object], source: str) -> None:
     for name in raw:
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+        if name not in _OPTIONS and name != _PORT_BASE:
+            near = difflib.get_close_matches(name, [*_OPTIONS, _PORT_BASE], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"unknown option {name!r} in {source}{hint}", code="unknown_option")
 

@@ -50,9 +50,25 @@ _HOMES = {
     "register": "millstream.pipelines.source",
 }
 
+_SPARK = ("numpy", "pandas", "py4j", "pyarrow", "pyspark")
+"""Packages that the extra `spark` installs."""
+
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module (PEP 562)."""
+    """Load a public name from its module (PEP 562).
+
+    Raises:
+        ImportError: a package that the extra `spark` has is missing.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'millstream.pipelines' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _SPARK:
+            raise
+        raise ImportError(
+            f"millstream.pipelines.{name} needs {package}: pip install 'millstream[spark]'",
+            name=package,
+        ) from None

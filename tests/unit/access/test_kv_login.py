@@ -1,8 +1,8 @@
 import pytest
 
-from millstream.access.kv_login import Login, Steps, open_session
+from millstream.access.kv_login import Login, Steps, hung_up, open_session
 from millstream.access.users import UserStore
-from millstream.errors import AccessError, MillstreamError
+from millstream.errors import AccessError, MillstreamError, UnavailableError
 from millstream.wire.mcbp import (
     Feature,
     Opcode,
@@ -114,3 +114,28 @@ def test_other_refusals_keep_their_meaning() -> None:
     with pytest.raises(MillstreamError) as failed:
         node.run(open_session(Login("n:1")))
     assert failed.value.code == "busy"
+
+
+@pytest.mark.parametrize(
+    ("answered", "spoken"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "HTTP"),
+        (b"-ERR this port speaks RESP", "RESP"),
+        (b"\x1c\0\0\0\x6b\xff\xff\x13\0this port speaks 9P", "9P"),
+        (b"e=this port is for other nodes\n", "between nodes"),
+        (b"\x15\x03\x01\0\x02\x02\x46", "TLS"),
+    ],
+)
+def test_a_port_of_another_protocol_is_named(answered: bytes, spoken: str) -> None:
+    lost = UnavailableError("lost", code="connection_closed")
+    error = hung_up(lost, "db:1", answered)
+    assert error.code == "wrong_port"
+    assert "db:1 is no kv port" in str(error)
+    assert spoken in str(error)
+
+
+def test_a_port_that_says_nothing_is_not_guessed_at() -> None:
+    lost = UnavailableError("lost", code="connection_closed")
+    assert "hung up at once" in str(hung_up(lost, "db:1", b""))
+    late = UnavailableError("late", code="timeout")
+    assert hung_up(late, "db:1", b"\x81\0") is late

@@ -3,7 +3,7 @@ import doctest
 import pytest
 
 from millstream.cli import health
-from millstream.cli.health import COLUMNS, bucket_row, figure_of, node_line, warnings_of
+from millstream.cli.health import WIDTH, bucket_lines, figure_of, node_line, warnings_of
 
 NODE = {"version": "1", "uptime": 3700, "curr_connections": 2, "buckets": []}
 BUCKET = {
@@ -27,35 +27,42 @@ def test_numbers_are_told_from_words(text, figure):
     assert type(figure_of(text)) is type(figure)
 
 
-def test_a_row_has_a_place_for_every_heading():
+def lines_of(figures):
+    return " ".join(line.strip() for line in bucket_lines({**BUCKET, "figures": figures}))
+
+
+def test_a_bucket_fits_a_terminal_and_shows_active_and_replica_copies():
     figures = {
+        "copies_active": 32, "copies_replica": 31, "copies_pending": 1, "copies_dead": 0,
         "documents_in_memory": 5000, "queue_bytes": 1536, "readers_connections": 2,
         "readers_lag": 7, "compaction_live_bytes": 3 * 2**20, "compaction_dead_bytes": 2**20,
     }  # fmt: skip
-    row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
-    assert row == {
-        "bucket": "orders", "state": "ready", "partitions": "64", "changes": "1,000,000",
-        "not durable": "10", "documents in memory": "5,000", "memory": "1.5 KiB",
-        "log": "4 MiB, 25% dead", "readers": "2", "lag": "7", "reason": "",
-    }  # fmt: skip
+    lines = bucket_lines({**BUCKET, "figures": figures})
+    assert all(len(line) <= WIDTH for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    assert "orders: ready, 64 partitions, here 32 active, 31 replica, 1 pending" in text
+    assert "1,000,000 changes, 10 not durable; documents in memory 5,000; memory 1.5 KiB" in text
+    assert "log 4 MiB, 25% dead; readers 2, 7 changes behind" in text
 
 
 def test_documents_in_memory_are_shown_as_a_part_of_all():
-    for share, text in ((1.0, "5,000"), (0.23, "5,000, 23%")):
-        figures = {"documents_in_memory": 5000, "memory_resident_share": share}
-        row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
-        assert row["documents in memory"] == text
+    for share, text in ((1.0, "in memory 5,000"), (0.23, "in memory 5,000, 23%")):
+        assert lines_of({"documents_in_memory": 5000, "memory_resident_share": share}).endswith(
+            text
+        )
 
 
 def test_memory_is_shown_with_its_quota():
     figures = {"memory_used_bytes": 3 * 2**30, "memory_quota_bytes": 4 * 2**30}
-    row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
-    assert row["memory"] == "3 GiB of 4 GiB"
+    assert lines_of(figures).endswith("memory 3 GiB of 4 GiB")
 
 
-def test_what_a_node_does_not_tell_stays_empty():
+def test_what_a_node_does_not_tell_is_not_shown():
     failed = {**BUCKET, "state": "failed", "reason": "its disk failed"}
-    assert bucket_row(failed)[5:] == ["", "", "", "", "", "its disk failed"]
+    assert bucket_lines(failed) == [
+        "bucket orders: failed, 64 partitions",
+        "  1,000,000 changes, 10 not durable; reason: its disk failed",
+    ]
     assert node_line(NODE) == "version 1, up 1 h 1 min, 2 connections"
     assert list(warnings_of(NODE, [BUCKET])) == []
 

@@ -31,6 +31,16 @@ def test_files_of_all_kinds(call: Any, client: Any, tmp_path: Path) -> None:
     assert "27 rows of 1 files" not in out.decode()
 
 
+def test_standard_input_is_json_lines(call: Any, client: Any, tmp_path: Path) -> None:
+    text = b'{"id": "a", "n": 1}\n{"id": "b"}\n'
+    code, out, _ = call("load", "b", "-", "--json", stdin=text)
+    assert (code, json.loads(out)["rows"]) == (0, 2)
+    assert client.documents[b"a"].value == {"id": "a", "n": 1}
+    assert call("load", "b", "-", stdin=b'{"id": "c"}\nnope\n').code == 1
+    assert b"c" in client.documents
+    assert call("load", "b", "-", lines(tmp_path / "a.jsonl", 1), stdin=text).code == 2
+
+
 def test_the_same_command_goes_on(call: Any, client: Any, tmp_path: Path) -> None:
     files = lines(tmp_path / "a.jsonl", 25), lines(tmp_path / "b.jsonl", 40)
     client.fail_after = 45

@@ -66,6 +66,49 @@ def test_errors_are_one_line(monkeypatch, capsys, error, code, line):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("package", "extra"),
+    [("pyspark", "spark"), ("pyarrow", "spark"), ("matplotlib.pyplot", "demo")],
+)
+@pytest.mark.parametrize("is_in_command", [True, False])
+def test_a_missing_extra_is_one_line_that_names_it(
+    monkeypatch, capsys, package, extra, is_in_command
+):
+    def fail(*_):
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    loaded = SimpleNamespace(command=lambda: fail())
+    monkeypatch.setattr(
+        main_module, "import_module", lambda _: loaded if is_in_command else fail()
+    )
+    assert run("version") == 1
+    said = capsys.readouterr().err
+    assert f"pip install 'millstream[{extra}]'" in said
+    assert said.count("\n") == 1
+
+
+def test_another_missing_module_is_not_hidden(monkeypatch):
+    def fail(_):
+        raise ModuleNotFoundError("No module named 'nothing'", name="nothing")
+
+    monkeypatch.setattr(main_module, "import_module", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main(["version"])
+
+
+@pytest.mark.parametrize("is_in_command", [True, False])
+def test_an_interruption_is_no_traceback(monkeypatch, capsys, is_in_command):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    loaded = SimpleNamespace(command=lambda: interrupt())
+    monkeypatch.setattr(
+        main_module, "import_module", lambda _: loaded if is_in_command else interrupt()
+    )
+    assert run("version") in (1, 130)
+    assert capsys.readouterr().err.count("\n") <= 1
+
+
 def test_programmers_errors_are_not_hidden(monkeypatch):
     def command():
         assert 1 == 2, "impossible"

@@ -74,6 +74,19 @@ async def test_one_that_dies_is_started_again_and_its_calls_end(make, monkeypatc
     await process.stop()
 
 
+async def test_one_that_is_told_to_stop_from_outside_is_no_error(make, monkeypatch, caplog):
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01,))
+    process, ready = make()
+    process.start()
+    await ready.get()
+    os.kill(process.pid, signal.SIGTERM)
+    assert await ready.get() is None
+    assert await ready.get() is not None
+    await process.stop()
+    assert process.restarts_total == 1
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_while_it_is_away_the_error_says_why(make):
     process, ready = make()
     process.start()

@@ -34,6 +34,24 @@ def test_defaults_are_the_contract():
     assert str(settings.peer) == "127.0.0.1:7380"
 
 
+def test_a_port_base_moves_all_listeners_but_those_given_by_name():
+    settings = load(port_base=9000, http="127.0.0.1:80", no_ninep=True)
+    assert settings.kv == Address("127.0.0.1", 9000)
+    assert settings.memcached == Address("127.0.0.1", 9001)
+    assert settings.http == Address("127.0.0.1", 80)
+    assert settings.coord == Address("127.0.0.1", 9003)
+    assert settings.ninep is None
+    assert settings.peer == Address("127.0.0.1", 9005)
+    assert load({"MILLSTREAM_SERVE_PORT_BASE": "7000"}).http == Address("127.0.0.1", 7002)
+
+
+@pytest.mark.parametrize("base", [0, 65531, "x", -1, True, "70000"])
+def test_a_port_base_leaves_room_for_all_listeners(base):
+    with pytest.raises(UsageError, match="port-base"):
+        load(port_base=base)
+    assert load(port_base=65530).peer == Address("127.0.0.1", 65535)
+
+
 def test_everything_at_once():
     settings = load(
         data="d",

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from millstream import pipelines
 from millstream.pipelines.spark_version import require_pyspark
 
 
@@ -31,3 +32,20 @@ def test_none_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match=r"pip install 'millstream\[spark\]'"):
         require_pyspark()
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "pandas"])
+def test_a_pyspark_without_its_companions_is_told_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    with_version(monkeypatch, "4.2.0")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install 'millstream\[spark\]'"):
+        require_pyspark()
+
+
+def test_a_public_name_without_spark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setattr(pipelines, "_HOMES", {"changes": "pyspark.no_such"})
+    with pytest.raises(ImportError, match=r"changes needs pyspark: pip .*'millstream\[spark\]'"):
+        _ = pipelines.changes

@@ -219,6 +219,9 @@ class _Connection(asyncio.Protocol):
                     self._timers[ticket] = self._loop.call_later(ms / 1000, self._waited, ticket)
                 case Close(reason):
                     _LOG.info("a client of the file service is cut off: %s", reason)
+                    if out and self._transport is not None:
+                        self._transport.write(b"".join(out))
+                        out.clear()
                     self.cut()
         if out and self._transport is not None:
             self._transport.write(b"".join(out))

@@ -221,8 +221,12 @@ class Peers:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
         """Return who it is, if that was asked."""
-        preface, _, first = (await _line(reader)).partition(b" n,,")
+        begin = await reader.readexactly(1)  # a client of another protocol may send no line end
+        preface = first = b""
+        if begin == _PREFACE[:1]:
+            preface, _, first = (begin + await _line(reader)).partition(b" n,,")
         if preface != _PREFACE:
+            writer.write(b"e=this port is for other nodes\n")
             raise RemoteProtocolError("it does not speak as a node does", code="bad_greeting")
         wanted = self._users is not None and (
             not self._users.is_empty or self._users.get(NODE_USER) is not None

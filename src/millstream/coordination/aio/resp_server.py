@@ -69,6 +69,9 @@ who has heard nothing."""
 _TLS_BYTES: Final = 64 * 1024
 """Given to a connection with TLS at once."""
 _NEVER: Final = float("inf")
+_KV_REQUEST: Final = b"\x80"
+"""How a client of the kv port begins; commands of RESP begin with * or a letter."""
+_NOT_KV: Final = b"-ERR this port speaks RESP (coordination): documents are at the kv port\r\n"
 _TOO_MANY: Final = b"-BUSY too many connections; try again, or another node\r\n"
 
 
@@ -254,6 +257,7 @@ class _Connection(asyncio.Protocol):
         self._principal: Principal | None = None
         """As the server knows."""
         self._is_tls = False
+        self._is_new = True
         self._left_bytes = 0
         self.paused_at = _NEVER
         """When it ceased to take replies."""
@@ -284,6 +288,12 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer what came; hot path."""
         if self._transport is not None:
+            if self._is_new:
+                self._is_new = False
+                if data.startswith(_KV_REQUEST):
+                    self._transport.write(_NOT_KV)
+                    self._transport.close()
+                    return
             self.heard_at = self._server.time()
             self.front.feed(data)
             self.go_on()

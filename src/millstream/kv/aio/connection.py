@@ -28,6 +28,7 @@ from millstream.kv.core.documents import DOCUMENT_COMMANDS
 from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS
 from millstream.kv.core.host import Host, StreamPort
 from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
+from millstream.kv.core.requests import http_refusal
 from millstream.kv.core.session import Command, KvSession
 from millstream.model.limits import (
     CONNECTION_OUT_BYTES_MAX,
@@ -179,7 +180,7 @@ class KvConnection(asyncio.Protocol):
         try:
             out = session.receive(data, self._now_ns())
         except RemoteProtocolError as error:
-            self._refuse(error)
+            self._refuse(error, http_refusal(data) if error.code == "bad_magic" else b"")
             return
         except CorruptionError:
             self.close()  # whoever met the damage has told of it; the bucket is being stopped
@@ -327,8 +328,10 @@ class KvConnection(asyncio.Protocol):
         else:
             transport.pause_reading()
 
-    def _refuse(self, error: RemoteProtocolError) -> None:
+    def _refuse(self, error: RemoteProtocolError, answer: bytes = b"") -> None:
         _LOG.warning("closed %s: %s", self.session.peer, error)
         self.session.is_closing = True
         self._flush()
+        if answer and self._transport is not None:
+            self._transport.write(answer)
         self.close()

@@ -87,6 +87,13 @@ ERROR_MAP: Final = {
         for status, (name, text, attributes) in _ERRORS.items()
     },
 }
+_PLAIN_PORT: Final = json.encode(
+    {
+        "error": {
+            "context": "this is the memcached port, where no bucket is chosen: take the kv port"
+        }
+    }
+)
 _OPEN: Final = Struct(">II")
 _OPEN_FLAGS: Final = sum(map(int, OpenFlag))
 _SCRAM_NAMES: Final = ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1")
@@ -175,8 +182,13 @@ def _sasl_step(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _select_bucket(session: KvSession, packet: Packet, _: int) -> bytes | None:
+    if session.hashes_keys:
+        return response(
+            packet.opcode, Status.EACCESS, packet.opaque,
+            datatype=session.datatype_mask, value=_PLAIN_PORT,
+        )  # fmt: skip
     bucket = session.host.buckets.get(packet.key.decode(errors="replace"))
-    if bucket is None or session.hashes_keys:
+    if bucket is None:
         return session.refusal(packet, Status.EACCESS)
     previous = session.bucket
     session.select(bucket)

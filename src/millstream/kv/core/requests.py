@@ -29,7 +29,20 @@ from millstream.wire.mcbp import (
     parse_frame_infos,
 )
 
-__all__ = ["MAGICS", "ORDINARY", "cut_request", "durability_of", "is_waited_for", "not_binary"]
+__all__ = [
+    "MAGICS",
+    "ORDINARY",
+    "cut_request",
+    "durability_of",
+    "http_refusal",
+    "is_waited_for",
+    "not_binary",
+]
+
+_HTTP_STARTS: Final = (
+    b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"COPY ", b"PRI * ",
+)  # fmt: skip
+"""How requests of HTTP begin."""
 
 MAGICS: Final = (REQUEST, ALT_REQUEST, RESPONSE)
 """What the frames of a client begin with."""
@@ -79,6 +92,20 @@ def not_binary(magic: int) -> RemoteProtocolError:
         f"magic 0x{magic:02x}: this port speaks memcached's binary protocol only; a client that "
         "speaks text, HTTP or TLS needs another port, or another setting",
         code="bad_magic",
+    )
+
+
+def http_refusal(data: bytes) -> bytes:
+    """Return the answer to a client that speaks HTTP to this port; empty if `data` is not HTTP."""
+    if not data.startswith(_HTTP_STARTS):
+        return b""
+    text = (
+        b'{"error":"wrong_port","reason":"this port speaks the binary protocol of memcached (kv), '
+        b'not HTTP: take the HTTP port of the node, 5984 unless it was told another"}\n'
+    )
+    return (
+        b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(text), text)
     )
 
 

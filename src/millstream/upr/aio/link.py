@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from millstream.access.kv_login import Login, hung_up, open_session
-from millstream.errors import UnavailableError
+from millstream.errors import RemoteProtocolError, UnavailableError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.mcbp import Packet, Status, cut_packets
 from millstream.wire.replies import error_of
@@ -53,6 +53,8 @@ class Link:
         self._timeout_s = timeout_s
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._received = b""
+        """The beginning of what came last, for errors."""
 
     async def open(self) -> frozenset[int]:
         """Connect and log in; return the features granted.
@@ -75,8 +77,8 @@ class Link:
         while True:
             try:
                 packet = await self.ask(frame)
-            except UnavailableError as error:
-                raise hung_up(error, self.address) from error
+            except (RemoteProtocolError, UnavailableError) as error:
+                raise hung_up(error, self.address, self._received) from error
             try:
                 frame = steps.send(packet)
             except StopIteration as done:
@@ -115,8 +117,10 @@ class Link:
         await self.write(b"".join(frames))
         found: list[Packet] = []
         pieces: list[bytes] = []
+        self._received = b""
         while len(found) < len(frames):
             pieces.append(await self.read(self._timeout_s))
+            self._received = pieces[0]
             packets, rest = cut_packets(b"".join(pieces), FRAME_BYTES_MAX)
             found += packets
             pieces = [rest]

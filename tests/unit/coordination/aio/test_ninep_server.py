@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -252,8 +252,9 @@ async def test_hostile_clients_are_cut_off(tmp_path: Path) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", nodes.ninep_ports[0])
             writer.write(data)
             async with asyncio.timeout(60):
-                with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-                    await reader.readexactly(1)
+                with suppress(ConnectionError):
+                    said = await reader.read()
+                    assert not said or b"this port speaks 9P" in said
             writer.close()
         async with NinepClient(nodes.ninep_ports[0], "/app") as files:
             for fid in range(1, ATTACHES_MAX):

@@ -431,3 +431,12 @@ async def test_who_takes_what_waits_lives(running: Running) -> None:
     connection.resume_writing()
     assert touched == [(0, 1)] * 2
     connection.connection_lost(None)
+
+
+async def test_a_client_of_the_kv_port_is_told_at_once_what_is_spoken_here(
+    running: Running,
+) -> None:
+    async with running.client() as (reader, writer):
+        writer.write(b"\x80\x1f" + bytes(22))
+        said = await asyncio.wait_for(reader.read(), 60)
+        assert said.startswith(b"-ERR this port speaks RESP")

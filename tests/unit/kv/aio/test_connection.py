@@ -121,6 +121,15 @@ async def test_other_protocols_are_closed_at_once_with_one_line(
     connection, transport = connect(new_server())
     connection.data_received(data)
     assert transport.is_closed
-    assert transport.data == b""
+    assert transport.data == b"" or (data[:3] == b"GET" and transport.data[:5] == b"HTTP/")
     (record,) = caplog.records
     assert "binary protocol" in record.getMessage()
+
+
+@pytest.mark.parametrize("method", [b"GET", b"PUT", b"POST", b"HEAD"])
+async def test_a_client_that_speaks_http_is_answered_in_http(method: bytes) -> None:
+    connection, transport = connect(new_server(), plain=False)
+    connection.data_received(method + b" / HTTP/1.1\r\nHost: x\r\n\r\n")
+    said = transport.data
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"HTTP port" in said

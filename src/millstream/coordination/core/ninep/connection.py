@@ -113,6 +113,7 @@ class Connection:
         self._effects: list[Effect] = []
         self._serial = 0
         self._is_greeted = self._is_over = False
+        self._has_heard = False
 
     @property
     def is_clogged(self) -> bool:
@@ -134,9 +135,13 @@ class Connection:
             while not self._is_over:
                 if self.is_clogged or (data := self._cutter.cut()) is None:
                     return
-                self._take(decode(data))
+                packet = decode(data)
+                self._has_heard = True
+                self._take(packet)
         except RemoteProtocolError as error:
             self._is_over = True
+            if not self._has_heard:  # a client of another protocol learns what is spoken here
+                self._send(Packet(Kind.Rerror, NO_TAG, (b"this port speaks 9P",)))
             self._effects.append(Close(str(error)))
 
     def take_effects(self) -> list[Effect]:
