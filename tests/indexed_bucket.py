@@ -41,6 +41,7 @@ class TestMapper:
         self.calls: list[int] = []
         self.given: list[Changes] = []
         self.is_closed = False
+        self.busy_s = 0.0
 
     def map(self, changes: Changes) -> MappedChanges:
         assert len(changes.frames) == len(changes.sides)
@@ -68,6 +69,9 @@ class TestMapper:
 
     def stop(self) -> None:
         """Nothing runs for long."""
+
+    def resume(self) -> None:
+        """Nothing was stopped."""
 
 
 class IndexedBucket:

@@ -27,8 +27,8 @@ from millstream.errors import ConditionError, UnavailableError
 from millstream.model.lineage import born
 from millstream.model.position import Position
 from millstream.views.aio.answering import AskedView, answer
+from millstream.views.aio.first_rows import FirstRows
 from millstream.views.aio.index_mapping import IndexMapper, MappedChanges
-from millstream.views.aio.served import FirstRows
 from millstream.views.core.collation import COLLATION_VERSION, encode_key, encoder_of
 from millstream.views.core.commits import IndexSnapshot
 from millstream.views.core.design import COUNT, parse_design

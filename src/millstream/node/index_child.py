@@ -9,8 +9,10 @@ what it does (`views.aio.index_host`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +29,11 @@ from millstream.views.aio.index_server import IndexServer
 from millstream.views.aio.modules import load_modules
 from millstream.views.core.reductions import ReduceLimit
 
-__all__ = ["SWITCH_S", "IndexOrder", "main"]
+__all__ = ["SWITCH_S", "THREADS_MAX", "IndexOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.index_child")
+THREADS_MAX: Final = 64
+"""Threads that open indexes and answer queries: functions that take long hold one each."""
 SWITCH_S: Final = 0.001
 """How long a thread that maps may go on while the loop waits for the interpreter."""
 
@@ -64,6 +68,9 @@ def main() -> int:
 
 async def _run(order: IndexOrder, tell: Tell) -> int:
     stop = stop_signal()
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="index answers")
+    )
     try:
         host = IndexHost(Path(order.buckets), order.kv, _access(order), order.reduce_limit)
     except (OSError, ValueError) as error:

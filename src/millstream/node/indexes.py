@@ -214,8 +214,9 @@ class Indexes:
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
         found = await link.call(
-            "query", uuid=known.uuid, design=design, view=view, options=options
-        )
+            "query", share=_share(bucket, design), uuid=known.uuid, design=design, view=view,
+            options=options,
+        )  # fmt: skip
         if options.get("include_docs") is not True:
             return found
         return known.told.with_documents(found, attachments=options.get("attachments") is True)
@@ -224,8 +225,8 @@ class Indexes:
         """Answer another node for some partitions."""
         known, link = await self._there(bucket, asked.design)
         return await link.call(
-            "query", uuid=known.uuid, design=asked.design, view=asked.view,
-            options=asked.options, partitions=asked.partitions, form=asked.form,
+            "query", share=_share(bucket, asked.design), uuid=known.uuid, design=asked.design,
+            view=asked.view, options=asked.options, partitions=asked.partitions, form=asked.form,
         )  # fmt: skip
 
     async def prepare(self, bucket: str, partition: int) -> None:
@@ -390,6 +391,10 @@ class Indexes:
         elif not known.is_changed and self.process.link is link:
             known.is_told.set()
         return link
+
+
+def _share(bucket: str, design: str) -> str:
+    return f"_design/{design} of {bucket}"
 
 
 def not_heard() -> RoutingError:

@@ -31,9 +31,9 @@ from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.reading import NodeRanges
 from millstream.runtime.process import calm_collector
 from millstream.upr.core.descriptions import cut_run, is_of_a_pair
+from millstream.views.aio.first_rows import FirstRows
 from millstream.views.aio.index_mapping import IndexMapper, MappedChanges
 from millstream.views.aio.modules import load_modules
-from millstream.views.aio.served import FirstRows
 from millstream.views.core.design import parse_design
 from millstream.views.core.documents import Changes
 from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure

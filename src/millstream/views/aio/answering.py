@@ -115,6 +115,7 @@ class AskedView(NamedTuple):
         emits: number of the tree's `_count`.
         encode: the order of its keys.
         is_own_reduce: whether its reduce is a function of the design document's own.
+        turns: where it is called, of the threads that do; None: as many as there are.
     """
 
     tree: int
@@ -123,6 +124,7 @@ class AskedView(NamedTuple):
     emits: int
     encode: Callable[[Any], bytes]
     is_own_reduce: bool = False
+    turns: asyncio.Semaphore | None = None
 
 
 class Answered(NamedTuple):
@@ -164,8 +166,9 @@ async def answer(
         # function that is called may run out of time once, and not the next time.
         is_fixed = not (query.include_docs or is_called)
         head = {"etag": _etag(header, query, wanted)} if is_fixed else {}
-        first = await _next_chunk(pieces, is_long)
-        second = await _next_chunk(pieces, is_long)
+        turns = view.turns if is_called else None
+        first = await _next_chunk(pieces, is_long, turns)
+        second = await _next_chunk(pieces, is_long, turns)
     except BaseException:  # also when cancelled: no snapshot stays open
         snapshot.close()
         raise
@@ -173,26 +176,32 @@ async def answer(
         snapshot.close()
         return Answered(head, () if first is None else (first,))
     assert first is not None, "an answer has a first chunk"
-    return Answered(head, _streamed(snapshot, (first, second), pieces, is_long))
+    return Answered(head, _streamed(snapshot, (first, second), pieces, is_long, turns))
 
 
 async def _streamed(
-    snapshot: Snapshot, begun: tuple[bytes, ...], pieces: Iterator[bytes], is_long: bool
+    snapshot: Snapshot,
+    begun: tuple[bytes, ...],
+    pieces: Iterator[bytes],
+    is_long: bool,
+    turns: asyncio.Semaphore | None,
 ) -> AsyncGenerator[bytes, None]:
     try:
         for chunk in begun:
             yield chunk
-        while (following := await _next_chunk(pieces, is_long)) is not None:
+        while (following := await _next_chunk(pieces, is_long, turns)) is not None:
             yield following
             await asyncio.sleep(0)
     finally:
         snapshot.close()
 
 
-async def _next_chunk(pieces: Iterator[bytes], is_long: bool) -> bytes | None:
+async def _next_chunk(
+    pieces: Iterator[bytes], is_long: bool, turns: asyncio.Semaphore | None
+) -> bytes | None:
     """Return the next pieces together, None at the end."""
     if is_long:
-        return await _chunk_of_thread(pieces)
+        return await _chunk_of_thread(pieces, turns)
     now = asyncio.get_running_loop().time
     began = now()
     chunk: list[bytes] = []
@@ -208,8 +217,13 @@ async def _next_chunk(pieces: Iterator[bytes], is_long: bool) -> bytes | None:
     return b"".join(chunk) or None
 
 
-async def _chunk_of_thread(pieces: Iterator[bytes]) -> bytes | None:
-    """Do the same in a thread, which ends after the present piece if nobody waits any more."""
+async def _chunk_of_thread(
+    pieces: Iterator[bytes], turns: asyncio.Semaphore | None
+) -> bytes | None:
+    """Do the same in a thread, which ends after the present piece if nobody waits any more.
+
+    Its turn ends with the thread, not with who waits for it.
+    """
     is_wanted = True
 
     def work() -> bytes | None:
@@ -222,8 +236,18 @@ async def _chunk_of_thread(pieces: Iterator[bytes]) -> bytes | None:
                 break
         return b"".join(chunk) or None
 
+    def done(job: asyncio.Future[bytes | None]) -> None:
+        if turns is not None:
+            turns.release()
+        if not job.cancelled():
+            job.exception()  # nobody may wait for it any more
+
+    if turns is not None:
+        await turns.acquire()
+    job = asyncio.ensure_future(asyncio.to_thread(work))
+    job.add_done_callback(done)
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.shield(job)
     finally:
         is_wanted = False
 

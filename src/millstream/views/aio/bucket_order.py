@@ -14,11 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from millstream.access.kv_login import Login
+from millstream.errors import UsageError
 from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.views.aio.gathering import NodeAccess
 from millstream.views.aio.index_sources import Source
+from millstream.views.core.design import DesignDocument, parse_design
 
-__all__ = ["BucketOrder", "FollowedNode", "NodeShare", "sources_of"]
+__all__ = ["BucketOrder", "FollowedNode", "NodeShare", "designs_of", "sources_of"]
 
 _NAME: Final = "millstream-index"
 
@@ -62,6 +64,17 @@ class BucketOrder(msgspec.Struct, frozen=True):
     owed: dict[int, int] = {}
     """Active partitions that came from another node -> the seqno that they came with: below it the
     index lacks rows that others had."""
+
+
+def designs_of(order: BucketOrder) -> tuple[dict[str, DesignDocument], dict[str, UsageError]]:
+    """Return the design documents of a bucket by name, and why others are none."""
+    designs, refusals = dict[str, DesignDocument](), dict[str, UsageError]()
+    for name, document in sorted(order.designs.items()):
+        try:
+            designs[name] = parse_design(document, name)
+        except UsageError as error:
+            refusals[name] = error
+    return designs, refusals
 
 
 def sources_of(order: BucketOrder, kv: str, access: NodeAccess) -> list[Source]:

@@ -14,6 +14,8 @@ Invariants:
 3. A function that breaks the limits of time and memory fails with `function_failed`, and only the
    calls that did.
 4. A new revision has a child of its own: nothing of an old one is left in it.
+5. Design documents whose functions broke the limits of late have half of the children together:
+   they hold up no others. A new revision of such a document counts like the old one.
 
 Elsewhere: what the functions are (`views.core.design_code`), the child (`views.aio.sandbox`), who
 calls when (`node.design_functions`).
@@ -23,6 +25,7 @@ Source: CouchDB's query server.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -45,10 +48,14 @@ if TYPE_CHECKING:
 
     from millstream.views.core.design_code import DesignCode, Revised
 
-__all__ = ["CHILDREN_MAX", "FunctionPool", "compile_functions"]
+__all__ = ["CHILDREN_MAX", "SLOW_FOR_S", "SLOW_MAX", "FunctionPool", "compile_functions"]
 
 CHILDREN_MAX: Final = 4
 """Processes of a node that run such functions."""
+SLOW_FOR_S: Final = 60.0
+"""How long a design document counts as slow after a function of it broke the limits."""
+SLOW_MAX: Final = 1000
+"""Slow design documents that are remembered; of more, those that were slow last."""
 _NULL: Final = b"null"
 
 
@@ -76,6 +83,10 @@ def compile_functions(code: DesignCode) -> None:
 
 def _functions(code: DesignCode) -> Functions:
     return Functions(code.key[1], "javascript", (), (), "", code.text)
+
+
+def _has_broken_limits(result: object) -> bool:
+    return isinstance(result, dict) and result.get("error") in ("time", "memory", "died")
 
 
 def _stopping() -> UnavailableError:
@@ -111,6 +122,8 @@ class FunctionPool:
         self._children: OrderedDict[tuple[str, str, str], _Child] = OrderedDict()
         self._threads = ThreadPoolExecutor(children_max, thread_name_prefix="design functions")
         self._waiting: set[asyncio.Future[None]] = set()
+        self._slow: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Bucket and name of design documents -> until when they count as slow."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -242,15 +255,19 @@ class FunctionPool:
             return []
         child = await self._take(code)
         work = partial(child.sandbox.call, kind, path, shared, items)
-        return await self._run(child, work)
+        return await self._run(code, child, work)
 
-    async def _run(self, child: _Child, work: Callable[[], list[Any]]) -> list[Any]:
+    async def _run(
+        self, code: DesignCode, child: _Child, work: Callable[[], list[Any]]
+    ) -> list[Any]:
         """Run in a thread; the child is free once the thread is done, whoever waits for it."""
         loop = asyncio.get_running_loop()
 
-        def done(_: Future[list[Any]]) -> None:
+        def done(job: Future[list[Any]]) -> None:
+            failed = job.cancelled() or job.exception() is not None
+            is_slow = not failed and any(map(_has_broken_limits, job.result()))
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._free, child)
+                loop.call_soon_threadsafe(self._free, child, code.key[:2] if is_slow else None)
 
         job = self._threads.submit(work)
         job.add_done_callback(done)
@@ -274,7 +291,9 @@ class FunctionPool:
         child = self._children.get(code.key)
         if child is not None:
             self._children.move_to_end(code.key)
-            return None if child.is_busy else child
+            return None if child.is_busy or self._is_held(code.key) else child
+        if self._is_held(code.key):
+            return None
         if len(self._children) >= self._children_max:
             idle = next((key for key, c in self._children.items() if not c.is_busy), None)
             if idle is None:
@@ -283,8 +302,24 @@ class FunctionPool:
         child = self._children[code.key] = _Child(self._make(_functions(code)))
         return child
 
-    def _free(self, child: _Child) -> None:
+    def _is_held(self, key: tuple[str, str, str]) -> bool:
+        """Whether a design document is slow, and slow ones have all children that they may."""
+        if not self._is_slow(key):
+            return False
+        busy = sum(each.is_busy and self._is_slow(at) for at, each in self._children.items())
+        return busy >= max(1, self._children_max // 2)
+
+    def _is_slow(self, key: tuple[str, str, str]) -> bool:
+        return self._slow.get(key[:2], 0.0) > time.monotonic()
+
+    def _free(self, child: _Child, slow: tuple[str, ...] | None) -> None:
         child.is_busy = False
+        if slow is not None:
+            bucket, name = slow
+            self._slow[bucket, name] = time.monotonic() + SLOW_FOR_S
+            self._slow.move_to_end((bucket, name))
+            if len(self._slow) > SLOW_MAX:
+                self._slow.popitem(last=False)
         if self._is_closed:
             child.sandbox.close()
         for freed in self._waiting:

@@ -8,6 +8,8 @@ Invariants:
 3. A damaged index is set aside and built anew. One that cannot be begun, or cannot be told which
    partitions it answers for, is closed and tried again later. Others go on.
 4. Nothing of a bucket is opened twice, or by two at once.
+5. An index that takes long to open, as functions do that loop while they are compiled, holds up no
+   other: it is opened beside them, and only queries of it wait.
 
 Elsewhere: what the engine says (`bucket_order`), one index (`hosted_index`), keeping them fresh
 (`indexing`), answers (`answering`), the calls (`index_host`).
@@ -30,19 +32,19 @@ from millstream.errors import (
     CorruptionError,
     MillstreamError,
     UnavailableError,
-    UsageError,
 )
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.answering import AskedView, Form, answer
-from millstream.views.aio.bucket_order import BucketOrder, sources_of
+from millstream.views.aio.bucket_order import BucketOrder, designs_of, sources_of
 from millstream.views.aio.gathering import NOBODY, NodeAccess
 from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without_views, work_shown
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.indexing import BucketIndexer, IndexerSpec
+from millstream.views.aio.opening import OpeningIndexes, made
 from millstream.views.aio.outside_writer import OutsideWriter
 from millstream.views.aio.preparing import keep_prepared
 from millstream.views.aio.served import IndexProgress
-from millstream.views.core.design import DesignDocument, parse_design
+from millstream.views.core.design import DesignDocument, by_signature
 from millstream.views.core.header import bitmap_of
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.reductions import ReduceLimit
@@ -114,6 +116,7 @@ class HostedBucket:
         """Why a design document, or an index by its signature, cannot be used."""
         self._change = asyncio.Lock()
         self._tasks = Tasks()
+        self._opening = OpeningIndexes(self._opened, lambda: self.apply(self._order), self._tasks)
         self._began_ms: dict[tuple[str, str], int] = {}
         """When work was first seen: signature, kind of task."""
         self._is_stopping = False
@@ -132,6 +135,8 @@ class HostedBucket:
         await self._tasks.stop()
         async with self._change:
             await self._indexer.stop()
+            for hosted in self._opening.left_over():
+                await asyncio.to_thread(hosted.close)
             given_up_at = asyncio.get_running_loop().time() + STOP_WAIT_S
             for hosted in (*self._open.values(), *self._closing.values()):
                 with suppress(TimeoutError):
@@ -156,12 +161,9 @@ class HostedBucket:
                 self._open[signature].design = wanted[signature]
                 self._indexer.set_automatic(signature, wanted[signature].autoupdate)
                 await self._set_keeper(wanted[signature])
-            new = [
-                hosted
-                for signature, design in wanted.items()
-                if signature not in self._open
-                and (hosted := await self._opened(design)) is not None
-            ]
+            new, unwanted = await self._opening.open(wanted, self._open)
+            for hosted in unwanted:
+                self._close_later(hosted)
             try:
                 await self._set_partitions(new)
                 for hosted in new:
@@ -171,6 +173,13 @@ class HostedBucket:
                     if hosted.signature not in {*self._open, *self._closing}:
                         self._close_later(hosted)
                 raise
+            finally:
+                self._opening.taken_in()
+
+    async def until_open(self, name: str) -> None:
+        """Wait while the index of a design document is being opened, for `OPEN_S_MAX` at most."""
+        if (design := self._designs.get(name)) is not None:
+            await self._opening.until_open(design.signature)
 
     async def _set_keeper(self, design: DesignDocument) -> None:
         try:
@@ -184,20 +193,11 @@ class HostedBucket:
 
     def _parse(self, order: BucketOrder) -> dict[str, DesignDocument]:
         """Return the design documents with views, by signature."""
-        self._designs, self._refusals = {}, {}
-        for name, document in sorted(order.designs.items()):
-            try:
-                self._designs[name] = parse_design(document, name)
-            except UsageError as error:
-                self._refusals[name] = error
-                _LOG.warning("design document %s of %s: %s", name, self.name, error)
-        wanted: dict[str, DesignDocument] = {}
-        for design in self._designs.values():
-            if design.views:
-                known = wanted.get(design.signature)
-                if known is None or _rank(design) > _rank(known):
-                    wanted[design.signature] = design
-        return wanted
+        self._designs, refusals = designs_of(order)
+        for name, error in refusals.items():
+            _LOG.warning("design document %s of %s: %s", name, self.name, error)
+        self._refusals = dict(refusals)
+        return by_signature(self._designs.values())
 
     async def _opened(self, design: DesignDocument) -> HostedIndex | None:
         signature = design.signature
@@ -205,9 +205,7 @@ class HostedBucket:
         try:
             if hosted is None:
                 path = self._folder / signature
-                hosted = await asyncio.to_thread(
-                    HostedIndex, design, self.uuid, path, self._reduce_limit
-                )
+                hosted = await made(HostedIndex, design, self.uuid, path, self._reduce_limit)
             else:
                 await asyncio.to_thread(hosted.mapper.resume)
         except (MillstreamError, OSError) as error:
@@ -289,7 +287,10 @@ class HostedBucket:
     async def clean_up(self) -> None:
         """Remove the files that no design document needs; of an index still read, at its end."""
         async with self._change:
-            wanted = {design.signature for design in self._designs.values()}
+            wanted = {
+                *self._opening.signatures,
+                *(each.signature for each in self._designs.values()),
+            }
             for signature, hosted in self._closing.items():
                 hosted.is_doomed = signature not in wanted  # else it is closed to be tried again
             kept = {*self._open, *self._closing, *wanted}
@@ -589,11 +590,6 @@ class HostedBucket:
                 is_large = sizes.file_bytes >= COMPACT_BYTES_MIN
                 if is_large and sizes.file_bytes > COMPACT_SHARE * sizes.used_bytes:
                     self._start_compaction(hosted)
-
-
-def _rank(design: DesignDocument) -> tuple[bool, bool]:
-    """Return what orders documents of one index: it is kept as the highest says."""
-    return design.engine == "spark", design.autoupdate
 
 
 def _disk_error(error: OSError) -> UnavailableError:

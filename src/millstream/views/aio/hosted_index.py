@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from millstream.views.core.design import DesignDocument, View
     from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
-__all__ = ["SET_ASIDE", "HostedIndex", "now_ms", "shown_without_views", "work_shown"]
+__all__ = ["ASKING_MAX", "SET_ASIDE", "HostedIndex", "now_ms", "shown_without_views", "work_shown"]
 
 _LOG = logging.getLogger(__name__)
+ASKING_MAX: Final = 4
+"""Threads that answer queries of one index with reduce functions of its own."""
 SET_ASIDE: Final = ".damaged"
 """Ending of the directory of an index that could not be used."""
 
@@ -87,6 +89,7 @@ class HostedIndex:
         self._unused.set()
         self._asking: Mapper | None = None
         self._ask_lock = threading.Lock()
+        self._turns = asyncio.Semaphore(ASKING_MAX)
         self._is_closed = False
         self.mapper = IndexMapper(design, bucket_uuid)
         try:
@@ -205,6 +208,7 @@ class HostedIndex:
             tree.reduces.index(COUNT),
             encoder_of(tree.collation),
             is_own_reduce=view.has_own_reduce,
+            turns=self._turns,
         )
 
     def _tell_overflow(self, reason: str) -> None:

@@ -115,6 +115,7 @@ class IndexHost:
 
     async def _query(self, arguments: dict[str, Any]) -> Answer:
         bucket = self._bucket(arguments)
+        await bucket.until_open(str(arguments["design"]))
         asked = (arguments["design"], arguments["view"], arguments["options"])
         partitions = arguments.get("partitions")
         if partitions is None and bucket.order.nodes:
@@ -131,9 +132,8 @@ class IndexHost:
 
     async def _check(self, arguments: dict[str, Any]) -> Answer:
         design = parse_design(arguments["content"], str(arguments["design"]))
-        loop = asyncio.get_running_loop()
         # Opened and closed in one go: whoever asked may be gone meanwhile.
-        await loop.run_in_executor(self._executor, lambda: open_mapper(design).close())
+        await asyncio.to_thread(lambda: open_mapper(design).close())
         return Answer({})
 
     async def _compact(self, arguments: dict[str, Any]) -> Answer:

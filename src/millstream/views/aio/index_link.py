@@ -1,8 +1,8 @@
 """The engine's side of the socket to the index process: calls, and answers as they stream.
 
 Invariants:
-1. A connection has one call at a time; there are at most `LINKS_MAX`, and who comes when all are
-   in use waits for at most `WAIT_S`.
+1. A connection has one call at a time; there are at most `LINKS_MAX`. The queries of one design
+   document have `SHARE_MAX` of them. A call waits for a free one for at most `WAIT_S`.
 2. An answer given up before its end closes its connection, which cancels the call over there.
 3. Nothing more is read while `HELD_BYTES_MAX` of an answer wait for whoever reads it.
 4. When the index process is gone every call under way ends with `index_unavailable`.
@@ -28,9 +28,20 @@ from millstream.views.core.index_messages import (
     message,
 )
 
-__all__ = ["HELD_BYTES_MAX", "LINKS_MAX", "WAIT_S", "IndexLink", "StreamedAnswer", "unavailable"]
+__all__ = [
+    "HELD_BYTES_MAX",
+    "LINKS_MAX",
+    "SHARE_MAX",
+    "WAIT_S",
+    "IndexLink",
+    "StreamedAnswer",
+    "unavailable",
+]
 
-LINKS_MAX: Final = 64
+LINKS_MAX: Final = 128
+"""Calls to the index process under way at a time."""
+SHARE_MAX: Final = 32
+"""Of these, queries of one design document: one that waits for its index holds up no others."""
 WAIT_S: Final = 10.0
 """How long a call waits for a connection to be free."""
 HELD_BYTES_MAX: Final = 1024 * 1024
@@ -56,23 +67,34 @@ class IndexLink:
         self._idle: list[_Connection] = []
         self._used: set[_Connection] = set()
         self._free = asyncio.Semaphore(LINKS_MAX)
+        self._shares: dict[str, _Share] = {}
         self._is_closed = False
 
-    async def call(self, name: str, /, **arguments: Any) -> StreamedAnswer:
+    async def call(self, name: str, /, *, share: str = "", **arguments: Any) -> StreamedAnswer:
         """Send a call and return its answer once its head is there.
+
+        Args:
+            name: of the call.
+            share: what is counted with it; empty: nothing else.
+            arguments: of the call.
 
         Raises:
             UnavailableError: `index_unavailable`, `too_many_calls`.
             MillstreamError: what the index process answers.
         """
-        await self._take_turn()
+        taken = await self._take_share(share) if share else None
         try:
-            connection = self._idle.pop() if self._idle else await self._connect()
-            self._used.add(connection)
-        except BaseException:  # also when cancelled: the turn is given back
-            self._free.release()
+            await self._take_turn(self._free, f"{LINKS_MAX} queries of views are under way")
+            try:
+                connection = self._idle.pop() if self._idle else await self._connect()
+            except BaseException:  # also when cancelled: the turn is given back
+                self._free.release()
+                raise
+        except BaseException:
+            self._leave_share(taken)
             raise
-        answer = StreamedAnswer(self, connection)
+        self._used.add(connection)
+        answer = StreamedAnswer(self, connection, taken)
         try:
             connection.send(message({"call": name, **arguments}))
             answer.head = _OBJECT.decode(await connection.next_frame())
@@ -95,19 +117,37 @@ class IndexLink:
             connection.close()
         self._idle.clear()
 
-    async def _take_turn(self) -> None:
+    async def _take_share(self, name: str) -> _Share:
+        share = self._shares.setdefault(name, _Share(name))
+        share.users += 1
+        try:
+            await self._take_turn(share.free, f"{SHARE_MAX} queries of {name} are under way")
+        except BaseException:
+            self._forget_share(share)
+            raise
+        return share
+
+    def _leave_share(self, share: _Share | None) -> None:
+        if share is not None:
+            share.free.release()
+            self._forget_share(share)
+
+    def _forget_share(self, share: _Share) -> None:
+        share.users -= 1
+        if not share.users:
+            del self._shares[share.name]
+
+    async def _take_turn(self, free: asyncio.Semaphore, why_not: str) -> None:
         if self._is_closed:
             raise unavailable("the index process has ended")
-        if not self._free.locked():  # the usual case, without a timer
-            await self._free.acquire()
+        if not free.locked():  # the usual case, without a timer
+            await free.acquire()
             return
         try:
             async with asyncio.timeout(WAIT_S):
-                await self._free.acquire()
+                await free.acquire()
         except TimeoutError as error:
-            raise UnavailableError(
-                f"{LINKS_MAX} queries of views are under way", code="too_many_calls"
-            ) from error
+            raise UnavailableError(why_not, code="too_many_calls") from error
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -123,10 +163,11 @@ class IndexLink:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def give_back(self, connection: _Connection, *, is_clean: bool) -> None:
+    def give_back(self, connection: _Connection, share: _Share | None, *, is_clean: bool) -> None:
         """Take a connection whose answer is over; one in the middle of an answer is closed."""
         self._used.discard(connection)
         self._free.release()
+        self._leave_share(share)
         if is_clean and connection.is_open and not self._is_closed:
             self._idle.append(connection)
         else:
@@ -136,9 +177,12 @@ class IndexLink:
 class StreamedAnswer:
     """An answer: its head, and its body as it comes. Ends by being read out, or by `close`."""
 
-    def __init__(self, link: IndexLink, connection: _Connection) -> None:
+    def __init__(
+        self, link: IndexLink, connection: _Connection, share: _Share | None = None
+    ) -> None:
         self.head: dict[str, Any] = {}
         self._link = link
+        self._share = share
         self._connection: _Connection | None = connection
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -165,7 +209,18 @@ class StreamedAnswer:
     def _end(self, *, is_clean: bool) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._link.give_back(connection, is_clean=is_clean or connection.has_failed)
+            is_clean = is_clean or connection.has_failed
+            self._link.give_back(connection, self._share, is_clean=is_clean)
+
+
+class _Share:
+    """Calls that are counted together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.free = asyncio.Semaphore(SHARE_MAX)
+        self.users = 0
+        """Calls under way, and those that wait."""
 
 
 class _Connection(asyncio.Protocol):

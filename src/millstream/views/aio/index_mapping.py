@@ -16,15 +16,18 @@ rows (`views.core.rows`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.views.aio.mapping import open_functions
 from millstream.views.core.collation import encode_key, encoder_of
 from millstream.views.core.design import own_number
@@ -84,17 +87,29 @@ class IndexMapper:
         self._encoders = encoders
         self._is_plain = all(encoder is encode_key for encoder in encoders)
         self._mapper = open_functions(design.functions_by_tree())
+        self._change = Lock()
+        self._stops = 0
+        """How often it was stopped."""
         self._is_stopped = False
+        self._called_at: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """For how long functions have been running, 0 if none are; from any thread."""
+        called_at = self._called_at
+        return 0.0 if called_at is None else time.monotonic() - called_at
 
     def map(self, changes: Changes) -> MappedChanges:
         """Map changes as they came.
 
         Raises:
-            UnavailableError: the JavaScript process cannot be started again.
+            UnavailableError: the JavaScript process cannot be started again; `stopping`.
         """
         seen = changes.seen_by(self._documents)
         live = [each for each in seen if each[2] is not None]
-        mapped = self._mapper.map([text for _, _, text in live if text is not None])
+        texts = [text for _, _, text in live if text is not None]
+        with self._calling():
+            mapped = self._mapper.map(texts)
         failures = [
             (each[0], failure)
             for each, found in zip(live, mapped, strict=True)
@@ -131,7 +146,16 @@ class IndexMapper:
     def _reduce(
         self, tree: int, number: int, calls: Sequence[ReduceCall]
     ) -> Sequence[ReduceResult]:
-        return self._mapper.reduce_texts(own_number(tree, number), calls)
+        with self._calling():
+            return self._mapper.reduce_texts(own_number(tree, number), calls)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        self._called_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._called_at = None
 
     def close(self) -> None:
         """Free what the mapper holds."""
@@ -139,14 +163,29 @@ class IndexMapper:
 
     def stop(self) -> None:
         """End a map or reduce under way, from any thread; `resume` makes it usable again."""
-        self._is_stopped = True
-        self._mapper.stop()
+        with self._change:
+            self._stops += 1
+            self._is_stopped = True
+            mapper = self._mapper
+        mapper.stop()
 
     def resume(self) -> None:
-        """Be usable again; raises as the constructor."""
-        if self._is_stopped:
-            self._mapper = open_functions(self._design.functions_by_tree())
-            self._is_stopped = False
+        """Be usable again, if it was stopped; raises as the constructor.
+
+        Raises:
+            UnavailableError: `stopping`: it was stopped once more meanwhile.
+        """
+        stops = self._stops
+        if not self._is_stopped:
+            return
+        mapper = open_functions(self._design.functions_by_tree())
+        with self._change:
+            if is_current := stops == self._stops:
+                self._mapper.close()
+                self._mapper, self._is_stopped = mapper, False
+        if not is_current:
+            mapper.close()
+            raise UnavailableError("the functions were stopped", code="stopping")
 
     def _encoded(self, rows: Sequence[Any]) -> list[Row] | None:
         """Return all rows with their encoded keys; None if a key cannot be encoded."""

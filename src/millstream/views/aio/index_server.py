@@ -75,7 +75,9 @@ class IndexServer:
     async def start(self, path: Path) -> None:
         """Listen; the directory's permissions say who may connect."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), str(path))
+        self._server = await loop.create_unix_server(
+            lambda: _Connection(self), str(path), backlog=CALLS_MAX
+        )
 
     async def stop(self) -> None:
         """Close everything; calls under way are cancelled."""

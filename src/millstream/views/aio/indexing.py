@@ -19,6 +19,8 @@ Invariants:
 3. Positions are judged by the source, and rolled back if need be, before anything is read.
 4. All who wait for an index are served by one commit, and told when it never will.
 5. After `stop` nothing is changed any more.
+6. An index whose functions take long holds up no other: what it does is ended after `SLOW_S`, and
+   it goes on in a group and a thread of its own.
 
 Elsewhere: one group's reading (`views.aio.reading`), the nodes that are read
 (`views.aio.index_sources`), the rule of `at` (`views.core.reached`), what an index is
@@ -44,10 +46,11 @@ from millstream.errors import (
 )
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
+from millstream.views.aio.cleaning import Cleaning
 from millstream.views.aio.index_source import IndexerSpec
 from millstream.views.aio.index_sources import Source, StandingsAsker
 from millstream.views.aio.reading import GroupReader, Regroup, first_of
-from millstream.views.aio.served import IndexProgress, IndexWork, ServedIndex
+from millstream.views.aio.served import SLOW_S, IndexProgress, IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
 from millstream.views.core.offers import Offers
@@ -63,23 +66,18 @@ if TYPE_CHECKING:
     from millstream.views.core.index import Index
 
 __all__ = [
-    "CLEAN_PAUSE_S", "FIRST_PAUSE_S", "LOOK_S", "PAUSE_S_MAX", "PAUSE_S_MIN", "BucketIndexer",
-    "IndexerSpec",
+    "FIRST_PAUSE_S", "LOOK_S", "WATCH_S",
+    "BucketIndexer", "IndexerSpec",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
-"""Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
-PAUSE_S_MIN: Final = 0.05
-"""Before indexes are read for again after an error; doubled each time nothing was committed."""
-PAUSE_S_MAX: Final = 5.0
 FIRST_PAUSE_S: Final = 0.05
 """Between an index and its first build, so that those that come together share it."""
 LOOK_S: Final = 2.0
 """How often the source is asked how far it is, and which copies it has."""
-CLEAN_PAUSE_S: Final = 0.02
-"""Between two steps of cleaning an index."""
+WATCH_S: Final = 0.25
+"""How often is looked for functions that take long."""
 
 
 class BucketIndexer:
@@ -105,7 +103,7 @@ class BucketIndexer:
         self._passive: frozenset[int] = frozenset()
         self._news = asyncio.Event()
         self._tasks = Tasks()
-        self._cleaning: dict[str, asyncio.Task[None]] = {}
+        self._cleaning = Cleaning(self._tasks, self._damaged)
         self._work_before = IndexWork()
         """Of indexes that are gone."""
         self.offers = Offers()
@@ -119,15 +117,17 @@ class BucketIndexer:
         """Begin to look after indexes."""
         self._tasks.start(self._look_after(), name=f"indexes of {self._spec.bucket}")
         self._tasks.start(self._look_at_source(), name=f"source of {self._spec.bucket}")
+        self._tasks.start(self._watch(), name=f"slow indexes of {self._spec.bucket}")
 
     async def stop(self) -> None:
-        """Read nothing more; what is being committed is finished."""
+        """Read nothing more; what is being committed is finished, maps are not."""
         for served in self._indexes.values():
             served.give_up()
+            served.mapper.stop()
         await self._tasks.stop()
         for served in self._indexes.values():
             async with served.lock:
-                served.mapper.close()
+                served.close()
         await self._asker.close()
 
     # -- what there is to do
@@ -154,7 +154,7 @@ class BucketIndexer:
         if served.is_new:
             served.retry_at = time.monotonic() + FIRST_PAUSE_S
         self._indexes[served.signature] = served
-        self._clean(served)
+        self._cleaning.begin(served)
         self._news.set()
         return served.signature
 
@@ -205,7 +205,7 @@ class BucketIndexer:
         before = served.index.newest
         result = await served.change(lambda: work(judged))
         if served.index.newest is not before:
-            self._clean(served)
+            self._cleaning.begin(served)
         return result
 
     def check(self, signature: str) -> None:
@@ -219,11 +219,10 @@ class BucketIndexer:
         self._work_before = IndexWork(*map(add, self._work_before, served.work))
         served.give_up()
         served.mapper.stop()  # else a map that loops would hold up all other indexes
-        if (cleaning := self._cleaning.pop(signature, None)) is not None:
-            cleaning.cancel()
+        self._cleaning.forget(signature)
         await self._leave_group(served)
         async with served.lock:
-            served.mapper.close()
+            served.close()
         served.give_up()  # whatever its group said of it at its end
         self._news.set()
 
@@ -240,27 +239,32 @@ class BucketIndexer:
         before = self._active | self._passive
         self._active, self._passive = frozenset(active), frozenset(passive)
         failed: dict[str, MillstreamError | OSError] = {}
-        for served in list(self._indexes.values()):
+
+        async def set_states(served: ServedIndex) -> None:
             try:
                 await served.set_states(self._active, self._passive)
             except (MillstreamError, OSError) as error:
                 failed[served.signature] = error
             else:
-                self._clean(served)
+                self._cleaning.begin(served)
+
+        # All at once: one whose functions take long holds up no other.
+        await asyncio.gather(*map(set_states, list(self._indexes.values())))
         if before != self._active | self._passive:
-            for group in list(self._groups.values()):
-                if not group.is_first:  # a first build leaves out what is not wanted any more
-                    await self._stop_group(group)
+            await self._stop_groups()
         self._news.set()
         return failed
+
+    async def _stop_groups(self) -> None:
+        """Read from where all stand; a first build leaves out what is not wanted any more."""
+        groups = [group for group in self._groups.values() if not group.is_first]
+        await asyncio.gather(*map(self._stop_group, groups))
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
         """Say which nodes are read from now on; first builds end with those they began with."""
         self._sources = tuple(sources)
         await self._asker.set_sources(sources)
-        for group in list(self._groups.values()):
-            if not group.is_first:
-                await self._stop_group(group)
+        await self._stop_groups()
         self._news.set()
 
     async def compact_step(self, signature: str) -> bool:
@@ -454,23 +458,21 @@ class BucketIndexer:
         if any(served in due for served in to_be_built):  # then all of them together
             due = [served for served in wanted if served in due or served in to_be_built]
         members = [
-            Member(served.signature, served.places, served.group, served in to_be_built)
+            Member(
+                served.signature, served.places, served.group, served in to_be_built,
+                served.is_slow,
+            )
             for served in due
-        ]
+        ]  # fmt: skip
         for group in plan(members):
             running = {s.group for each in group.signatures if (s := self._indexes.get(each))}
             if len(running) == 1 and running != {""}:
-                self._let_sleep(self._groups[running.pop()])
+                self._groups[running.pop()].end_if_idle()
                 continue
             for name in running - {""}:
                 if name in self._groups:  # it may end while another is waited for
                     await self._stop_group(self._groups[name])
             self._start_group(group.signatures, is_first=group.is_first)
-
-    def _let_sleep(self, group: GroupReader) -> None:
-        """End a group that nobody waits for and that is not to be kept fresh."""
-        if not any(served.is_automatic or served.waiting for served in group.served):
-            group.end()
 
     def _start_group(self, signatures: Collection[str], *, is_first: bool) -> None:
         self._group_count += 1
@@ -504,23 +506,10 @@ class BucketIndexer:
         del self._groups[group.name]
         for served in group.served:
             served.group = ""
-            self._note_end(served, group.error)
+            served.note_end(group.error)
+            if group.error is not None and served.damage is not None:
+                self.on_damage(served.signature, served.damage)
         self._news.set()
-
-    def _note_end(self, served: ServedIndex, error: BaseException | None) -> None:
-        served.retry_at = 0.0
-        if error is None:
-            return
-        if str(error) != served.error:
-            _LOG.warning("index %s is not read for: %s", served.signature, error)
-        served.error = str(error)
-        served.pause_s = min(served.pause_s * 2, PAUSE_S_MAX) or PAUSE_S_MIN
-        served.retry_at = time.monotonic() + served.pause_s
-        code = error.code if isinstance(error, MillstreamError) else ""
-        served.failure = error if code in _FINAL else None
-        served.tell()
-        if served.damage is not None:
-            self.on_damage(served.signature, served.damage)
 
     async def _leave_group(self, served: ServedIndex) -> None:
         """Read for an index no more; others of its group go on."""
@@ -535,13 +524,48 @@ class BucketIndexer:
     async def _stop_group(self, group: GroupReader) -> None:
         assert group.task is not None
         group.end()
-        await asyncio.wait([group.task])
+        while True:
+            done, _ = await asyncio.wait([group.task], timeout=SLOW_S)
+            if done:
+                return
+            for served in group.served:
+                if served.mapper.busy_s > SLOW_S:
+                    served.mapper.stop()
+
+    async def _watch(self) -> None:
+        """Set indexes apart whose functions take long."""
+        while True:
+            for served in list(self._indexes.values()):
+                if served.is_found_slow and not served.is_stopping:
+                    _LOG.warning(
+                        "index %s of %s: a call of its functions took over %g s; it is kept fresh "
+                        "apart from others for a while",
+                        served.signature, self._spec.bucket, SLOW_S,
+                    )  # fmt: skip
+                    self._set_apart(served)
+            await asyncio.sleep(WATCH_S)
+
+    def _set_apart(self, served: ServedIndex) -> None:
+        """End what is under way for an index; it leaves nothing, and is read for again, alone."""
+        served.count_as_slow()
+        for group in self._groups.values():
+            if served in group.served:
+                if len(group.served) == 1:
+                    group.end()
+                else:
+                    group.served.remove(served)
+                    served.group = ""
+        served.mapper.stop()
+        self._news.set()
+
+    def _damaged(self, signature: str, error: CorruptionError) -> None:
+        self.on_damage(signature, error)
 
     def _on_commit(self, group: GroupReader) -> None:
         """Something was committed: groups may have met."""
         for served in group.served:
             served.pause_s = 0.0
-            self._clean(served)
+            self._cleaning.begin(served)
         if group.is_first:
             return
         here = group.served[0] if group.served else None
@@ -552,31 +576,6 @@ class BucketIndexer:
             is_alike = there.is_automatic == here.is_automatic
             if is_alike and gap(here.places, there.places) <= JOIN_CHANGES_MAX // 2:
                 self._news.set()
-
-    # -- cleaning
-
-    def _clean(self, served: ServedIndex) -> None:
-        """Have rows that count for nothing taken out, in the background."""
-        running = self._cleaning.get(served.signature)
-        if served.index.newest.dirty and (running is None or running.done()):
-            self._cleaning[served.signature] = self._tasks.start(
-                self._clean_steps(served), name=f"clean {served.signature}"
-            )
-
-    async def _clean_steps(self, served: ServedIndex) -> None:
-        pause_s = CLEAN_PAUSE_S
-        while True:
-            try:
-                if await served.clean_step():
-                    return
-                pause_s = CLEAN_PAUSE_S
-            except CorruptionError as error:
-                self.on_damage(served.signature, error)
-                return
-            except MillstreamError as error:
-                _LOG.warning("index %s is not cleaned: %s", served.signature, error)
-                pause_s = min(pause_s * 2, PAUSE_S_MAX)
-            await asyncio.sleep(pause_s)
 
     # -- the source
 

@@ -64,7 +64,10 @@ class Mapper(Protocol):
         """Free what the mapper holds."""
 
     def stop(self) -> None:
-        """End what it is doing, for ever, from any thread; where that cannot be done, nothing."""
+        """End what it is doing, for ever, from any thread; where that cannot be done, nothing.
+
+        The call under way and later ones raise `UnavailableError` (`stopping`).
+        """
 
 
 def open_mapper(design: DesignDocument) -> Mapper:

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.errors import AccessError, MillstreamError, StreamError, UnavailableError
 from millstream.upr.core.consumer import WINDOW_BYTES
+from millstream.views.aio.first_rows import FirstRows
 from millstream.views.aio.index_source import IndexerSpec, SourceStanding
 from millstream.views.aio.index_sources import Lines, Source, divided, open_lines
-from millstream.views.aio.served import FirstRows, Gathered
+from millstream.views.aio.served import Gathered
 from millstream.views.core.documents import Changes
 from millstream.views.core.first_build import FirstBuild
 from millstream.views.core.header import Judged
@@ -111,6 +112,11 @@ class GroupReader:
         self._is_ending = True
         if self.task is not None:
             self.task.cancel()
+
+    def end_if_idle(self) -> None:
+        """End it if nobody waits for its indexes and none is to be kept fresh."""
+        if not any(served.is_automatic or served.waiting for served in self.served):
+            self.end()
 
     def look(self, standings: Mapping[int, SourceStanding]) -> None:
         """Begin anew if other partitions can be read now, or an index is to be built."""
@@ -226,7 +232,12 @@ class GroupReader:
             self._on_commit(self)
 
     async def _publish(self, served: ServedIndex, gathered: Gathered) -> None:
-        published = await served.publish(gathered)
+        try:
+            published = await served.publish(gathered)
+        except MillstreamError:
+            if served in self.served:
+                raise
+            return  # it was set apart or removed meanwhile, and others go on
         left_out = published.left_out if published is not None else {}
         wrong = {p: why for p, why in left_out.items() if why not in _HARMLESS}
         if wrong:

@@ -297,7 +297,11 @@ class Sandbox:
         return results if len(results) == len(items) else self._spoiled()
 
     def stop(self) -> None:
-        """End the child for ever, from any thread; a call under way fails soon."""
+        """End the child for ever, from any thread; a call under way fails soon, whatever it did.
+
+        All calls raise `UnavailableError` (`stopping`) from now on: nothing that was under way
+        counts as a failure of a document.
+        """
         self._is_stopped = True
         child = self._child
         if child is not None:
@@ -366,6 +370,9 @@ class Sandbox:
             self._answered += 1
             if self._answered % CALLS_PER_SECOND_TRY == 0:
                 self._second_tries = min(SECOND_TRIES_MAX, self._second_tries + 1)
+        elif self._is_stopped:  # the document that was being mapped is not to blame
+            self.close()
+            raise _stopped()
         elif answer.kind != "parse":
             self.close()
         return answer
@@ -390,7 +397,7 @@ class Sandbox:
         self._finalizer = weakref.finalize(self, _end, child)
         if self._is_stopped:
             self.close()
-            raise UnavailableError("the node stops", code="stopping")
+            raise _stopped()
         self.restart_count += 1
         self._is_fresh = True
         os.set_blocking(_number(child.stdin), False)
@@ -438,6 +445,10 @@ class Sandbox:
         if reply is None:
             return _LATE
         return reply if status == b"O" else _FAILURE.decode(reply)
+
+
+def _stopped() -> UnavailableError:
+    return UnavailableError("the functions were stopped", code="stopping")
 
 
 def _mapped(reply: bytes, count: int) -> list[Mapped] | None:

@@ -5,6 +5,8 @@ Invariants:
    begun it is finished, though whoever asked for it is cancelled, and all who wait look again.
 2. Parts are mapped and published by whole partitions; what the index has already is not mapped.
 3. Rows of a first build leave memory as sorted runs; a first build that ends early leaves nothing.
+4. An index whose functions take long has a thread of its own: it holds up no other index. What has
+   to be done at once (`set_states`) stops them; what was under way is done again later.
 
 Elsewhere: what is read when (`millstream.views.aio.indexing`), what a commit is
 (`views.core.index`).
@@ -14,18 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections import Counter, deque
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.views.aio.index_mapping import MappedChanges
-from millstream.views.aio.sorting import Row, RowSorter
-from millstream.views.core.back_index import first_rows_of
 from millstream.views.core.documents import Changes
 from millstream.views.core.header import (
-    MAP_ERRORS_KEPT_MAX,
     DocumentRows,
     Judged,
     MapFailure,
@@ -34,29 +33,43 @@ from millstream.views.core.header import (
 from millstream.views.core.indexer import Place, is_worth_building
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from concurrent.futures import ThreadPoolExecutor
-    from pathlib import Path
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Collection,
+        Mapping,
+    )
 
     from millstream.model.position import Position
+    from millstream.views.aio.first_rows import FirstRows
     from millstream.views.aio.index_mapping import MappedChanges
     from millstream.views.core.header import Header
     from millstream.views.core.index import Index, Published
     from millstream.views.core.indexer import Part
 
 __all__ = [
-    "SORT_BYTES_MAX",
+    "PAUSE_S_MAX",
+    "PAUSE_S_MIN",
+    "SLOW_FOR_S",
+    "SLOW_S",
     "WRITER",
     "ChangeMapper",
-    "FirstRows",
     "Gathered",
     "IndexProgress",
     "IndexWork",
     "ServedIndex",
 ]
 
-SORT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Rows of one index in memory during its first build."""
+_LOG = logging.getLogger(__name__)
+_FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
+"""Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
+PAUSE_S_MIN: Final = 0.05
+"""Before indexes are read for again after an error; doubled each time nothing was committed."""
+PAUSE_S_MAX: Final = 5.0
+SLOW_S: Final = 2.0
+"""A call of functions that takes longer makes their index slow; a batch takes some 0.03 s."""
+SLOW_FOR_S: Final = 60.0
+"""How long an index counts as slow after such a call."""
 RATE_S: Final = 5.0
 """Over how many seconds the rate is averaged."""
 WRITER: Final = "node indexer"
@@ -106,8 +119,15 @@ class ChangeMapper(Protocol):
     def close(self) -> None:
         """Free what the mapper holds."""
 
+    @property
+    def busy_s(self) -> float:
+        """For how long functions have been running, 0 if none are; from any thread."""
+
     def stop(self) -> None:
         """End what is under way, from any thread: a map may run for long."""
+
+    def resume(self) -> None:
+        """Be usable again, if it was stopped."""
 
 
 class Gathered:
@@ -132,69 +152,6 @@ class Gathered:
                 [lineage for part in parts for lineage in part.sides],
             )
         return self._changes[chosen]
-
-
-class FirstRows:
-    """Rows of a first build: one sort for the back-index and each tree.
-
-    Args:
-        tree_count: how many trees there are.
-        folder: for the runs.
-    """
-
-    def __init__(self, tree_count: int, folder: Path) -> None:
-        bytes_max = SORT_BYTES_MAX // (tree_count + 1)
-        self._tree_count = tree_count
-        self._back = RowSorter(folder, bytes_max=bytes_max)
-        self._trees = [RowSorter(folder, bytes_max=bytes_max) for _ in range(tree_count)]
-        self._failures: dict[tuple[int, int], deque[MapFailure]] = {}
-        """By partition and tree, the last ones."""
-        self._failed: Counter[tuple[int, int]] = Counter()
-
-    def add(self, mapped: MappedChanges) -> None:
-        """Keep the rows of some documents, each of which comes once."""
-        back, trees = first_rows_of(mapped.documents, self._tree_count)
-        self._back.add(back)
-        for sorter, rows in zip(self._trees, trees, strict=True):
-            sorter.add(rows)
-        for partition, failure in mapped.failures:
-            key = (partition, failure.tree)
-            self._failed[key] += 1
-            kept = self._failures.setdefault(key, deque(maxlen=MAP_ERRORS_KEPT_MAX))
-            kept.append(failure)
-
-    def failures_of(self, partition: int) -> tuple[list[MapFailure], dict[int, int]]:
-        """Return the last failures of a partition, and by tree how many there were before."""
-        kept = {tree: each for (p, tree), each in self._failures.items() if p == partition}
-        before = {tree: self._failed[partition, tree] - len(each) for tree, each in kept.items()}
-        return [failure for each in kept.values() for failure in each], before
-
-    def portions(self) -> list[Iterator[list[Row]]]:
-        """Return the rows of the back-index and of each tree in order, some at a time."""
-        return [sorter.portions() for sorter in (self._back, *self._trees)]
-
-    def sorted_rows(
-        self, left_out: Collection[int], check: Callable[[], None]
-    ) -> tuple[Iterable[Row], list[Iterable[Row]]]:
-        """Return the rows but for some partitions; `check` is called now and then, may raise."""
-
-        def rows(sorter: RowSorter) -> Iterable[Row]:
-            return chain.from_iterable(_others(sorter.portions(), frozenset(left_out), check))
-
-        return rows(self._back), [rows(sorter) for sorter in self._trees]
-
-    def close(self) -> None:
-        """Forget everything."""
-        for sorter in (self._back, *self._trees):
-            sorter.close()
-
-
-def _others(
-    portions: Iterator[list[Row]], left_out: frozenset[int], check: Callable[[], None]
-) -> Iterator[list[Row]]:
-    for portion in portions:
-        check()
-        yield [row for row in portion if row[1] not in left_out] if left_out else portion
 
 
 class ServedIndex:
@@ -243,6 +200,11 @@ class ServedIndex:
         self.is_stopping = False
         self._has_all: tuple[object, Header, frozenset[int]] | None = None
         self._executor = executor
+        self._own_thread: ThreadPoolExecutor | None = None
+        """Takes the place of `executor` while it is slow."""
+        self._slow_until = 0.0
+        self._states: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+        """Active and passive partitions, as was said last."""
         self._fence = 0
         self._was_built = False
         self._was_built_in_vain = False
@@ -311,6 +273,45 @@ class ServedIndex:
         """Remember what `is_known_to_have` tells."""
         self._has_all = (standings, header, frozenset(partitions))
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether a call of its functions took longer than `SLOW_S` of late."""
+        return time.monotonic() < self._slow_until
+
+    @property
+    def is_found_slow(self) -> bool:
+        """Whether a call takes longer now, and the index does not count as slow yet."""
+        return self.mapper.busy_s > SLOW_S and self._own_thread is None
+
+    def count_as_slow(self) -> None:
+        """Use a thread of its own from now on."""
+        self._slow_until = time.monotonic() + SLOW_FOR_S
+        self._own_thread = ThreadPoolExecutor(1, thread_name_prefix=f"slow {self.signature}")
+
+    def close(self) -> None:
+        """Free functions and thread; nothing may be under way."""
+        self.mapper.close()
+        self._end_own_thread()
+
+    def _end_own_thread(self) -> None:
+        if self._own_thread is not None:
+            self._own_thread.shutdown(wait=False)
+            self._own_thread = None
+
+    def note_end(self, error: BaseException | None) -> None:
+        """It is not read for any more; None: by order. An error has it read for after a pause."""
+        self.retry_at = 0.0
+        if error is None:
+            return
+        if str(error) != self.error:
+            _LOG.warning("index %s is not read for: %s", self.signature, error)
+        self.error = str(error)
+        self.pause_s = min(self.pause_s * 2, PAUSE_S_MAX) or PAUSE_S_MIN
+        self.retry_at = time.monotonic() + self.pause_s
+        code = error.code if isinstance(error, MillstreamError) else ""
+        self.failure = error if code in _FINAL else None
+        self.tell()
+
     def tell(self) -> None:
         """Let all who wait look again."""
         self.changed.set()
@@ -377,19 +378,39 @@ class ServedIndex:
             MillstreamError, OSError: its files cannot be used.
         """
         self.mean(is_here=is_kept_here)
+        self._states = frozenset(active), frozenset(passive)
 
         def work() -> None:
             self.check()
             if self.is_meant_here:  # it may have been given to others since
                 self._fence = self.index.take_over(WRITER, _now_ms())
                 self._is_writer = True
-            self.index.set_states(active, passive, _now_ms())
+            self.index.set_states(*self._states, _now_ms())
 
         await self._in_thread(work)
 
     async def set_states(self, active: Collection[int], passive: Collection[int]) -> None:
-        """Say which partitions are here; see `Index.set_states`."""
-        await self._in_thread(lambda: self.index.set_states(active, passive, _now_ms()))
+        """Say which partitions are here; see `Index.set_states`. Functions are not waited for."""
+        self._states = frozenset(active), frozenset(passive)
+        if not self.index.has_states(*self._states):
+            async with self._functions_ended():
+                await self._in_thread(lambda: self.index.set_states(*self._states, _now_ms()))
+
+    @contextlib.asynccontextmanager
+    async def _functions_ended(self) -> AsyncIterator[None]:
+        """Within `async with`, a call of functions that takes long is stopped."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(SLOW_S)
+                if self.mapper.busy_s > SLOW_S:
+                    self.mapper.stop()
+
+        watching = asyncio.ensure_future(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
 
     async def roll_back(self, judged: Mapping[int, Judged]) -> bool:
         """Go back where the source refuses positions; return whether that was necessary."""
@@ -400,13 +421,13 @@ class ServedIndex:
             if partition in judged
         ):
             return False
-        await self._in_thread(lambda: self.index.roll_back(judged, _now_ms()))
+        await self._with_functions(lambda: self.index.roll_back(judged, _now_ms()))
         self.rollbacks += 1
         return True
 
     async def publish(self, gathered: Gathered) -> Published | None:
         """Map and commit parts; None: the index has all of them."""
-        return await self._in_thread(lambda: self._publish(gathered))
+        return await self._with_functions(lambda: self._publish(gathered))
 
     def _publish(self, gathered: Gathered) -> Published | None:
         positions = self.index.newest.positions
@@ -440,15 +461,15 @@ class ServedIndex:
 
     async def change(self, work: Callable[[], _Result]) -> _Result:
         """Do what a writer outside asks for."""
-        return await self._in_thread(work)
+        return await self._with_functions(work)
 
     async def clean_step(self) -> bool:
         """Take some rows out that count for nothing; return whether there are no more."""
-        return await self._in_thread(lambda: self.index.clean_step(_now_ms()))
+        return await self._with_functions(lambda: self.index.clean_step(_now_ms()))
 
     async def compact_step(self) -> bool:
         """Go on with a compaction; return whether it is over."""
-        return await self._in_thread(self.index.compact_step)
+        return await self._with_functions(self.index.compact_step)
 
     # -- first build
 
@@ -478,7 +499,7 @@ class ServedIndex:
     async def _building(self, work: Callable[[], _Result]) -> _Result:
         """Do a step of a build; after one that failed what is there is brought up by changes."""
         try:
-            return await self._in_thread(work)
+            return await self._with_functions(work)
         except (MillstreamError, OSError):
             self._was_built_in_vain = not self.is_new
             raise
@@ -516,11 +537,24 @@ class ServedIndex:
 
     # -- threads
 
+    async def _with_functions(self, work: Callable[[], _Result]) -> _Result:
+        """Do what may call functions, which may have been stopped."""
+
+        def usable() -> _Result:
+            self.check()
+            self.mapper.resume()
+            return work()
+
+        return await self._in_thread(usable)
+
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         async with self.lock:
             loop = asyncio.get_running_loop()
+            if not self.is_slow:
+                self._end_own_thread()
             began, commit = time.monotonic(), self.index.newest.commit
-            future: asyncio.Future[Any] = loop.run_in_executor(self._executor, work)
+            executor = self._own_thread or self._executor
+            future: asyncio.Future[Any] = loop.run_in_executor(executor, work)
             try:
                 result: _Result = await asyncio.shield(future)
             except CorruptionError as error:
@@ -532,6 +566,8 @@ class ServedIndex:
                         await asyncio.wait([future])
                 raise
             finally:
+                if self._own_thread is not None and time.monotonic() - began > SLOW_S:
+                    self._slow_until = time.monotonic() + SLOW_FOR_S
                 if self.index.newest.commit != commit:
                     self.commits += self.index.newest.commit - commit
                     self.commit_s += time.monotonic() - began

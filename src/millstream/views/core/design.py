@@ -37,7 +37,7 @@ from millstream.views.core.builtin_reduces import is_builtin
 from millstream.views.core.mango.definitions import parse_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "COUNT",
@@ -49,6 +49,7 @@ __all__ = [
     "Functions",
     "Tree",
     "View",
+    "by_signature",
     "design_name",
     "own_number",
     "parse_design",
@@ -221,6 +222,21 @@ def design_name(text: str) -> str:
             f"design document name {name!r} must have 1 to {_NAME_BYTES_MAX} bytes and no slash"
         )
     return name
+
+
+def by_signature(designs: Iterable[DesignDocument]) -> dict[str, DesignDocument]:
+    """Return design documents with views; of those that share an index the one that says more."""
+    found: dict[str, DesignDocument] = {}
+    for design in designs:
+        if design.views:
+            known = found.get(design.signature)
+            if known is None or _rank(design) > _rank(known):
+                found[design.signature] = design
+    return found
+
+
+def _rank(design: DesignDocument) -> tuple[bool, bool]:
+    return design.engine == "spark", design.autoupdate
 
 
 def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:

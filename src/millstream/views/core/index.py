@@ -160,6 +160,12 @@ class Index:
                 code="index_fenced",
             )
 
+    def has_states(self, active: Iterable[int], passive: Iterable[int]) -> bool:
+        """Whether `set_states` would change nothing."""
+        states: dict[int, PartitionState] = dict.fromkeys(passive, "passive")
+        states |= dict.fromkeys(sorted(active), "active")
+        return _with_states(self.newest, states) == self.newest
+
     def set_states(self, active: Iterable[int], passive: Iterable[int], now_ms: int) -> Header:
         """Say which partitions are active and passive; others that are here are cleaned.
 

@@ -108,13 +108,15 @@ class Place(NamedTuple):
 class Member(NamedTuple):
     """An index that is to be read for.
 
-    `running` names the group it is in, empty if none; `is_new`: to be built from sorted rows.
+    `running` names the group it is in, empty if none; `is_new`: to be built from sorted rows;
+    `is_apart`: it is slow, and shares no group, so that it holds up no other index.
     """
 
     signature: str
     places: Mapping[int, Place]
     running: str = ""
     is_new: bool = False
+    is_apart: bool = False
 
 
 class Group(NamedTuple):
@@ -161,12 +163,16 @@ def plan(members: Iterable[Member], gap_max: int = JOIN_CHANGES_MAX) -> list[Gro
     """Divide indexes into groups.
 
     New ones are one group; of the others each is with the furthest one that it is near enough
-    to. Running together, they stay together.
+    to. Running together, they stay together. Each that is apart is a group of its own.
     """
     first: list[Member] = []
+    apart: list[Group] = []
     units: dict[str, list[Member]] = {}
     for member in members:
-        if member.is_new and not member.running:
+        is_first = member.is_new and not member.running
+        if member.is_apart:
+            apart.append(Group((member.signature,), lowest([member]), is_first=is_first))
+        elif is_first:
             first.append(member)
         else:
             units.setdefault(member.running or f"index {member.signature}", []).append(member)
@@ -181,7 +187,7 @@ def plan(members: Iterable[Member], gap_max: int = JOIN_CHANGES_MAX) -> list[Gro
     found = [Group(_signatures(group), lowest(group), is_first=False) for group in groups]
     if first:
         found.append(Group(_signatures(first), lowest(first), is_first=True))
-    return found
+    return found + apart
 
 
 def _sum_of(unit: Sequence[Member]) -> int:

@@ -28,9 +28,10 @@ from millstream.pipelines.index.writer import _bounded, _load, divided
 from millstream.pipelines.options import parse_options
 from millstream.trees.core.reader import TreeReader
 from millstream.views import register
+from millstream.views.aio.first_rows import FirstRows
 from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.aio.outside_writer import OutsideWriter
-from millstream.views.aio.served import FirstRows, Gathered, ServedIndex
+from millstream.views.aio.served import Gathered, ServedIndex
 from millstream.views.aio.staging import PART, Staging
 from millstream.views.core.design import parse_design
 from millstream.views.core.documents import Changes

@@ -263,3 +263,28 @@ async def test_no_call_changes_another(pool, poison):
         assert passed == [False, True, False, False]
     views = await pool.view_batch(code, "kinds", texts({"kind": 1, "a": {"b": {}}}, {"n": 1}))
     assert views == [True, False]
+
+
+async def test_functions_that_break_the_limits_hold_up_no_others_for_long(monkeypatch):
+    pool = FunctionPool(children_max=2, time_limit_s=0.4, memory_bytes=64 * 1024 * 1024)
+
+    def looping(name, rev="1-a"):
+        code = code_of(rev, name)
+        return pool.filter_batch(code, "loops", texts({"kind": "loop"}), b"{}")
+
+    first = await asyncio.gather(looping("x"), looping("y"), return_exceptions=True)
+    assert all("has no end" in str(error) for error in first), first
+    # Now that they are known, a change of them is no way out.
+    loops = [asyncio.ensure_future(looping(name, "2-b")) for name in "xyxyxy"]
+    await asyncio.sleep(0)
+    began = asyncio.get_running_loop().time()
+    for n in range(10):
+        found = await pool.filter_batch(code_of(name=f"z{n}"), "loops", texts({"kind": 1}), b"{}")
+        assert found == [True]
+    assert not all(each.done() for each in loops), "they were being called all the time"
+    assert asyncio.get_running_loop().time() - began < 20
+    # After a while they are as good as others.
+    monkeypatch.setattr(pool, "_slow", type(pool._slow)())
+    for result in await asyncio.gather(*loops, return_exceptions=True):
+        assert "has no end" in str(result)
+    pool.close()

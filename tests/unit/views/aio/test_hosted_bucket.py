@@ -16,9 +16,10 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.model.partitions import PartitionState
-from millstream.views.aio import answering, hosted_bucket, hosted_index
+from millstream.views.aio import answering, hosted_bucket, hosted_index, indexing, opening, served
 from millstream.views.aio.hosted_index import SET_ASIDE
 from millstream.views.aio.index_mapping import IndexMapper
+from millstream.views.aio.sandbox import MEMORY_BYTES_MAX, Sandbox
 from millstream.views.core import index
 
 
@@ -524,7 +525,121 @@ async def test_an_index_that_comes_back_after_its_map_was_stopped_maps_again(hos
         assert len((await hosted.query("e"))["rows"]) == 2
 
 
-LOOP = {"views": {"v": {"map": "function (doc) { while (true) ; }"}}}
+LOOP = "for (;;);"
+BOMB = "const x = []; for (;;) x.push(new Array(1000).fill(1.5));"
+RECURSION = "(function f() { try { f(); } catch (e) { f(); } f(); })();"
+BAD_DESIGNS = {
+    "map": lambda code: {"views": {"v": {"map": f"function (d) {{ {code} }}"}}},
+    "reduce": lambda code: {
+        "views": {"v": {"map": MAP, "reduce": f"function (k, v, r) {{ {code} }}"}}
+    },
+    "map while it is compiled": lambda code: {
+        "views": {"v": {"map": f"(function () {{ {code} }})() || function (d) {{}}"}}
+    },
+    "library": lambda code: {
+        "views": {
+            "lib": {"m": code},
+            "v": {"map": "function (d) { require('views/lib/m'); emit(1); }"},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        *[pytest.param(where, BOMB, id=f"bomb {where}") for where in BAD_DESIGNS],
+        *[pytest.param(where, LOOP, id=f"loop {where}") for where in ("map", "reduce", "library")],
+        pytest.param("map", RECURSION, id="recursion"),
+    ],
+)
+async def test_trouble_of_one_index_is_its_own_at_every_moment(hosted, monkeypatch, where, code):
+    """What is asked of another index takes no part of the time that a call of functions may."""
+    monkeypatch.setattr(served, "SLOW_S", 0.3)
+    monkeypatch.setattr(indexing, "SLOW_S", 0.3)
+    monkeypatch.setattr(opening, "OPEN_WAIT_S", 0.3)
+    bad = BAD_DESIGNS[where](code)
+    count = 0
+
+    async def others_go_on():
+        nonlocal count
+        for _ in range(50):
+            hosted.put(f"k{count}", kind="a", n=1)
+            count += 1
+        async with asyncio.timeout(4.0):  # a call of functions may take 5 s
+            assert await hosted.sums() == {"a": count}
+
+    await others_go_on()
+    for _ in range(3):  # there are two threads for all indexes
+        async with asyncio.timeout(4.0):
+            await hosted.apply({"d": SUM, **{f"x{n}": bad | {"n": n} for n in range(3)}})
+        await others_go_on()
+    asking = [asyncio.ensure_future(hosted.query("x0", group=True)) for _ in range(8)]
+    await others_go_on()
+    for active in ([0, 1], list(range(PARTITIONS))):
+        async with asyncio.timeout(4.0):
+            await hosted.apply(active=active, passive=set(range(PARTITIONS)) - set(active))
+    await others_go_on()
+    changed = bad | {"options": {"local_seq": True}}
+    async with asyncio.timeout(4.0):
+        await hosted.apply({"d": SUM, "x0": changed})
+    await others_go_on()
+    async with asyncio.timeout(4.0):
+        await hosted.apply({"d": SUM})
+        await hosted.bucket.clean_up()
+    await others_go_on()
+    for each in asking:
+        each.cancel()
+    await asyncio.wait(asking)
+
+
+async def test_functions_that_loop_while_they_are_compiled_hold_up_no_other_index(
+    hosted, monkeypatch
+):
+    monkeypatch.setattr(opening, "OPEN_WAIT_S", 0.1)
+    make, is_let_go = hosted_bucket.HostedIndex, threading.Event()
+
+    def make_slowly(design, *arguments):
+        if design.name == "x":
+            is_let_go.wait(60)
+        return make(design, *arguments)
+
+    monkeypatch.setattr(hosted_bucket, "HostedIndex", make_slowly)
+    async with asyncio.timeout(4.0):
+        await hosted.apply({"d": SUM, "x": OTHER})
+        hosted.put("k", kind="a", n=1)
+        assert await hosted.sums() == {"a": 1}
+        await hosted.apply({"d": SUM, "x": OTHER, "y": OTHER | {"language": "javascript"}})
+    with pytest.raises(UnavailableError, match="being opened"):
+        await hosted.query("x")
+    waiting = asyncio.ensure_future(hosted.bucket.until_open("x"))
+    is_let_go.set()
+    await asyncio.wait_for(waiting, 30)
+    assert len((await hosted.query("x"))["rows"]) == 1
+    assert len(hosted.bucket._open) == 2
+
+
+async def test_a_document_whose_map_loops_holds_up_no_index_that_is_read_for_together(
+    hosted, monkeypatch
+):
+    monkeypatch.setattr(served, "SLOW_S", 0.3)
+    monkeypatch.setattr(indexing, "SLOW_S", 0.3)
+    limits = {"time_limit_s": 2.0, "memory_bytes": MEMORY_BYTES_MAX}
+    monkeypatch.setattr(Sandbox.__init__, "__kwdefaults__", limits)
+    loops = {"views": {"v": {"map": "function (d) { if (d.loops) for (;;); emit(d.kind); }"}}}
+    await hosted.apply({"d": SUM, "x": loops})
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    assert len((await hosted.query("x"))["rows"]) == 1
+    groups = hosted.bucket._indexer._groups
+    await until(lambda: [len(group.served) for group in groups.values()] == [2])
+    hosted.put("l", kind="a", n=2, loops=True)
+    for n in range(3, 6):
+        async with asyncio.timeout(3.5):  # the document is tried twice, 2 s each time
+            assert await hosted.sums() == {"a": 1 + sum(range(2, n))}
+        hosted.put(f"k{n}", kind="a", n=n)
+    rows = (await hosted.query("x", timeout=60_000))["rows"]
+    assert [row["id"] for row in rows] == ["k", "k3", "k4", "k5"], "one document has lost its rows"
 
 
 @pytest.mark.parametrize("after", [{"d": SUM}, {"d": SUM, "x": OTHER}])
@@ -533,7 +648,7 @@ async def test_a_map_that_loops_holds_up_no_other_index_when_it_is_deleted_or_ch
 ):
     for n in range(200):
         hosted.put(f"k{n}", kind="a", n=1)
-    await hosted.apply({"d": SUM, "x": LOOP})
+    await hosted.apply({"d": SUM, "x": BAD_DESIGNS["map"](LOOP)})
     looping = hosted.bucket._open[hosted.bucket.info("x")["signature"]]
     await until(lambda: not looping.mapper._mapper._is_fresh)  # the map runs
     async with asyncio.timeout(4.0):  # a call of the map takes 5 s until it is ended

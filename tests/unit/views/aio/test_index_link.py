@@ -7,7 +7,7 @@ import pytest
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.views.aio import index_link
-from millstream.views.aio.index_link import LINKS_MAX, IndexLink
+from millstream.views.aio.index_link import LINKS_MAX, SHARE_MAX, IndexLink
 from millstream.views.aio.index_server import OUT_BYTES_MAX, Answer, IndexServer
 
 
@@ -187,3 +187,20 @@ async def test_a_round_trip_is_quick(both):
             await link.ask("echo", key=[1, 2, 3])
         best = min(best, (time.process_time() - start) / 100)
     assert best < 0.001, f"{best * 1000:.3f} ms"
+
+
+async def test_queries_of_one_share_leave_room_for_others(both, monkeypatch):
+    calls, _, link = both
+    monkeypatch.setattr(index_link, "WAIT_S", 0.05)
+    tasks = [asyncio.ensure_future(link.ask("wait", share="a")) for _ in range(SHARE_MAX)]
+    await until(lambda: calls.waiting == SHARE_MAX)
+    with pytest.raises(UnavailableError, match="queries of a are") as raised:
+        await link.ask("echo", share="a")
+    assert raised.value.code == "too_many_calls"
+    assert await link.ask("echo", share="b") == {}
+    tasks[0].cancel()
+    assert await link.ask("echo", share="a") == {}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not link._shares

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.model.lineage import born
 from millstream.model.revision import Revisions
+from millstream.views.aio import index_mapping
 from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.core.collation import encode_key, encode_raw_key
 from millstream.views.core.design import parse_design
@@ -19,6 +21,7 @@ from millstream.views.core.header import DocumentRows
 from millstream.views.core.registered import register
 from millstream.views.core.rows import EKEY_BYTES_MAX, row_key, row_value
 from millstream.wire.frames import deletion, mutation
+from waiting import until
 
 UUID = "0123456789abcdef0123456789abcdef"
 LINEAGE = born(1 << 50, 12)
@@ -224,3 +227,49 @@ def both():
     yield mappers
     for mapper in mappers:
         mapper.close()
+
+
+def test_what_was_stopped_in_the_middle_is_mapped_again_after_resume():
+    loops = "function (d) { if (d.loops) for (;;); emit(d._id); }"
+    mapper = IndexMapper(parse_design({"views": {"v": {"map": loops}}}, "d"), UUID)
+    raised = []
+
+    def run():
+        with pytest.raises(UnavailableError) as found:
+            mapped(mapper, put(b"a", {"loops": 1}))
+        raised.append(found.value.code)
+
+    assert mapper.busy_s == 0
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: mapper.busy_s > 0.05)
+    mapper.stop()
+    thread.join(30)
+    assert raised == ["stopping"]
+    assert mapper.busy_s == 0
+    with pytest.raises(UnavailableError):
+        mapped(mapper, put(b"a", {}))
+    mapper.resume()
+    mapper.resume()
+    (document,) = mapped(mapper, put(b"a", {})).documents
+    assert len(document.rows) == 1
+    mapper.close()
+
+
+def test_a_stop_in_the_course_of_resume_is_not_lost(monkeypatch):
+    design = parse_design({"views": {"v": {"map": "function (d) { emit(1); }"}}}, "d")
+    mapper = IndexMapper(design, UUID)
+    mapper.stop()
+    open_functions = index_mapping.open_functions
+
+    def stopped_meanwhile(functions):
+        mapper.stop()
+        return open_functions(functions)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_mapping, "open_functions", stopped_meanwhile)
+        with pytest.raises(UnavailableError, match="stopped"):
+            mapper.resume()
+    mapper.resume()
+    assert mapper.map(Changes([], [])).documents == []
+    mapper.close()

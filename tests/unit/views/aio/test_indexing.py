@@ -20,7 +20,8 @@ from millstream.errors import (
 )
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
-from millstream.views.aio import indexing, reading
+from millstream.views.aio import cleaning, indexing, reading
+from millstream.views.aio import served as served_module
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.core import indexer
 from millstream.views.core.documents import Changes
@@ -294,7 +295,7 @@ async def test_what_the_source_has_lost_is_not_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is wanted of an empty partition, but its rows are still in the index for a while."""
-    monkeypatch.setattr(indexing, "PAUSE_S_MIN", 0.3)
+    monkeypatch.setattr(served_module, "PAUSE_S_MIN", 0.3)
     async with IndexedBucket(tmp_path, flush_interval_ms=100_000) as bucket:
         await bucket.put(some(30))
         await bucket.add()
@@ -684,7 +685,7 @@ async def test_whatever_happens_rows_are_those_of_the_documents(
     monkeypatch.setattr(indexer, "GATHERED_BYTES_MAX", 8_000)
     monkeypatch.setattr(indexer.plan, "__defaults__", (50,))
     monkeypatch.setattr(indexing, "JOIN_CHANGES_MAX", 50)
-    monkeypatch.setattr(indexing, "CLEAN_PAUSE_S", 0.001)
+    monkeypatch.setattr(cleaning, "CLEAN_PAUSE_S", 0.001)
     monkeypatch.setattr(reading, "READ_BYTES_MAX", 1500)
     async with IndexedBucket(tmp_path, flush_interval_ms=100_000) as bucket:
         await Walk(bucket, seed).run(40)

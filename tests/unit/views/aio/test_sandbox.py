@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.views.aio import sandbox
 from millstream.views.aio.sandbox import ROWS_PER_DOCUMENT_MAX, SECOND_TRIES_MAX, Sandbox
 from millstream.views.core.design import parse_design
@@ -434,3 +435,18 @@ def test_a_document_that_emits_too_many_rows_loses_them_and_its_neighbours_none(
     assert [len(one.rows) for one in mapped] == [2, 0, most, most, 3]
     assert [len(one.errors) for one in mapped] == [0, 1, 0, 0, 0]
     assert "more than 100000 rows" in mapped[1].errors[0].message
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_documents_that_were_being_mapped_at_a_stop_have_not_failed(count):
+    js = sandbox_of("function (d) { for (;;); }")
+    js.compile()
+    stopping = threading.Timer(0.1, js.stop)
+    stopping.start()
+    with pytest.raises(UnavailableError) as raised:
+        js.map(texts(*({"_id": str(n)} for n in range(count))))
+    assert raised.value.code == "stopping"
+    with pytest.raises(UnavailableError):
+        js.call("compile", ["validate_doc_update"], b"null", [b"null"])
+    stopping.join()
+    js.close()

@@ -13,8 +13,9 @@ from memory_index_store import MemoryIndexStore
 from millstream.errors import UnavailableError
 from millstream.model.position import FailoverEntry, Position
 from millstream.trees.core.shapes import NO_REDUCER
+from millstream.views.aio.first_rows import FirstRows
 from millstream.views.aio.index_mapping import MappedChanges
-from millstream.views.aio.served import FirstRows, Gathered, ServedIndex
+from millstream.views.aio.served import Gathered, ServedIndex
 from millstream.views.core.header import (
     MAP_ERRORS_KEPT_MAX,
     DocumentRows,

@@ -311,3 +311,20 @@ def test_a_refused_stream_ends_the_feed(bucket: FakeBucket) -> None:
 
     assert "partition 1 was refused" in reader.feed.ended
     assert not reader.feed.is_denied
+
+
+def test_what_is_apart_shares_no_group():
+    members = [
+        Member("a", {0: at(5)}, "g"),
+        Member("b", {0: at(5)}, "g"),
+        Member("slow", {0: at(5)}, is_apart=True),
+        Member("slow and new", {0: Place()}, is_new=True, is_apart=True),
+        Member("new", {0: Place()}, is_new=True),
+    ]
+    groups = {g.signatures: g.is_first for g in plan(members)}
+    assert groups == {
+        ("a", "b"): False,
+        ("slow",): False,
+        ("slow and new",): True,
+        ("new",): True,
+    }
