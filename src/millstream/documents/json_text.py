@@ -34,6 +34,7 @@ __all__ = [
     "Cut",
     "check_values",
     "cut",
+    "emptied",
     "is_plain_object",
     "may_repeat",
     "parse",
@@ -53,6 +54,8 @@ _INT_DIGITS: Final = 4000
 """What `int` converts whatever the interpreter's own limit is."""
 _BACKSLASH: Final = 0x5C
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{\]}]', re.DOTALL).finditer
+"""Strings, and the brackets outside of them."""
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """One down, or, as signed bytes, one up."""
@@ -231,6 +234,26 @@ def _check_depth(text: bytes) -> None:
             f"the body is not JSON that is taken here: deeper than {JSON_DEPTH_MAX}",
             code="bad_json",
         )
+
+
+def emptied(text: bytes, depth: int) -> bytes:
+    """Return a JSON text without what lies in objects and arrays nested deeper than `depth`.
+
+    Those themselves stay, so the text is still seen to be deeper. What no decoder reads can be
+    taken apart then. It takes time for each string and bracket, whatever their depth.
+    """
+    pieces, level, begin = list[bytes](), 0, 0
+    for token in _TOKENS(text):
+        kind = token[0]
+        if kind in (b"[", b"{"):
+            level += 1
+            if level == depth + 1:
+                pieces.append(text[begin : token.end()])
+        elif kind in (b"]", b"}"):
+            if level == depth + 1:
+                begin = token.start()
+            level -= 1
+    return b"".join(pieces) + (text[begin:] if level <= depth else b"")
 
 
 def _no_json(error: Exception) -> UsageError:

@@ -11,6 +11,7 @@ from millstream.documents.json_text import (
     INTEGER_DIGITS_MAX,
     JSON_DEPTH_MAX,
     cut,
+    emptied,
     is_plain_object,
     may_repeat,
     parse,
@@ -167,6 +168,17 @@ def test_depth_has_a_limit(opening, closing):
             assert caught.value.code == "bad_json"
     wide = b'{"a":[' + b",".join([b"[[]]"] * 1000) + b'],"b":"' + b"[{" * 1000 + b'\\""}'
     assert len(cut(wide).content["a"]) == 1000
+
+
+def test_what_lies_too_deep_is_left_out():
+    assert emptied(b'[{"a":[1,{"b":2}],"c":"]["},3]', 2) == b'[{"a":[],"c":"]["},3]'
+    assert emptied(b'[[[1],{"a":[2]}],[3]]', 1) == b"[[],[]]"
+    for text in (b'{"a":[1]}', b"7", b'"[\\"[["', b""):
+        assert emptied(text, 5) == text
+    for depth in (300, 100_000):
+        left = emptied(nested(depth), 10)
+        assert left == nested(11)
+    assert emptied(b"[" * 100_000, 2) == b"[[["
 
 
 @pytest.mark.parametrize("sign", ["", "-"])

@@ -13,6 +13,7 @@ Source: CouchDB's bulk API and replication protocol.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import check_values, parse
+from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, emptied, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import Sent, checked_id
@@ -49,15 +50,20 @@ from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 
 __all__ = [
-    "BULK_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
+    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
+DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Body with many documents that is taken apart though some are deeper than a decoder goes."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
+_DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
+"""In a body with many documents: one that is too deep still is, when what lies deeper is left
+out."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
 
@@ -99,7 +105,7 @@ async def _bulk_docs(request: web.Request) -> web.Response:
             if not is_replicated:
                 said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
         else:
-            said.append(_refused(edit.doc_id, edit.sent, one))
+            said.append(_refused(_Named(edit.doc_id, _rev_of(edit.sent)), one))
     return answer(said, status=201)
 
 
@@ -110,7 +116,12 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
     data = await read_body(request, BULK_BYTES_MAX)
     check_values(data)
     try:
-        said = _bulk(data)
+        try:
+            said = _bulk(data)
+        except RecursionError:
+            if len(data) > DEEP_BYTES_MAX:
+                raise
+            said = _bulk(await asyncio.to_thread(emptied, data, _DEPTH_KEPT))
     except msgspec.ValidationError as error:
         raise UsageError(
             "POST body must include `docs` parameter, a list of objects", code="bad_request"
@@ -167,7 +178,8 @@ async def _edits(
                 raise
             if is_bad_id:  # replicators go on after this one
                 error = AccessError(str(error), code="forbidden")
-            told.append(_refused(local_id if sent is None else sent.id, sent, error))
+            named = _named(bytes(text)) if sent is None else _Named(sent.id, _rev_of(sent))
+            told.append(_refused(named, error))
             continue
         edits.append(Edit(doc_id, sent, kept, is_replicated))
         told.append(None)
@@ -175,7 +187,7 @@ async def _edits(
         try:
             number = await documents.write_local(bucket, local_id.removeprefix(_LOCAL), body, rev)
         except MillstreamError as error:
-            told[place] = _refused(local_id, None, error)
+            told[place] = _refused(_Named(local_id), error)
         else:
             said = {"ok": True, "id": local_id, "rev": f"0-{number}"}
             told[place] = {} if is_replicated else said
@@ -183,18 +195,30 @@ async def _edits(
 
 
 class _Named(msgspec.Struct):
-    id: str | None = msgspec.field(name="_id", default=None)
+    """How a document is named, as far as that can be read."""
+
+    id: Any = msgspec.field(name="_id", default=None)
+    rev: Any = msgspec.field(name="_rev", default=None)
+
+
+def _named(text: bytes) -> _Named:
+    """Return what names a document, also of one that is refused."""
+    try:
+        return msgspec.json.decode(text, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Named()  # `parsed` says why
+
+
+def _rev_of(sent: Sent) -> str | None:
+    return sent.path.rev if sent.rev is None and sent.path is not None else sent.rev
 
 
 def _local_id(text: bytes) -> str | None:
     """Return the id of a document that stays in its database; None: it is another one."""
     if b"_local" not in text:
         return None
-    try:
-        named = msgspec.json.decode(text, type=_Named).id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # `parsed` says why
-    return named if named is not None and named.startswith(_LOCAL) else None
+    named = _named(text).id
+    return named if isinstance(named, str) and named.startswith(_LOCAL) else None
 
 
 def _local(local_id: str, text: bytes) -> tuple[bytes | None, int | None]:
@@ -221,10 +245,10 @@ class _Rights:
             raise refusal
 
 
-def _refused(doc_id: str | None, sent: Sent | None, error: MillstreamError) -> dict[str, Any]:
-    said: dict[str, Any] = {"id": doc_id}
-    if sent is not None and sent.rev is not None:
-        said["rev"] = sent.rev
+def _refused(named: _Named, error: MillstreamError) -> dict[str, Any]:
+    """Return the row of a document that is refused; who has no id that can be read has none."""
+    said = {name: value for name, value in (("id", named.id), ("rev", named.rev))
+            if isinstance(value, str)}  # fmt: skip
     return said | body_of(error, _PATH)
 
 

@@ -11,7 +11,7 @@ Elsewhere: who asks (`starting`, `batches`, `checkpointing`, `running`), HTTP (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from millstream.documents.tokens import Vector
 from millstream.replication.core.coverage import Claim, Record
@@ -19,6 +19,7 @@ from millstream.replication.core.jobs import Job
 from millstream.replication.core.places import Place
 
 __all__ = [
+    "TOO_LARGE",
     "Ask",
     "Changes",
     "Copy",
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 Side = Literal["source", "target"]
+TOO_LARGE: Final = "too_large"
+"""The code of an error that asks for smaller requests, whichever side they go to."""
 
 
 class Info(NamedTuple):

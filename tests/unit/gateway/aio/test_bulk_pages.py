@@ -38,7 +38,7 @@ async def test_answers_are_in_order(client, open_host, body):
     assert first == {"ok": True, "id": "a", "rev": "1-967a00dff5e02add41819138abb3284d"}
     assert second["ok"]
     assert len(second["id"]) == 32
-    told = [(one["id"], one.get("rev"), one["error"]) for one in refused]
+    told = [(one.get("id"), one.get("rev"), one["error"]) for one in refused]
     assert told == [
         ("a", None, "conflict"),
         ("c", "1-a", "conflict"),
@@ -138,11 +138,45 @@ async def test_bad_heads(client, body):
             assert await body(await client.post(f"/none/{name}", json=asked), 404) == missing
 
 
-async def test_deep_documents_are_refused_alone(client, body):
-    deep = b'{"docs":[{"_id":"a"},{"_id":"b","x":' + b"[" * 400 + b"]" * 400 + b"}]}"
+@pytest.mark.parametrize("depth", [257, 400, 1_000, 5_000, 100_000])
+@pytest.mark.parametrize("is_replicated", [False, True])
+async def test_deep_documents_are_refused_alone_and_by_name(client, body, depth, is_replicated):
+    deep = (
+        b'{"docs":[{"_id":"a","_rev":"1-a"},{"_id":"b","x":'
+        + (b"[" * depth + b"]" * depth)
+        + b',"_rev":"1-b"},{"_id":"c","_rev":"1-c"}],"new_edits":false}'
+    )
+    if not is_replicated:
+        deep = deep.replace(b',"new_edits":false', b"").replace(b',"_rev":"1-', b',"y":"1-')
     headers = {"Content-Type": "application/json"}
-    first, second = await body(await client.post(BULK, data=deep, headers=headers), 201)
-    assert (first["ok"], second["error"]) == (True, "bad_request")
+    told = await body(await client.post(BULK, data=deep, headers=headers), 201)
+    [refused] = [one for one in told if "error" in one]
+    assert (refused["id"], refused["error"]) == ("b", "bad_request")
+    assert refused.get("rev") == ("1-b" if is_replicated else None)
+    assert len(told) == (1 if is_replicated else 3)
+    for name in "ac":
+        await body(await client.get(f"/orders/{name}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"_id":"b","_rev":"1-b","x":1e999}', {"id": "b", "rev": "1-b"}),
+        ('{"_id":"b","_rev":7}', {"id": "b"}),
+        ('{"_id":"b","_revisions":{"start":2,"ids":["b"]},"_attachments":{"":{"data":"x"}}}',
+         {"id": "b", "rev": "2-b"}),
+        ('{"_id":null,"_rev":"1-b"}', {"rev": "1-b"}), ('{"_rev":"1-b"}', {"rev": "1-b"}),
+        ("7", {}),
+    ],
+)  # fmt: skip
+async def test_a_refusal_names_what_can_be_read_and_nothing_else(client, body, text, named):
+    data = f'{{"new_edits":false,"docs":[{{"_id":"a","_rev":"1-a"}},{text}]}}'
+    headers = {"Content-Type": "application/json"}
+    [refused] = await body(await client.post(BULK, data=data, headers=headers), 201)
+    assert refused.pop("error")
+    assert refused.pop("reason")
+    assert refused == named
+    await body(await client.get("/orders/a"))
 
 
 async def test_a_validator_refuses_some(client, open_host, body):
