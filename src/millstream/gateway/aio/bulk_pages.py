@@ -171,7 +171,9 @@ async def _edits(
                 sent_path(sent)
             kept = {}
             if sent.attachments:
-                kept = await keep_inline(documents, bucket, sent.attachments)
+                kept = await keep_inline(
+                    documents, bucket, sent.attachments, is_replicated=is_replicated
+                )
         except MillstreamError as error:
             is_bad_id = error.code == "illegal_docid"
             if not is_replicated and (is_bad_id or error.code == "doc_validation"):

@@ -216,11 +216,15 @@ async def _put(request: web.Request) -> web.Response:
 async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
     is_replicated = request.query.get("new_edits", "true") == "false"
     if request.content_type == "multipart/related":
-        sent, kept = await read_related(request, bucket, DOCUMENT_BYTES_MAX)
+        sent, kept = await read_related(
+            request, bucket, DOCUMENT_BYTES_MAX, is_replicated=is_replicated
+        )
     else:
         sent, kept = await parsed(await read_body(request, DOCUMENT_BYTES_MAX)), {}
         if sent.attachments:
-            kept = await keep_inline(request.app[HOST].documents, bucket, sent.attachments)
+            kept = await keep_inline(
+                request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
+            )
     if sent.id is not None and sent.id != doc_id:
         raise UsageError("Document ID must match the address", code="bad_request")
     if not is_replicated:
@@ -238,9 +242,11 @@ async def _post(request: web.Request) -> web.Response:
     doc_id = checked_id(secrets.token_hex(16) if sent.id is None else sent.id)
     may_write(request, bucket, doc_id)
     kept = {}
-    if sent.attachments:
-        kept = await keep_inline(request.app[HOST].documents, bucket, sent.attachments)
     is_replicated = request.query.get("new_edits", "true") == "false"
+    if sent.attachments:
+        kept = await keep_inline(
+            request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
+        )
     return await _write(request, bucket, Edit(doc_id, sent, kept, is_replicated), 201)
 
 

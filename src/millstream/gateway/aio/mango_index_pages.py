@@ -29,7 +29,7 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.core.host import FrontHost
-from millstream.views.core.design import DESIGN_PREFIX, design_name
+from millstream.views.core.design import DESIGN_PREFIX, design_name, read_design
 from millstream.views.core.mango.definitions import parse_definition
 from millstream.views.core.mango.planning import ALL_DOCS, Index, indexes_of
 
@@ -39,7 +39,6 @@ DELETED_AT_ONCE_MAX: Final = 100
 """Design documents in one request to `_bulk_delete`."""
 _OPTIONS: Final = frozenset({"index", "type", "name", "ddoc", "w", "partitioned"})
 _LANGUAGE: Final = "query"
-_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 async def indexes_of_bucket(host: FrontHost, bucket: str) -> list[Index]:
@@ -51,7 +50,7 @@ async def indexes_of_bucket(host: FrontHost, bucket: str) -> list[Index]:
     return [
         index
         for design in await host.designs.all(bucket)
-        for index in indexes_of(design.name, _object(design.body))
+        for index in indexes_of(design.name, read_design(design.body))
     ]
 
 
@@ -176,7 +175,7 @@ async def _read(request: web.Request, design: str) -> tuple[str | None, dict[str
     found = await request.app[HOST].designs.read(request.match_info[DATABASE], design)
     if found is None or found.is_deleted:
         return None, {"language": _LANGUAGE}
-    content = _object(found.body)
+    content = read_design(found.body)
     if content.get("language") != _LANGUAGE:
         raise UsageError(
             "Existing design doc has an invalid language: "

@@ -4,7 +4,8 @@ Invariants:
 1. Each document is judged and changed by itself; a refusal concerns no other one.
 2. What `validate_doc_update` functions agreed to is what is stored: if the document changed while
    they were asked, they are asked again.
-3. Design documents are stored only if they compile, whoever brings them.
+3. Design documents are stored only if they compile, but for those that a peer has: what it stored
+   is stored here, too, and what cannot be run in it says so when it is asked.
 
 Elsewhere: what becomes of a document (`documents.updating`), the functions
 (`gateway.core.host.FunctionHost`), attachments (`attaching`).
@@ -144,7 +145,7 @@ def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
 async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> MillstreamError | None:
     try:
         require(request, "design", bucket)
-        if not edit.sent.is_deleted:
+        if not edit.sent.is_deleted and not edit.is_replicated:
             name = edit.doc_id.removeprefix(_DESIGN)
             await request.app[HOST].designs.check(bucket, name, dict(edit.sent.content))
     except MillstreamError as error:

@@ -248,8 +248,33 @@ async def test_design_documents_compile(client, open_host, body):
     open_host.designs.refusal = UsageError("no", code="compilation_error")
     refused = {"error": "compilation_error", "reason": "no"}
     assert await put(client, body, {"_rev": made["rev"]}, path, 400) == refused
-    assert await put(client, body, {"_rev": "1-a"}, path + "?new_edits=false", 400) == refused
     await body(await client.delete(f"{path}?rev={made['rev']}"))
+
+
+async def test_a_peers_design_document_is_stored_whatever_is_in_it(client, open_host, body):
+    open_host.designs.refusal = UsageError("no", code="compilation_error")
+    content = {"language": "erlang", "views": [], "_rev": "1-a"}
+    await put(client, body, content, "/orders/_design/x?new_edits=false", 201)
+    content["_id"] = "_design/" + "y" * 200
+    docs = {"docs": [content], "new_edits": False}
+    assert await body(await client.post("/orders/_bulk_docs", json=docs), 201) == []
+    for doc_id in ("_design/x", content["_id"]):
+        found = await body(await client.get(f"/orders/{doc_id}"))
+        assert (found["language"], found["views"], found["_rev"]) == ("erlang", [], "1-a")
+
+
+async def test_a_peers_attachments_are_stored_whatever_their_names_are(client, body):
+    names = ["", "\0", "x" * 7000, *(str(n) for n in range(1100))]
+    data = {"data": "Zmlyc3Q="}
+    content = {"_rev": "1-a", "_attachments": dict.fromkeys(names, data)}
+    await put(client, body, content, PATH + "?new_edits=false", 201)
+    docs = {"docs": [content | {"_id": "e"}], "new_edits": False}
+    assert await body(await client.post("/orders/_bulk_docs", json=docs), 201) == []
+    for path in (PATH, "/orders/e"):
+        found = await body(await client.get(path))
+        assert list(found["_attachments"]) == names
+    for name in ("", "\0", "x" * 7000):
+        await put(client, body, {"_attachments": {name: data}}, "/orders/f", 400)
 
 
 async def test_thousands_of_conflicts(client, body):
