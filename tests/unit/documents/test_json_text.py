@@ -10,6 +10,7 @@ from millstream.documents import json_text
 from millstream.documents.json_text import (
     INTEGER_DIGITS_MAX,
     JSON_DEPTH_MAX,
+    KEPT_MEMBERS,
     cut,
     emptied,
     is_plain_object,
@@ -168,6 +169,15 @@ def test_depth_has_a_limit(opening, closing):
             assert caught.value.code == "bad_json"
     wide = b'{"a":[' + b",".join([b"[[]]"] * 1000) + b'],"b":"' + b"[{" * 1000 + b'\\""}'
     assert len(cut(wide).content["a"]) == 1000
+
+
+def test_members_that_couchdb_keeps_are_content():
+    text = b'{"_id":"x","b":1,"_access":[1.0],"_replication_state":"done","\\u005frev":"1-a"}'
+    kept = cut(text)
+    assert kept.body == b'{"b":1,"_access":[1.0],"_replication_state":"done"}'
+    assert set(kept.special) == {"_id", "_rev"}
+    assert all(is_plain_object(b'{"%b":1}' % name.encode()) for name in KEPT_MEMBERS)
+    assert not is_plain_object(b'{"_access":1,"_other":1}')
 
 
 def test_what_lies_too_deep_is_left_out():

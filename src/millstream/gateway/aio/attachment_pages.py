@@ -156,17 +156,16 @@ async def _change(request: web.Request, kept: Mapping[str, Attachment]) -> web.R
     before: Content | None = None
     if document is not None and document.exists:
         shown = rev if rev is not None else document.winner.rev
-        before = document.contents.get(shown)
+        begins_anew = rev is None and document.winner.is_deleted
+        before = None if begins_anew else document.contents.get(shown)
     if before is None and not kept:
         raise ConditionError("missing", code="not_found")
     body = b"{}" if before is None else before.body
-    table: dict[str, dict[str, Any]] = {
-        one: {"stub": True} for one in (before.attachments if before is not None else ())
-    }
-    if not kept and name not in table:
+    others = () if before is None else before.attachments
+    if not kept and name not in others:
         raise ConditionError("Document is missing attachment", code="not_found")
-    table.pop(name, None)
-    table |= {one: {} for one in kept}
+    table: dict[str, dict[str, Any]] = {one: {} for one in kept}  # first, as in CouchDB
+    table |= {one: {"stub": True} for one in others if one != name}
     sent = Sent(doc_id, rev, False, None, table, body, parse(body))
     is_later = is_batch(request.query)
     done = await write_one(request, bucket, Edit(doc_id, sent, kept), is_durable=not is_later)

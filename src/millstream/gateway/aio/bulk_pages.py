@@ -25,7 +25,7 @@ from aiohttp import web
 from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, emptied, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import Sent, checked_id
+from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import Purge, purge, sent_path
@@ -105,7 +105,7 @@ async def _bulk_docs(request: web.Request) -> web.Response:
             if not is_replicated:
                 said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
         else:
-            said.append(_refused(_Named(edit.doc_id, _rev_of(edit.sent)), one))
+            said.append(_refused(_Named(edit.doc_id, edit.sent.rev), one))
     return answer(said, status=201)
 
 
@@ -180,7 +180,7 @@ async def _edits(
                 raise
             if is_bad_id:  # replicators go on after this one
                 error = AccessError(str(error), code="forbidden")
-            named = _named(bytes(text)) if sent is None else _Named(sent.id, _rev_of(sent))
+            named = _named(bytes(text)) if sent is None else _Named(sent.id, sent.rev)
             told.append(_refused(named, error))
             continue
         edits.append(Edit(doc_id, sent, kept, is_replicated))
@@ -209,10 +209,6 @@ def _named(text: bytes) -> _Named:
         return msgspec.json.decode(text, type=_Named)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Named()  # `parsed` says why
-
-
-def _rev_of(sent: Sent) -> str | None:
-    return sent.path.rev if sent.rev is None and sent.path is not None else sent.rev
 
 
 def _local_id(text: bytes) -> str | None:

@@ -47,6 +47,28 @@ async def test_one_comes_changes_and_goes(client, open_host, body):
     assert open_host.documents.durable_waits == waits
 
 
+async def test_revisions_are_those_that_couchdb_makes(client, body):
+    revs = []
+    for path, data in (("a", b"first"), ("b", b"second"), ("a", b"second")):
+        named = f"?rev={revs[-1]}" if revs else ""
+        revs.append((await put(client, body, data, f"{DOC}/{path}{named}"))["rev"])
+    revs.append((await body(await client.delete(f"{DOC}?rev={revs[-1]}")))["rev"])
+    revs.append((await put(client, body, b"any", f"{DOC}/a"))["rev"])
+    assert revs == [
+        "1-1ae430d0d7c73d9ecb564857a01fb81f", "2-6ae937a4bf8a6bed98995b670da80a8d",
+        "3-8faffcf694b0c48de1ec8a76bfdd56b6", "4-d5889645621161c62b9c6493fbe0199e",
+        "5-80e15c837beab813017fe41b2bb19630",
+    ]  # fmt: skip
+
+
+async def test_a_deleted_document_with_members_begins_anew_with_the_attachment_alone(client, body):
+    made = await body(await client.put(DOC, json={"a": 1}), 201)
+    gone = {"_rev": made["rev"], "_deleted": True, "why": 1}
+    await body(await client.put(DOC, json=gone), 201)
+    await put(client, body)
+    assert "why" not in await body(await client.get(DOC))
+
+
 async def test_one_that_is_there_already_is_not_sent(client, body):
     await put(client, body)
     etag = (await client.get(PATH)).headers["ETag"]
