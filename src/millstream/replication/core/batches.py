@@ -68,6 +68,13 @@ class Done(NamedTuple):
     """Ids of documents of which the source did not have what it had named."""
     statistics: Statistics
 
+    def plus(self, other: Done) -> Done:
+        """Return what came of both."""
+        return Done(
+            self.accepted | other.accepted, self.failures + other.failures,
+            self.missing | other.missing, self.statistics.plus(other.statistics),
+        )  # fmt: skip
+
 
 class Batch:
     """One batch under way.
