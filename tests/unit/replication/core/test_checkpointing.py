@@ -5,6 +5,7 @@ import pytest
 from millstream.documents.tokens import Vector
 from millstream.errors import ConditionError, UnavailableError
 from millstream.model.position import Position
+from millstream.replication.core import logs
 from millstream.replication.core.asking import (
     Flush,
     Info,
@@ -15,7 +16,6 @@ from millstream.replication.core.asking import (
 )
 from millstream.replication.core.checkpointing import Checkpoint, checkpoint
 from millstream.replication.core.coverage import Record
-from millstream.replication.core import logs
 from millstream.replication.core.logs import EXCEPTIONS_MAX, parse_log
 from millstream.replication.core.places import Place
 from millstream.replication.core.starting import Chain, Pair

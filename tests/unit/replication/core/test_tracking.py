@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.replication.core.places import NOWHERE, Place
 from millstream.replication.core import tracking
+from millstream.replication.core.places import NOWHERE, Place
 from millstream.replication.core.tracking import Mark, Tracker
 
 RECORD = ("a record",)
