@@ -179,8 +179,8 @@ def summary(answer: dict[str, Any], source: str) -> str:
     lines = _told(answer, source)
     if dropped := answer.get("refusals_not_remembered"):
         lines.append(
-            f"{dropped:,} refusals are not remembered, there were too many: these documents are not "
-            "tried again; once the target takes them, name them by --doc-ids"
+            f"{dropped:,} refusals are not remembered, there were too many: these documents are "
+            "not tried again; once the target takes them, name them by --doc-ids"
         )
     return "\n".join(lines)
 

@@ -45,8 +45,7 @@ def ends(monkeypatch):
 
     monkeypatch.setattr(replicate, "_once", once)
     monkeypatch.setattr(replicate, "_pause", pause)
-    ends_and_waits = ends, waits
-    return ends_and_waits
+    return ends, waits
 
 
 AWAY = UnavailableError("b does not answer", code="unreachable")

@@ -61,7 +61,7 @@ def crashes_after(crashes: int, ran_ms: float) -> int:
 
 def penalty_ms(crashes: int) -> int:
     """Return how long a job waits that crashed so often in a row."""
-    return min(PENALTY_MIN_MS * 2 ** min(crashes - 1, 20), PENALTY_MAX_MS)
+    return min(PENALTY_MIN_MS << min(crashes - 1, 20), PENALTY_MAX_MS)
 
 
 @dataclass(slots=True)
