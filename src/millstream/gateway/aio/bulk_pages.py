@@ -105,7 +105,8 @@ async def _bulk_docs(request: web.Request) -> web.Response:
             if not is_replicated:
                 said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
         else:
-            said.append(_refused(_Named(edit.doc_id, edit.sent.rev), one))
+            named = _Named(edit.doc_id, edit.sent.rev if is_replicated else None)
+            said.append(_refused(named, one))
     return answer(said, status=201)
 
 
@@ -181,6 +182,8 @@ async def _edits(
             if is_bad_id:  # replicators go on after this one
                 error = AccessError(str(error), code="forbidden")
             named = _named(bytes(text)) if sent is None else _Named(sent.id, sent.rev)
+            if not is_replicated:
+                named.rev = None  # as in CouchDB
             told.append(_refused(named, error))
             continue
         edits.append(Edit(doc_id, sent, kept, is_replicated))

@@ -225,8 +225,8 @@ async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
             kept = await keep_inline(
                 request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
             )
-    if sent.id is not None and sent.id != doc_id:
-        raise UsageError("Document ID must match the address", code="bad_request")
+    if sent.id is not None:
+        checked_id(sent.id)  # another one than that of the address says nothing, as in CouchDB
     if not is_replicated:
         rev = named_rev(request.query, request.headers.get("If-Match"), sent.rev)
         sent = sent._replace(rev=rev)

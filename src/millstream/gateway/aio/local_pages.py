@@ -60,8 +60,6 @@ def parse_local(data: bytes, doc_id: str) -> tuple[bytes | None, int | None]:
             raise UsageError(f"Bad special document member: {name}", code="doc_validation")
     if special.get("_attachments"):
         raise UsageError("_local documents do not accept attachments.", code="bad_request")
-    if special.get("_id", f"_local/{doc_id}") != f"_local/{doc_id}":
-        raise UsageError("Document ID must match the address", code="bad_request")
     return None if special.get("_deleted") is True else parts.body, _number(special.get("_rev"))
 
 

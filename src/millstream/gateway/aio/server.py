@@ -22,6 +22,7 @@ import time
 from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 
 from millstream.gateway.aio import (
     attachment_pages,
@@ -136,6 +137,9 @@ class _RequestHandler(web.RequestHandler):
 
     def __init__(self, guests: Guests, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        make_request = self._request_factory
+        assert make_request is not None, "the server has pages"
+        self._request_factory = lambda message, *rest: make_request(_with_spaces(message), *rest)
         self._guests = guests
         self.is_active = True
 
@@ -198,6 +202,17 @@ class _RequestHandler(web.RequestHandler):
         response = _refusal(status)
         response.force_close()
         return response
+
+
+def _with_spaces(message: RawRequestMessage) -> RawRequestMessage:
+    """Return a request whose path means a space by `+`, as CouchDB reads it."""
+    path, mark, query = message.path.partition("?")
+    if "+" not in path:
+        return message
+    url = message.url.with_path(
+        message.url.raw_path.replace("+", "%20"), encoded=True, keep_query=True
+    )
+    return message._replace(path=path.replace("+", "%20") + mark + query, url=url)
 
 
 def _refusal(status: int) -> web.Response:

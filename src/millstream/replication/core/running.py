@@ -340,10 +340,10 @@ class Run:
         if error is not None:
             self._end(error)
             return
+        self._count(done)
         if any(self._is_missed(name) for name in sorted(done.missing)):
             self._go_back("the source does not have what it names")
             return
-        self._count(done)
         refused = {each.name for each in done.failures} | done.missing
         self._tracker.ended(number, done.accepted, refused)
         self._go_on()

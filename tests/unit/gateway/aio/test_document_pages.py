@@ -169,7 +169,7 @@ async def test_the_number_of_the_change(client, forked, body):
     "data",
     [
         b"", b"{", b"[]", b"7", b"\xff", b'{"a":NaN}', b'{"a":"\\ud800"}', b'{"_x":1}',
-        b'{"_id":"other"}', b'{"_id":7}', b'{"_rev":7}', b'{"_rev":"x"}', b'{"_rev":"0-a"}',
+        b'{"_id":7}', b'{"_rev":7}', b'{"_rev":"x"}', b'{"_rev":"0-a"}',
         b'{"_rev":"1-"}', b'{"_rev":"-1-a"}', b'{"_rev":"1-a,b"}', b'{"_deleted":1}',
         b'{"_revisions":7}', b'{"_revisions":{"start":1,"ids":[]}}',
         b'{"_revisions":{"start":1,"ids":["a","b"]}}', b'{"_revisions":{"start":1,"ids":[7]}}',
@@ -186,9 +186,18 @@ async def test_bad_documents(client, body, data):
     for path in (PATH, PATH + "?new_edits=false"):
         await body(await client.put(path, data=data), 400)
     headers = {"Content-Type": "application/json"}
-    if b'"_id":"other"' not in data:
-        await body(await client.post("/orders", data=data, headers=headers), 400)
+    await body(await client.post("/orders", data=data, headers=headers), 400)
     await body(await client.get(PATH), 404)
+
+
+@pytest.mark.parametrize("options", ["", "?new_edits=false"])
+async def test_the_address_names_a_document_whatever_id_is_in_it(client, body, options):
+    sent = {"_id": "other", "n": 1} | ({"_rev": "1-a"} if options else {})
+    assert (await put(client, body, sent, PATH + options))["id"] == "d"
+    assert (await body(await client.get(PATH)))["_id"] == "d"
+    await body(await client.get("/orders/other"), 404)
+    for illegal in ("", "_x", "x" * 251):
+        await put(client, body, sent | {"_id": illegal}, PATH + options, 400)
 
 
 @pytest.mark.parametrize(

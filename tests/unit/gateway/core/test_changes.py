@@ -24,7 +24,7 @@ def test_all_parameters():
     )  # fmt: skip
     assert query == ChangesQuery(
         "continuous",
-        None,
+        0,
         7,
         True,
         True,
@@ -37,6 +37,11 @@ def test_all_parameters():
         ALL,
         encoding_info=True,
     )
+
+
+@pytest.mark.parametrize("since", ["now", "5", "x"])
+def test_a_descending_feed_begins_at_the_end_whatever_is_given(since):
+    assert parse_changes({"since": since, "descending": "true"}, {}).since == 0
 
 
 @pytest.mark.parametrize(("options", "puller"), [
