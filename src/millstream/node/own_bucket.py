@@ -196,7 +196,7 @@ class OwnBucket:
 
     def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row, from whatever node has it."""
-        own = OwnDocuments(self.bucket, time.time_ns)
+        own = OwnDocuments(self.bucket, time.time_ns, self._running.blobs.read)
         if self.bucket.map is None:
             return WithDocuments(answer, own, attachments=attachments)
         elsewhere = DocumentsElsewhere(

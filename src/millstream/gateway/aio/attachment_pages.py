@@ -69,7 +69,6 @@ async def _get(request: web.Request) -> web.StreamResponse:
     one = document.contents[leaf.rev].attachments[name]
     headers = {
         "ETag": f'"{b64encode(one.md5).decode()}"',
-        "Content-MD5": digest_of(one.md5).removeprefix("md5-"),
         "Content-Type": one_line(one.content_type),
         "Accept-Ranges": "none" if one.encoding else "bytes",
         "Cache-Control": "must-revalidate",
@@ -77,14 +76,16 @@ async def _get(request: web.Request) -> web.StreamResponse:
     }
     if names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
         return web.Response(status=304, headers=headers)
+    whole = {"Content-MD5": digest_of(one.md5).removeprefix("md5-")}  # of what is stored
     is_plain = not (one.encoding and accepts_gzip(request.headers.get("Accept-Encoding")))
     if not is_plain:
         headers["Content-Encoding"] = one.encoding
         pieces = content_of(documents, bucket, one, is_plain=False)
-        return await _send(request, 200, headers, one.stored_length, pieces)
+        return await _send(request, 200, headers | whole, one.stored_length, pieces)
     wanted = None if one.encoding else asked_range(request.headers.get("Range"), one.length)
     if wanted is None or not one.sha256:
         pieces = pieces_of(documents, bucket, document, leaf.rev, name, is_plain=True)
+        headers |= {} if one.encoding else whole
         return await _send(request, 200, headers, one.length, pieces)
     headers["Content-Range"] = wanted.header(one.length)
     pieces = documents.open_blob(bucket, one.sha256, wanted.begin, wanted.end)

@@ -122,6 +122,19 @@ async def test_texts_are_stored_compressed(client, body, open_host):
     assert b64decode(found["_attachments"]["a.bin"]["data"]) == text
 
 
+async def test_a_checksum_is_that_of_the_bytes_that_are_sent(client, body):
+    text = {"Content-Type": "text/plain"}
+    await put(client, body, b"first")
+    await put(client, body, b"first", "/orders/e/a", headers=text)
+    for path, more, is_told in (
+        (PATH, PLAIN, True), (PATH, {"Range": "bytes=0-2"}, False),
+        ("/orders/e/a", {"Accept-Encoding": "gzip"}, True), ("/orders/e/a", PLAIN, False),
+    ):  # fmt: skip
+        response = await client.get(path, headers=more)
+        stored = response.headers["ETag"].strip('"')
+        assert response.headers.get("Content-MD5") == (stored if is_told else None)
+
+
 async def test_what_comes_compressed_is_what_it_was(client, body):
     headers = {"Content-Type": "image/png", "Content-Encoding": "gzip"}
     await put(client, body, gzip.compress(b"text" * 9), headers=headers)
