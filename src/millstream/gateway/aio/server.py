@@ -25,6 +25,7 @@ from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
 from millstream.gateway.aio import (
+    administration_pages,
     attachment_pages,
     bucket_pages,
     bucket_part_pages,
@@ -93,7 +94,7 @@ PAGES: Final = (
     user_pages, user_document_pages, shared_pages, stored_pages, bucket_part_pages, part_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
-    replication_pages, pool_pages, database_pages,
+    replication_pages, pool_pages, administration_pages, database_pages,
 )  # fmt: skip
 
 
