@@ -19,6 +19,7 @@ from millstream.replication.core.jobs import Job
 from millstream.replication.core.places import Place
 
 __all__ = [
+    "PASSING",
     "TOO_LARGE",
     "Ask",
     "Changes",
@@ -51,6 +52,13 @@ __all__ = [
 ]
 
 Side = Literal["source", "target"]
+PASSING: Final = frozenset((
+    "ambiguous", "blob_missing", "bucket_failed", "busy", "design_differs", "disk_error",
+    "disk_failed", "disk_full", "internal_error", "internal_server_error", "majority_impossible",
+    "majority_unknown", "node_failed", "not_my_partition", "rolled_back", "service_unavailable",
+    "stopping", "temporarily_unavailable", "timeout", "unavailable", "unreachable",
+))  # fmt: skip
+"""Codes that an answer has for a single document which may go well later."""
 TOO_LARGE: Final = "too_large"
 """The code of an error that asks for smaller requests, whichever side they go to."""
 

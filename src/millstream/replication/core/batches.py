@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
+    PASSING,
     TOO_LARGE,
     Copy,
     Diff,
@@ -51,11 +52,8 @@ OF_A_DOCUMENT: Final = frozenset((
 ))  # fmt: skip
 """Codes of errors of a whole request that may be the fault of one document in it."""
 MISSING: Final = "missing"
-_LATER: Final = frozenset((
-    "ambiguous", "busy", "internal_server_error", "internal_error", "not_my_partition",
-    "service_unavailable", "temporarily_unavailable", "timeout", "unavailable", "unreachable",
-))  # fmt: skip
-_STUMBLED: Final = frozenset(("internal_server_error", "internal_error"))
+_STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
+"""Codes that pass, or are those of a document for good: whether others are taken tells."""
 
 
 class Done(NamedTuple):
@@ -185,7 +183,7 @@ class Batch:
                     raise
                 code = MISSING if error.code == "not_found" else error.code
                 failures = [Failure(wanted.name, "", code, str(error))]
-            later = [each for each in failures if each.error in _LATER]
+            later = [each for each in failures if each.error in PASSING]
             if not later:
                 return failures
             yield Pause(wait_ms)
@@ -216,8 +214,8 @@ class Batch:
         count, wait_ms = len(documents), RETRY_MIN_MS
         for _ in range(ATTEMPTS_MAX):
             failures: Sequence[Failure] = yield from asked("target", Write(tuple(documents)))
-            final |= {each[:2]: each for each in failures if each.error not in _LATER}
-            later = [each for each in failures if each.error in _LATER]
+            final |= {each[:2]: each for each in failures if each.error not in PASSING}
+            later = [each for each in failures if each.error in PASSING]
             if not later:
                 return list(final.values())
             again = {each.name for each in later}

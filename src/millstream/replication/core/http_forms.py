@@ -19,8 +19,9 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from millstream.documents.tokens import Vector, vector_from_json, vector_to_json
-from millstream.errors import RemoteProtocolError, UsageError
+from millstream.errors import RemoteProtocolError, UnavailableError, UsageError
 from millstream.replication.core.asking import (
+    PASSING,
     TOO_LARGE,
     Changes,
     Diff,
@@ -200,9 +201,8 @@ def fetch_request(asked: Fetch) -> Sent:
 
 
 class _Missing(msgspec.Struct):
-    id: str = ""
-    rev: str = ""
-    error: str = "not_found"
+    rev: str | None = None
+    error: str | None = None
 
 
 class _Got(msgspec.Struct):
@@ -225,14 +225,23 @@ class _Head(msgspec.Struct):
 
 
 def fetched(data: bytes) -> Fetched:
-    """Read what `_bulk_get` answers; each revision once."""
+    """Read what `_bulk_get` answers; each revision once.
+
+    Raises:
+        UnavailableError: the source cannot say a document now; it is not known to be missing.
+    """
     told: _Results = _decoded(data, _Results, "_bulk_get")
     documents: dict[tuple[str, str], Document] = {}
     missing: list[tuple[str, str]] = []
     for result in told.results:
         for got in result.docs:
             if got.error is not None:
-                missing.append((result.id, got.error.rev))
+                if got.error.error in PASSING:
+                    raise UnavailableError(
+                        f"the source cannot say {result.id!r} now: {got.error.error}",
+                        code=got.error.error,
+                    )
+                missing.append((result.id, got.error.rev or ""))
                 continue
             body = bytes(got.ok)
             head: _Head = _decoded(body, _Head, "_bulk_get")

@@ -207,6 +207,15 @@ def test_a_refusal_without_a_revision_is_tried_again_and_never_taken_for_a_succe
         sides.run()
 
 
+@pytest.mark.parametrize("code", ["majority_impossible", "disk_full", "node_failed", "stopping"])
+def test_what_passes_is_no_refusal_of_a_document(sides, code):
+    sides.failures = {"b": [code, code]}
+    assert sides.run().accepted == {"a", "b", "c"}
+    sides.failures = {"b": [code] * ATTEMPTS_MAX}
+    with pytest.raises(UnavailableError, match="'b'"):
+        sides.run()
+
+
 def test_a_document_that_a_target_stumbles_over_is_a_failure_if_it_takes_others(sides):
     sides.failures = {"b": ["internal_server_error"] * ATTEMPTS_MAX}
     done = sides.run()

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from millstream.documents.tokens import Vector
-from millstream.errors import RemoteProtocolError, UsageError
+from millstream.errors import RemoteProtocolError, UnavailableError, UsageError
 from millstream.model.position import Position
 from millstream.replication.core import http_forms as forms
 from millstream.replication.core.asking import (
@@ -112,6 +112,14 @@ def test_documents_are_asked_for_one_by_one_and_come_as_they_are():
     assert found.documents[1].has_attachments
     assert len(found.documents) == 2
     assert found.missing == (("b", "1-q"),)
+
+
+@pytest.mark.parametrize("code", ["not_my_partition", "node_failed", "majority_unknown"])
+def test_what_a_source_cannot_say_now_is_not_missing(code):
+    row = {"id": "a", "docs": [{"error": {"id": "a", "rev": None, "error": code}}]}
+    with pytest.raises(UnavailableError) as caught:
+        forms.fetched(json.dumps({"results": [row]}).encode())
+    assert (caught.value.code, caught.value.retry) == (code, "backoff")
 
 
 def test_revisions_with_attachments():
