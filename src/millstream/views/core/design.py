@@ -74,6 +74,7 @@ _UNUSABLE: Final = "_unusable"
 _LARGE_NUMBER: Final = re.compile(rb"\d{19}").search
 _NAME_BYTES_MAX: Final = 100
 COUNT: Final = "_count"
+_BUILT_IN: Final = re.compile(r"_\w+", re.ASCII)
 _LIB: Final = "lib"
 _OPTIONS: Final = ("include_design", "local_seq")
 
@@ -356,6 +357,8 @@ def _parse_view(name: str, member: Any, language: str) -> View:
     if not isinstance(reduce, str):
         raise _invalid(f"`reduce` of view {name!r} must be a string")
     reduce = reduce.strip()
+    if named := _BUILT_IN.match(reduce):  # CouchDB minds nothing behind the name
+        reduce = named[0]
     if reduce.startswith("_") and not is_builtin(reduce):
         raise _invalid(
             f"view {name!r}: no built-in reduce {reduce!r}; there are: _count, _sum, _stats, "

@@ -205,6 +205,18 @@ def test_json_indexes_that_are_none(view):
     assert caught.value.code == "invalid_design_doc"
 
 
+@pytest.mark.parametrize("reduce", ["_sum", " _sum ", "_sum\n \r\nand others", "_sum // of all"])
+def test_what_stands_behind_the_name_of_a_built_in_reduce_counts_for_nothing(reduce):
+    design = parse_design({"views": {"v": {"map": "d => emit(1)", "reduce": reduce}}}, "d")
+    assert design.views[0].reduce == "_sum"
+
+
+@pytest.mark.parametrize("reduce", ["_product", "_summary", "_", "_ sum"])
+def test_names_that_only_begin_like_a_built_in_reduce_are_none(reduce):
+    with pytest.raises(UsageError, match="no built-in reduce"):
+        parse_design({"views": {"v": {"map": "d => emit(1)", "reduce": reduce}}}, "d")
+
+
 def test_a_stored_document_is_read_whatever_numbers_are_in_it():
     body = b'{"a":[%d,%d],"b":{"c":%d},"d":1234567890123456789}' % (10**30, -(2**63), 10**400)
     read = read_design(body)
