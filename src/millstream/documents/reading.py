@@ -172,10 +172,10 @@ def open_leaves(
     if revs is None:
         return [] if present is None else list(present.tree.leaves())
     found: dict[str, Leaf | str] = {}
-    there = {} if present is None else _leaves(present, revs)
+    there = {} if present is None else _known(present, revs)
     for rev in revs:
         leaves = [there[rev]] if rev in there else []
-        if latest and present is not None and not leaves:
+        if latest and present is not None and not (leaves and present.tree.leaf(rev)):
             below = present.tree.leaves_below(checked_rev(rev))
             leaves = [leaf for leaf in below if leaf.rev in present.contents]
         for leaf in leaves:
@@ -185,12 +185,13 @@ def open_leaves(
     return list(found.values())
 
 
-def _leaves(document: StoredDocument, revs: Sequence[str]) -> dict[str, Leaf]:
-    """Return leaves whose content is known, those of `revs` at least."""
+def _known(document: StoredDocument, revs: Sequence[str]) -> dict[str, Leaf]:
+    """Return revisions whose content is known, those of `revs` at least; mostly leaves."""
     winner, known = document.winner, document.contents
     if all(rev == winner.rev for rev in revs):
         return {winner.rev: winner} if winner.rev in known else {}
-    return {leaf.rev: leaf for leaf in document.tree.leaves() if leaf.rev in known}
+    old = {rev: Leaf(rev, document.tree.is_deletion(rev)) for rev in revs if rev in known}
+    return old | {leaf.rev: leaf for leaf in document.tree.leaves() if leaf.rev in known}
 
 
 def changed_revs(document: StoredDocument, *, all_leaves: bool) -> list[str]:

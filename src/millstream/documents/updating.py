@@ -195,7 +195,10 @@ def sent_path(sent: Sent) -> Path:
     path = sent.path
     if path is None:
         if sent.rev is None:
-            raise UsageError("new_edits=false: a document has to bring _rev", code="bad_request")
+            raise UsageError(
+                "When `new_edits: false`, the document needs `_rev` or `_revisions` specified",
+                code="bad_request",
+            )
         generation, signature = parse_rev(sent.rev)
         path = Path(generation, [signature])
     if path.start > GENERATION_SENT_MAX:

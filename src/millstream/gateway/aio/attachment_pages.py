@@ -22,7 +22,7 @@ from millstream.documents.reading import open_leaves
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST
+from millstream.gateway.aio.answers import HOST, OLD
 from millstream.gateway.aio.attaching import PIECE_BYTES, content_of, keep
 from millstream.gateway.aio.document_pages import (
     DOCUMENT_PATHS,
@@ -61,6 +61,8 @@ async def _get(request: web.Request) -> web.StreamResponse:
     documents = request.app[HOST].documents
     document = await documents.read(bucket, doc_id, is_durable="rev" in request.query)
     rev = named_rev(request.query, None)
+    if rev is not None:
+        document = request.app[OLD].shown(bucket, doc_id, document)
     if document is None or not document.exists or (rev is None and document.winner.is_deleted):
         raise ConditionError("missing", code="not_found")
     [leaf] = open_leaves(document, [rev or document.winner.rev], latest=False)

@@ -35,6 +35,7 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     HOST,
+    OLD,
     answer,
     read_body,
     require,
@@ -49,6 +50,7 @@ from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
+from millstream.gateway.core.old_revisions import OldRevisions
 
 __all__ = [
     "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
@@ -149,8 +151,8 @@ async def _edits(
     Local documents are none, and written here; what is said is empty where nothing is.
 
     Raises:
-        UsageError: an id or a special member is illegal where clients write: the whole request
-            is refused.
+        UsageError: an id or a special member is illegal where clients write, or a replicated
+            document has no revision: the whole request is refused.
     """
     documents = request.app[HOST].documents
     may = _Rights(request, bucket)
@@ -159,7 +161,7 @@ async def _edits(
     turns = Turns()
     for text in texts:
         await turns.give()
-        sent, local_id = None, None
+        sent, local_id, is_unnamed = None, None, False
         try:
             if (local_id := _local_id(bytes(text))) is not None:
                 may.check(local_id)
@@ -172,6 +174,7 @@ async def _edits(
             doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
             may.check(doc_id)
             if is_replicated:
+                is_unnamed = sent.rev is None and sent.path is None
                 sent_path(sent)
             kept = {}
             if sent.attachments:
@@ -180,6 +183,8 @@ async def _edits(
                 )
         except MillstreamError as error:
             is_bad_id = error.code == "illegal_docid"
+            if is_unnamed:  # no peer sends that: who wrote it is to see it, as in CouchDB
+                raise
             if not is_replicated and (is_bad_id or error.code == "doc_validation"):
                 raise
             if is_bad_id:  # replicators go on after this one
@@ -384,7 +389,7 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
             given.setdefault(name, "true" if content[name] else "false")
     shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
     getting = _Getting(
-        request.app[HOST].documents, bucket, shown,
+        request.app[HOST].documents, request.app[OLD], bucket, shown,
         latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),
     )  # fmt: skip
     accept = request.headers.get("Accept", "")
@@ -424,6 +429,7 @@ class _Getting:
     def __init__(
         self,
         documents: DocumentHost,
+        old: OldRevisions,
         bucket: str,
         shown: Shown,
         *,
@@ -431,6 +437,7 @@ class _Getting:
         attachments: bool,
     ) -> None:
         self._documents, self._bucket, self._shown = documents, bucket, shown
+        self._old = old
         self._latest, self._attachments = latest, attachments
 
     async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[bytes]:
@@ -491,6 +498,8 @@ class _Getting:
             raise document
         if revs is None and (document is None or not document.exists):
             return document, ["undefined"]
+        if revs is not None:
+            document = self._old.shown(self._bucket, one.id, document)
         return document, open_leaves(document, revs, latest=self._latest)
 
     @staticmethod

@@ -25,6 +25,7 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     HOST,
+    OLD,
     USER,
     answer,
     raw_answer,
@@ -195,6 +196,7 @@ async def _purged_infos(request: web.Request) -> web.Response:
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info[DATABASE])
+    request.app[OLD].forget(request.match_info[DATABASE])
     return answer({"ok": True}, status=202)
 
 

@@ -56,13 +56,14 @@ from millstream.gateway.aio import (
     user_pages,
     view_pages,
 )
-from millstream.gateway.aio.answers import GUESTS, HOST, SIGNER, TOKENS, answer
+from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SIGNER, TOKENS, answer
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
+from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.token_host import TokenHost
 from millstream.runtime.guests import Guests
 
@@ -120,6 +121,7 @@ def make_application(
         middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
     application[HOST] = cast("NodeHost", host)
+    application[OLD] = OldRevisions()
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
     application[TOKENS] = tokens

@@ -25,7 +25,7 @@ from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.updating import Change, interactive, replicated
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.gateway.aio.answers import HOST, USER, require
+from millstream.gateway.aio.answers import HOST, OLD, USER, require
 from millstream.gateway.core.document_host import Decide
 from millstream.gateway.core.user_documents import shown_roles
 from millstream.views.core.design_code import Revised
@@ -66,6 +66,9 @@ class _Pending:
         self.edit = edit
         self._revs_limit = revs_limit
         self.rev = ""
+        self.before: StoredDocument | None = None
+        self.after: StoredDocument | None = None
+        """As decided last; None: nothing was to be changed."""
         self.expected: list[str] | None = None
         """Leaves of the document that was validated; None: nothing was."""
 
@@ -80,6 +83,7 @@ class _Pending:
             raise MillstreamError("the document has changed", code=_MOVED)
         change = self.change(document)
         self.rev = change.rev
+        self.before, self.after = document, change.document
         return change.document
 
 
@@ -120,7 +124,10 @@ async def write(
         answers = await host.documents.update(bucket, wanted, is_durable=is_durable)
         for at, answer in zip(now, answers, strict=True):
             if not isinstance(answer, MillstreamError):
-                done[at] = Stored(pending[at].rev, answer.seqno > 0)
+                one = pending[at]
+                if one.after is not None:
+                    request.app[OLD].keep(bucket, one.edit.doc_id, one.before, one.after)
+                done[at] = Stored(one.rev, answer.seqno > 0)
             elif answer.code != _MOVED:
                 done[at] = answer
         left = [at for at in open_ones if done[at] is None]
@@ -131,7 +138,7 @@ async def write(
         "try again",
         code="temporarily_unavailable",
     )
-    return [late if one is None else one for one in done]
+    return [late if result is None else result for result in done]
 
 
 def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:

@@ -184,7 +184,7 @@ def _filter(options: Mapping[str, str], body: Mapping[str, Any]) -> FilterAsked:
     if name == "_selector" or (not name and "selector" in body):
         if not isinstance(body.get("selector"), dict):
             raise UsageError(
-                "Selector must be a JSON object, in the body of a POST", code="bad_request"
+                "the selector in the body of a POST: expected a JSON object", code="bad_request"
             )
         return FilterAsked("selector", selector=body["selector"])
     if name == "_design":

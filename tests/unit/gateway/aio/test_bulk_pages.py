@@ -104,8 +104,8 @@ async def test_only_refusals_of_a_peers_revisions_are_told(client, body):
         {"_rev": "1-a"},
         {"_id": "a", "_rev": "1-b"},
     ]
-    second, third = await bulk(client, body, docs, new_edits=False)
-    assert (second["id"], second["error"]) == ("b", "bad_request")
+    await body(await client.post(BULK, json={"docs": docs, "new_edits": False}), 400)
+    third = (await bulk(client, body, [docs[0], *docs[2:]], new_edits=False))[0]
     assert third["error"] == "forbidden"
     found = await body(await client.get("/orders/a?conflicts=true"))
     assert (found["_rev"], found["_conflicts"]) == ("1-b", ["1-a"])
@@ -317,3 +317,11 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     for name in ("_purge", "_ensure_full_commit"):
         await body(await guarded.post(f"/orders/{name}", json={}, headers=bob), 403)
         await body(await guarded.post(f"/orders/{name}", json={}, headers=ada), 201)
+
+
+async def test_a_replicated_document_without_revision_refuses_the_whole_request(client, body):
+    docs = [{"_id": "a", "_rev": "1-a"}, {"_id": "b"}]
+    sent = {"docs": docs, "new_edits": False}
+    found = await body(await client.post("/orders/_bulk_docs", json=sent), 400)
+    assert (found["error"], "needs `_rev`" in found["reason"]) == ("bad_request", True)
+    await body(await client.get("/orders/a"), 404)

@@ -316,3 +316,40 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     await body(await guarded.put(design, json={}, headers=cleo), 201)
     for who in (bob, cleo):
         await body(await guarded.get(design, headers=who))
+
+
+async def test_old_revisions_are_readable_until_the_compaction(client, body):
+    revs = []
+    for n in range(1, 4):
+        sent = {"n": n} | ({"_rev": revs[-1]} if revs else {})
+        if n == 2:
+            sent["_attachments"] = {"a": {"content_type": "text/plain", "data": "eA=="}}
+        revs.append((await body(await client.put(PATH, json=sent), 201))["rev"])
+    revs.append((await body(await client.delete(f"{PATH}?rev={revs[-1]}")))["rev"])
+
+    found = await body(await client.get(f"{PATH}?rev={revs[1]}&attachments=true&revs=true"))
+    assert (found["_rev"], found["n"]) == (revs[1], 2)
+    assert found["_attachments"]["a"]["data"] == "eA=="
+    assert found["_revisions"]["start"] == 2
+    assert await (await client.get(f"{PATH}/a?rev={revs[1]}")).read() == b"x"
+    found = await body(await client.get(f"{PATH}?rev={revs[3]}&revs_info=true"))
+    assert [one["status"] for one in found["_revs_info"]] == [
+        "deleted", "available", "available", "available"
+    ]  # fmt: skip
+    accept = {"Accept": "application/json"}
+    asked = json.dumps(revs)
+    found = await body(await client.get(f"{PATH}?open_revs={asked}", headers=accept))
+    assert [one["ok"]["_rev"] for one in found] == revs
+    found = await body(await client.get(f"{PATH}?open_revs=all", headers=accept))
+    assert [one["ok"]["_rev"] for one in found] == revs[3:]
+    found = await body(await client.get(f"{PATH}?rev={revs[0]}&latest=true"))
+    assert found["_rev"] == revs[3]
+    asked = {"docs": [{"id": "d", "rev": rev} for rev in revs]}
+    bulk = await body(await client.post("/orders/_bulk_get", json=asked))
+    assert [one["docs"][0]["ok"]["_rev"] for one in bulk["results"]] == revs
+
+    headers = {"Content-Type": "application/json"}
+    await body(await client.post("/orders/_compact", headers=headers), 202)
+    await body(await client.get(f"{PATH}?rev={revs[1]}"), 404)
+    found = await body(await client.get(f"{PATH}?rev={revs[3]}&revs_info=true"))
+    assert [one["status"] for one in found["_revs_info"]] == ["deleted"] + ["missing"] * 3
