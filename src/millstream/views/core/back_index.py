@@ -69,7 +69,7 @@ def split_back_value(value: bytes) -> list[tuple[int, list[bytes]]]:
 
 
 def entry_of(rows: Iterable[Row]) -> dict[int, dict[bytes, list[tuple[bytes, bytes]]]]:
-    """Return tree -> encoded key -> (JSON key, JSON value); of equal keys in the order of values."""
+    """Return tree -> encoded key -> (JSON key, JSON value), in the order of the values."""
     entry: dict[int, dict[bytes, list[tuple[bytes, bytes]]]] = {}
     for tree, ekey, json_key, json_value in rows:
         pairs = entry.setdefault(tree, {}).setdefault(ekey, [])
