@@ -28,7 +28,7 @@ async def test_one_comes_changes_and_goes(client, open_host, body):
     assert (await put(client, body, status=409))["error"] == "conflict"
     second = await put(client, body, b"new", f"{PATH}?rev={made['rev']}")
     assert (await body(await client.get(DOC)))["_attachments"]["a.bin"]["revpos"] == 2
-    await body(await client.get(f"{PATH}?rev={made['rev']}"), 404)
+    assert await (await client.get(f"{PATH}?rev={made['rev']}")).read() == b"0123456789"
     third = await put(client, body, b"x", f"/orders/d/b/c?rev={second['rev']}")
     assert await (await client.get("/orders/d/b/c")).read() == b"x"
     found = (await body(await client.get(DOC)))["_attachments"]

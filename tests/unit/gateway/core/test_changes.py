@@ -105,7 +105,7 @@ def test_filters(options, body, asked):
         ({"filter": "_doc_ids"}, "not a list of doc ids"),
         ({"filter": "_doc_ids", "doc_ids": "[1]"}, "not a list of doc ids"),
         ({"filter": "_doc_ids", "doc_ids": "["}, "not a list of doc ids"),
-        ({"filter": "_selector"}, "Selector must be a JSON object"),
+        ({"filter": "_selector"}, "expected a JSON object"),
         ({"filter": "_view", "view": "x"}, "designname/viewname"),
         ({"filter": "x"}, "designname/filtername"),
     ],
