@@ -340,7 +340,11 @@ def test_revisions_that_are_none(ask: Asking, rev: Any) -> None:
     for body in ({"_id": "r", "_rev": rev}, {"_id": "r", "_rev": rev, "_revisions": {"start": 1}}):
         assert ask.refused(400, "PUT", "/db/r", as_json(body))
         assert ask.refused(400, "PUT", "/db/r?new_edits=false", as_json(body))
-    assert ask.refused(400, "POST", "/db/_revs_diff", as_json({"r": [rev]})) == "bad_request"
+    found = ask("POST", "/db/_revs_diff", as_json({"r": [rev]}))
+    if found.status == 200:  # it may be one of a peer that no document has here
+        assert found.json == {"r": {"missing": [rev]}}
+    else:
+        assert (found.status, found.json["error"]) == (400, "bad_request")
     assert ask.refused(400, "POST", "/db/_purge", as_json({"kept-0": [rev]})) == "bad_request"
 
 

@@ -90,7 +90,9 @@ async def _get(request: web.Request) -> web.Response:
 
 
 async def _attachment(request: web.Request) -> web.Response:
-    _of(request)
+    bucket, _ = _of(request)
+    if request.method != "GET":
+        require(request, "write", bucket)
     raise UsageError("_local documents do not accept attachments.", code="bad_request")
 
 
