@@ -21,12 +21,15 @@ from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import Leaf
 
 __all__ = [
-    "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences", "newer_attachments",
-    "open_leaves", "text_of",
+    "COPIED_BYTES_MAX", "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences",
+    "newer_attachments", "open_leaves", "text_of",
 ]  # fmt: skip
 
 _encode: Final = msgspec.json.encode
 _NOTHING: Final[Mapping[str, bytes]] = {}
+COPIED_BYTES_MAX: Final = 64 * 1024
+"""A larger body is copied once on its way into a text; joining costs more for a small one."""
+_SPACE: Final = ord(" ")
 
 
 class Shown(NamedTuple):
@@ -74,7 +77,10 @@ def text_of(
         if special:
             head += b"," + _encode(special)[1:-1]
     # What kv wrote may have spaces around its braces.
-    rest = content.body.strip()[1:].lstrip()
+    body = content.body.strip()
+    if len(body) > COPIED_BYTES_MAX and body[1] > _SPACE:
+        return b"".join((head, b",", memoryview(body)[1:]))
+    rest = body[1:].lstrip()
     return head + (rest if rest == b"}" else b"," + rest)
 
 

@@ -116,17 +116,17 @@ async def _get(request: web.Request) -> web.StreamResponse:
     if headers and names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
         return web.Response(status=304, headers=headers)
     if not options.attachments or not found.contents[leaf.rev].attachments:
-        text = text_of(doc_id, found, leaf, options.shown) + b"\n"
-        if len(text) <= WHOLE_BYTES_MAX:
-            return raw_answer(text, headers=headers)
-        return await stream(request, _piece(text), headers)
+        text = text_of(doc_id, found, leaf, options.shown)
+        if len(text) < WHOLE_BYTES_MAX:
+            return raw_answer(text + b"\n", headers=headers)
+        return await stream(request, _pieces(text, b"\n"), headers)
     if "multipart/" not in request.headers.get("Accept", "") or prefers_json(
         request.headers.get("Accept")
     ):
         text = await inline_text(
             documents, bucket, doc_id, found, leaf, options.shown, options.atts_since
         )
-        return await stream(request, _piece(text + b"\n"), headers)
+        return await stream(request, _pieces(text, b"\n"), headers)
     boundary = secrets.token_hex(16)
     wanted = newer_attachments(found, leaf.rev, options.atts_since)
     response = web.StreamResponse(
@@ -136,8 +136,9 @@ async def _get(request: web.Request) -> web.StreamResponse:
     return await send_attachment_pieces(request, response, pieces)
 
 
-async def _piece(text: bytes) -> AsyncIterator[bytes]:
-    yield text
+async def _pieces(*texts: bytes) -> AsyncIterator[bytes]:
+    for text in texts:
+        yield text
 
 
 def _says_more(shown: Shown) -> bool:
