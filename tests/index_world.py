@@ -501,8 +501,10 @@ class World:
 
 
 def expected_rows(value: int | None) -> dict[tuple[int, bytes], bytes]:
-    """The rows of a document as they are kept."""
+    """The rows of a document as they are kept: of values that are no JSON by their bytes."""
     pairs: dict[tuple[int, bytes], list[tuple[bytes, bytes]]] = {}
     for tree, ekey, json_key, json_value in rows_of(value):
         pairs.setdefault((tree, ekey), []).append((json_key, json_value))
-    return {place: row_value(each) for place, each in pairs.items()}
+    return {
+        place: row_value(sorted(each, key=lambda pair: pair[1])) for place, each in pairs.items()
+    }

@@ -72,7 +72,7 @@ def test_a_document_and_its_revisions(ask: Ask) -> None:
     second = ask("PUT", f"{PATH}?rev={rev}", DESIGN)
     third = ask("PUT", PATH, DESIGN, If_Match=f'"{second.body["rev"]}"')
     assert third.body["rev"].startswith("3-")
-    assert ask("GET", f"{PATH}?rev={rev}").status == 404
+    assert ask("GET", f"{PATH}?rev={rev}").body["_rev"] == rev, "until a compaction"
     copied = ask("COPY", PATH, Destination="_design/other")
     assert (copied.status, copied.body["id"]) == (201, "_design/other")
     gone = ask("DELETE", f"{PATH}?rev={third.body['rev']}")
@@ -105,6 +105,85 @@ def test_what_is_refused_is_not_stored(ask: Ask, content: Any, code: str) -> Non
     assert (answer.status, answer.body["error"]) == (400, code)
     assert answer.body["reason"]
     assert ask("GET", "/b/_design/refused").status == 404
+
+
+def broken(**members: Any) -> dict[str, Any]:
+    return {"_rev": "1-a", **members}
+
+
+BROKEN = {
+    "erlang": broken(language="erlang", views={"by": {"map": "fun(Doc) -> ok end."}}),
+    "syntax": broken(views={"by": {"map": "function ("}}),
+    "reduce": broken(views={"by": {"map": MAP, "reduce": "_none"}}),
+    "number": broken(views={"by": {"map": MAP, "options": {"x": 10**40}}}),
+    "form": broken(views=7, filters=[], updates={"u": 1}, language={}, options="x", big=10**400),
+    "name" + "x" * 150: broken(views={"by": {"map": MAP}}),
+    "many": broken(views={"by": {"map": MAP}} | {str(n): {"map": "m"} for n in range(200)}),
+    "large": broken(views={"by": {"map": MAP + " " * 9_000_000}}),
+    "python": broken(language="python", views={"by": {"map": "def f(doc): pass"}}),
+}
+
+
+def test_a_peers_design_documents_are_stored_and_break_their_own_views_alone(ask: Ask) -> None:
+    assert ask("PUT", "/peers?q=2").status == 201
+    assert ask("PUT", "/peers/_design/good", DESIGN).status == 201
+    for name, content in BROKEN.items():
+        docs = [{"_id": f"_design/{name}", **content}, {"_id": name, "_rev": "1-a", "n": 1}]
+        sent = ask("POST", "/peers/_bulk_docs", {"docs": docs, "new_edits": False})
+        assert (sent.status, sent.body) == (201, []), name
+    rows = ask("GET", "/peers/_design/good/_view/by?reduce=false").body["rows"]
+    assert [row["id"] for row in rows] == sorted(BROKEN)
+    for name, content in BROKEN.items():
+        path = f"/peers/_design/{name}"
+        found = ask("GET", path)
+        assert found.status == 200
+        assert content.items() <= found.body.items()
+        view = ask("GET", path + "/_view/by")
+        assert (view.status, view.body["error"]) == (500, "compilation_error"), (name, view)
+        assert len(view.body["reason"]) > 20
+    assert len(ask("GET", "/peers/_design_docs").body["rows"]) == len(BROKEN) + 1
+    for path in ("/peers", "/_active_tasks", "/peers/_index", "/peers/_design/good/_info"):
+        assert ask("GET", path).status == 200
+    assert ask("POST", "/peers/_view_cleanup", {}).status == 202
+    assert ask("PUT", "/peers/more", {"n": 2}).status == 201
+    assert ask("GET", "/peers/_design/good/_view/by").body["rows"][0]["value"] == len(BROKEN) + 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"validate_doc_update": "function ("}, {"validate_doc_update": {"a": 1}},
+        {"validate_doc_update": "fun(Doc) -> ok end.", "language": "erlang"},
+    ],
+)  # fmt: skip
+def test_a_peers_validator_that_cannot_be_run_refuses_until_it_is_mended(
+    ask: Ask, content: Any
+) -> None:
+    assert ask("PUT", "/judged?q=2").status == 201
+    try:
+        sent = ask("PUT", "/judged/_design/bad?new_edits=false", content | {"_rev": "1-a"})
+        assert sent.status == 201
+        for refused in (
+            ask("PUT", "/judged/x", {}),
+            ask("PUT", "/judged/x?new_edits=false", {"_rev": "1-a"}),
+        ):
+            assert refused.status >= 400
+            assert "_design/bad" in refused.body["reason"]
+        docs = {"docs": [{"_id": "x", "_rev": "1-a"}], "new_edits": False}
+        [row] = ask("POST", "/judged/_bulk_docs", docs).body
+        assert row["id"] == "x"
+        assert "_design/bad" in row["reason"]
+        assert ask("GET", "/judged/x").status == 404
+        assert ask("PUT", "/judged/_design/bad", content | {"_rev": "1-a"}).status == 400
+        mended = ask("PUT", "/judged/_design/bad", {"_rev": "1-a"})
+        assert mended.status == 201
+        assert ask("PUT", "/judged/x", {}).status == 201
+        assert ask("PUT", "/judged/_design/bad2?new_edits=false", content | {"_rev": "1-a"})
+        assert ask("PUT", "/judged/y", {}).status >= 400
+        assert ask("DELETE", "/judged/_design/bad2?rev=1-a").status == 200
+        assert ask("PUT", "/judged/y", {}).status == 201
+    finally:
+        assert ask("DELETE", "/judged").status == 200
 
 
 def test_databases(ask: Ask) -> None:

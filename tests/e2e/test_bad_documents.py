@@ -180,7 +180,10 @@ def test_every_member_with_every_wrong_value(ask: Asking, method: str, path: str
             others = b"".join(as_json(key) + b":" + as_json(needed[key]) + b"," for key in needed
                               if key != name)  # fmt: skip
             found = ask(method, path, b"{" + others + as_json(name) + b":" + deep + b"}")
-            assert found.status >= 400 or "_full_commit" in path, (path, name)
+            is_told = found.status >= 400 or (
+                path.endswith("_bulk_docs") and all("error" in row for row in found.json)
+            )
+            assert is_told or "_full_commit" in path, (path, name)
 
 
 def test_no_body_is_deeper_than_is_taken(ask: Asking) -> None:
@@ -337,7 +340,11 @@ def test_revisions_that_are_none(ask: Asking, rev: Any) -> None:
     for body in ({"_id": "r", "_rev": rev}, {"_id": "r", "_rev": rev, "_revisions": {"start": 1}}):
         assert ask.refused(400, "PUT", "/db/r", as_json(body))
         assert ask.refused(400, "PUT", "/db/r?new_edits=false", as_json(body))
-    assert ask.refused(400, "POST", "/db/_revs_diff", as_json({"r": [rev]})) == "bad_request"
+    found = ask("POST", "/db/_revs_diff", as_json({"r": [rev]}))
+    if found.status == 200:  # it may be one of a peer that no document has here
+        assert found.json == {"r": {"missing": [rev]}}
+    else:
+        assert (found.status, found.json["error"]) == (400, "bad_request")
     assert ask.refused(400, "POST", "/db/_purge", as_json({"kept-0": [rev]})) == "bad_request"
 
 

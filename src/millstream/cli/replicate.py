@@ -3,6 +3,7 @@
 Invariants:
 1. Documents pass through this process, their attachments piece by piece.
 2. A run that was interrupted goes on where both databases say that it was.
+3. `--continuous` ends by what will not pass. If an end does not answer, it waits and begins again.
 
 Elsewhere: what a run does (`replication.core.running`), jobs of a node (`node.replications`).
 """
@@ -29,17 +30,19 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
-from millstream.errors import UsageError
+from millstream.errors import MillstreamError, UsageError
 from millstream.replication.aio.peer import http_peers
 from millstream.replication.aio.runner import Runner
 from millstream.replication.core.asking import ReadLocal
 from millstream.replication.core.jobs import Endpoint, Job, parse_job
 from millstream.replication.core.reports import answer_of
 from millstream.replication.core.running import Run
+from millstream.replication.core.scheduling import crashes_after, penalty_ms
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["command", "state_of", "summary"]
 
+_MS_PER_S: Final = 1000
 _LOOK_S: Final = 0.2
 """Between two looks at how far a run is."""
 
@@ -106,6 +109,25 @@ def _as(end: Endpoint, who: Who) -> Endpoint:
 
 
 async def _run(job: Job, tls: Any, *, is_quiet: bool) -> dict[str, Any]:
+    crashes = 0
+    while True:
+        begun_s = time.monotonic()
+        try:
+            return await _once(job, tls, is_quiet=is_quiet)
+        except MillstreamError as error:
+            if not job.continuous or error.retry == "never":
+                raise
+            crashes = crashes_after(crashes, (time.monotonic() - begun_s) * _MS_PER_S)
+            wait_s = penalty_ms(crashes) / _MS_PER_S
+            print(f"{error}: trying again in {wait_s:g} s", file=sys.stderr)
+        await _pause(wait_s)
+
+
+async def _pause(wait_s: float) -> None:
+    await asyncio.sleep(wait_s)
+
+
+async def _once(job: Job, tls: Any, *, is_quiet: bool) -> dict[str, Any]:
     tasks = Tasks()
     async with http_peers(job, tls) as (source, target):
         runner = Runner(job, source, target, time.time_ns)
@@ -154,8 +176,18 @@ def state_of(run: Run) -> tuple[str, int, int | None]:
 
 def summary(answer: dict[str, Any], source: str) -> str:
     """Return in words what came of a run from `source`."""
+    lines = _told(answer, source)
+    if dropped := answer.get("refusals_not_remembered"):
+        lines.append(
+            f"{dropped:,} refusals are not remembered, there were too many: these documents are "
+            "not tried again; once the target takes them, name them by --doc-ids"
+        )
+    return "\n".join(lines)
+
+
+def _told(answer: dict[str, Any], source: str) -> list[str]:
     if answer.get("no_changes") and "skipped" not in answer:
-        return "nothing to do: the target has all that the source has"
+        return ["nothing to do: the target has all that the source has"]
     newest: dict[str, Any] = answer["history"][0] if answer["history"] else {}
     lines = []
     if "skipped" in answer:
@@ -168,4 +200,4 @@ def summary(answer: dict[str, Any], source: str) -> str:
         f"{newest.get('docs_written', 0):,} documents written, "
         f"{newest.get('doc_write_failures', 0):,} refused"
     )
-    return "\n".join(lines)
+    return lines

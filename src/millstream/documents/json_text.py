@@ -2,7 +2,8 @@
 
 Invariants:
 1. What is stored is the members' values as they were written, spaces and escapes included, and
-   between them nothing but their names, `:` and `,`. Those whose name begins with `_` are cut out.
+   between them nothing but their names, `:` and `,`. Those whose name begins with `_` are cut out,
+   but for the few that CouchDB keeps as ordinary members (`KEPT_MEMBERS`).
 2. Of members with the same name the last counts, and stands where the last stands, as in CouchDB.
    Inside values the text of the others stays, too.
 3. A number with a fraction or exponent is a float, any other an integer, however large.
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from math import isinf
 from typing import Any, Final, NamedTuple
@@ -30,11 +33,14 @@ from millstream.model.limits import VALUE_BYTES_MAX
 __all__ = [
     "INTEGER_DIGITS_MAX",
     "JSON_DEPTH_MAX",
+    "KEPT_MEMBERS",
     "VALUES_MAX",
     "Cut",
     "check_values",
     "cut",
+    "emptied",
     "is_plain_object",
+    "is_special",
     "may_repeat",
     "parse",
     "parse_exactly",
@@ -47,12 +53,19 @@ INTEGER_DIGITS_MAX: Final = 20_000
 VALUES_MAX: Final = 4_000_000
 """In one text: each takes up to a hundred bytes of memory, however few it has. Counted are commas
 and brackets, those in strings, too."""
+KEPT_MEMBERS: Final = frozenset((
+    "_access", "_replication_id", "_replication_state", "_replication_state_reason",
+    "_replication_state_time", "_replication_stats",
+))  # fmt: skip
+"""Members of documents that mean nothing here and are content all the same, as in CouchDB."""
 _VALUE_BYTES_MIN: Final = 2
 """Of a value and what divides it from the next one."""
 _INT_DIGITS: Final = 4000
 """What `int` converts whatever the interpreter's own limit is."""
 _BACKSLASH: Final = 0x5C
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{\]}]', re.DOTALL).finditer
+"""Strings, and the brackets outside of them."""
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """One down, or, as signed bytes, one up."""
@@ -77,15 +90,20 @@ class Cut(NamedTuple):
     """A document's text in two."""
 
     special: dict[str, bytes]
-    """Texts of the members whose name begins with `_`."""
+    """Texts of the special members."""
     body: bytes
     """Object of the other members."""
     content: dict[str, Any]
     """The body, decoded; repeated members stand where the first does (`parse_exactly`)."""
 
 
+def is_special(name: str) -> bool:
+    """Return whether a document's member is no content: its name begins with `_`."""
+    return name[:1] == "_" and name not in KEPT_MEMBERS
+
+
 def is_plain_object(value: bytes) -> bool:
-    """Return whether a value is a JSON object without a top-level member that begins with `_`."""
+    """Return whether a value is a JSON object without a special top-level member."""
     try:
         _check(value)
         if not value.isascii():
@@ -94,7 +112,7 @@ def is_plain_object(value: bytes) -> bool:
         # the end the search takes half the time.
         return not (
             (value.rfind(b'"_') >= 0 or (_BACKSLASH in value and b"\\u005" in value))
-            and any(name.startswith("_") for name in _members(value))
+            and any(map(is_special, _members(value)))
         )
     except _NO_DOCUMENT:
         return False
@@ -118,7 +136,7 @@ def cut(text: bytes) -> Cut:
     special, kept = {}, {}
     for name, raw in members.items():
         colons -= bytes(raw).count(_COLON)
-        if name[:1] == "_":
+        if name[:1] == "_" and name not in KEPT_MEMBERS:
             special[name] = bytes(raw)
         else:
             kept[name] = raw
@@ -175,10 +193,14 @@ def parse(text: bytes) -> Any:
     return value
 
 
-def parse_exactly(text: bytes) -> Any:
+def parse_exactly(text: bytes, float_of: Callable[[str], float] = float) -> Any:
     """Return a JSON text's value, members where the last of their name stands.
 
     Some six times as slow as `parse`.
+
+    Args:
+        text: of the value.
+        float_of: makes a float of the text of a number with a fraction or an exponent.
 
     Raises:
         UsageError: `bad_json`.
@@ -187,7 +209,8 @@ def parse_exactly(text: bytes) -> Any:
         _raw(text)
         _check_depth(text)
         return json.loads(
-            text.decode(), object_pairs_hook=_last_ones, parse_int=_integer, parse_float=_float,
+            text.decode(), object_pairs_hook=_last_ones, parse_int=_integer,
+            parse_float=partial(_float, float_of),
         )  # fmt: skip
     except (*_NO_DOCUMENT, ValueError) as error:
         raise _no_json(error) from error
@@ -215,8 +238,8 @@ def _integer(digits: str) -> int:
     return _integer(digits[:half]) * shift + _integer(digits[half:])
 
 
-def _float(text: str) -> float:
-    number = float(text)
+def _float(float_of: Callable[[str], float], text: str) -> float:
+    number = float_of(text)
     if isinf(number):
         raise ValueError("a number out of range")
     return number
@@ -231,6 +254,26 @@ def _check_depth(text: bytes) -> None:
             f"the body is not JSON that is taken here: deeper than {JSON_DEPTH_MAX}",
             code="bad_json",
         )
+
+
+def emptied(text: bytes, depth: int) -> bytes:
+    """Return a JSON text without what lies in objects and arrays nested deeper than `depth`.
+
+    Those themselves stay, so the text is still seen to be deeper. What no decoder reads can be
+    taken apart then. It takes time for each string and bracket, whatever their depth.
+    """
+    pieces, level, begin = list[bytes](), 0, 0
+    for token in _TOKENS(text):
+        kind = token[0]
+        if kind in (b"[", b"{"):
+            level += 1
+            if level == depth + 1:
+                pieces.append(text[begin : token.end()])
+        elif kind in (b"]", b"}"):
+            if level == depth + 1:
+                begin = token.start()
+            level -= 1
+    return b"".join(pieces) + (text[begin:] if level <= depth else b"")
 
 
 def _no_json(error: Exception) -> UsageError:

@@ -21,12 +21,15 @@ from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import Leaf
 
 __all__ = [
-    "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences", "newer_attachments",
-    "open_leaves", "text_of",
+    "COPIED_BYTES_MAX", "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences",
+    "newer_attachments", "open_leaves", "text_of",
 ]  # fmt: skip
 
 _encode: Final = msgspec.json.encode
 _NOTHING: Final[Mapping[str, bytes]] = {}
+COPIED_BYTES_MAX: Final = 64 * 1024
+"""A larger body is copied once on its way into a text; joining costs more for a small one."""
+_SPACE: Final = ord(" ")
 
 
 class Shown(NamedTuple):
@@ -74,7 +77,10 @@ def text_of(
         if special:
             head += b"," + _encode(special)[1:-1]
     # What kv wrote may have spaces around its braces.
-    rest = content.body.strip()[1:].lstrip()
+    body = content.body.strip()
+    if len(body) > COPIED_BYTES_MAX and body[1] > _SPACE:
+        return b"".join((head, b",", memoryview(body)[1:]))
+    rest = body[1:].lstrip()
     return head + (rest if rest == b"}" else b"," + rest)
 
 
@@ -172,10 +178,10 @@ def open_leaves(
     if revs is None:
         return [] if present is None else list(present.tree.leaves())
     found: dict[str, Leaf | str] = {}
-    there = {} if present is None else _leaves(present, revs)
+    there = {} if present is None else _known(present, revs)
     for rev in revs:
         leaves = [there[rev]] if rev in there else []
-        if latest and present is not None and not leaves:
+        if latest and present is not None and not (leaves and present.tree.leaf(rev)):
             below = present.tree.leaves_below(checked_rev(rev))
             leaves = [leaf for leaf in below if leaf.rev in present.contents]
         for leaf in leaves:
@@ -185,12 +191,13 @@ def open_leaves(
     return list(found.values())
 
 
-def _leaves(document: StoredDocument, revs: Sequence[str]) -> dict[str, Leaf]:
-    """Return leaves whose content is known, those of `revs` at least."""
+def _known(document: StoredDocument, revs: Sequence[str]) -> dict[str, Leaf]:
+    """Return revisions whose content is known, those of `revs` at least; mostly leaves."""
     winner, known = document.winner, document.contents
     if all(rev == winner.rev for rev in revs):
         return {winner.rev: winner} if winner.rev in known else {}
-    return {leaf.rev: leaf for leaf in document.tree.leaves() if leaf.rev in known}
+    old = {rev: Leaf(rev, document.tree.is_deletion(rev)) for rev in revs if rev in known}
+    return old | {leaf.rev: leaf for leaf in document.tree.leaves() if leaf.rev in known}
 
 
 def changed_revs(document: StoredDocument, *, all_leaves: bool) -> list[str]:

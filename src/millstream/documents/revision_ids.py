@@ -5,7 +5,8 @@ signature of the parent, body, attachments.
 
 Invariants:
 1. The signature is a function of what stands in the change: no time, no chance, no place.
-2. Members count in the document's order, and 1.0 is not 1.
+2. Members count in the document's order, and 1.0 is not 1. Numbers are those that CouchDB's
+   decoder reads, also where it loses precision.
 
 Elsewhere: bodies as text (`documents.json_text`); signatures of what kv wrote (`model.revision`,
 `documents.stored`).
@@ -39,6 +40,15 @@ _ATOMS: Final[dict[Any, bytes]] = {
     True: b"d\x00\x04true",
     False: b"d\x00\x05false",
 }
+_UNDEFINED: Final = b"d\x00\x09undefined"
+_NORMAL_MIN: Final = 2.0**-1022
+"""The least positive float of full precision."""
+_LONG_NUMBER: Final = 32
+"""Characters from which on CouchDB's decoder reads a number in another way."""
+_SHORT_MAX: Final = 1e20
+"""Below it no integer times a power of ten, of so many characters, that is not divided."""
+_LOOK_AGAIN: Final = -(1 << 60)
+"""Makes the count of members wrong, so that the body is read once more from its text."""
 _NIL: Final = b"j"
 _TUPLE_OF_2: Final = b"h\x02"
 _NAME_CHARACTERS_MAX: Final = 64
@@ -60,6 +70,7 @@ def signature_of(
     is_deleted: bool = False,
     parent: str | None = None,
     attachments: Mapping[str, Attachment] | None = None,
+    begins_anew: bool = False,
     term: bytes | None = None,
 ) -> str:
     """Return the 32 hex digits of a new revision. Hot path.
@@ -70,12 +81,16 @@ def signature_of(
         is_deleted: whether it is a deletion.
         parent: the revision that it replaces.
         attachments: all that it has, in the document's order.
+        begins_anew: whether it goes on from a deletion that it does not name: CouchDB counts only
+            how many attachments it has then, not which.
         term: what `term_of_body` returned of body and content, if it was asked before.
     """
     if term is None:
         term = term_of_body(body, content)
     head = _HEADS[is_deleted] + _parent(parent)
-    attached = _attached(attachments) if attachments else _NIL
+    attached = _NIL
+    if attachments:
+        attached = _counted(len(attachments)) if begins_anew else _attached(attachments)
     whole = b"".join((head, term, attached, _NIL))
     return md5(whole, usedforsecurity=False).hexdigest()
 
@@ -85,8 +100,28 @@ def term_of_body(body: bytes, content: Mapping[str, Any]) -> bytes:
     sizes: list[int] = []
     term = _object(content, sizes)
     if may_repeat(body, sum(sizes)):
-        term = _object(parse_exactly(body), sizes)
+        term = _object(parse_exactly(body, _float_of), sizes)
     return term
+
+
+def _float_of(text: str) -> float:
+    """Return the number that CouchDB's decoder makes of a text.
+
+    It takes a text without a fraction for a product where it is long, or too small for a normal
+    number: 5e-324 is 5 times 0.
+    """
+    number = float(text)
+    if "." in text or (len(text) < _LONG_NUMBER and not 0 < abs(number) < _NORMAL_MIN):
+        return number
+    whole, _, exponent = text.lower().partition("e")
+    try:
+        return float(int(whole) * pow(10.0, int(exponent)))
+    except (OverflowError, ValueError):
+        return number
+
+
+def _counted(count: int) -> bytes:
+    return _COUNT(_LIST, count) + (b"h\x03" + _UNDEFINED * 3) * count + _NIL
 
 
 def _parent(rev: str | None) -> bytes:
@@ -112,7 +147,10 @@ def _attached(attachments: Mapping[str, Attachment]) -> bytes:
 
 
 def _object(members: Mapping[str, Any], sizes: list[int]) -> bytes:
-    """Return the term of an object; how many members it has is put behind `sizes`."""
+    """Return the term of an object; how many members it has is put behind `sizes`.
+
+    `_LOOK_AGAIN` is put there, too, where it depends on the text of a number.
+    """
     if not members:
         return b"h\x01j"
     sizes.append(len(members))
@@ -129,7 +167,7 @@ def _object(members: Mapping[str, Any], sizes: list[int]) -> bytes:
         elif kind is list:
             add(_array(value, sizes))
         else:
-            add(_scalar(value))
+            add(_scalar(value, sizes))
     add(_NIL)
     return b"".join(parts)
 
@@ -152,16 +190,18 @@ def _array(values: list[Any], sizes: list[int]) -> bytes:
         elif kind is list:
             parts.append(_array(value, sizes))
         else:
-            parts.append(_scalar(value))
+            parts.append(_scalar(value, sizes))
     parts.append(_NIL)
     return b"".join(parts)
 
 
-def _scalar(value: float | bool | None) -> bytes:
+def _scalar(value: float | bool | None, sizes: list[int]) -> bytes:
     kind = type(value)
     if kind is int:
         return _integer(value)  # type: ignore[arg-type]  # the line above says so
     if kind is float:
+        if not _NORMAL_MIN <= abs(value) < _SHORT_MAX and value:  # type: ignore[arg-type]
+            sizes.append(_LOOK_AGAIN)
         return _FLOAT(70, value)
     return _ATOMS[value]
 

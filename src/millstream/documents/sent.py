@@ -25,13 +25,7 @@ DOCUMENT_ID_BYTES_MAX: Final = 250
 """UTF-8: ids are keys."""
 REVISIONS_SENT_MAX: Final = 1_000_000
 """Ancestors in `_revisions`."""
-_IGNORED: Final = frozenset(
-    {
-        "_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq", "_replication_id",
-        "_replication_state", "_replication_state_time", "_replication_state_reason",
-        "_replication_stats", "_access",
-    }
-)  # fmt: skip
+_IGNORED: Final = frozenset(("_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"))
 
 
 class Sent(NamedTuple):
@@ -39,6 +33,7 @@ class Sent(NamedTuple):
 
     id: str | None
     rev: str | None
+    """The newest of `_revisions`, if there are some; else `_rev`."""
     is_deleted: bool
     path: Path | None
     """`_revisions`."""
@@ -76,6 +71,8 @@ def parse_sent(text: bytes) -> Sent:
             attachments = _table(value)
         else:
             raise UsageError(f"Bad special document member: {name}", code="doc_validation")
+    if path is not None:
+        rev = path.rev  # it counts, as in CouchDB, whatever stands beside it
     return Sent(doc_id, rev, is_deleted, path, attachments, body, content)
 
 

@@ -11,7 +11,7 @@ A change without a sidecar is of a *linear* document: its revisions are computed
 Invariants:
 1. The value is a live winner's: its body, or, if kv wrote it, what kv wrote. In the sidecar its
    body is empty then. An empty body of another leaf is `{}`.
-2. A value that is no JSON object, or has a top-level member whose name begins with `_`, is the
+2. A value that is no JSON object, or has a special top-level member, is the
    body `{}` and an attachment `value` without a blob. What kv writes leaves other attachments
    alone.
 3. What kv does to a document with a sidecar is the same on every copy: it is done once, where the
@@ -92,7 +92,7 @@ class Content(NamedTuple):
     """What a revision holds."""
 
     body: bytes
-    """JSON object without members whose name begins with `_`."""
+    """JSON object without special members."""
     attachments: Mapping[str, Attachment]
     """By name, in the document's order."""
     value: bytes | None = None
@@ -287,11 +287,11 @@ def _unpacked(sidecar: bytes) -> _Sidecar:
 
 def _content_of(value: bytes, kept: Content, generation: int) -> Content:
     """Return what a live winner holds."""
+    known = kept.attachments.get(VALUE_ATTACHMENT)
+    if known is not None and not known.sha256 and kept.value is None:
+        return Content(EMPTY_BODY, kept.attachments, value)
     if is_plain_object(value):
         return Content(value, kept.attachments, kept.value)
-    known = kept.attachments.get(VALUE_ATTACHMENT)
-    if known is not None and not known.sha256:
-        return Content(EMPTY_BODY, kept.attachments, value)
     return _written_by_kv(value, kept.attachments, generation)
 
 

@@ -7,7 +7,7 @@
 Invariants:
 1. Functions are pure: a document in, the next one out, None where nothing changes.
 2. An edit extends a leaf, never an inner revision; without a revision it may only begin a
-   document, or go on from a deleted winner.
+   document, or bring one back behind its deletion.
 3. An attachment of the result is a new one, or one that a revision here has.
 4. At most `revs_limit` generations of each leaf are left.
 
@@ -88,7 +88,7 @@ def interactive(
     present = document if document is not None and document.exists else None
     if deletes:
         _check_deletable(present, sent.rev)
-    parent = _parent(present, sent.rev)
+    parent = _parent(present, sent.rev, sent.is_deleted)
     generation = 1 if parent is None else parse_rev(parent)[0] + 1
     if generation > GENERATION_MAX:
         raise UsageError("the document has the last generation there is", code="bad_request")
@@ -98,6 +98,7 @@ def interactive(
     signature = signature_of(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
         attachments=content.attachments, term=sent.term,
+        begins_anew=parent is not None and sent.rev is None,
     )  # fmt: skip
     rev = f"{generation}-{signature}"
     tree = EMPTY if present is None else present.tree
@@ -119,13 +120,13 @@ def _check_deletable(present: StoredDocument | None, rev: str | None) -> None:
         raise conflict()
 
 
-def _parent(present: StoredDocument | None, rev: str | None) -> str | None:
+def _parent(present: StoredDocument | None, rev: str | None, is_deleted: bool) -> str | None:
     """Return the leaf that an edit extends, None: it begins the document."""
     if rev is None:
         if present is None:
             return None
         winner = present.winner
-        if not winner.is_deleted:
+        if not winner.is_deleted or is_deleted:
             raise conflict()
         return winner.rev
     if present is None or present.tree.branch_of_leaf(rev) is None:
@@ -194,11 +195,12 @@ def sent_path(sent: Sent) -> Path:
     path = sent.path
     if path is None:
         if sent.rev is None:
-            raise UsageError("new_edits=false: a document has to bring _rev", code="bad_request")
+            raise UsageError(
+                "When `new_edits: false`, the document needs `_rev` or `_revisions` specified",
+                code="bad_request",
+            )
         generation, signature = parse_rev(sent.rev)
         path = Path(generation, [signature])
-    elif sent.rev is not None and sent.rev != path.rev:
-        raise UsageError("_rev is not the newest of _revisions", code="bad_request")
     if path.start > GENERATION_SENT_MAX:
         raise UsageError(
             f"a generation above {GENERATION_SENT_MAX}: nothing could come after it",

@@ -11,18 +11,17 @@ Elsewhere: the documents (`kv.aio.design_documents`), what may stand in one (`vi
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from millstream.errors import UnavailableError
+from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
 from millstream.node.own_bucket import OwnBucket
 from millstream.views.aio.functions import compile_functions
 from millstream.views.aio.mapping import open_mapper
-from millstream.views.core.design import DesignDocument, parse_design
+from millstream.views.core.design import DesignDocument, parse_design, read_design
 from millstream.views.core.design_code import read_code
 
 __all__ = ["COMPILES_MAX", "HEARD_PAUSE_S", "HEARD_TRIES_MAX", "Designs"]
@@ -70,7 +69,16 @@ class Designs:
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
         """Refuse what is no design document, or has functions that do not compile."""
         self._buckets.designs(bucket)
-        code = read_code("", name, "", msgspec.json.encode(content))
+        try:
+            body = json.dumps(content, ensure_ascii=False).encode()
+        except ValueError as error:
+            raise UsageError(
+                f"a number is too long: {error}", code="invalid_design_doc"
+            ) from error
+        code = read_code("", name, "", body)
+        for fault in code.faults.values():
+            raise UsageError(fault, code="invalid_design_doc")
+        content = read_design(body)
         if code.validates or code.filters or code.updates:
             async with self._compiles:
                 await asyncio.to_thread(compile_functions, code)

@@ -3,8 +3,8 @@
 Invariants:
 1. What is asked is the newest revision of a design document, durable or not.
 2. A change that one design document refuses is not shown to the next one.
-3. A design document that cannot be read as one refuses every change: what it was to keep out is
-   not known.
+3. A design document whose `validate_doc_update` cannot be run refuses every change: what it was to
+   keep out is not known. It can itself be changed and deleted.
 
 Elsewhere: running them (`views.aio.functions`), the documents (`node.design_documents`).
 """
@@ -15,11 +15,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError
 from millstream.gateway.core.host import DesignHost
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.views.aio.functions import FunctionPool
-from millstream.views.core.design_code import DesignCode, Revised, Updated, read_code
+from millstream.views.core.design_code import VALIDATE, DesignCode, Revised, Updated, read_code
 
 __all__ = ["CODES_MAX", "DesignFunctions"]
 
@@ -58,14 +58,9 @@ class DesignFunctions:
         return found
 
     async def validates(self, bucket: str) -> bool:
-        """Return whether a design document has a say in changes, or cannot be read."""
-        for design in await self._designs.all(bucket):
-            try:
-                if self._code(bucket, design).validates:
-                    return True
-            except UsageError:
-                return True
-        return False
+        """Return whether a design document has a say in changes."""
+        designs = await self._designs.all(bucket)
+        return any(self._code(bucket, design).validates for design in designs)
 
     async def _refusals(
         self,
@@ -75,13 +70,16 @@ class DesignFunctions:
         user: bytes,
         security: bytes,
     ) -> Sequence[MillstreamError | None]:
-        try:
-            code = self._code(bucket, design)
-        except UsageError as error:
-            fault = MillstreamError(f"_design/{design.name}: {error}", code="invalid_design_doc")
-            return [fault] * len(changes)
+        code = self._code(bucket, design)
         if not code.validates:
             return [None] * len(changes)
+        if VALIDATE in code.faults:
+            fault = MillstreamError(
+                f"_design/{design.name} cannot judge changes: {code.faults[VALIDATE]}; mend or "
+                "delete it",
+                code="invalid_design_doc",
+            )
+            return [fault] * len(changes)
         return await self._pool.validate(code, changes, user, security)
 
     async def filter(

@@ -20,6 +20,7 @@ from millstream.node.included_documents import WithDocuments
 from millstream.node.indexes import not_heard
 from millstream.node.learned import Learned, NodeAt
 from millstream.node.neighbours import Neighbours
+from millstream.views.core.design import told_designs
 
 __all__ = ["FollowedBucket"]
 
@@ -68,7 +69,7 @@ class FollowedBucket:
             "active": list(range(known.partitions)),
             "passive": [],
             "resting": [],
-            "designs": {design.name: design.document for design in known.designs},
+            "designs": told_designs({one.name: one.document for one in known.designs}),
             "follows": [
                 {"host": place.host, "kv": place.kv, "partitions": place.partitions}
                 for place in known.places

@@ -16,6 +16,7 @@ other nodes (`node.documents_elsewhere`).
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -23,11 +24,17 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from millstream.errors import UnavailableError
+from millstream.documents.reading import Shown, text_of
+from millstream.documents.stored import StoredDocument, load
+from millstream.errors import UnavailableError, UsageError
+from millstream.gateway.aio.attaching import inflated
+from millstream.gateway.aio.documents_out import INLINE_BYTES_MAX
+from millstream.gateway.aio.room import hold
 from millstream.gateway.core.shared_host import AskedDocument
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import DESIGN_PREFIX
+from millstream.model.sides import has_sidecar
 from millstream.views.core.documents import Documents
 from millstream.wire.frames import change_of
 
@@ -45,6 +52,9 @@ PORTION_BYTES: Final = 256 * 1024
 _LINE_END: Final = b"\r\n"
 _ROW: Final = b'{"id":'
 _BRACE: Final = ord("{")
+_COPIES: Final = 5
+"""How often the bytes of attachments are in memory until they are sent."""
+ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -182,11 +192,15 @@ class OwnDocuments:
     Args:
         bucket: whose documents they are.
         now_ns: Unix time.
+        read_blob: reads an attachment's stored bytes, as `kv.aio.blobs.BlobFiles.read`.
     """
 
-    def __init__(self, bucket: Bucket, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, bucket: Bucket, now_ns: Callable[[], int], read_blob: ReadBlob | None = None
+    ) -> None:
         self._bucket = bucket
         self._now_ns = now_ns
+        self._read_blob = read_blob
         self._documents = Documents(bucket.uuid, include_design=True)
         self._whole = Documents(bucket.uuid, include_design=True, attachments=True)
 
@@ -199,11 +213,39 @@ class OwnDocuments:
         """Return the text of a document in its present revision, read from the disk if need be.
 
         Raises:
-            UnavailableError: `not_my_partition`.
+            UnavailableError: `not_my_partition`; `blob_missing`.
+            UsageError: `too_large`: attachments are wanted, and are more than go into one text.
         """
-        return await with_documents(partial(self._document, asked))
+        found = await with_documents(partial(self._document, asked))
+        if found is None or isinstance(found, bytes):
+            return found
+        return await self._with_attachments(asked.id, found)
 
-    def _document(self, asked: AskedDocument) -> bytes | None:
+    async def _with_attachments(self, doc_id: str, document: StoredDocument) -> bytes:
+        """Return a winner's text with the data of its attachments."""
+        assert self._read_blob is not None, "who has files can read them"
+        winner = document.winner
+        content = document.contents[winner.rev]
+        size = sum(one.length for one in content.attachments.values())
+        if size > INLINE_BYTES_MAX:
+            raise UsageError(
+                f"attachments of document {doc_id!r} have {size} bytes, too many to stand in a "
+                "view: ask without attachments, and for the document itself",
+                code="too_large",
+            )
+        hold(size * _COPIES)
+        data: dict[str, bytes] = {}
+        for name, one in content.attachments.items():
+            value = content.value or b""
+            if one.sha256:
+                stored = self._read_blob(one.sha256, 0, one.stored_length)
+                pieces = inflated(stored) if one.encoding else stored
+                value = b"".join([piece async for piece in pieces])
+            data[name] = b64encode(value)
+        return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
+
+    def _document(self, asked: AskedDocument) -> bytes | StoredDocument | None:
+        """Return a text, or a document whose attachments have to be read first."""
         doc_id, rev = asked.id, asked.rev
         key = document_key(doc_id)
         if key is None:
@@ -226,4 +268,11 @@ class OwnDocuments:
         text = found[0][2] if found else None
         if change.is_deleted or is_over or text is None:
             return None
-        return text if rev is None or _link(text).rev == rev else None
+        if rev is not None and _link(text).rev != rev:
+            return None
+        if asked.attachments and self._read_blob is not None and has_sidecar(entry.side):
+            document = load(self._bucket.uuid, key, entry.frame, entry.side)
+            kept = document.contents[document.winner.rev].attachments
+            if any(one.sha256 for one in kept.values()):
+                return document
+        return text

@@ -208,8 +208,8 @@ class Indexes:
     ) -> ViewAnswer:
         """Ask a view."""
         known, link = await self._there(bucket, design)
-        views = known.designs[design].get("views")
-        if not isinstance(views, dict) or view not in views:
+        views = known.designs[design].get("views", {})
+        if isinstance(views, dict) and view not in views:  # if it is none: the process says why
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.errors import UsageError
 from millstream.gateway.core.host import ViewAnswer
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
@@ -28,13 +29,13 @@ from millstream.node.documents_elsewhere import DocumentsElsewhere
 from millstream.node.included_documents import OwnDocuments, WithDocuments
 from millstream.node.learned import NodeAt, SharedBucket, SharedDesign
 from millstream.node.neighbours import Neighbours
+from millstream.views.core.design import read_design, told_designs
 from millstream.wire.mcbp import Status
 
 __all__ = ["OwnBucket"]
 
 _LIFE: Final = secrets.token_hex(4)
 """Of this process: revisions of another one are others."""
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class OwnBucket:
@@ -135,7 +136,7 @@ class OwnBucket:
         found: dict[str, SharedDesign] = {}
         for stored in await self._running.designs.all(is_complete=False):
             if stored.is_persisted:
-                with suppress(msgspec.MsgspecError):  # it got here by no door that we know of
+                with suppress(msgspec.MsgspecError, UsageError):  # by no door that we know of
                     found[stored.name] = _shared(stored)
             elif stored.name in self._persisted:
                 found[stored.name] = self._persisted[stored.name]
@@ -173,7 +174,7 @@ class OwnBucket:
             "passive": indexed,
             "resting": [p for p in replicas if p not in indexed],
             "owed": {} if self.bucket.map is None else {p: at for p, at in became.items() if at},
-            "designs": {name: design.document for name, design in designs.items()},
+            "designs": told_designs({name: one.document for name, one in designs.items()}),
             "nodes": _shares(self.bucket),
         }
 
@@ -195,7 +196,7 @@ class OwnBucket:
 
     def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row, from whatever node has it."""
-        own = OwnDocuments(self.bucket, time.time_ns)
+        own = OwnDocuments(self.bucket, time.time_ns, self._running.blobs.read)
         if self.bucket.map is None:
             return WithDocuments(answer, own, attachments=attachments)
         elsewhere = DocumentsElsewhere(
@@ -227,7 +228,7 @@ def _name_of(stored: StoredDesign) -> str:
 
 
 def _shared(stored: StoredDesign) -> SharedDesign:
-    return SharedDesign(stored.name, stored.rev, _OBJECT.decode(stored.body))
+    return SharedDesign(stored.name, stored.rev, read_design(stored.body))
 
 
 def _shares(bucket: Bucket) -> list[dict[str, Any]]:

@@ -68,7 +68,8 @@ class Shared:
         Raises:
             UnavailableError: `not_my_partition`.
         """
-        documents = OwnDocuments(self._buckets.engine(name).bucket, time.time_ns)
+        running = self._buckets.engine(name)
+        documents = OwnDocuments(running.bucket, time.time_ns, running.blobs.read)
         found, size = list[bytes | None](), 0
         for one in asked:
             text = await documents.text(one)

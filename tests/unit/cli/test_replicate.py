@@ -1,6 +1,8 @@
 import pytest
 
+from millstream.cli import replicate
 from millstream.cli.replicate import state_of, summary
+from millstream.errors import AccessError, ConditionError, UnavailableError
 from millstream.replication.core.jobs import parse_job
 from millstream.replication.core.logs import Statistics
 from millstream.replication.core.running import Run
@@ -22,6 +24,58 @@ def test_what_was_skipped_is_said_first():
     first, second = summary(answer, "http://a/db").splitlines()
     assert first == "skipped 1,000,000 changes: covered through B, C, verified with http://a/db"
     assert second.startswith("1,000 revisions")
+
+
+def test_what_is_not_remembered_is_said_last():
+    for answer in ({"history": [ENTRY]}, {"history": [], "no_changes": True}):
+        *_, last = summary(answer | {"refusals_not_remembered": 1200}, "http://a/db").splitlines()
+        assert last.startswith("1,200 refusals are not remembered")
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """How runs end, one after the other; `waits` is what is waited between them."""
+    ends, waits = [], []
+
+    async def once(job, tls, *, is_quiet):
+        raise ends.pop(0)
+
+    async def pause(wait_s):
+        waits.append(wait_s)
+
+    monkeypatch.setattr(replicate, "_once", once)
+    monkeypatch.setattr(replicate, "_pause", pause)
+    return ends, waits
+
+
+AWAY = UnavailableError("b does not answer", code="unreachable")
+
+
+def test_a_continuous_run_begins_again_when_an_end_was_away_and_ends_by_what_does_not_pass(
+    call, ends
+):
+    (runs, waits), addresses = ends, ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b")
+    runs += [AWAY, AWAY, AWAY, AccessError("wrong password", code="unauthorized"), AWAY]
+    done = call("replicate", *addresses, "--continuous")
+    assert waits == [30, 60, 120]
+    assert done.err.count("b does not answer: trying again in") == 3
+    assert "wrong password" in done.err
+    assert (done.code != 0, len(runs)) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([], AWAY), (["--continuous"], AccessError("no", code="unauthorized")),
+        (["--continuous"], ConditionError("no database", code="not_found")),
+        (["--continuous"], UnavailableError("bad certificate", retry="never")),
+    ],
+)  # fmt: skip
+def test_what_ends_a_run_at_once(call, ends, options, error):
+    (runs, waits), addresses = ends, ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b")
+    runs.append(error)
+    assert call("replicate", *addresses, *options).code != 0
+    assert waits == []
 
 
 @pytest.mark.parametrize(

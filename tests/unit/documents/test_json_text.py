@@ -10,7 +10,9 @@ from millstream.documents import json_text
 from millstream.documents.json_text import (
     INTEGER_DIGITS_MAX,
     JSON_DEPTH_MAX,
+    KEPT_MEMBERS,
     cut,
+    emptied,
     is_plain_object,
     may_repeat,
     parse,
@@ -167,6 +169,26 @@ def test_depth_has_a_limit(opening, closing):
             assert caught.value.code == "bad_json"
     wide = b'{"a":[' + b",".join([b"[[]]"] * 1000) + b'],"b":"' + b"[{" * 1000 + b'\\""}'
     assert len(cut(wide).content["a"]) == 1000
+
+
+def test_members_that_couchdb_keeps_are_content():
+    text = b'{"_id":"x","b":1,"_access":[1.0],"_replication_state":"done","\\u005frev":"1-a"}'
+    kept = cut(text)
+    assert kept.body == b'{"b":1,"_access":[1.0],"_replication_state":"done"}'
+    assert set(kept.special) == {"_id", "_rev"}
+    assert all(is_plain_object(b'{"%b":1}' % name.encode()) for name in KEPT_MEMBERS)
+    assert not is_plain_object(b'{"_access":1,"_other":1}')
+
+
+def test_what_lies_too_deep_is_left_out():
+    assert emptied(b'[{"a":[1,{"b":2}],"c":"]["},3]', 2) == b'[{"a":[],"c":"]["},3]'
+    assert emptied(b'[[[1],{"a":[2]}],[3]]', 1) == b"[[],[]]"
+    for text in (b'{"a":[1]}', b"7", b'"[\\"[["', b""):
+        assert emptied(text, 5) == text
+    for depth in (300, 100_000):
+        left = emptied(nested(depth), 10)
+        assert left == nested(11)
+    assert emptied(b"[" * 100_000, 2) == b"[[["
 
 
 @pytest.mark.parametrize("sign", ["", "-"])

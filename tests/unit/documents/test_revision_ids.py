@@ -93,6 +93,36 @@ def test_couchdb_makes_the_same():
     assert ours(b' { "_id" : "x", "a" : 1 }') == "23202479633c2b380f79507a776743d5"
 
 
+@pytest.mark.parametrize(
+    ("text", "signature"),
+    [
+        ('{"a":1,"_replication_state":"completed","_access":["x"]}',
+         "7a36b57938785ac7d6e979101df7507d"),
+        ('{"a":5e-324}', "f8fc1b07134fb0e1af62a5cb42046ee1"),
+        ('{"a":5E-0324}', "f8fc1b07134fb0e1af62a5cb42046ee1"),
+        ('{"a":0e-9}', "f8fc1b07134fb0e1af62a5cb42046ee1"),
+        ('{"a":4.9e-324}', "f482c46cb65c44053c2de1cce02e45bc"),
+        ('{"a":5e-320}', "621f1d5c78372ef3cd9d2cdef224ab32"),
+        ('{"a":12345678901234567890123456789012e5}', "2b5b7cbf2b13f88678b26eb339acbf26"),
+    ],
+)  # fmt: skip
+def test_members_and_numbers_count_as_erlang_makes_them_of_couchdbs_json(text, signature):
+    assert ours(text.encode()) == signature
+    assert ours(text.replace('"_', '"\\u005f').encode()) == signature
+
+
+def test_a_document_that_begins_anew_counts_its_attachments_alone():
+    png = Attachment("image/png", 1, 7, md5(b"second").digest(), b"s" * 32, "", 7)
+    other = png._replace(md5=md5(b"first").digest())
+    gone = "2-eec205a9d413992850a6e32678485900"
+    attachments = {"a": other, "b": png}
+    named = ours(b"{}", parent=f"1-{EMPTY}", attachments=attachments)
+    assert named == "88fac987408fb4ee0b979bb3e572f153"
+    anew = ours(b"{}", parent=gone, attachments=attachments, begins_anew=True)
+    assert anew == "e7ae45c437b837c12eae4df43b20f101"
+    assert ours(b"{}", parent=gone, begins_anew=True) == "5570e8bbb34412db757c2df4bfa1099b"
+
+
 def test_the_slow_encoder_makes_the_same():
     assert naive(b"{}") == EMPTY
     assert naive(b'{"a":1}') == "23202479633c2b380f79507a776743d5"

@@ -116,6 +116,14 @@ def test_such_a_value_stays_when_its_document_goes_on():
     assert loaded(pack(both)).contents == both.contents
 
 
+def test_a_value_that_was_an_attachment_stays_one_though_it_would_be_a_document_now():
+    value = b'{"_access":1}'
+    shown = Attachment("application/octet-stream", 1, 13, b"m" * 16, b"", "", 13)
+    tree = EMPTY.extended(None, "a" * 32)
+    document = StoredDocument(tree, {tree.winner.rev: Content(b"{}", {"value": shown}, value)})
+    assert seen(loaded(pack(document))) == seen(document)
+
+
 def test_kv_extends_the_winner():
     document = conflicting()
     after = after_kv(document, b'{"kv":1}')

@@ -96,6 +96,7 @@ def test_a_deleted_document_begins_anew_behind_its_deletion():
     assert back.tree.path(rev).revs() == [rev, gone, first]
     assert not back.winner.is_deleted
     assert edit(document, f'{{"_rev":"{gone}","b":1}}')[1] == rev
+    refused("conflict", edit, document, '{"_deleted":true,"why":2}')
     assert edit(None, "{}", revs_limit=1)[1] == first
 
 
@@ -169,8 +170,8 @@ def test_a_peer_may_tell_where_a_known_revision_comes_from():
 def test_what_a_peer_has_to_say():
     assert sent_path(parse_sent(b'{"_rev":"3-c"}')) == Path(3, ["c"])
     refused("bad_request", sent_path, parse_sent(b"{}"))
-    wrong = b'{"_rev":"3-x","_revisions":{"start":3,"ids":["c"]}}'
-    refused("bad_request", sent_path, parse_sent(wrong))
+    both = parse_sent(b'{"_rev":"4-x","_revisions":{"start":3,"ids":["c","b"]}}')
+    assert sent_path(both) == Path(3, ["c", "b"]), "as in CouchDB"
 
 
 def test_generations_end():
@@ -344,3 +345,24 @@ def test_the_winner_does_not_depend_on_the_order():
             (Path(1, ["y"]), False)]  # fmt: skip
     winners = {grown(one).winner for one in permutations(sent)}
     assert winners == {("2-c", False)}
+
+
+def test_revisions_of_an_edit_name_its_leaf_too():
+    document, first = edit(None, "{}")
+    path = '{"_revisions":{"start":1,"ids":["%s"]},"_rev":"7-x","n":%d}'
+    document, rev = edit(document, path % (first.removeprefix("1-"), 2))
+    assert document.tree.path(rev).revs() == [rev, first]
+    refused("conflict", edit, document, path % (first.removeprefix("1-"), 3))
+
+
+def test_a_deleted_document_begins_anew_with_attachments_under_couchdbs_revision():
+    png = Attachment("image/png", 1, 7, b"m" * 16, b"s" * 32, "", 7)
+    document, first = edit(None, "{}")
+    document, gone = edit(document, f'{{"_rev":"{first}","_deleted":true}}')
+    kept = {"a": png, "b": png._replace(md5=b"n" * 16)}
+    table = '{"_attachments":{"a":{"data":""},"b":{"data":""}}%s}'
+    _, rev = edit(document, table % "", kept)
+    assert (gone, rev) == (
+        "2-eec205a9d413992850a6e32678485900", "3-e7ae45c437b837c12eae4df43b20f101",
+    )  # fmt: skip
+    assert edit(document, table % f',"_rev":"{gone}"', kept)[1] != rev

@@ -42,10 +42,31 @@ async def test_all_design_documents_are_asked_in_their_newest_revision(node):
     assert await refusals(node, {"c": 1}) == [None]
 
 
-async def test_a_design_document_that_is_none_lets_nothing_through(node):
-    await write(node, "x", {"filters": 7})
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"validate_doc_update": 7}, {"validate_doc_update": "function ("},
+        {"validate_doc_update": ""}, {"validate_doc_update": "7"},
+        {"validate_doc_update": "fun({Doc}) -> ok end", "language": "erlang"},
+    ],
+)  # fmt: skip
+async def test_a_validator_that_cannot_be_run_lets_nothing_through(node, content):
+    rev = await write(node, "x", content)
+    assert await node.functions.validates("b")
     (found,) = await refusals(node, {})
-    assert found.startswith("_design/x: ")
+    assert "_design/x" in found
+    await write(node, "x", {"filters": {}}, rev)
+    assert await refusals(node, {}) == [None]
+
+
+async def test_a_filter_that_cannot_be_run_keeps_nothing_out(node):
+    await write(node, "x", {"filters": 7, "updates": {"u": 1}, "views": [], "language": 7})
+    await write(node, "y", {"filters": {"f": "("}, "big": 10**30})
+    assert not await node.functions.validates("b")
+    assert await refusals(node, {}) == [None]
+    for name, filter_name in (("x", "f"), ("y", "f"), ("x", "u")):
+        with pytest.raises(MillstreamError, match=f"_design/{name}"):
+            await node.functions.filter("b", name, filter_name, [b"{}"], b"{}")
 
 
 async def test_filters_views_and_updates(node):

@@ -4,7 +4,10 @@ import time
 import msgspec
 import pytest
 
-from millstream.errors import UnavailableError
+from millstream.documents.sent import parse_sent
+from millstream.documents.updating import interactive
+from millstream.errors import UnavailableError, UsageError
+from millstream.gateway.aio.attaching import keep_inline
 from millstream.model.partitions import PartitionState
 from millstream.node import included_documents
 from millstream.node.embedded import Node
@@ -116,6 +119,39 @@ async def test_pieces_may_end_anywhere(bucket, bytes_per_piece):
     rows = [row("a", 'x\r\n"}', ["é", n]) for n in range(30)]
     found = await documents(bucket, rows, bytes_per_piece=bytes_per_piece)
     assert [one["_id"] for one in found] == ["a"] * 30
+
+
+async def test_attachments_stand_in_documents_where_they_are_asked_for(bucket, monkeypatch):
+    host = bucket.node.engine.documents
+    table = {
+        "t": {"content_type": "text/plain", "data": "Zmlyc3Q="},
+        "p": {"content_type": "image/png", "data": "Zmlyc3Q="},
+    }
+    kept = await keep_inline(host, "b", table)
+    sent = parse_sent(msgspec.json.encode({"n": 1, "_attachments": table}))
+    await host.update(
+        "b", [("d", lambda one: interactive(one, sent, kept, revs_limit=9).document)],
+        is_durable=True,
+    )  # fmt: skip
+    read = bucket.node.engine._buckets.running["b"].blobs.read
+
+    async def asked(doc_id, **options):
+        answer = WithDocuments(
+            answered([row(doc_id)]), OwnDocuments(bucket, time.time_ns, read), **options
+        )
+        (found,) = msgspec.json.decode(b"".join([piece async for piece in answer]))["rows"]
+        return found["doc"]
+
+    whole = await asked("d", attachments=True)
+    assert {name: one["data"] for name, one in whole["_attachments"].items()} == {
+        "t": "Zmlyc3Q=", "p": "Zmlyc3Q=",
+    }  # fmt: skip
+    assert all(one["stub"] for one in (await asked("d"))["_attachments"].values())
+    value = (await asked("b", attachments=True))["_attachments"]["value"]
+    assert base64.b64decode(value["data"]) == b"no JSON"
+    monkeypatch.setattr(included_documents, "INLINE_BYTES_MAX", 9)
+    with pytest.raises(UsageError, match="10 bytes"):
+        await asked("d", attachments=True)
 
 
 async def test_no_rows_no_documents(bucket):

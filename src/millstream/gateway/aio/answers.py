@@ -18,6 +18,7 @@ from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
+from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.token_host import TokenHost
 from millstream.runtime.guests import Guests
 
@@ -29,6 +30,7 @@ __all__ = [
     "GUESTS",
     "HOST",
     "OBJECT_BYTES_MAX",
+    "OLD",
     "SIGNER",
     "STILL",
     "TOKENS",
@@ -51,6 +53,8 @@ _PIECE_BYTES: Final = 64 * 1024
 _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
 HOST: Final = web.AppKey("host", NodeHost)
+OLD: Final = web.AppKey("old", OldRevisions)
+"""Contents of revisions that newer ones took the place of."""
 GUESTS: Final = web.AppKey("guests", Guests)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
 TOKENS: Final[web.AppKey[TokenHost | None]] = web.AppKey(

@@ -152,7 +152,7 @@ async def inflated(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def keep_inline(
-    documents: DocumentHost, bucket: str, table: Mapping[str, Any]
+    documents: DocumentHost, bucket: str, table: Mapping[str, Any], *, is_replicated: bool = False
 ) -> dict[str, Attachment]:
     """Keep the attachments whose bytes stand in their document.
 
@@ -160,17 +160,18 @@ async def keep_inline(
         documents: of the node.
         bucket: the database.
         table: `_attachments` as it was sent.
+        is_replicated: a peer has them: what it judged good is taken.
 
     Raises:
         UsageError: `bad_request`.
     """
-    if len(table) > ATTACHMENTS_MAX:
+    if len(table) > ATTACHMENTS_MAX and not is_replicated:
         raise UsageError(
             f"a document has at most {ATTACHMENTS_MAX} attachments", code="bad_request"
         )
     kept: dict[str, Attachment] = {}
     for name, entry in table.items():
-        checked_name(name)
+        checked_name(name, is_replicated=is_replicated)
         if not isinstance(entry, dict):
             raise UsageError(f"Attachment {name!r} must be an object", code="bad_request")
         if "data" in entry:

@@ -22,7 +22,7 @@ from millstream.documents.reading import open_leaves
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST
+from millstream.gateway.aio.answers import HOST, OLD
 from millstream.gateway.aio.attaching import PIECE_BYTES, content_of, keep
 from millstream.gateway.aio.document_pages import (
     DOCUMENT_PATHS,
@@ -61,6 +61,8 @@ async def _get(request: web.Request) -> web.StreamResponse:
     documents = request.app[HOST].documents
     document = await documents.read(bucket, doc_id, is_durable="rev" in request.query)
     rev = named_rev(request.query, None)
+    if rev is not None:
+        document = request.app[OLD].shown(bucket, doc_id, document)
     if document is None or not document.exists or (rev is None and document.winner.is_deleted):
         raise ConditionError("missing", code="not_found")
     [leaf] = open_leaves(document, [rev or document.winner.rev], latest=False)
@@ -69,7 +71,6 @@ async def _get(request: web.Request) -> web.StreamResponse:
     one = document.contents[leaf.rev].attachments[name]
     headers = {
         "ETag": f'"{b64encode(one.md5).decode()}"',
-        "Content-MD5": digest_of(one.md5).removeprefix("md5-"),
         "Content-Type": one_line(one.content_type),
         "Accept-Ranges": "none" if one.encoding else "bytes",
         "Cache-Control": "must-revalidate",
@@ -77,14 +78,16 @@ async def _get(request: web.Request) -> web.StreamResponse:
     }
     if names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
         return web.Response(status=304, headers=headers)
+    whole = {"Content-MD5": digest_of(one.md5).removeprefix("md5-")}  # of what is stored
     is_plain = not (one.encoding and accepts_gzip(request.headers.get("Accept-Encoding")))
     if not is_plain:
         headers["Content-Encoding"] = one.encoding
         pieces = content_of(documents, bucket, one, is_plain=False)
-        return await _send(request, 200, headers, one.stored_length, pieces)
+        return await _send(request, 200, headers | whole, one.stored_length, pieces)
     wanted = None if one.encoding else asked_range(request.headers.get("Range"), one.length)
     if wanted is None or not one.sha256:
         pieces = pieces_of(documents, bucket, document, leaf.rev, name, is_plain=True)
+        headers |= {} if one.encoding else whole
         return await _send(request, 200, headers, one.length, pieces)
     headers["Content-Range"] = wanted.header(one.length)
     pieces = documents.open_blob(bucket, one.sha256, wanted.begin, wanted.end)
@@ -156,17 +159,16 @@ async def _change(request: web.Request, kept: Mapping[str, Attachment]) -> web.R
     before: Content | None = None
     if document is not None and document.exists:
         shown = rev if rev is not None else document.winner.rev
-        before = document.contents.get(shown)
+        begins_anew = rev is None and document.winner.is_deleted
+        before = None if begins_anew else document.contents.get(shown)
     if before is None and not kept:
         raise ConditionError("missing", code="not_found")
     body = b"{}" if before is None else before.body
-    table: dict[str, dict[str, Any]] = {
-        one: {"stub": True} for one in (before.attachments if before is not None else ())
-    }
-    if not kept and name not in table:
+    others = () if before is None else before.attachments
+    if not kept and name not in others:
         raise ConditionError("Document is missing attachment", code="not_found")
-    table.pop(name, None)
-    table |= {one: {} for one in kept}
+    table: dict[str, dict[str, Any]] = {one: {} for one in kept}  # first, as in CouchDB
+    table |= {one: {"stub": True} for one in others if one != name}
     sent = Sent(doc_id, rev, False, None, table, body, parse(body))
     is_later = is_batch(request.query)
     done = await write_one(request, bucket, Edit(doc_id, sent, kept), is_durable=not is_later)

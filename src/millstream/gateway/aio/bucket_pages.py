@@ -15,7 +15,7 @@ from aiohttp import web
 
 from millstream.access.users import Right
 from millstream.errors import AccessError, ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, USER, answer, read_object, require
+from millstream.gateway.aio.answers import HOST, OLD, USER, answer, read_object, require
 from millstream.gateway.core.host import BucketStatus
 from millstream.model.limits import PARTITIONS_DEFAULT
 
@@ -79,6 +79,7 @@ async def _delete(request: web.Request) -> web.Response:
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info["name"])
+    request.app[OLD].forget(request.match_info["name"])
     return answer({"ok": True}, status=202)
 
 

@@ -13,6 +13,8 @@ Source: CouchDB's bulk API and replication protocol.
 
 from __future__ import annotations
 
+import asyncio
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -21,10 +23,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import check_values, parse
+from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, emptied, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
-from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import Sent, checked_id
+from millstream.documents.revisions import checked_rev, is_rev
+from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import Purge, purge, sent_path
@@ -33,6 +35,7 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     HOST,
+    OLD,
     answer,
     read_body,
     require,
@@ -47,17 +50,23 @@ from millstream.gateway.core.document_host import DocumentHost
 from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
+from millstream.gateway.core.old_revisions import OldRevisions
 
 __all__ = [
-    "BULK_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
+    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
+DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Body with many documents that is taken apart though some are deeper than a decoder goes."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
+_DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
+"""In a body with many documents: one that is too deep still is, when what lies deeper is left
+out."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
 
@@ -77,6 +86,8 @@ class _Asked(NamedTuple):
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
 _LOCAL: Final = "_local/"
+_FOREIGN_REV: Final = re.compile(r"[0-9]{1,20}-.+", re.DOTALL).fullmatch
+"""Revisions as CouchDB may have them, some of which no document has here."""
 
 
 # -- writing
@@ -99,7 +110,8 @@ async def _bulk_docs(request: web.Request) -> web.Response:
             if not is_replicated:
                 said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
         else:
-            said.append(_refused(edit.doc_id, edit.sent, one))
+            named = _Named(edit.doc_id, edit.sent.rev if is_replicated else None)
+            said.append(_refused(named, one))
     return answer(said, status=201)
 
 
@@ -110,7 +122,12 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
     data = await read_body(request, BULK_BYTES_MAX)
     check_values(data)
     try:
-        said = _bulk(data)
+        try:
+            said = _bulk(data)
+        except RecursionError:
+            if len(data) > DEEP_BYTES_MAX:
+                raise
+            said = _bulk(await asyncio.to_thread(emptied, data, _DEPTH_KEPT))
     except msgspec.ValidationError as error:
         raise UsageError(
             "POST body must include `docs` parameter, a list of objects", code="bad_request"
@@ -134,8 +151,8 @@ async def _edits(
     Local documents are none, and written here; what is said is empty where nothing is.
 
     Raises:
-        UsageError: an id or a special member is illegal where clients write: the whole request
-            is refused.
+        UsageError: an id or a special member is illegal where clients write, or a replicated
+            document has no revision: the whole request is refused.
     """
     documents = request.app[HOST].documents
     may = _Rights(request, bucket)
@@ -144,7 +161,7 @@ async def _edits(
     turns = Turns()
     for text in texts:
         await turns.give()
-        sent, local_id = None, None
+        sent, local_id, is_unnamed = None, None, False
         try:
             if (local_id := _local_id(bytes(text))) is not None:
                 may.check(local_id)
@@ -157,17 +174,25 @@ async def _edits(
             doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
             may.check(doc_id)
             if is_replicated:
+                is_unnamed = sent.rev is None and sent.path is None
                 sent_path(sent)
             kept = {}
             if sent.attachments:
-                kept = await keep_inline(documents, bucket, sent.attachments)
+                kept = await keep_inline(
+                    documents, bucket, sent.attachments, is_replicated=is_replicated
+                )
         except MillstreamError as error:
             is_bad_id = error.code == "illegal_docid"
+            if is_unnamed:  # no peer sends that: who wrote it is to see it, as in CouchDB
+                raise
             if not is_replicated and (is_bad_id or error.code == "doc_validation"):
                 raise
             if is_bad_id:  # replicators go on after this one
                 error = AccessError(str(error), code="forbidden")
-            told.append(_refused(local_id if sent is None else sent.id, sent, error))
+            named = _named(bytes(text)) if sent is None else _Named(sent.id, sent.rev)
+            if not is_replicated:
+                named.rev = None  # as in CouchDB
+            told.append(_refused(named, error))
             continue
         edits.append(Edit(doc_id, sent, kept, is_replicated))
         told.append(None)
@@ -175,7 +200,7 @@ async def _edits(
         try:
             number = await documents.write_local(bucket, local_id.removeprefix(_LOCAL), body, rev)
         except MillstreamError as error:
-            told[place] = _refused(local_id, None, error)
+            told[place] = _refused(_Named(local_id), error)
         else:
             said = {"ok": True, "id": local_id, "rev": f"0-{number}"}
             told[place] = {} if is_replicated else said
@@ -183,18 +208,26 @@ async def _edits(
 
 
 class _Named(msgspec.Struct):
-    id: str | None = msgspec.field(name="_id", default=None)
+    """How a document is named, as far as that can be read."""
+
+    id: Any = msgspec.field(name="_id", default=None)
+    rev: Any = msgspec.field(name="_rev", default=None)
+
+
+def _named(text: bytes) -> _Named:
+    """Return what names a document, also of one that is refused."""
+    try:
+        return msgspec.json.decode(text, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Named()  # `parsed` says why
 
 
 def _local_id(text: bytes) -> str | None:
     """Return the id of a document that stays in its database; None: it is another one."""
     if b"_local" not in text:
         return None
-    try:
-        named = msgspec.json.decode(text, type=_Named).id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # `parsed` says why
-    return named if named is not None and named.startswith(_LOCAL) else None
+    named = _named(text).id
+    return named if isinstance(named, str) and named.startswith(_LOCAL) else None
 
 
 def _local(local_id: str, text: bytes) -> tuple[bytes | None, int | None]:
@@ -221,10 +254,10 @@ class _Rights:
             raise refusal
 
 
-def _refused(doc_id: str | None, sent: Sent | None, error: MillstreamError) -> dict[str, Any]:
-    said: dict[str, Any] = {"id": doc_id}
-    if sent is not None and sent.rev is not None:
-        said["rev"] = sent.rev
+def _refused(named: _Named, error: MillstreamError) -> dict[str, Any]:
+    """Return the row of a document that is refused; who has no id that can be read has none."""
+    said = {name: value for name, value in (("id", named.id), ("rev", named.rev))
+            if isinstance(value, str)}  # fmt: skip
     return said | body_of(error, _PATH)
 
 
@@ -269,7 +302,10 @@ async def _full_commit(request: web.Request) -> web.Response:
 # -- comparing
 
 
-async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
+async def _revs_by_id(
+    request: web.Request, *, may_be_foreign: bool = False
+) -> dict[str, list[str]]:
+    """Return the revisions that a request names; those that no document has here, if they may."""
     data = await read_body(request, BULK_BYTES_MAX)
     check_values(data)
     try:
@@ -288,14 +324,15 @@ async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
             )
         await turns.give()
         for rev in revs:
-            checked_rev(rev)
+            if not (may_be_foreign and _FOREIGN_REV(rev)):
+                checked_rev(rev)
     return asked
 
 
 async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="write")
-    asked = await _revs_by_id(request)
+    asked = await _revs_by_id(request, may_be_foreign=True)
     found: dict[str, dict[str, list[str]]] = {}
     turns = Turns()
     async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
@@ -303,7 +340,9 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
             await turns.give()
             if isinstance(document, MillstreamError):
                 raise document
-            said = differences(document, asked[doc_id])
+            said = differences(document, [rev for rev in asked[doc_id] if is_rev(rev)])
+            if unknown := [rev for rev in asked[doc_id] if not is_rev(rev)]:
+                said["missing"] = [*said.get("missing", ()), *unknown]
             if said:
                 found[doc_id] = said
     return found
@@ -350,7 +389,7 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
             given.setdefault(name, "true" if content[name] else "false")
     shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
     getting = _Getting(
-        request.app[HOST].documents, bucket, shown,
+        request.app[HOST].documents, request.app[OLD], bucket, shown,
         latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),
     )  # fmt: skip
     accept = request.headers.get("Accept", "")
@@ -390,6 +429,7 @@ class _Getting:
     def __init__(
         self,
         documents: DocumentHost,
+        old: OldRevisions,
         bucket: str,
         shown: Shown,
         *,
@@ -397,6 +437,7 @@ class _Getting:
         attachments: bool,
     ) -> None:
         self._documents, self._bucket, self._shown = documents, bucket, shown
+        self._old = old
         self._latest, self._attachments = latest, attachments
 
     async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[bytes]:
@@ -457,6 +498,8 @@ class _Getting:
             raise document
         if revs is None and (document is None or not document.exists):
             return document, ["undefined"]
+        if revs is not None:
+            document = self._old.shown(self._bucket, one.id, document)
         return document, open_leaves(document, revs, latest=self._latest)
 
     @staticmethod

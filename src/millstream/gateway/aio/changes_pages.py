@@ -203,8 +203,8 @@ class _Answer:
         out = []
         for seqno, text in rows:
             tokens.move(number, snapshot.at(seqno))
-            self._count += 1
             seq = b"null" if self._count % interval else b'"%b"' % tokens.text(number)
+            self._count += 1
             out.append(self._framed(seq, text))
         return b"".join(out)
 

@@ -12,6 +12,7 @@ Source: CouchDB's database API.
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,12 +25,14 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     HOST,
+    OLD,
     USER,
     answer,
     raw_answer,
     read_body,
     require,
 )
+from millstream.gateway.aio.streaming import stream
 from millstream.gateway.core.document_host import DatabaseInfo
 
 __all__ = [
@@ -43,7 +46,7 @@ PARTITIONS_ASKED_MAX: Final = 1024
 UUIDS_MAX: Final = 1000
 """Ids given at a time."""
 DATABASES_ASKED_MAX: Final = 100
-"""Databases described at a time."""
+"""Databases that are asked for by name, described at a time."""
 REVS_LIMIT_MAX: Final = 1_000_000
 PURGED_INFOS_LIMIT: Final = 1000
 """What clients of CouchDB are told, and may say; nothing is limited by it."""
@@ -179,9 +182,21 @@ async def _set_purged_infos_limit(request: web.Request) -> web.Response:
     return answer({"ok": True})
 
 
+async def _purged_infos(request: web.Request) -> web.Response:
+    name = request.match_info[DATABASE]
+    require(request, "read", name)
+    await request.app[HOST].documents.settings(name)
+    raise UsageError(
+        "a purge is a change of its document here: which revisions it took is not kept, so there "
+        "is no list of them",
+        code="not_supported",
+    )
+
+
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info[DATABASE])
+    request.app[OLD].forget(request.match_info[DATABASE])
     return answer({"ok": True}, status=202)
 
 
@@ -197,7 +212,8 @@ def _readable(request: web.Request) -> list[str]:
     return sorted(n for n in names if user is None or user.may("read", n))
 
 
-async def _all(request: web.Request) -> web.Response:
+def _asked_for(request: web.Request) -> list[str]:
+    """Return those of them that are in the range that is asked for."""
     names, options = _readable(request), request.query
     start, end = (_key(options, *pair) for pair in _KEYS)
     if options.get("descending") == "true":
@@ -205,7 +221,11 @@ async def _all(request: web.Request) -> web.Response:
         start, end = end, start
     found = [n for n in names if (start is None or n >= start) and (end is None or n <= end)]
     skip, limit = (_count(options, name) for name in ("skip", "limit"))
-    return answer(found[skip or 0 :][:limit])
+    return found[skip or 0 :][:limit]
+
+
+async def _all(request: web.Request) -> web.Response:
+    return answer(_asked_for(request))
 
 
 _KEYS: Final = (("startkey", "start_key"), ("endkey", "end_key"))
@@ -230,9 +250,9 @@ def _count(options: Any, name: str) -> int | None:
     return int(text)
 
 
-async def _infos(request: web.Request) -> web.Response:
-    names = _readable(request)
+async def _infos(request: web.Request) -> web.StreamResponse:
     if request.method == "POST":
+        names = frozenset(_readable(request))
         content = parse(await read_body(request, SECURITY_BYTES_MAX))
         asked = content.get("keys") if isinstance(content, dict) else None
         if not isinstance(asked, list) or not all(isinstance(name, str) for name in asked):
@@ -242,9 +262,18 @@ async def _infos(request: web.Request) -> web.Response:
                 f"at most {DATABASES_ASKED_MAX} databases are described at a time",
                 code="bad_request",
             )
-    else:
-        asked = names[:DATABASES_ASKED_MAX]
-    return answer([await _one(request, name, name in names) for name in asked])
+        return answer([await _one(request, name, name in names) for name in asked])
+    return await stream(request, _described(request, _asked_for(request)), {})
+
+
+async def _described(request: web.Request, names: list[str]) -> AsyncIterator[bytes]:
+    before = b"["
+    for name in names:
+        one = await _one(request, name, True)
+        if one.get("error") != "not_found":  # it is gone by now
+            yield before + msgspec.json.encode(one)
+            before = b",\n"
+    yield b"[]\n" if before == b"[" else b"]\n"
 
 
 async def _one(request: web.Request, name: str, is_there: bool) -> dict[str, Any]:
@@ -278,6 +307,7 @@ def routes() -> list[web.RouteDef]:
         web.put(DATABASE_PATH + "/_security", _set_security),
         web.get(DATABASE_PATH + "/_revs_limit", _revs_limit),
         web.put(DATABASE_PATH + "/_revs_limit", _set_revs_limit),
+        web.get(DATABASE_PATH + "/_purged_infos", _purged_infos),
         web.get(DATABASE_PATH + "/_purged_infos_limit", _purged_infos_limit),
         web.put(DATABASE_PATH + "/_purged_infos_limit", _set_purged_infos_limit),
         web.post(DATABASE_PATH + "/_compact", _compact),

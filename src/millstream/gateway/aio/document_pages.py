@@ -37,6 +37,7 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     HOST,
+    OLD,
     answer,
     raw_answer,
     read_body,
@@ -103,6 +104,8 @@ async def _get(request: web.Request) -> web.StreamResponse:
     documents = request.app[HOST].documents
     is_durable = options.rev is not None or options.open_revs is not None
     found = await documents.read(bucket, doc_id, is_durable=is_durable)
+    if is_durable or options.shown.revs_info:
+        found = request.app[OLD].shown(bucket, doc_id, found)
     if options.local_seq and found is not None:
         options = options._replace(shown=options.shown._replace(local_seq=found.seqno))
     if options.open_revs is not None:
@@ -113,17 +116,17 @@ async def _get(request: web.Request) -> web.StreamResponse:
     if headers and names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
         return web.Response(status=304, headers=headers)
     if not options.attachments or not found.contents[leaf.rev].attachments:
-        text = text_of(doc_id, found, leaf, options.shown) + b"\n"
-        if len(text) <= WHOLE_BYTES_MAX:
-            return raw_answer(text, headers=headers)
-        return await stream(request, _piece(text), headers)
+        text = text_of(doc_id, found, leaf, options.shown)
+        if len(text) < WHOLE_BYTES_MAX:
+            return raw_answer(text + b"\n", headers=headers)
+        return await stream(request, _pieces(text, b"\n"), headers)
     if "multipart/" not in request.headers.get("Accept", "") or prefers_json(
         request.headers.get("Accept")
     ):
         text = await inline_text(
             documents, bucket, doc_id, found, leaf, options.shown, options.atts_since
         )
-        return await stream(request, _piece(text + b"\n"), headers)
+        return await stream(request, _pieces(text, b"\n"), headers)
     boundary = secrets.token_hex(16)
     wanted = newer_attachments(found, leaf.rev, options.atts_since)
     response = web.StreamResponse(
@@ -133,8 +136,9 @@ async def _get(request: web.Request) -> web.StreamResponse:
     return await send_attachment_pieces(request, response, pieces)
 
 
-async def _piece(text: bytes) -> AsyncIterator[bytes]:
-    yield text
+async def _pieces(*texts: bytes) -> AsyncIterator[bytes]:
+    for text in texts:
+        yield text
 
 
 def _says_more(shown: Shown) -> bool:
@@ -216,13 +220,17 @@ async def _put(request: web.Request) -> web.Response:
 async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
     is_replicated = request.query.get("new_edits", "true") == "false"
     if request.content_type == "multipart/related":
-        sent, kept = await read_related(request, bucket, DOCUMENT_BYTES_MAX)
+        sent, kept = await read_related(
+            request, bucket, DOCUMENT_BYTES_MAX, is_replicated=is_replicated
+        )
     else:
         sent, kept = await parsed(await read_body(request, DOCUMENT_BYTES_MAX)), {}
         if sent.attachments:
-            kept = await keep_inline(request.app[HOST].documents, bucket, sent.attachments)
-    if sent.id is not None and sent.id != doc_id:
-        raise UsageError("Document ID must match the address", code="bad_request")
+            kept = await keep_inline(
+                request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
+            )
+    if sent.id is not None:
+        checked_id(sent.id)  # another one than that of the address says nothing, as in CouchDB
     if not is_replicated:
         rev = named_rev(request.query, request.headers.get("If-Match"), sent.rev)
         sent = sent._replace(rev=rev)
@@ -238,9 +246,11 @@ async def _post(request: web.Request) -> web.Response:
     doc_id = checked_id(secrets.token_hex(16) if sent.id is None else sent.id)
     may_write(request, bucket, doc_id)
     kept = {}
-    if sent.attachments:
-        kept = await keep_inline(request.app[HOST].documents, bucket, sent.attachments)
     is_replicated = request.query.get("new_edits", "true") == "false"
+    if sent.attachments:
+        kept = await keep_inline(
+            request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
+        )
     return await _write(request, bucket, Edit(doc_id, sent, kept, is_replicated), 201)
 
 

@@ -35,7 +35,7 @@ PART_SECONDS: Final = 60.0
 
 
 async def read_related(
-    request: web.Request, bucket: str, bytes_max: int
+    request: web.Request, bucket: str, bytes_max: int, *, is_replicated: bool = False
 ) -> tuple[Sent, dict[str, Attachment]]:
     """Return the document of a request, and its attachments, whose bytes are kept by now.
 
@@ -44,7 +44,7 @@ async def read_related(
     """
     try:
         reader = MultipartReader(request.headers, request.content)
-        return await part_of(request, bucket, reader, bytes_max)
+        return await part_of(request, bucket, reader, bytes_max, is_replicated=is_replicated)
     except TimeoutError as error:
         raise UsageError("the body does not arrive", code="body_timeout") from error
     except (
@@ -58,7 +58,12 @@ async def read_related(
 
 
 async def part_of(
-    request: web.Request, bucket: str, reader: MultipartReader, bytes_max: int
+    request: web.Request,
+    bucket: str,
+    reader: MultipartReader,
+    bytes_max: int,
+    *,
+    is_replicated: bool = False,
 ) -> tuple[Sent, dict[str, Attachment]]:
     """Return what one multipart/related holds; raises as `read_related`, and as its reader."""
     documents = request.app[HOST].documents
@@ -67,7 +72,7 @@ async def part_of(
         raise UsageError("the multipart body is empty", code="bad_request")
     sent = await parsed(await _whole(first, bytes_max))
     table = sent.attachments or {}
-    kept = await keep_inline(documents, bucket, table)
+    kept = await keep_inline(documents, bucket, table, is_replicated=is_replicated)
     for name, entry in table.items():
         if entry.get("follows") is not True:
             continue

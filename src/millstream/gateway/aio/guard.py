@@ -16,6 +16,7 @@ import logging
 from base64 import b64decode
 from binascii import Error as Base64Error
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -52,6 +53,18 @@ _FORM_TYPES: Final = frozenset(
     {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""}
 )
 """Of bodies that a page of another site can have a browser send without asking."""
+
+
+@web.middleware
+async def _readable(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse an address that is no text: what it names would be taken for something else."""
+    target = request.raw_path
+    try:
+        if "%" in target or not target.isascii():
+            unquote_to_bytes(target).decode()
+    except UnicodeError as error:
+        raise UsageError("the address is not valid UTF-8", code="bad_request") from error
+    return await handler(request)
 
 
 @web.middleware
@@ -194,5 +207,5 @@ def _basic(authorization: str) -> tuple[str, str]:
 
 
 MIDDLEWARES: Final[tuple[Middleware, ...]] = (
-    log_access, hold_in_room, _share, _errors_as_json, _who,
+    log_access, hold_in_room, _share, _errors_as_json, _readable, _who,
 )  # fmt: skip

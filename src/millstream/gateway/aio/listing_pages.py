@@ -32,6 +32,7 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents_out import inline_text
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.document_host import DocumentHost
+from millstream.gateway.core.host import NodeHost
 from millstream.views.core.query import (
     MISSING,
     QUERY_BODY_BYTES_MAX,
@@ -55,7 +56,7 @@ async def _all_docs(request: web.Request) -> web.StreamResponse:
     if request.method == "POST":
         options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
     with WhileThere(request):
-        pieces = _Listing(request.app[HOST].documents, bucket, _parsed(options)).pieces()
+        pieces = (await _listing(request.app[HOST], bucket, _parsed(options))).pieces()
         async with aclosing(pieces):
             return await stream(request, pieces, {"Cache-Control": "must-revalidate"})
 
@@ -68,13 +69,13 @@ async def _queries(request: web.Request) -> web.StreamResponse:
         _parsed(common | options)
         for options in multi_options(await read_body(request, QUERY_BODY_BYTES_MAX))
     ]
-    documents = request.app[HOST].documents
+    host = request.app[HOST]
 
     async def results() -> AsyncIterator[bytes]:
         before = b'{"results":['
         for query in asked:
             yield before
-            async for piece in _Listing(documents, bucket, query).pieces():
+            async for piece in (await _listing(host, bucket, query)).pieces():
                 yield piece
             before = b","
         yield b"]}\n" if asked else before + b"]}\n"
@@ -98,11 +99,20 @@ def _key(value: Any) -> bytes:
     return value.encode(errors="surrogatepass")
 
 
+async def _listing(host: NodeHost, bucket: str, query: Query) -> _Listing:
+    """Return an answer; what changes beside it is not in its `update_seq`."""
+    seq = (await host.changes.whole(bucket)).latest().text() if query.update_seq else None
+    return _Listing(host.documents, bucket, query, seq)
+
+
 class _Listing:
     """The answer to one query."""
 
-    def __init__(self, documents: DocumentHost, bucket: str, query: Query) -> None:
+    def __init__(
+        self, documents: DocumentHost, bucket: str, query: Query, update_seq: str | None
+    ) -> None:
         self._documents, self._bucket, self._query = documents, bucket, query
+        self._update_seq = update_seq
         self._shown = Shown(conflicts=True) if query.conflicts else PLAIN
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -113,7 +123,10 @@ class _Listing:
         offset = None
         if is_whole:
             offset = query.skip if total is None else min(query.skip, total)
-        head = msgspec.json.encode({"total_rows": total, "offset": offset})
+        said: dict[str, Any] = {"total_rows": total, "offset": offset}
+        if self._update_seq is not None:
+            said["update_seq"] = self._update_seq
+        head = msgspec.json.encode(said)
         before = head[:-1] + b',"rows":[\r\n'
         rows = self._by_keys() if query.keys is not None else self._by_range()
         async with aclosing(rows):

@@ -58,10 +58,7 @@ def parse_local(data: bytes, doc_id: str) -> tuple[bytes | None, int | None]:
     for name in special:
         if name not in _KNOWN:
             raise UsageError(f"Bad special document member: {name}", code="doc_validation")
-    if special.get("_attachments"):
-        raise UsageError("_local documents do not accept attachments.", code="bad_request")
-    if special.get("_id", f"_local/{doc_id}") != f"_local/{doc_id}":
-        raise UsageError("Document ID must match the address", code="bad_request")
+    # `_attachments` are passed over, as CouchDB does.
     return None if special.get("_deleted") is True else parts.body, _number(special.get("_rev"))
 
 
@@ -90,6 +87,13 @@ async def _get(request: web.Request) -> web.Response:
     if found is None:
         raise ConditionError("missing", code="not_found")
     return raw_answer(local_text(found) + b"\n")
+
+
+async def _attachment(request: web.Request) -> web.Response:
+    bucket, _ = _of(request)
+    if request.method != "GET":
+        require(request, "write", bucket)
+    raise UsageError("_local documents do not accept attachments.", code="bad_request")
 
 
 async def _put(request: web.Request) -> web.Response:
@@ -146,6 +150,8 @@ def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     return [
         web.get(_LOCAL, _get),
+        web.get(_LOCAL + "/{name:.+}", _attachment),
+        web.put(_LOCAL + "/{name:.+}", _attachment),
         web.put(_LOCAL, _put),
         web.delete(_LOCAL, _delete),
         web.route("COPY", _LOCAL, _copy),

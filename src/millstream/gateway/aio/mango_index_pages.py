@@ -29,9 +29,10 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.core.host import FrontHost
-from millstream.views.core.design import DESIGN_PREFIX, design_name
+from millstream.views.core.design import DESIGN_PREFIX, design_name, read_design
 from millstream.views.core.mango.definitions import parse_definition
 from millstream.views.core.mango.planning import ALL_DOCS, Index, indexes_of
+from millstream.views.core.mango.selectors import parse_selector
 
 __all__ = ["DELETED_AT_ONCE_MAX", "indexes_of_bucket", "routes"]
 
@@ -39,7 +40,6 @@ DELETED_AT_ONCE_MAX: Final = 100
 """Design documents in one request to `_bulk_delete`."""
 _OPTIONS: Final = frozenset({"index", "type", "name", "ddoc", "w", "partitioned"})
 _LANGUAGE: Final = "query"
-_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 async def indexes_of_bucket(host: FrontHost, bucket: str) -> list[Index]:
@@ -51,7 +51,7 @@ async def indexes_of_bucket(host: FrontHost, bucket: str) -> list[Index]:
     return [
         index
         for design in await host.designs.all(bucket)
-        for index in indexes_of(design.name, _object(design.body))
+        for index in indexes_of(design.name, read_design(design.body))
     ]
 
 
@@ -103,12 +103,19 @@ def _asked(content: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
             code="invalid_partitioned_option",
         )
     definition = parse_definition(content["index"])
+    if definition.partial:  # stored with all its operators, as CouchDB has it
+        definition = definition._replace(partial=parse_selector(definition.partial).normal)
     view = {
         "map": definition.as_json(), "reduce": "_count", "options": {"def": content["index"]},
     }  # fmt: skip
-    made = sha1(msgspec.json.encode(view), usedforsecurity=False).hexdigest()
-    design, name = (_name(content.get(option, made)) for option in ("ddoc", "name"))
-    return design_name(design), name, view
+    name = _name(content.get("name", _hash(view)))
+    # Two indexes that differ in their names alone are in documents of their own.
+    design = content.get("ddoc", _hash([view, name] if "name" in content else view))
+    return design_name(_name(design)), name, view
+
+
+def _hash(content: object) -> str:
+    return sha1(msgspec.json.encode(content), usedforsecurity=False).hexdigest()
 
 
 def _name(value: Any) -> str:
@@ -176,7 +183,7 @@ async def _read(request: web.Request, design: str) -> tuple[str | None, dict[str
     found = await request.app[HOST].designs.read(request.match_info[DATABASE], design)
     if found is None or found.is_deleted:
         return None, {"language": _LANGUAGE}
-    content = _object(found.body)
+    content = read_design(found.body)
     if content.get("language") != _LANGUAGE:
         raise UsageError(
             "Existing design doc has an invalid language: "

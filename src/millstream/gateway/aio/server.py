@@ -22,8 +22,10 @@ import time
 from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 
 from millstream.gateway.aio import (
+    administration_pages,
     attachment_pages,
     bucket_pages,
     bucket_part_pages,
@@ -54,13 +56,14 @@ from millstream.gateway.aio import (
     user_pages,
     view_pages,
 )
-from millstream.gateway.aio.answers import GUESTS, HOST, SIGNER, TOKENS, answer
+from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SIGNER, TOKENS, answer
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
+from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.token_host import TokenHost
 from millstream.runtime.guests import Guests
 
@@ -92,7 +95,7 @@ PAGES: Final = (
     user_pages, user_document_pages, shared_pages, stored_pages, bucket_part_pages, part_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
-    replication_pages, pool_pages, database_pages,
+    replication_pages, pool_pages, administration_pages, database_pages,
 )  # fmt: skip
 
 
@@ -118,6 +121,7 @@ def make_application(
         middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
     application[HOST] = cast("NodeHost", host)
+    application[OLD] = OldRevisions()
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
     application[TOKENS] = tokens
@@ -136,6 +140,9 @@ class _RequestHandler(web.RequestHandler):
 
     def __init__(self, guests: Guests, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        make_request = self._request_factory
+        assert make_request is not None, "the server has pages"
+        self._request_factory = lambda message, *rest: make_request(_with_spaces(message), *rest)
         self._guests = guests
         self.is_active = True
 
@@ -198,6 +205,17 @@ class _RequestHandler(web.RequestHandler):
         response = _refusal(status)
         response.force_close()
         return response
+
+
+def _with_spaces(message: RawRequestMessage) -> RawRequestMessage:
+    """Return a request whose path means a space by `+`, as CouchDB reads it."""
+    path, mark, query = message.path.partition("?")
+    if "+" not in path:
+        return message
+    url = message.url.with_path(
+        message.url.raw_path.replace("+", "%20"), encoded=True, keep_query=True
+    )
+    return message._replace(path=path.replace("+", "%20") + mark + query, url=url)
 
 
 def _refusal(status: int) -> web.Response:

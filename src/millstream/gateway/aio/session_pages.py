@@ -69,9 +69,17 @@ async def _sent(request: web.Request) -> Mapping[str, object]:
         raise UsageError("the form cannot be read", code="bad_request") from error
 
 
+def _name_in(content: Mapping[str, object]) -> object:
+    """Return the name of who logs in; CouchDB takes it as `username`, too."""
+    names = [content[member] for member in ("name", "username") if content.get(member) is not None]
+    if len(names) == 2 and names[0] != names[1]:
+        raise UsageError("request body contains different usernames", code="bad_request")
+    return names[0] if names else None
+
+
 async def _log_in(request: web.Request) -> web.Response:
     content = await _sent(request)
-    name, password = content.get("name"), content.get("password")
+    name, password = _name_in(content), content.get("password")
     shown = request[USER]
     if name is None and password is None and shown is not None and _way(request) == "jwt":
         return answer({"ok": True, "name": shown.name, "roles": shown_roles(shown.roles)})

@@ -26,6 +26,7 @@ from millstream.gateway.aio.room import hold
 
 __all__ = [
     "GONE_CHECK_S",
+    "SENT_BYTES_MAX",
     "TURN_SECONDS",
     "WHOLE_BYTES_MAX",
     "Turns",
@@ -41,6 +42,8 @@ TURN_SECONDS: Final = 0.003
 """How long a request of many documents works before others have a turn."""
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""
+SENT_BYTES_MAX: Final = 256 * 1024
+"""Handed to a connection in one go."""
 _COPIES: Final = 5
 """How often a piece is in memory: what it was made of, itself, in a row, in a chunk, and with the
 connection."""
@@ -123,6 +126,17 @@ async def stream(
     return await send_pieces(request, response, pieces, b"".join(held))
 
 
+async def _write(response: web.StreamResponse, piece: bytes) -> None:
+    """Send a piece; a large one bit by bit, so that it is not copied and others have turns."""
+    if len(piece) <= SENT_BYTES_MAX:
+        await response.write(piece)
+        return
+    view = memoryview(piece)
+    for start in range(0, len(view), SENT_BYTES_MAX):
+        await response.write(view[start : start + SENT_BYTES_MAX])
+        await asyncio.sleep(0)
+
+
 async def send_pieces(
     request: web.Request,
     response: web.StreamResponse,
@@ -135,9 +149,9 @@ async def send_pieces(
         return response
     try:
         if first:
-            await response.write(first)
+            await _write(response, first)
         async for piece in pieces:
-            await response.write(_hold(piece))
+            await _write(response, _hold(piece))
     except MillstreamError as error:
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
         _cut(request)

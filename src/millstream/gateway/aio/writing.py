@@ -4,7 +4,8 @@ Invariants:
 1. Each document is judged and changed by itself; a refusal concerns no other one.
 2. What `validate_doc_update` functions agreed to is what is stored: if the document changed while
    they were asked, they are asked again.
-3. Design documents are stored only if they compile, whoever brings them.
+3. Design documents are stored only if they compile, but for those that a peer has: what it stored
+   is stored here, too, and what cannot be run in it says so when it is asked.
 
 Elsewhere: what becomes of a document (`documents.updating`), the functions
 (`gateway.core.host.FunctionHost`), attachments (`attaching`).
@@ -24,7 +25,7 @@ from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.updating import Change, interactive, replicated
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.gateway.aio.answers import HOST, USER, require
+from millstream.gateway.aio.answers import HOST, OLD, USER, require
 from millstream.gateway.core.document_host import Decide
 from millstream.gateway.core.user_documents import shown_roles
 from millstream.views.core.design_code import Revised
@@ -65,6 +66,9 @@ class _Pending:
         self.edit = edit
         self._revs_limit = revs_limit
         self.rev = ""
+        self.before: StoredDocument | None = None
+        self.after: StoredDocument | None = None
+        """As decided last; None: nothing was to be changed."""
         self.expected: list[str] | None = None
         """Leaves of the document that was validated; None: nothing was."""
 
@@ -79,6 +83,7 @@ class _Pending:
             raise MillstreamError("the document has changed", code=_MOVED)
         change = self.change(document)
         self.rev = change.rev
+        self.before, self.after = document, change.document
         return change.document
 
 
@@ -119,7 +124,10 @@ async def write(
         answers = await host.documents.update(bucket, wanted, is_durable=is_durable)
         for at, answer in zip(now, answers, strict=True):
             if not isinstance(answer, MillstreamError):
-                done[at] = Stored(pending[at].rev, answer.seqno > 0)
+                one = pending[at]
+                if one.after is not None:
+                    request.app[OLD].keep(bucket, one.edit.doc_id, one.before, one.after)
+                done[at] = Stored(one.rev, answer.seqno > 0)
             elif answer.code != _MOVED:
                 done[at] = answer
         left = [at for at in open_ones if done[at] is None]
@@ -130,7 +138,7 @@ async def write(
         "try again",
         code="temporarily_unavailable",
     )
-    return [late if one is None else one for one in done]
+    return [late if result is None else result for result in done]
 
 
 def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
@@ -144,7 +152,7 @@ def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
 async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> MillstreamError | None:
     try:
         require(request, "design", bucket)
-        if not edit.sent.is_deleted:
+        if not edit.sent.is_deleted and not edit.is_replicated:
             name = edit.doc_id.removeprefix(_DESIGN)
             await request.app[HOST].designs.check(bucket, name, dict(edit.sent.content))
     except MillstreamError as error:

@@ -25,6 +25,7 @@ __all__ = [
     "ATTACHMENT_NAME_BYTES_MAX",
     "CONTENT_TYPE_BYTES_MAX",
     "NOTHING_SAID",
+    "PEERS_NAME_BYTES_MAX",
     "Range",
     "Said",
     "accepts_gzip",
@@ -40,10 +41,12 @@ __all__ = [
 
 ATTACHMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 ATTACHMENT_NAME_BYTES_MAX: Final = 1024
+PEERS_NAME_BYTES_MAX: Final = 7 * 1024
+"""Of an attachment that a peer has: the line of a header that names it is read again."""
 CONTENT_TYPE_BYTES_MAX: Final = 1024
 """Of an attachment: it is a header again."""
 ATTACHMENTS_MAX: Final = 1000
-"""Of one revision."""
+"""Of one revision that a client makes."""
 _COMPRESSIBLE: Final = ("application/javascript", "application/json", "application/xml")
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
@@ -68,21 +71,26 @@ def accepts_gzip(header: str | None) -> bool:
     return False
 
 
-def checked_name(name: str) -> str:
+def checked_name(name: str, *, is_replicated: bool = False) -> str:
     """Return the name of an attachment.
+
+    Args:
+        name: it.
+        is_replicated: a peer stores it under this name: it may be empty, or longer than a client
+            may make one.
 
     Raises:
         UsageError: `bad_request`.
     """
-    if not name or name.startswith("_") or "\0" in name:
+    if name.startswith("_") or (not is_replicated and (not name or "\0" in name)):
         raise UsageError(
             f"Attachment name {name!r}: it may not be empty, nor start with '_'",
             code="bad_request",
         )
-    if len(name.encode(errors="surrogatepass")) > ATTACHMENT_NAME_BYTES_MAX:
+    bytes_max = PEERS_NAME_BYTES_MAX if is_replicated else ATTACHMENT_NAME_BYTES_MAX
+    if len(name.encode(errors="surrogatepass")) > bytes_max:
         raise UsageError(
-            f"the name of an attachment has at most {ATTACHMENT_NAME_BYTES_MAX} bytes",
-            code="bad_request",
+            f"the name of an attachment has at most {bytes_max} bytes", code="bad_request"
         )
     return name
 

@@ -67,7 +67,7 @@ class ChangesQuery:
 
     feed: Feed = "normal"
     since: Vector | int | None = 0
-    """None: now."""
+    """None: now. A descending feed begins at the end, whatever is given, as in CouchDB."""
     limit: int | None = None
     descending: bool = False
     all_docs: bool = False
@@ -109,12 +109,12 @@ def parse_changes(
     since = options.get("since", options.get("last-event-id", "0"))
     if feed == "eventsource" and last_event_id:
         since = last_event_id
-    limit = options.get("limit")
+    limit, is_descending = options.get("limit"), _flag(options, "descending")
     return ChangesQuery(
         feed=feed,  # type: ignore[arg-type] # one of the values above
-        since=_since(since),
+        since=0 if is_descending else _since(since),
         limit=None if limit is None else _count("limit", limit),
-        descending=_flag(options, "descending"),
+        descending=is_descending,
         all_docs=style == "all_docs",
         include_docs=_flag(options, "include_docs"),
         attachments=_flag(options, "attachments"),
@@ -184,7 +184,7 @@ def _filter(options: Mapping[str, str], body: Mapping[str, Any]) -> FilterAsked:
     if name == "_selector" or (not name and "selector" in body):
         if not isinstance(body.get("selector"), dict):
             raise UsageError(
-                "Selector must be a JSON object, in the body of a POST", code="bad_request"
+                "the selector in the body of a POST: expected a JSON object", code="bad_request"
             )
         return FilterAsked("selector", selector=body["selector"])
     if name == "_design":

@@ -2,7 +2,7 @@
 
 Invariants:
 1. What is stored is the object's members as they were written, texts of numbers included, without
-   those whose name begins with `_`.
+   the special ones.
 2. A revision given in several places is the same in all of them, or the request is refused.
 
 Elsewhere: the pages (`gateway.aio.design_pages`), the revisions themselves (`model.revision`).
@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from millstream.documents.json_text import is_special
 from millstream.documents.revisions import checked_rev
 from millstream.errors import UsageError
 
@@ -62,7 +63,7 @@ def parse_document(data: bytes, doc_id: str) -> SentDocument:
     try:
         members = _MEMBERS.decode(data)
         rev, is_deleted = _special(members, doc_id)
-        kept = {name: raw for name, raw in members.items() if not name.startswith("_")}
+        kept = {name: raw for name, raw in members.items() if not is_special(name)}
         body = msgspec.json.encode(kept)
         return SentDocument(body, msgspec.json.decode(body), rev, is_deleted)
     except msgspec.ValidationError as error:
@@ -74,7 +75,7 @@ def parse_document(data: bytes, doc_id: str) -> SentDocument:
 def _special(members: Mapping[str, msgspec.Raw], doc_id: str) -> tuple[str | None, bool]:
     rev, is_deleted = None, False
     for name, raw in members.items():
-        if not name.startswith("_") or name in _IGNORED:
+        if not is_special(name) or name in _IGNORED:
             continue
         value = msgspec.json.decode(raw)
         if name == "_id":

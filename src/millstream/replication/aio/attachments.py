@@ -11,12 +11,15 @@ Source: CouchDB's multipart bodies.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from millstream.errors import RemoteProtocolError
+import msgspec
+
+from millstream.errors import RemoteProtocolError, UsageError
 from millstream.replication.aio.parts import Part, Parts, Stream
+from millstream.replication.core.asking import TOO_LARGE
 
 __all__ = ["DOCUMENT_BYTES_MAX", "Related", "related_documents"]
 
@@ -29,6 +32,10 @@ _BOUNDARY: Final = "millstream-5c1f0d6a2b9e4d17a8035b6e91c24f7d"
 _MARK: Final = _BOUNDARY.encode()
 
 
+class _Head(msgspec.Struct):
+    rev: str = msgspec.field(name="_rev", default="")
+
+
 @dataclass
 class Related:
     """One revision that came: JSON, and attachments that are read once, behind it."""
@@ -37,12 +44,12 @@ class Related:
     parts: Parts | None = None
 
     @property
-    def head(self) -> Mapping[str, Any]:
-        """The document's members."""
-        found = _json(self.body)
-        if not isinstance(found, dict):
-            raise RemoteProtocolError("the peer sends a document that is no object")
-        return found
+    def rev(self) -> str:
+        """Its revision; empty if that cannot be read."""
+        try:
+            return msgspec.json.decode(self.body, type=_Head).rev
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ""
 
     @property
     def content_type(self) -> str:
@@ -75,6 +82,7 @@ async def related_documents(
 
     Raises:
         RemoteProtocolError: it is no such answer.
+        UsageError: `too_large`: a document is too large, or too deep where it is decoded.
     """
     if not content_type.startswith("multipart/"):
         for found in _of_json(await stream.read()):
@@ -117,8 +125,8 @@ async def _bounded(part: Part) -> bytes:
     async for piece in part.pieces():
         body += piece
         if len(body) > DOCUMENT_BYTES_MAX:
-            raise RemoteProtocolError(
-                f"the peer sends a document of over {DOCUMENT_BYTES_MAX} bytes"
+            raise UsageError(
+                f"the peer sends a document of over {DOCUMENT_BYTES_MAX} bytes", code=TOO_LARGE
             )
     return bytes(body)
 
@@ -126,5 +134,7 @@ async def _bounded(part: Part) -> bytes:
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
+    except RecursionError as error:
+        raise UsageError("the peer sends a document that is too deep", code=TOO_LARGE) from error
     except ValueError as error:
         raise RemoteProtocolError(f"the peer sends no JSON: {error}") from error

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from email.message import Message
 from typing import Final, Protocol
 
-from millstream.errors import RemoteProtocolError
+from millstream.errors import RemoteProtocolError, UsageError
+from millstream.replication.core.asking import TOO_LARGE
 
 __all__ = ["BUFFER_BYTES_MAX", "HEAD_BYTES_MAX", "HEAD_LINES_MAX", "Part", "Parts", "boundary_of"]
 
@@ -75,7 +76,7 @@ class _Buffered:
         """Return a line without its end."""
         while (at := self.held.find(_LINE_END)) < 0:
             if len(self.held) > HEAD_BYTES_MAX:
-                raise RemoteProtocolError("the head of one of the peer's parts is too long")
+                raise UsageError("the head of one of the peer's parts is too long", code=TOO_LARGE)
             await self.more()
         return self.take(at + len(_LINE_END))[:at]
 

@@ -35,6 +35,7 @@ from millstream.errors import (
 from millstream.replication.aio.attachments import Related, related_documents
 from millstream.replication.core import http_forms as forms
 from millstream.replication.core.asking import (
+    TOO_LARGE,
     Changes,
     Copy,
     Create,
@@ -53,7 +54,6 @@ from millstream.replication.core.asking import (
     Write,
     WriteLocal,
 )
-from millstream.replication.core.batches import TOO_LARGE
 
 if TYPE_CHECKING:
     import ssl
@@ -227,7 +227,7 @@ class HttpPeer:
             async with self._opened("PUT", path, document.pieces(), headers=headers) as response:
                 await _bounded(response, ANSWER_BYTES_MAX)
         except (AccessError, ConditionError, UsageError) as error:
-            return Failure(name, str(document.head.get("_rev", "")), error.code, str(error))
+            return Failure(name, document.rev, error.code, str(error))
         return None
 
     # ---- HTTP

@@ -11,7 +11,7 @@ Elsewhere: who asks (`starting`, `batches`, `checkpointing`, `running`), HTTP (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from millstream.documents.tokens import Vector
 from millstream.replication.core.coverage import Claim, Record
@@ -19,6 +19,8 @@ from millstream.replication.core.jobs import Job
 from millstream.replication.core.places import Place
 
 __all__ = [
+    "PASSING",
+    "TOO_LARGE",
     "Ask",
     "Changes",
     "Copy",
@@ -50,6 +52,15 @@ __all__ = [
 ]
 
 Side = Literal["source", "target"]
+PASSING: Final = frozenset((
+    "ambiguous", "blob_missing", "bucket_failed", "busy", "design_differs", "disk_error",
+    "disk_failed", "disk_full", "internal_error", "internal_server_error", "majority_impossible",
+    "majority_unknown", "node_failed", "not_my_partition", "rolled_back", "service_unavailable",
+    "stopping", "temporarily_unavailable", "timeout", "unavailable", "unreachable",
+))  # fmt: skip
+"""Codes that an answer has for a single document which may go well later."""
+TOO_LARGE: Final = "too_large"
+"""The code of an error that asks for smaller requests, whichever side they go to."""
 
 
 class Info(NamedTuple):

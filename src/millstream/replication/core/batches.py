@@ -4,7 +4,8 @@ Invariants:
 1. A document counts as accepted only if the target has all leaves that its row names, or newer
    ones below them.
 2. What the target refuses for good is a failure of that document; what may go well later is tried
-   again, and then is an error of the batch.
+   again, and then is an error of the batch. If a whole request is refused, or a refusal does not
+   say of what, smaller requests find the document whose fault it is.
 3. What the source names and then does not have is told apart: its history may have changed.
 4. At most `FETCH_DOCUMENTS_MAX` documents, and about `WRITE_BYTES_MAX` bytes to write, are held;
    documents with attachments pass from peer to peer.
@@ -19,6 +20,8 @@ from typing import Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
+    PASSING,
+    TOO_LARGE,
     Copy,
     Diff,
     Difference,
@@ -35,21 +38,22 @@ from millstream.replication.core.logs import Statistics
 from millstream.replication.core.tasks import ATTEMPTS_MAX, RETRY_MIN_MS, Steps, asked
 
 __all__ = [
-    "DENIED", "FETCH_DOCUMENTS_MAX", "MISSING", "TOO_LARGE", "WRITE_BYTES_MAX", "Batch", "Done",
+    "FETCH_DOCUMENTS_MAX", "MISSING", "OF_A_DOCUMENT", "WRITE_BYTES_MAX", "Batch",
+    "Done",
 ]  # fmt: skip
 
 FETCH_DOCUMENTS_MAX: Final = 100
 """Documents asked for in one request."""
 WRITE_BYTES_MAX: Final = 512 * 1024
 """Documents sent in one request, unless a single one is larger."""
-DENIED: Final = frozenset(("unauthorized", "forbidden"))
-TOO_LARGE: Final = "too_large"
-"""The code of an error that asks for smaller requests, whichever side they go to."""
-MISSING: Final = "missing"
-_LATER: Final = frozenset((
-    "ambiguous", "busy", "internal_server_error", "internal_error", "not_my_partition",
-    "service_unavailable", "temporarily_unavailable", "timeout", "unavailable", "unreachable",
+OF_A_DOCUMENT: Final = frozenset((
+    TOO_LARGE, "attachment_too_large", "bad_json", "bad_request", "doc_validation",
+    "document_too_large", "illegal_docid", "query_parse_error",
 ))  # fmt: skip
+"""Codes of errors of a whole request that may be the fault of one document in it."""
+MISSING: Final = "missing"
+_STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
+"""Codes that pass, or are those of a document for good: whether others are taken tells."""
 
 
 class Done(NamedTuple):
@@ -61,6 +65,13 @@ class Done(NamedTuple):
     missing: frozenset[str]
     """Ids of documents of which the source did not have what it had named."""
     statistics: Statistics
+
+    def plus(self, other: Done) -> Done:
+        """Return what came of both."""
+        return Done(
+            self.accepted | other.accepted, self.failures + other.failures,
+            self.missing | other.missing, self.statistics.plus(other.statistics),
+        )  # fmt: skip
 
 
 class Batch:
@@ -85,7 +96,7 @@ class Batch:
         revs = {row.name: row.revs for row in self._rows}
         found: Mapping[str, Difference] = {}
         if revs:
-            found = yield from asked("target", Diff(revs))
+            found = yield from self._differences(revs)
         wanted = [
             Wanted(name, each.missing, each.possible_ancestors)
             for name, each in found.items()
@@ -108,12 +119,32 @@ class Batch:
         accepted = frozenset(revs.keys() - failed - self._missing)
         return Done(accepted, tuple(self._failures), frozenset(self._missing), statistics)
 
+    def _differences(self, revs: Mapping[str, tuple[str, ...]]) -> Steps[Mapping[str, Difference]]:
+        """Return what the target lacks; what it cannot judge is a failure."""
+        try:
+            found: Mapping[str, Difference] = yield from asked("target", Diff(revs))
+        except MillstreamError as error:
+            if error.code not in OF_A_DOCUMENT:
+                raise
+            names = list(revs)
+            if len(names) == 1:
+                [name] = names
+                rev = revs[name][0] if revs[name] else ""
+                self._failures.append(Failure(name, rev, error.code, str(error)))
+                return {}
+            middle = len(names) // 2
+            found = {}
+            for part in (names[:middle], names[middle:]):
+                some = yield from self._differences({name: revs[name] for name in part})
+                found = {**found, **some}
+        return found
+
     def _move(self, wanted: Sequence[Wanted]) -> Steps[None]:
         """Bring some documents over; fewer at a time where they are too large."""
         try:
             fetched: Fetched = yield from asked("source", Fetch(tuple(wanted)))
         except MillstreamError as error:
-            if error.code != TOO_LARGE:
+            if error.code not in OF_A_DOCUMENT:
                 raise
             if len(wanted) == 1:
                 yield from self._copy(wanted[0])
@@ -137,15 +168,22 @@ class Batch:
         """Have a document with its attachments pass."""
         failures: Sequence[Failure] = yield from self._copied(wanted)
         self._read += len(wanted.revs)
-        self._written += len(wanted.revs) - len(failures)
+        self._written += max(0, len(wanted.revs) - len(failures))
         self._missing |= {each.name for each in failures if each.error == MISSING}
         self._failures += [each for each in failures if each.error != MISSING]
 
     def _copied(self, wanted: Wanted) -> Steps[Sequence[Failure]]:
         wait_ms = RETRY_MIN_MS
         for _ in range(ATTEMPTS_MAX):
-            failures: Sequence[Failure] = yield from asked("source", Copy(wanted))
-            later = [each for each in failures if each.error in _LATER]
+            failures: Sequence[Failure]
+            try:
+                failures = yield from asked("source", Copy(wanted))
+            except MillstreamError as error:
+                if error.code not in (*OF_A_DOCUMENT, "not_found"):
+                    raise
+                code = MISSING if error.code == "not_found" else error.code
+                failures = [Failure(wanted.name, "", code, str(error))]
+            later = [each for each in failures if each.error in PASSING]
             if not later:
                 return failures
             yield Pause(wait_ms)
@@ -153,36 +191,41 @@ class Batch:
         raise _later(later[0])
 
     def _write(self, documents: Sequence[Document]) -> Steps[None]:
+        names = {each.name for each in documents}
         try:
             failures: Sequence[Failure] = yield from self._written_of(documents)
         except MillstreamError as error:
-            if error.code != TOO_LARGE:
+            if error.code not in OF_A_DOCUMENT:
                 raise
-            if len(documents) == 1:
-                one = documents[0]
-                self._failures.append(Failure(one.name, one.rev, error.code, str(error)))
-                return
+            failures = [Failure("", "", error.code, str(error))]
+        if len(documents) == 1:
+            failures = [each._replace(name=documents[0].name) for each in failures[:1]]
+        elif not all(each.name in names for each in failures):
             middle = len(documents) // 2
             yield from self._write(documents[:middle])
             yield from self._write(documents[middle:])
             return
         self._failures += failures
-        self._written += len(documents) - len(failures)
+        self._written += max(0, len(documents) - len(failures))
 
     def _written_of(self, documents: Sequence[Document]) -> Steps[Sequence[Failure]]:
         """Write, and again what failed but may go well later."""
-        final: list[Failure] = []
-        wait_ms = RETRY_MIN_MS
+        final: dict[tuple[str, str], Failure] = {}
+        count, wait_ms = len(documents), RETRY_MIN_MS
         for _ in range(ATTEMPTS_MAX):
             failures: Sequence[Failure] = yield from asked("target", Write(tuple(documents)))
-            final += [each for each in failures if each.error not in _LATER]
-            later = [each for each in failures if each.error in _LATER]
+            final |= {each[:2]: each for each in failures if each.error not in PASSING}
+            later = [each for each in failures if each.error in PASSING]
             if not later:
-                return final
-            again = {(each.name, each.rev) for each in later}
-            documents = [each for each in documents if (each.name, each.rev) in again]
+                return list(final.values())
+            again = {each.name for each in later}
+            some = [each for each in documents if each.name in again]
+            if again <= {each.name for each in some}:
+                documents = some
             yield Pause(wait_ms)
             wait_ms *= 2
+        if len(later) < count and all(each.error in _STUMBLED for each in later):
+            return [*final.values(), *later]  # it takes others: these are what it stumbles over
         raise _later(later[0])
 
 

@@ -28,7 +28,7 @@ from millstream.replication.core.asking import (
     WriteLocal,
 )
 from millstream.replication.core.coverage import carried
-from millstream.replication.core.logs import EXCEPTIONS_MAX, Entry, extended, parse_log
+from millstream.replication.core.logs import EXCEPTIONS_MAX, Entry, extended, parse_log, remembered
 from millstream.replication.core.starting import Chain, Pair
 from millstream.replication.core.tasks import Steps, asked
 from millstream.replication.core.tracking import Mark
@@ -82,15 +82,17 @@ def _is_same(source: Info, before: Info) -> bool:
 
 def _entry(wanted: Checkpoint, target: Info) -> Entry:
     chain, mark = wanted.chain, wanted.mark
+    names = remembered(chain.exceptions)
+    dropped = chain.dropped + len(chain.exceptions) - len(names)
     is_complete = (
         chain.is_complete
         and chain.purge_epoch == target.purge_epoch
         and len(chain.exceptions) <= EXCEPTIONS_MAX
+        and not dropped
     )
     return Entry(
-        wanted.ckpt_id, mark.place, target.end, mark.is_closed, is_complete,
-        tuple(sorted(chain.exceptions)[:EXCEPTIONS_MAX]), target.purge_epoch, chain.base,
-        wanted.told,
+        wanted.ckpt_id, mark.place, target.end, mark.is_closed, is_complete, names,
+        target.purge_epoch, chain.base, wanted.told, dropped,
     )  # fmt: skip
 
 

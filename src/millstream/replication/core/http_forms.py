@@ -3,7 +3,9 @@
 Invariants:
 1. What a peer answers is checked: what has not the promised form is an error of the peer.
 2. A database tells vectors only if it says so (`uuid` and `branches` in its information).
-3. Bodies of documents are the bytes that the peer sent.
+3. Bodies of documents are the bytes that the peer sent. An answer that has one too deep to be
+   decoded is too large: it is asked for alone then, and passes as it is.
+4. A document that is refused without an id or with a wrong one is a failure without a name.
 
 Elsewhere: sockets and log-ins (`aio.peer`), attachments (`aio.attachments`).
 """
@@ -17,8 +19,10 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from millstream.documents.tokens import Vector, vector_from_json, vector_to_json
-from millstream.errors import RemoteProtocolError
+from millstream.errors import RemoteProtocolError, UnavailableError, UsageError
 from millstream.replication.core.asking import (
+    PASSING,
+    TOO_LARGE,
     Changes,
     Diff,
     Difference,
@@ -66,6 +70,8 @@ def document_path(name: str) -> str:
 def _decoded(data: bytes, form: Any, what: str) -> Any:
     try:
         return msgspec.json.decode(data, type=form)
+    except RecursionError as error:
+        raise UsageError(f"the peer's answer to {what} is too deep", code=TOO_LARGE) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(
             f"the peer's answer to {what} is not as it should be: {error}"
@@ -195,9 +201,8 @@ def fetch_request(asked: Fetch) -> Sent:
 
 
 class _Missing(msgspec.Struct):
-    id: str = ""
-    rev: str = ""
-    error: str = "not_found"
+    rev: str | None = None
+    error: str | None = None
 
 
 class _Got(msgspec.Struct):
@@ -220,14 +225,23 @@ class _Head(msgspec.Struct):
 
 
 def fetched(data: bytes) -> Fetched:
-    """Read what `_bulk_get` answers; each revision once."""
+    """Read what `_bulk_get` answers; each revision once.
+
+    Raises:
+        UnavailableError: the source cannot say a document now; it is not known to be missing.
+    """
     told: _Results = _decoded(data, _Results, "_bulk_get")
     documents: dict[tuple[str, str], Document] = {}
     missing: list[tuple[str, str]] = []
     for result in told.results:
         for got in result.docs:
             if got.error is not None:
-                missing.append((result.id, got.error.rev))
+                if got.error.error in PASSING:
+                    raise UnavailableError(
+                        f"the source cannot say {result.id!r} now: {got.error.error}",
+                        code=got.error.error,
+                    )
+                missing.append((result.id, got.error.rev or ""))
                 continue
             body = bytes(got.ok)
             head: _Head = _decoded(body, _Head, "_bulk_get")
@@ -251,16 +265,26 @@ def write_body(asked: Write) -> bytes:
 
 
 class _Failed(msgspec.Struct):
-    id: str = ""
-    rev: str = ""
-    error: str = ""
-    reason: str = ""
+    id: Any = None
+    rev: Any = None
+    error: Any = None
+    reason: Any = None
 
 
 def failures(data: bytes) -> tuple[Failure, ...]:
     """Read what `_bulk_docs` answers: what went well is left out or has no error."""
     told: list[_Failed] = _decoded(data, list[_Failed], "_bulk_docs")
-    return tuple(Failure(e.id, e.rev, e.error, e.reason) for e in told if e.error)
+    return tuple(
+        Failure(_said(e.id), _said(e.rev), _said(e.error), _said(e.reason))
+        for e in told
+        if e.error
+    )
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _text(value)
 
 
 # ---- records about others

@@ -17,7 +17,7 @@ Elsewhere: when entries are written (`checkpointing`), what they prove to others
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from email.utils import formatdate
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +27,8 @@ from millstream.replication.core.places import NOWHERE, Place, Present, leading_
 __all__ = [
     "EXCEPTIONS_MAX",
     "HISTORY_ENTRIES_MAX",
+    "REFUSED_BYTES_MAX",
+    "REFUSED_MAX",
     "Entry",
     "Log",
     "Match",
@@ -37,6 +39,7 @@ __all__ = [
     "held_body",
     "http_date",
     "parse_log",
+    "remembered",
     "thinned",
 ]
 
@@ -44,6 +47,13 @@ HISTORY_ENTRIES_MAX: Final = 64
 """Of one log; thinning leaves fewer."""
 EXCEPTIONS_MAX: Final = 100
 """Documents that a target may have refused while its log is still complete but for them."""
+REFUSED_MAX: Final = 10_000
+"""Documents that a target refused whose ids the newest entries have, to try them again."""
+REFUSED_BYTES_MAX: Final = 1024 * 1024
+"""Of those ids in one entry, in UTF-8."""
+_WHOLE_ENTRIES: Final = 2
+"""Of a history, newest first, that have all such ids: a run begins at one of them, unless a side
+was restored."""
 _VERSION: Final = 4
 
 
@@ -80,6 +90,8 @@ class Entry(NamedTuple):
     """Id of the coverage record that the run began at."""
     told: Mapping[str, Any] = {}
     """What else CouchDB's history has: times and counts."""
+    dropped: int = 0
+    """Refusals of documents that are not among the exceptions since these were too many."""
 
 
 class Log(NamedTuple):
@@ -145,12 +157,13 @@ def entry_of_json(form: Any) -> Entry | None:
         leading_number(form.get("purge_epoch")),
         str(form.get("base", "0")),
         {name: form[name] for name in form if name not in _OURS},
+        leading_number(form.get("except_dropped")),
     )
 
 
 _OURS: Final = frozenset((
     "ckpt_id", "session_id", "recorded_seq", "source_vec", "target_vec", "closed", "complete",
-    "except", "purge_epoch", "base",
+    "except", "except_dropped", "purge_epoch", "base",
 ))  # fmt: skip
 
 
@@ -173,6 +186,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "closed": entry.is_closed,
         "complete": entry.is_complete,
         "except": list(entry.exceptions),
+        **({"except_dropped": entry.dropped} if entry.dropped else {}),
         "purge_epoch": entry.purge_epoch,
         "base": entry.base,
         **entry.told,
@@ -256,6 +270,7 @@ def extended(
 ) -> dict[str, Any]:
     """Return a log with one more entry; members that it had for others stay."""
     history = thinned((entry, *parse_log(body).entries))
+    history[_WHOLE_ENTRIES:] = map(_shortened, history[_WHOLE_ENTRIES:])
     return {
         "replication_id_version": _VERSION,
         "session_id": entry.ckpt_id,
@@ -265,6 +280,26 @@ def extended(
         "filter": list(members),
         "history": [_entry_to_json(each) for each in history],
     }
+
+
+def remembered(names: Iterable[str]) -> tuple[str, ...]:
+    """Return as many ids as an entry has room for, in order."""
+    kept: list[str] = []
+    left = REFUSED_BYTES_MAX
+    for name in sorted(names)[:REFUSED_MAX]:
+        left -= len(name.encode(errors="surrogatepass"))
+        if left < 0:
+            break
+        kept.append(name)
+    return tuple(kept)
+
+
+def _shortened(entry: Entry) -> Entry:
+    lost = len(entry.exceptions) - EXCEPTIONS_MAX
+    if lost <= 0:
+        return entry
+    kept = entry.exceptions[:EXCEPTIONS_MAX]
+    return entry._replace(exceptions=kept, is_complete=False, dropped=entry.dropped + lost)
 
 
 def thinned(entries: Sequence[Entry]) -> list[Entry]:

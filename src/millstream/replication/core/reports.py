@@ -38,7 +38,7 @@ def job_name(job: Job) -> str:
 
 
 def answer_of(run: Run, log: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what is answered of a run that went well.
+    """Return what is answered of a run that went well; its own figures stand first in the history.
 
     Args:
         run: which is over.
@@ -48,8 +48,10 @@ def answer_of(run: Run, log: Mapping[str, Any] | None) -> dict[str, Any]:
         {"session_id": entry.ckpt_id, "recorded_seq": entry.place.seq, **entry.told}
         for entry in parse_log(log).entries
     ]
-    if not run.job.use_checkpoints:
-        history = [{"session_id": "", "recorded_seq": run.place.seq, **run.statistics._asdict()}]
+    if not run.has_changed_nothing or not run.job.use_checkpoints:
+        own = {"session_id": run.entries[-1].ckpt_id if run.entries else ""}
+        others = [each for each in history if each["session_id"] != own["session_id"]]
+        history = [{**own, "recorded_seq": run.place.seq, **run.told}, *others]
     newest = history[0] if history else {"session_id": ""}
     return {
         "ok": True,
@@ -59,7 +61,13 @@ def answer_of(run: Run, log: Mapping[str, Any] | None) -> dict[str, Any]:
         "replication_id_version": _VERSION,
         "history": history,
         **shortcut_of(run),
+        **_dropped_by(run),
     }
+
+
+def _dropped_by(run: Run) -> dict[str, int]:
+    """Return how many refusals are not remembered; empty: all are."""
+    return {"refusals_not_remembered": run.dropped} if run.dropped else {}
 
 
 def shortcut_of(run: Run) -> dict[str, Any]:
@@ -86,6 +94,7 @@ def figures_of(run: Run | None) -> dict[str, Any]:
         "source_seq": run.place.seq,
         "through_seq": run.place.seq,
         **shortcut_of(run),
+        **_dropped_by(run),
     }
 
 

@@ -36,12 +36,14 @@ from millstream.replication.core.starting import Chain, Pair, Started, started
 from millstream.replication.core.tasks import Effect, Steps, Tasks, asked
 from millstream.replication.core.tracking import Mark, Tracker
 
-__all__ = ["GOING_BACK_MAX", "MISSING_MAX", "WAIT_MS", "Outcome", "Run"]
+__all__ = ["GOING_BACK_MAX", "MISSING_MAX", "RETRIED_AT_ONCE", "WAIT_MS", "Outcome", "Run"]
 
 GOING_BACK_MAX: Final = 10
 """How often a run goes back without a checkpoint in between before it fails."""
 MISSING_MAX: Final = 3
 """So often a run goes back for a document that the source named and does not have."""
+RETRIED_AT_ONCE: Final = 100
+"""Refused documents that are tried again with one request for their changes."""
 WAIT_MS: Final = 25_000
 """How long a source is asked to wait for a change."""
 
@@ -129,6 +131,26 @@ class Run:
         return self._started
 
     @property
+    def told(self) -> dict[str, Any]:
+        """Times and counts of this run so far, as a history has them."""
+        statistics = self.statistics._asdict()
+        del statistics["rows_read"]
+        return {
+            "start_time": http_date(self._begun_ms),
+            "end_time": http_date(self._now_ms),
+            "start_last_seq": self._first.seq,
+            "end_last_seq": self.place.seq,
+            **statistics,
+        }
+
+    @property
+    def dropped(self) -> int:
+        """Refusals of documents that are not tried again, since they were too many to remember."""
+        before = 0 if self._started is None else self._started.chain.dropped
+        in_log = self.entries[-1].dropped if self.entries else 0
+        return max(before + self._tracker.dropped, in_log)
+
+    @property
     def has_changed_nothing(self) -> bool:
         """Whether there was nothing to do."""
         return not self.statistics.rows_read and not self.entries
@@ -171,7 +193,15 @@ class Run:
             self._on_retried(None, None)
 
     def _retried(self, names: list[str]) -> Steps[Done]:
-        """Try the exceptions again: a replication of these documents.
+        """Try the exceptions again: a replication of these documents, some at a time."""
+        whole = Done(frozenset(), (), frozenset(), Statistics())
+        for at in range(0, len(names), RETRIED_AT_ONCE):
+            done: Done = yield from self._retried_some(names[at : at + RETRIED_AT_ONCE])
+            whole = whole.plus(done)
+        return whole
+
+    def _retried_some(self, names: list[str]) -> Steps[Done]:
+        """Try some of them again.
 
         One leaves the list only if what it is now shows that the target has what it was at the
         place where the run begins: not if deletions may have been forgotten, or revisions purged,
@@ -310,10 +340,10 @@ class Run:
         if error is not None:
             self._end(error)
             return
+        self._count(done)
         if any(self._is_missed(name) for name in sorted(done.missing)):
             self._go_back("the source does not have what it names")
             return
-        self._count(done)
         refused = {each.name for each in done.failures} | done.missing
         self._tracker.ended(number, done.accepted, refused)
         self._go_on()
@@ -346,20 +376,13 @@ class Run:
         exceptions = self._tracker.exceptions
         if len(exceptions) > EXCEPTIONS_MAX:
             self._chain = self._chain._replace(is_complete=False)
-        chain = self._chain._replace(exceptions=exceptions)
+        dropped = self._started.chain.dropped + self._tracker.dropped
+        chain = self._chain._replace(exceptions=exceptions, dropped=dropped)
         wanted = Checkpoint(self._new_id(), mark, chain, self._what_was_done(mark), self._now_ms)
         self._tasks.spawn(checkpoint(self._started.pair, wanted), done)
 
     def _what_was_done(self, mark: Mark) -> dict[str, Any]:
-        statistics = self.statistics._asdict()
-        del statistics["rows_read"]
-        return {
-            "start_time": http_date(self._begun_ms),
-            "end_time": http_date(self._now_ms),
-            "start_last_seq": self._first.seq,
-            "end_last_seq": mark.place.seq,
-            **statistics,
-        }
+        return self.told | {"end_last_seq": mark.place.seq}
 
     def _is_recorded(self, entry: Entry | None, error: MillstreamError | None) -> bool:
         self._is_recording = False

@@ -37,6 +37,8 @@ __all__ = [
     "Standing",
     "State",
     "Turn",
+    "crashes_after",
+    "penalty_ms",
 ]
 
 State = Literal["initializing", "pending", "running", "crashing", "completed", "failed"]
@@ -50,6 +52,16 @@ TURN_MS: Final = 60_000
 PENALTY_MIN_MS: Final = 30_000
 PENALTY_MAX_MS: Final = 8 * 3_600_000
 HEALTHY_MS: Final = 120_000
+
+
+def crashes_after(crashes: int, ran_ms: float) -> int:
+    """Return how often in a row a job has crashed that ran for some time and crashed again."""
+    return 1 if ran_ms >= HEALTHY_MS else crashes + 1
+
+
+def penalty_ms(crashes: int) -> int:
+    """Return how long a job waits that crashed so often in a row."""
+    return min(PENALTY_MIN_MS << min(crashes - 1, 20), PENALTY_MAX_MS)
 
 
 @dataclass(slots=True)
@@ -114,15 +126,13 @@ class Schedule:
         job = self._jobs.get(name)
         if job is None:
             return
-        ran_ms = now_ms - job.since_ms
         if error is None:
             job.crashes, job.reason = 0, ""
             self._move(job, "completed", now_ms)
             return
-        job.crashes = 1 if ran_ms >= HEALTHY_MS else job.crashes + 1
+        job.crashes = crashes_after(job.crashes, now_ms - job.since_ms)
         job.reason = str(error)
-        penalty = PENALTY_MIN_MS * 2 ** min(job.crashes - 1, 20)
-        job.until_ms = now_ms + min(penalty, PENALTY_MAX_MS)
+        job.until_ms = now_ms + penalty_ms(job.crashes)
         self._move(job, "crashing", now_ms)
 
     def failed(self, name: str, error: MillstreamError, now_ms: float) -> None:

@@ -76,6 +76,8 @@ class Chain(NamedTuple):
     purge_epoch: int
     exceptions: frozenset[str] = frozenset()
     base: str = "0"
+    dropped: int = 0
+    """Refusals that are not among the exceptions: these were too many."""
 
 
 class Started(NamedTuple):
@@ -151,6 +153,7 @@ def _chain_of(match: Match) -> Chain:
         two.purge_epoch,
         frozenset((*one.exceptions, *two.exceptions)),
         two.base,
+        max(one.dropped, two.dropped),
     )
 
 

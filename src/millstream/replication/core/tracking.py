@@ -4,7 +4,7 @@ Invariants:
 1. The place moves over a batch only when that and all before it have ended.
 2. It stays behind a batch whose place has to be recorded, until it was.
 3. A document leaves the list of exceptions only by a batch that is not before the one that put it
-   there.
+   there. Beyond `REFUSED_MAX` documents, refusals are only counted.
 
 Elsewhere: what a batch does (`batches`), when a place is recorded (`running`).
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from millstream.replication.core.coverage import Record
+from millstream.replication.core.logs import REFUSED_MAX
 from millstream.replication.core.places import Place
 
 __all__ = ["Mark", "Tracker"]
@@ -42,6 +43,8 @@ class Tracker:
         self._opened = 0
         self._open: dict[int, tuple[Mark, bool]] = {}
         self._exceptions = dict.fromkeys(exceptions, 0)
+        self.dropped = 0
+        """Refusals of documents that there was no room for among the exceptions."""
         self.is_held = False
 
     @property
@@ -72,7 +75,10 @@ class Tracker:
             if self._exceptions.get(name, number + 1) <= number:
                 del self._exceptions[name]
         for name in refused:
-            self._exceptions[name] = max(number, self._exceptions.get(name, 0))
+            if name in self._exceptions or len(self._exceptions) < REFUSED_MAX:
+                self._exceptions[name] = max(number, self._exceptions.get(name, 0))
+            else:
+                self.dropped += 1
 
     def recorded(self, place: Place) -> None:
         """A place is in both logs."""

@@ -22,7 +22,7 @@ import msgspec
 
 from millstream.trees.core.shapes import Operation
 from millstream.views.core.header import DocumentRows, Row
-from millstream.views.core.rows import row_key, row_value
+from millstream.views.core.rows import in_order_of_values, row_key, row_value
 
 __all__ = [
     "Entry",
@@ -69,11 +69,15 @@ def split_back_value(value: bytes) -> list[tuple[int, list[bytes]]]:
 
 
 def entry_of(rows: Iterable[Row]) -> dict[int, dict[bytes, list[tuple[bytes, bytes]]]]:
-    """Return tree -> encoded key -> (JSON key, JSON value) in the order of emits."""
+    """Return tree -> encoded key -> (JSON key, JSON value), in the order of the values."""
     entry: dict[int, dict[bytes, list[tuple[bytes, bytes]]]] = {}
     for tree, ekey, json_key, json_value in rows:
         pairs = entry.setdefault(tree, {}).setdefault(ekey, [])
         pairs.append((json_key, json_value))
+    for of_tree in entry.values():
+        for ekey, pairs in of_tree.items():
+            if len(pairs) > 1:
+                of_tree[ekey] = in_order_of_values(pairs)
     return entry
 
 

@@ -26,24 +26,28 @@ Elsewhere: JSON indexes (`views.core.mango.definitions`), whether a source compi
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from millstream.documents.json_text import parse_exactly
 from millstream.errors import UsageError
 from millstream.views.core.builtin_reduces import is_builtin
 from millstream.views.core.mango.definitions import parse_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "COUNT",
     "DESIGN_PREFIX",
     "LIB_DEPTH_MAX",
     "REGISTERED",
+    "TOLD_BYTES_MAX",
     "VIEWS_MAX",
     "DesignDocument",
     "Functions",
@@ -53,6 +57,8 @@ __all__ = [
     "design_name",
     "own_number",
     "parse_design",
+    "read_design",
+    "told_designs",
 ]
 
 DESIGN_PREFIX: Final = "_design/"
@@ -60,8 +66,15 @@ REGISTERED: Final = "registered:"
 VIEWS_MAX: Final = 100
 LIB_DEPTH_MAX: Final = 8
 """Nested objects of modules in `views.lib`."""
+TOLD_BYTES_MAX: Final = 8 * 1024 * 1024
+"""What of all design documents of a bucket its index process is told, as JSON."""
+_TOLD: Final = ("language", "views", "options", "autoupdate", "engine")
+_UNUSABLE: Final = "_unusable"
+"""Stands for the views of a document that cannot be used: why. No document has such a member."""
+_LARGE_NUMBER: Final = re.compile(rb"\d{19}").search
 _NAME_BYTES_MAX: Final = 100
 COUNT: Final = "_count"
+_BUILT_IN: Final = re.compile(r"_\w+", re.ASCII)
 _LIB: Final = "lib"
 _OPTIONS: Final = ("include_design", "local_seq")
 
@@ -239,6 +252,54 @@ def _rank(design: DesignDocument) -> tuple[bool, bool]:
     return design.engine == "spark", design.autoupdate
 
 
+def read_design(body: bytes) -> dict[str, Any]:
+    """Return the members of a stored design document, whatever stands in them.
+
+    Integers of more than 64 bits are floats: not every process can be told them.
+    """
+    content: dict[str, Any]
+    if _LARGE_NUMBER(body):
+        content = _with_floats(parse_exactly(body))
+    else:
+        content = msgspec.json.decode(body, type=dict[str, Any])
+    return content
+
+
+def _with_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_floats(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(member) for member in value]
+    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    return value
+
+
+def told_designs(designs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what an index process is told of design documents: what their views are made of.
+
+    If all are more than `TOLD_BYTES_MAX`, the largest say that they cannot be used instead.
+    """
+    told: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, int] = {}
+    for name, document in designs.items():
+        told[name] = {member: document[member] for member in _TOLD if member in document}
+        sizes[name] = len(msgspec.json.encode(told[name]))
+    left = TOLD_BYTES_MAX
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        left -= sizes[name]
+        if left < 0:
+            told[name] = {
+                "views": [],
+                _UNUSABLE: f"its views have {sizes[name]} bytes; all design documents of a bucket "
+                f"have at most {TOLD_BYTES_MAX}",
+            }
+    return told
+
+
 def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
     """Check a design document. One without views is good: it may be there for its filters.
 
@@ -251,6 +312,8 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
     """
     if not isinstance(document, dict):
         raise _invalid("a design document is a JSON object")
+    if _UNUSABLE in document:
+        raise _invalid(str(document[_UNUSABLE]))
     name = design_name(name or str(document.get("_id", "")))
     language = document.get("language", "javascript")
     if language not in ("javascript", "python", "query"):
@@ -294,6 +357,8 @@ def _parse_view(name: str, member: Any, language: str) -> View:
     if not isinstance(reduce, str):
         raise _invalid(f"`reduce` of view {name!r} must be a string")
     reduce = reduce.strip()
+    if named := _BUILT_IN.match(reduce):  # CouchDB minds nothing behind the name
+        reduce = named[0]
     if reduce.startswith("_") and not is_builtin(reduce):
         raise _invalid(
             f"view {name!r}: no built-in reduce {reduce!r}; there are: _count, _sum, _stats, "

@@ -8,6 +8,8 @@
 Invariants:
 1. A refusal is an `AccessError` with the code `forbidden` or `unauthorized`; whatever else a
    function ends with is its own fault and no `AccessError`.
+2. Every stored design document can be read, also one that another database judged good. What
+   cannot be run in it is a fault of its member and of no other one.
 
 Elsewhere: running them (`views.aio.functions`), which of them are asked (`node.design_functions`).
 Source: CouchDB's query server.
@@ -20,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
-from millstream.views.core.design import DESIGN_PREFIX
+from millstream.errors import AccessError, ConditionError, MillstreamError
+from millstream.views.core.design import DESIGN_PREFIX, read_design
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,9 +75,12 @@ class DesignCode:
     text: str
     """The whole document as JSON."""
     validates: bool
+    """Whether it has `validate_doc_update`, of whatever form."""
     filters: frozenset[str]
     updates: frozenset[str]
     views: frozenset[str]
+    faults: Mapping[str, str]
+    """By member: why functions that stand there cannot be run."""
 
     @property
     def id(self) -> str:
@@ -84,41 +89,50 @@ class DesignCode:
 
 
 def read_code(bucket: str, name: str, rev: str, body: bytes) -> DesignCode:
-    """Return the functions of a design document; none where its language is not JavaScript.
+    """Return the functions of a design document, whatever stands in it.
+
+    Filters, updates and views are those that are text, in a document of the language JavaScript.
 
     Args:
         bucket: its name, or uuid.
         name: without `_design/`.
         rev: its revision.
         body: a JSON object without `_id` and `_rev`.
-
-    Raises:
-        UsageError: `invalid_design_doc`: a member that has functions is of another form.
     """
-    content = msgspec.json.decode(body)
-    if content.get("language", "javascript") != "javascript":
-        content = {}
+    content = read_design(body)
+    language = content.get("language", "javascript")
+    faults: dict[str, str] = {}
     validate = content.get(VALIDATE)
-    if validate is not None and not isinstance(validate, str):
-        raise UsageError(f"`{VALIDATE}` must be a string", code="invalid_design_doc")
+    if validate is not None:
+        if not isinstance(validate, str):
+            faults[VALIDATE] = f"`{VALIDATE}` must be a string"
+        elif language != "javascript":
+            faults[VALIDATE] = f"`{VALIDATE}` is not run in the language {language!r}"
+    if language != "javascript":
+        content = {}
+    head = msgspec.json.encode({"_id": DESIGN_PREFIX + name, "_rev": rev})
+    text = head[:-1] + (b"}" if body == b"{}" else b"," + body.lstrip()[1:])
     views = content.get("views")
     maps = views.items() if isinstance(views, dict) else ()
-    text = msgspec.json.encode({"_id": DESIGN_PREFIX + name, "_rev": rev, **content}).decode()
     return DesignCode(
-        (bucket, name, rev), text, validate is not None, _named(content, "filters"),
-        _named(content, "updates"),
+        (bucket, name, rev), text.decode(), validate is not None,
+        _named(content, "filters", faults), _named(content, "updates", faults),
         frozenset(
             view for view, member in maps
             if isinstance(member, dict) and isinstance(member.get("map"), str)
         ),
+        faults,
     )  # fmt: skip
 
 
-def _named(content: Mapping[str, Any], member: str) -> frozenset[str]:
+def _named(content: Mapping[str, Any], member: str, faults: dict[str, str]) -> frozenset[str]:
     functions = content.get(member) or {}
-    if not isinstance(functions, dict) or not all(isinstance(f, str) for f in functions.values()):
-        raise UsageError(f"`{member}` must be an object of functions", code="invalid_design_doc")
-    return frozenset(functions)
+    if not isinstance(functions, dict):
+        functions, faults[member] = {}, f"`{member}` must be an object of functions"
+    found = frozenset(name for name, source in functions.items() if isinstance(source, str))
+    if len(found) < len(functions):
+        faults[member] = f"`{member}` must be an object of functions"
+    return found
 
 
 def missing(what: str, name: str, code: DesignCode) -> ConditionError:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from millstream.documents.json_text import is_special
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.stored import load
 from millstream.model.partitions import key_from_text
@@ -184,7 +185,7 @@ def _rest_of(value: bytes) -> bytes | None:
         # A member's name may be written with escapes, so these two decide who is looked at. From
         # the end the search takes half the time.
         if (value.rfind(b'"_') >= 0 or (_BACKSLASH in value and b"\\u005" in value)) and any(
-            name.startswith("_") for name in _members(value)
+            map(is_special, _members(value))
         ):
             return None
     except _NO_DOCUMENT:
@@ -215,8 +216,8 @@ def document_text(key: str, value: bytes) -> bytes | None:
 
     Args:
         key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).
-        value: as stored. A document is a JSON object without a top-level member whose name
-            begins with `_`.
+        value: as stored. A document is a JSON object without a special top-level member
+            (`documents.json_text`).
     """
     doc_id = document_id(key)
     rest = None if doc_id is None else _rest_of(value)

@@ -206,6 +206,9 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "stale": ("ok", "update_after", "false"),
     "on_error": ("stop", "continue"),
 }
+_KNOWN: Final = frozenset({
+    "keys", "at", "partition", *_JSON_NAMES, *_BOOL_NAMES, *_COUNT_NAMES, *_TEXT_NAMES, *_CHOICES,
+})  # fmt: skip
 _STALE: Final[dict[str, dict[str, Any]]] = {
     "ok": {"update": "false", "stable": True},
     "update_after": {"update": "lazy", "stable": True},
@@ -298,13 +301,16 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
 def parse_query(options: Mapping[str, Any]) -> Query:
     """Return the query that `options` (decoded JSON values by parameter name) ask for.
 
+    Parameters that nobody knows are ignored, as in CouchDB.
+
     Raises:
-        UsageError: `query_parse_error`: unknown parameter, or a value of the wrong type or out
-            of range; `bad_key`.
+        UsageError: `query_parse_error`: a value of the wrong type or out of range; `bad_key`.
     """
     members: dict[str, Any] = {}
     for given, value in options.items():
         name = _ALIASES.get(given, given)
+        if name not in _KNOWN:
+            continue
         checked = _checked(name, given, value)
         if name == "stale":
             members |= _STALE[checked]
@@ -340,10 +346,9 @@ def _checked(name: str, given: str, value: Any) -> Any:
             value = "true" if value else "false"
         if value not in _CHOICES[name]:
             raise _refused(f"{given} must be one of {', '.join(_CHOICES[name])}")
-    elif name == "partition":
-        raise _refused("there are no partitioned databases here: leave partition out")
     else:
-        raise _refused(f"unknown query parameter {_shown(given)}")
+        assert name == "partition", "all others are known"
+        raise _refused("there are no partitioned databases here: leave partition out")
     return value
 
 

@@ -28,7 +28,7 @@ async def test_one_comes_changes_and_goes(client, open_host, body):
     assert (await put(client, body, status=409))["error"] == "conflict"
     second = await put(client, body, b"new", f"{PATH}?rev={made['rev']}")
     assert (await body(await client.get(DOC)))["_attachments"]["a.bin"]["revpos"] == 2
-    await body(await client.get(f"{PATH}?rev={made['rev']}"), 404)
+    assert await (await client.get(f"{PATH}?rev={made['rev']}")).read() == b"0123456789"
     third = await put(client, body, b"x", f"/orders/d/b/c?rev={second['rev']}")
     assert await (await client.get("/orders/d/b/c")).read() == b"x"
     found = (await body(await client.get(DOC)))["_attachments"]
@@ -45,6 +45,28 @@ async def test_one_comes_changes_and_goes(client, open_host, body):
     waits = open_host.documents.durable_waits
     await put(client, body, path="/orders/later/a?batch=ok", status=202)
     assert open_host.documents.durable_waits == waits
+
+
+async def test_revisions_are_those_that_couchdb_makes(client, body):
+    revs = []
+    for path, data in (("a", b"first"), ("b", b"second"), ("a", b"second")):
+        named = f"?rev={revs[-1]}" if revs else ""
+        revs.append((await put(client, body, data, f"{DOC}/{path}{named}"))["rev"])
+    revs.append((await body(await client.delete(f"{DOC}?rev={revs[-1]}")))["rev"])
+    revs.append((await put(client, body, b"any", f"{DOC}/a"))["rev"])
+    assert revs == [
+        "1-1ae430d0d7c73d9ecb564857a01fb81f", "2-6ae937a4bf8a6bed98995b670da80a8d",
+        "3-8faffcf694b0c48de1ec8a76bfdd56b6", "4-d5889645621161c62b9c6493fbe0199e",
+        "5-80e15c837beab813017fe41b2bb19630",
+    ]  # fmt: skip
+
+
+async def test_a_deleted_document_with_members_begins_anew_with_the_attachment_alone(client, body):
+    made = await body(await client.put(DOC, json={"a": 1}), 201)
+    gone = {"_rev": made["rev"], "_deleted": True, "why": 1}
+    await body(await client.put(DOC, json=gone), 201)
+    await put(client, body)
+    assert "why" not in await body(await client.get(DOC))
 
 
 async def test_one_that_is_there_already_is_not_sent(client, body):
@@ -98,6 +120,19 @@ async def test_texts_are_stored_compressed(client, body, open_host):
     assert await response.read() == text
     found = await body(await client.get(DOC + "?attachments=true"))
     assert b64decode(found["_attachments"]["a.bin"]["data"]) == text
+
+
+async def test_a_checksum_is_that_of_the_bytes_that_are_sent(client, body):
+    text = {"Content-Type": "text/plain"}
+    await put(client, body, b"first")
+    await put(client, body, b"first", "/orders/e/a", headers=text)
+    for path, more, is_told in (
+        (PATH, PLAIN, True), (PATH, {"Range": "bytes=0-2"}, False),
+        ("/orders/e/a", {"Accept-Encoding": "gzip"}, True), ("/orders/e/a", PLAIN, False),
+    ):  # fmt: skip
+        response = await client.get(path, headers=more)
+        stored = response.headers["ETag"].strip('"')
+        assert response.headers.get("Content-MD5") == (stored if is_told else None)
 
 
 async def test_what_comes_compressed_is_what_it_was(client, body):

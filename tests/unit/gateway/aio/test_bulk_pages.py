@@ -38,10 +38,10 @@ async def test_answers_are_in_order(client, open_host, body):
     assert first == {"ok": True, "id": "a", "rev": "1-967a00dff5e02add41819138abb3284d"}
     assert second["ok"]
     assert len(second["id"]) == 32
-    told = [(one["id"], one.get("rev"), one["error"]) for one in refused]
+    told = [(one.get("id"), one.get("rev"), one["error"]) for one in refused]
     assert told == [
         ("a", None, "conflict"),
-        ("c", "1-a", "conflict"),
+        ("c", None, "conflict"),
         (None, None, "bad_request"),
     ]
     assert set(open_host.documents.database("orders").documents) == {"a", second["id"]}
@@ -104,8 +104,8 @@ async def test_only_refusals_of_a_peers_revisions_are_told(client, body):
         {"_rev": "1-a"},
         {"_id": "a", "_rev": "1-b"},
     ]
-    second, third = await bulk(client, body, docs, new_edits=False)
-    assert (second["id"], second["error"]) == ("b", "bad_request")
+    await body(await client.post(BULK, json={"docs": docs, "new_edits": False}), 400)
+    third = (await bulk(client, body, [docs[0], *docs[2:]], new_edits=False))[0]
     assert third["error"] == "forbidden"
     found = await body(await client.get("/orders/a?conflicts=true"))
     assert (found["_rev"], found["_conflicts"]) == ("1-b", ["1-a"])
@@ -128,6 +128,21 @@ async def test_bad_bodies(client, body, data):
             await body(await client.post(f"/orders/{name}", data=data, headers=headers), 400)
 
 
+async def test_revisions_that_no_document_can_have_here_are_missing(client, body, forked):
+    long, control, zero = "1-" + "x" * 5000, "2-a\x01", "0-x"
+    asked = {"d": ["3-b", long, "7-b", zero], "none": [control], "gone": ["1-z"]}
+    told = await body(await client.post("/orders/_revs_diff", json=asked))
+    assert told["d"]["missing"] == ["7-b", long, zero]
+    assert told["none"] == {"missing": [control]}
+    assert "gone" not in told
+    docs = [{"_id": "none", "_rev": control}, {"_id": "e", "_rev": "1-e"}]
+    [refused] = await bulk(client, body, docs, new_edits=False)
+    assert (refused["id"], refused["rev"]) == ("none", control)
+    await body(await client.get("/orders/e"))
+    for bad in ("x", "", "-x", "1-", "1"):
+        await body(await client.post("/orders/_revs_diff", json={"d": [bad]}), 400)
+
+
 async def test_bad_heads(client, body):
     await body(await client.post(BULK, data=b'{"docs":[]}'), 415)
     assert (await bulk(client, body, [], 201)) == []
@@ -138,11 +153,45 @@ async def test_bad_heads(client, body):
             assert await body(await client.post(f"/none/{name}", json=asked), 404) == missing
 
 
-async def test_deep_documents_are_refused_alone(client, body):
-    deep = b'{"docs":[{"_id":"a"},{"_id":"b","x":' + b"[" * 400 + b"]" * 400 + b"}]}"
+@pytest.mark.parametrize("depth", [257, 400, 1_000, 5_000, 100_000])
+@pytest.mark.parametrize("is_replicated", [False, True])
+async def test_deep_documents_are_refused_alone_and_by_name(client, body, depth, is_replicated):
+    deep = (
+        b'{"docs":[{"_id":"a","_rev":"1-a"},{"_id":"b","x":'
+        + (b"[" * depth + b"]" * depth)
+        + b',"_rev":"1-b"},{"_id":"c","_rev":"1-c"}],"new_edits":false}'
+    )
+    if not is_replicated:
+        deep = deep.replace(b',"new_edits":false', b"").replace(b',"_rev":"1-', b',"y":"1-')
     headers = {"Content-Type": "application/json"}
-    first, second = await body(await client.post(BULK, data=deep, headers=headers), 201)
-    assert (first["ok"], second["error"]) == (True, "bad_request")
+    told = await body(await client.post(BULK, data=deep, headers=headers), 201)
+    [refused] = [one for one in told if "error" in one]
+    assert (refused["id"], refused["error"]) == ("b", "bad_request")
+    assert refused.get("rev") == ("1-b" if is_replicated else None)
+    assert len(told) == (1 if is_replicated else 3)
+    for name in "ac":
+        await body(await client.get(f"/orders/{name}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"_id":"b","_rev":"1-b","x":1e999}', {"id": "b", "rev": "1-b"}),
+        ('{"_id":"b","_rev":7}', {"id": "b"}),
+        ('{"_id":"b","_revisions":{"start":2,"ids":["b"]},"_attachments":{"":{"data":"x"}}}',
+         {"id": "b", "rev": "2-b"}),
+        ('{"_id":null,"_rev":"1-b"}', {"rev": "1-b"}), ('{"_rev":"1-b"}', {"rev": "1-b"}),
+        ("7", {}),
+    ],
+)  # fmt: skip
+async def test_a_refusal_names_what_can_be_read_and_nothing_else(client, body, text, named):
+    data = f'{{"new_edits":false,"docs":[{{"_id":"a","_rev":"1-a"}},{text}]}}'
+    headers = {"Content-Type": "application/json"}
+    [refused] = await body(await client.post(BULK, data=data, headers=headers), 201)
+    assert refused.pop("error")
+    assert refused.pop("reason")
+    assert refused == named
+    await body(await client.get("/orders/a"))
 
 
 async def test_a_validator_refuses_some(client, open_host, body):
@@ -268,3 +317,11 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     for name in ("_purge", "_ensure_full_commit"):
         await body(await guarded.post(f"/orders/{name}", json={}, headers=bob), 403)
         await body(await guarded.post(f"/orders/{name}", json={}, headers=ada), 201)
+
+
+async def test_a_replicated_document_without_revision_refuses_the_whole_request(client, body):
+    docs = [{"_id": "a", "_rev": "1-a"}, {"_id": "b"}]
+    sent = {"docs": docs, "new_edits": False}
+    found = await body(await client.post("/orders/_bulk_docs", json=sent), 400)
+    assert (found["error"], "needs `_rev`" in found["reason"]) == ("bad_request", True)
+    await body(await client.get("/orders/a"), 404)

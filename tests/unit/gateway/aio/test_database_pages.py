@@ -159,6 +159,29 @@ async def test_databases_are_described(client, open_host, body):
     ]
 
 
+async def test_a_range_of_databases_is_described_however_many_there_are(client, body, monkeypatch):
+    monkeypatch.setattr("millstream.gateway.aio.database_pages.DATABASES_ASKED_MAX", 2)
+    for name in ("a", "b", "c"):
+        await body(await client.put(f"/{name}"), 201)
+
+    async def names(options):
+        told = await body(await client.get(f"/_dbs_info{options}"))
+        assert all(one["info"]["db_name"] == one["key"] for one in told)
+        return [one["key"] for one in told]
+
+    assert await names("") == ["a", "b", "c", "orders"]
+    assert await names("?skip=1&limit=2") == ["b", "c"]
+    assert await names('?startkey="b"&end_key="c"') == ["b", "c"]
+    assert await names('?descending=true&startkey="c"&endkey="b"') == ["c", "b"]
+    assert await names("?limit=0") == []
+
+
+async def test_purges_are_not_listed(client, body):
+    told = await body(await client.get("/orders/_purged_infos"), 400)
+    assert told["error"] == "not_supported"
+    await body(await client.get("/none/_purged_infos"), 404)
+
+
 async def test_who_is_told_of_databases(guarded, body, ada, bob, cleo):
     await body(await guarded.get("/_all_dbs"), 401)
     assert await body(await guarded.get("/_all_dbs", headers=cleo)) == []

@@ -169,7 +169,7 @@ async def test_the_number_of_the_change(client, forked, body):
     "data",
     [
         b"", b"{", b"[]", b"7", b"\xff", b'{"a":NaN}', b'{"a":"\\ud800"}', b'{"_x":1}',
-        b'{"_id":"other"}', b'{"_id":7}', b'{"_rev":7}', b'{"_rev":"x"}', b'{"_rev":"0-a"}',
+        b'{"_id":7}', b'{"_rev":7}', b'{"_rev":"x"}', b'{"_rev":"0-a"}',
         b'{"_rev":"1-"}', b'{"_rev":"-1-a"}', b'{"_rev":"1-a,b"}', b'{"_deleted":1}',
         b'{"_revisions":7}', b'{"_revisions":{"start":1,"ids":[]}}',
         b'{"_revisions":{"start":1,"ids":["a","b"]}}', b'{"_revisions":{"start":1,"ids":[7]}}',
@@ -186,9 +186,18 @@ async def test_bad_documents(client, body, data):
     for path in (PATH, PATH + "?new_edits=false"):
         await body(await client.put(path, data=data), 400)
     headers = {"Content-Type": "application/json"}
-    if b'"_id":"other"' not in data:
-        await body(await client.post("/orders", data=data, headers=headers), 400)
+    await body(await client.post("/orders", data=data, headers=headers), 400)
     await body(await client.get(PATH), 404)
+
+
+@pytest.mark.parametrize("options", ["", "?new_edits=false"])
+async def test_the_address_names_a_document_whatever_id_is_in_it(client, body, options):
+    sent = {"_id": "other", "n": 1} | ({"_rev": "1-a"} if options else {})
+    assert (await put(client, body, sent, PATH + options))["id"] == "d"
+    assert (await body(await client.get(PATH)))["_id"] == "d"
+    await body(await client.get("/orders/other"), 404)
+    for illegal in ("", "_x", "x" * 251):
+        await put(client, body, sent | {"_id": illegal}, PATH + options, 400)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +257,33 @@ async def test_design_documents_compile(client, open_host, body):
     open_host.designs.refusal = UsageError("no", code="compilation_error")
     refused = {"error": "compilation_error", "reason": "no"}
     assert await put(client, body, {"_rev": made["rev"]}, path, 400) == refused
-    assert await put(client, body, {"_rev": "1-a"}, path + "?new_edits=false", 400) == refused
     await body(await client.delete(f"{path}?rev={made['rev']}"))
+
+
+async def test_a_peers_design_document_is_stored_whatever_is_in_it(client, open_host, body):
+    open_host.designs.refusal = UsageError("no", code="compilation_error")
+    content = {"language": "erlang", "views": [], "_rev": "1-a"}
+    await put(client, body, content, "/orders/_design/x?new_edits=false", 201)
+    content["_id"] = "_design/" + "y" * 200
+    docs = {"docs": [content], "new_edits": False}
+    assert await body(await client.post("/orders/_bulk_docs", json=docs), 201) == []
+    for doc_id in ("_design/x", content["_id"]):
+        found = await body(await client.get(f"/orders/{doc_id}"))
+        assert (found["language"], found["views"], found["_rev"]) == ("erlang", [], "1-a")
+
+
+async def test_a_peers_attachments_are_stored_whatever_their_names_are(client, body):
+    names = ["", "\0", "x" * 7000, *(str(n) for n in range(1100))]
+    data = {"data": "Zmlyc3Q="}
+    content = {"_rev": "1-a", "_attachments": dict.fromkeys(names, data)}
+    await put(client, body, content, PATH + "?new_edits=false", 201)
+    docs = {"docs": [content | {"_id": "e"}], "new_edits": False}
+    assert await body(await client.post("/orders/_bulk_docs", json=docs), 201) == []
+    for path in (PATH, "/orders/e"):
+        found = await body(await client.get(path))
+        assert list(found["_attachments"]) == names
+    for name in ("", "\0", "x" * 7000):
+        await put(client, body, {"_attachments": {name: data}}, "/orders/f", 400)
 
 
 async def test_thousands_of_conflicts(client, body):
@@ -282,3 +316,40 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     await body(await guarded.put(design, json={}, headers=cleo), 201)
     for who in (bob, cleo):
         await body(await guarded.get(design, headers=who))
+
+
+async def test_old_revisions_are_readable_until_the_compaction(client, body):
+    revs = []
+    for n in range(1, 4):
+        sent = {"n": n} | ({"_rev": revs[-1]} if revs else {})
+        if n == 2:
+            sent["_attachments"] = {"a": {"content_type": "text/plain", "data": "eA=="}}
+        revs.append((await body(await client.put(PATH, json=sent), 201))["rev"])
+    revs.append((await body(await client.delete(f"{PATH}?rev={revs[-1]}")))["rev"])
+
+    found = await body(await client.get(f"{PATH}?rev={revs[1]}&attachments=true&revs=true"))
+    assert (found["_rev"], found["n"]) == (revs[1], 2)
+    assert found["_attachments"]["a"]["data"] == "eA=="
+    assert found["_revisions"]["start"] == 2
+    assert await (await client.get(f"{PATH}/a?rev={revs[1]}")).read() == b"x"
+    found = await body(await client.get(f"{PATH}?rev={revs[3]}&revs_info=true"))
+    assert [one["status"] for one in found["_revs_info"]] == [
+        "deleted", "available", "available", "available"
+    ]  # fmt: skip
+    accept = {"Accept": "application/json"}
+    asked = json.dumps(revs)
+    found = await body(await client.get(f"{PATH}?open_revs={asked}", headers=accept))
+    assert [one["ok"]["_rev"] for one in found] == revs
+    found = await body(await client.get(f"{PATH}?open_revs=all", headers=accept))
+    assert [one["ok"]["_rev"] for one in found] == revs[3:]
+    found = await body(await client.get(f"{PATH}?rev={revs[0]}&latest=true"))
+    assert found["_rev"] == revs[3]
+    asked = {"docs": [{"id": "d", "rev": rev} for rev in revs]}
+    bulk = await body(await client.post("/orders/_bulk_get", json=asked))
+    assert [one["docs"][0]["ok"]["_rev"] for one in bulk["results"]] == revs
+
+    headers = {"Content-Type": "application/json"}
+    await body(await client.post("/orders/_compact", headers=headers), 202)
+    await body(await client.get(f"{PATH}?rev={revs[1]}"), 404)
+    found = await body(await client.get(f"{PATH}?rev={revs[3]}&revs_info=true"))
+    assert [one["status"] for one in found["_revs_info"]] == ["deleted"] + ["missing"] * 3

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 from aiohttp import encode_basic_auth
+from yarl import URL
 
 from millstream.access import failed_logins
 from millstream.access.failed_logins import FAILED_LOGINS_MAX
@@ -19,6 +20,20 @@ async def test_errors_are_json(client, body):
         assert (await body(response, 400))["error"] == "bad_json"
     response = await client.post("/_millstream/buckets", data={"name": "x"})
     assert (await body(response, 415))["error"] == "bad_content_type"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/%FF", "/orders/%FF", "/orders/d/%FF", "/orders/_design/%FF", "/orders/_local/%FF",
+        "/orders/a%C3", "/orders/%ED%A0%80", "/orders/_all_docs?key=%22%FF%22",
+    ],
+)  # fmt: skip
+async def test_an_address_that_is_no_text_is_refused(client, open_host, body, path):
+    for method in ("GET", "PUT", "DELETE"):
+        response = await client.request(method, URL(path, encoded=True), data=b"{}")
+        assert (await body(response, 400))["error"] == "bad_request"
+    assert open_host.documents.database("orders").documents == {}
 
 
 async def test_an_unforeseen_error_tells_nothing(client, open_host, monkeypatch, body):

@@ -19,6 +19,14 @@ async def test_none(client, body):
     assert await body(await client.get(PATH)) == {"total_rows": 0, "offset": 0, "rows": []}
 
 
+async def test_the_end_of_the_changes_is_told_if_asked_for(client, body, filled):
+    answer = await body(await client.get(PATH + "?update_seq=true&limit=1"))
+    assert list(answer) == ["total_rows", "offset", "update_seq", "rows"]
+    since = answer["update_seq"]
+    assert (await body(await client.get(f"/orders/_changes?since={since}")))["results"] == []
+    assert "update_seq" not in await body(await client.get(PATH))
+
+
 async def test_all_in_the_order_of_bytes(client, body, filled):
     answer = await body(await client.get(PATH))
     assert (answer["total_rows"], answer["offset"]) == (4, 0)

@@ -39,13 +39,32 @@ async def test_it_is_deleted(client, body):
         ("[]", "bad_request"),
         ('{"_rev": "1-abc"}', "bad_request"),
         ('{"_rev": 7}', "bad_request"),
-        ('{"_id": "other"}', "bad_request"),
-        ('{"_attachments": {"a": {"data": ""}}}', "bad_request"),
         ('{"_odd": 1}', "doc_validation"),
     ],
 )
 async def test_what_is_refused(client, body, text, error):
     assert (await body(await client.put("/orders/_local/x", data=text), 400))["error"] == error
+
+
+async def test_attachments_are_passed_over_and_none_can_be_asked_for(client, body):
+    sent = {"n": 1, "_attachments": {"a": {"data": "", "content_type": "text/plain"}}}
+    await body(await client.put("/orders/_local/x", json=sent), 201)
+    assert (await body(await client.get("/orders/_local/x?attachments=true"))) == {
+        "_id": "_local/x", "_rev": "0-1", "n": 1
+    }  # fmt: skip
+    for answer in (
+        await client.get("/orders/_local/x/a"),
+        await client.get("/orders/_local/none/a/b"),
+        await client.put("/orders/_local/x/a", data=b"1"),
+    ):
+        found = await body(answer, 400)
+        assert found["reason"] == "_local documents do not accept attachments."
+
+
+async def test_the_address_names_one_whatever_id_is_in_it(client, body):
+    sent = {"_id": "_local/other", "n": 1}
+    assert (await body(await client.put("/orders/_local/x", json=sent), 201))["id"] == "_local/x"
+    assert (await body(await client.get("/orders/_local/x")))["_id"] == "_local/x"
 
 
 async def test_they_are_listed_and_copied(client, body):

@@ -44,6 +44,25 @@ async def test_names_are_made_of_the_definition(client, body):
     assert other["name"] != first["name"]
 
 
+async def test_indexes_that_differ_in_their_names_alone_are_in_documents_of_their_own(
+    client, body
+):
+    made = [await make(client, body, "a", name=name) for name in ("n", "m", "n")]
+    assert [one["result"] for one in made] == ["created", "created", "exists"]
+    assert made[0]["id"] == made[2]["id"] != made[1]["id"]
+
+
+async def test_the_selector_of_an_index_is_stored_with_all_its_operators(client, body, open_host):
+    index = {"fields": ["b"], "partial_filter_selector": {"type": "x", "n": {"$gt": 1}}}
+    made = [await make(client, body, index=index, ddoc="d", name="n") for _ in range(2)]
+    assert [one["result"] for one in made] == ["created", "exists"]
+    view = (await stored(open_host, "d"))["views"]["n"]
+    assert view["map"]["partial_filter_selector"] == {
+        "$and": [{"type": {"$eq": "x"}}, {"n": {"$gt": 1}}]
+    }
+    assert view["options"]["def"] == index
+
+
 async def test_lists(client, body):
     await make(client, body, "a", ddoc="d", name="n")
     partial = {"fields": ["b"], "partial_filter_selector": {"b": {"$gt": 1}}}

@@ -38,6 +38,16 @@ async def test_what_is_no_http_is_answered_in_json(open_host):
     assert json.loads(body)["error"] == "bad_request"
 
 
+async def test_a_plus_in_a_path_is_a_space_and_one_that_is_encoded_is_none(open_host):
+    sent = (
+        b"PUT %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+    )
+    async with listening(open_host) as port:
+        for path in (b"/orders/a+b", b"/orders/c%2Bd", b"/orders/e%20f?x=1+1"):
+            assert (await exchange(port, sent % path))[0] == 201
+    assert set(open_host.documents.database("orders").documents) == {"a b", "c+d", "e f"}
+
+
 async def test_a_line_that_never_ends_is_refused(open_host):
     async with listening(open_host) as port:
         status, body = await exchange(port, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n")

@@ -30,6 +30,15 @@ async def test_logging_in_with_a_cookie_and_out_again(guarded, body):
     assert session["userCtx"] == {"name": None, "roles": []}
 
 
+async def test_a_name_may_be_called_username(guarded, body):
+    log_in = {"username": "ada", "password": "secret"}
+    for said in ({"json": log_in}, {"data": log_in}, {"json": log_in | {"name": "ada"}}):
+        assert (await body(await guarded.post("/_session", **said)))["name"] == "ada"
+        guarded.session.cookie_jar.clear()
+    both = log_in | {"name": "bob"}
+    assert "different" in (await body(await guarded.post("/_session", json=both), 400))["reason"]
+
+
 async def test_who_shows_a_token_is_told_who_that_is(bearing, guarded, body, bearer):
     headers = bearer("read:orders", "staff", sub="eve")
     session = await body(await bearing.get("/_session", headers=headers))

@@ -24,7 +24,7 @@ def test_all_parameters():
     )  # fmt: skip
     assert query == ChangesQuery(
         "continuous",
-        None,
+        0,
         7,
         True,
         True,
@@ -37,6 +37,11 @@ def test_all_parameters():
         ALL,
         encoding_info=True,
     )
+
+
+@pytest.mark.parametrize("since", ["now", "5", "x"])
+def test_a_descending_feed_begins_at_the_end_whatever_is_given(since):
+    assert parse_changes({"since": since, "descending": "true"}, {}).since == 0
 
 
 @pytest.mark.parametrize(("options", "puller"), [
@@ -100,7 +105,7 @@ def test_filters(options, body, asked):
         ({"filter": "_doc_ids"}, "not a list of doc ids"),
         ({"filter": "_doc_ids", "doc_ids": "[1]"}, "not a list of doc ids"),
         ({"filter": "_doc_ids", "doc_ids": "["}, "not a list of doc ids"),
-        ({"filter": "_selector"}, "Selector must be a JSON object"),
+        ({"filter": "_selector"}, "expected a JSON object"),
         ({"filter": "_view", "view": "x"}, "designname/viewname"),
         ({"filter": "x"}, "designname/filtername"),
     ],

@@ -2,9 +2,12 @@
 
 import pytest
 
-from millstream.errors import RemoteProtocolError
+from millstream.errors import RemoteProtocolError, UsageError
 from millstream.replication.aio import attachments
 from millstream.replication.aio.attachments import Related, related_documents
+from millstream.replication.core.asking import TOO_LARGE
+
+DEEP = b'{"_rev":"1-a","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 OUTER = (
     b"--o\r\nContent-Type: multipart/related; boundary=i\r\n\r\n"
@@ -34,7 +37,7 @@ async def read(body, content_type):
     async for each in related_documents(Bytes(body), content_type):
         if isinstance(each, Related):
             sent = b"".join([piece async for piece in each.pieces()])
-            found.append((each.head, each.content_type, sent))
+            found.append((each.rev, each.content_type, sent))
         else:
             found.append(each)
     return found
@@ -43,24 +46,24 @@ async def read(body, content_type):
 @pytest.mark.parametrize("boundary", ["o", '"o"'])
 async def test_revisions_with_and_without_attachments(boundary):
     found = await read(OUTER % b'{"_rev":"1-a"}', f"multipart/mixed; boundary={boundary}")
-    (head, content_type, sent), missing, (plain, plain_type, _) = found
-    assert head == {"_rev": "1-a"}
+    (rev, content_type, sent), missing, (plain, plain_type, _) = found
+    assert rev == "1-a"
     assert content_type.startswith("multipart/related; boundary=")
     assert b"Content-Encoding: gzip" in sent
     assert b"\r\n\r\nnot really\r\n--" in sent
     assert missing == ("missing", "1-b")
-    assert (plain, plain_type) == ({"_rev": "1-c"}, "application/json")
+    assert (plain, plain_type) == ("1-c", "application/json")
 
 
 async def test_json_will_do():
     found = await read(b'[{"ok":{"_rev":"1-a"}},{"missing":"1-b"}]', "application/json")
-    assert found[0][0] == {"_rev": "1-a"}
+    assert found[0][0] == "1-a"
     assert found[1] == ("missing", "1-b")
 
 
 async def test_a_document_is_bounded(monkeypatch):
     monkeypatch.setattr(attachments, "DOCUMENT_BYTES_MAX", 10)
-    with pytest.raises(RemoteProtocolError, match="over 10 bytes"):
+    with pytest.raises(UsageError, match="over 10 bytes"):
         await read(OUTER % b'{"_rev":"1-a"}', "multipart/mixed; boundary=o")
 
 
@@ -69,6 +72,13 @@ async def test_nonsense_is_an_error_of_the_peer():
         await read(b"no boundary at all", "multipart/mixed; boundary=o")
 
 
-def test_a_document_is_an_object():
-    with pytest.raises(RemoteProtocolError, match="no object"):
-        assert Related(b"[]").head
+@pytest.mark.parametrize("body", [b"[]", b'{"_rev":7}', DEEP])
+def test_a_revision_that_cannot_be_read_is_not_told(body):
+    assert Related(body).rev == ""
+
+
+async def test_a_document_passes_however_deep_it_is():
+    assert (await read(OUTER % DEEP, "multipart/mixed; boundary=o"))[0][2].count(DEEP) == 1
+    with pytest.raises(UsageError, match="too deep") as caught:
+        await read(b'[{"ok":' + DEEP + b"}]", "application/json")
+    assert caught.value.code == TOO_LARGE

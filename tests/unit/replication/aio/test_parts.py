@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import RemoteProtocolError
+from millstream.errors import RemoteProtocolError, UsageError
 from millstream.replication.aio import parts
 from millstream.replication.aio.parts import Parts, boundary_of
 
@@ -71,7 +71,7 @@ async def test_an_end_in_the_middle(data):
 
 async def test_heads_are_bounded(monkeypatch):
     monkeypatch.setattr(parts, "HEAD_BYTES_MAX", 100)
-    with pytest.raises(RemoteProtocolError, match="too long"):
+    with pytest.raises(UsageError, match="too long"):
         await bodies(b"--b\r\n" + b"x" * 200)
     monkeypatch.setattr(parts, "HEAD_LINES_MAX", 3)
     with pytest.raises(RemoteProtocolError, match="too many lines"):

@@ -2,9 +2,10 @@
 
 import pytest
 
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.replication.core import batches
 from millstream.replication.core.asking import (
+    TOO_LARGE,
     Copy,
     Diff,
     Difference,
@@ -16,7 +17,7 @@ from millstream.replication.core.asking import (
     Row,
     Write,
 )
-from millstream.replication.core.batches import MISSING, TOO_LARGE, Batch
+from millstream.replication.core.batches import MISSING, Batch
 from millstream.replication.core.tasks import ATTEMPTS_MAX
 
 ROWS = [Row("a", ("1-a",)), Row("b", ("1-b",)), Row("c", ("1-c",))]
@@ -61,7 +62,7 @@ class Sides:
                 self.asked.append(step if isinstance(step, Pause) else step.request)
                 try:
                     answer = None if isinstance(step, Pause) else self.answer(step.request)
-                except UsageError as error:
+                except MillstreamError as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -151,3 +152,84 @@ def test_documents_are_fetched_and_written_in_groups(sides, monkeypatch):
     sides.run()
     assert [len(each.wanted) for each in sides.of(Fetch)] == [2, 1]
     assert [len(each.documents) for each in sides.of(Write)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["", "z"])
+def test_a_refusal_that_names_nothing_is_found_by_smaller_requests(sides, name):
+    def answer(request):
+        if isinstance(request, Write) and any(each.name == "b" for each in request.documents):
+            return (Failure(name, "", "bad_request", "too deep"),)
+        return Sides.answer(sides, request)
+
+    sides.answer = answer
+    done = sides.run()
+    assert done.accepted == {"a", "c"}
+    assert done.failures == (Failure("b", "", "bad_request", "too deep"),)
+    assert done.statistics[3:5] == (2, 1)
+
+
+@pytest.mark.parametrize("kind", [Diff, Write, Copy])
+@pytest.mark.parametrize("code", ["bad_request", "doc_validation", "illegal_docid"])
+def test_a_whole_request_that_is_refused_is_one_documents_fault(sides, kind, code):
+    def answer(request):
+        names = {
+            Diff: lambda: list(request.revs),
+            Write: lambda: [each.name for each in request.documents],
+            Copy: lambda: [request.wanted.name],
+            Fetch: list,
+        }[type(request)]()
+        if isinstance(request, kind) and "b" in names:
+            raise UsageError("no", code=code)
+        return Sides.answer(sides, request)
+
+    sides.answer, sides.streamed = answer, {"b"} if kind is Copy else set()
+    done = sides.run()
+    assert done.accepted == {"a", "c"}
+    assert [(each.name, each.error) for each in done.failures] == [("b", code)]
+
+
+def test_a_request_that_is_refused_whatever_is_in_it_ends_the_batch(sides):
+    def answer(request):
+        raise UsageError("no", code="bad_content_type")
+
+    sides.answer = answer
+    with pytest.raises(UsageError):
+        sides.run()
+
+
+def test_a_refusal_without_a_revision_is_tried_again_and_never_taken_for_a_success(sides):
+    def answer(request):
+        found = Sides.answer(sides, request)
+        return tuple(e._replace(rev="") for e in found) if isinstance(request, Write) else found
+
+    sides.answer, sides.failures = answer, {"b": ["timeout"] * ATTEMPTS_MAX}
+    with pytest.raises(UnavailableError, match="'b'"):
+        sides.run()
+
+
+@pytest.mark.parametrize("code", ["majority_impossible", "disk_full", "node_failed", "stopping"])
+def test_what_passes_is_no_refusal_of_a_document(sides, code):
+    sides.failures = {"b": [code, code]}
+    assert sides.run().accepted == {"a", "b", "c"}
+    sides.failures = {"b": [code] * ATTEMPTS_MAX}
+    with pytest.raises(UnavailableError, match="'b'"):
+        sides.run()
+
+
+def test_a_document_that_a_target_stumbles_over_is_a_failure_if_it_takes_others(sides):
+    sides.failures = {"b": ["internal_server_error"] * ATTEMPTS_MAX}
+    done = sides.run()
+    assert (done.accepted, [each.name for each in done.failures]) == ({"a", "c"}, ["b"])
+    sides.failures = {name: ["internal_server_error"] * ATTEMPTS_MAX for name in "abc"}
+    with pytest.raises(UnavailableError):
+        sides.run()
+
+
+def test_a_document_with_attachments_that_is_gone_at_the_source_is_missing(sides):
+    def answer(request):
+        if isinstance(request, Copy):
+            raise ConditionError("missing", code="not_found")
+        return Sides.answer(sides, request)
+
+    sides.answer, sides.streamed = answer, {"b"}
+    assert sides.run().missing == {"b"}

@@ -5,6 +5,7 @@ import pytest
 from millstream.documents.tokens import Vector
 from millstream.errors import ConditionError, UnavailableError
 from millstream.model.position import Position
+from millstream.replication.core import logs
 from millstream.replication.core.asking import (
     Flush,
     Info,
@@ -104,7 +105,19 @@ def test_a_purge_at_the_target_and_too_many_exceptions_end_completeness(sides):
     many = Chain(True, 1, frozenset(map(str, range(EXCEPTIONS_MAX + 1))))
     entry = sides.run(many)
     assert not entry.is_complete
-    assert len(entry.exceptions) == EXCEPTIONS_MAX
+    assert len(entry.exceptions) == EXCEPTIONS_MAX + 1
+    assert entry.dropped == 0
+
+
+def test_refused_documents_are_remembered_up_to_a_bound_and_counted_beyond(sides, monkeypatch):
+    names = frozenset(f"n{n:05}" for n in range(logs.REFUSED_MAX + 7))
+    entry = sides.run(Chain(True, 0, names, dropped=5))
+    assert entry.exceptions == tuple(sorted(names)[: logs.REFUSED_MAX])
+    assert entry.dropped == 12
+    assert parse_log(sides.logs["target"]).entries[0] == parse_log(sides.logs["source"]).entries[0]
+    assert parse_log(sides.logs["target"]).entries[0].dropped == 12
+    monkeypatch.setattr(logs, "REFUSED_BYTES_MAX", 60)
+    assert sides.run(Chain(True, 0, names)).exceptions == tuple(sorted(names)[:10])
 
 
 def test_a_conflict_is_read_again(sides):

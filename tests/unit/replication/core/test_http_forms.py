@@ -6,10 +6,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from millstream.documents.tokens import Vector
-from millstream.errors import RemoteProtocolError
+from millstream.errors import RemoteProtocolError, UnavailableError, UsageError
 from millstream.model.position import Position
 from millstream.replication.core import http_forms as forms
 from millstream.replication.core.asking import (
+    TOO_LARGE,
     Changes,
     Diff,
     Difference,
@@ -113,6 +114,14 @@ def test_documents_are_asked_for_one_by_one_and_come_as_they_are():
     assert found.missing == (("b", "1-q"),)
 
 
+@pytest.mark.parametrize("code", ["not_my_partition", "node_failed", "majority_unknown"])
+def test_what_a_source_cannot_say_now_is_not_missing(code):
+    row = {"id": "a", "docs": [{"error": {"id": "a", "rev": None, "error": code}}]}
+    with pytest.raises(UnavailableError) as caught:
+        forms.fetched(json.dumps({"results": [row]}).encode())
+    assert (caught.value.code, caught.value.retry) == (code, "backoff")
+
+
 def test_revisions_with_attachments():
     path = forms.open_revs_path(Wanted("a/b", ("1-x",), ("1-y",)))
     assert path.startswith("/a%2Fb?")
@@ -125,6 +134,25 @@ def test_writing():
     assert json.loads(body) == {"new_edits": False, "docs": [{"_id": "a"}]}
     answer = b'[{"ok":true,"id":"b","rev":"1"},{"id":"a","error":"forbidden","reason":"no"}]'
     assert forms.failures(answer) == (Failure("a", "", "forbidden", "no"),)
+
+
+def test_a_refusal_without_an_id_or_of_another_form_is_read():
+    answer = b'[{"id":null,"rev":null,"error":"bad_request","reason":{"a":1}},{"error":"x"}]'
+    first, second = forms.failures(answer)
+    assert first == Failure("", "", "bad_request", '{"a":1}')
+    assert second == Failure("", "", "x")
+
+
+@pytest.mark.parametrize("depth", [300, 2_000, 100_000])
+def test_a_document_passes_or_is_asked_for_alone_however_deep_it_is(depth):
+    body = b'{"_id":"a","_rev":"1-a","x":' + b"[" * depth + b"]" * depth + b"}"
+    answer = b'{"results":[{"id":"a","docs":[{"ok":' + body + b"}]}]}"
+    if depth < 500:
+        assert forms.fetched(answer).documents == (Document("a", "1-a", body),)
+        return
+    with pytest.raises(UsageError) as caught:
+        forms.fetched(answer)
+    assert caught.value.code == TOO_LARGE
 
 
 def test_records_about_others():

@@ -3,7 +3,9 @@
 import pytest
 
 from millstream.errors import AccessError, UnavailableError
-from millstream.replication.core.running import GOING_BACK_MAX, MISSING_MAX
+from millstream.replication.core.logs import EXCEPTIONS_MAX, parse_log
+from millstream.replication.core.reports import answer_of, figures_of
+from millstream.replication.core.running import GOING_BACK_MAX, MISSING_MAX, RETRIED_AT_ONCE
 from sites.world import World
 
 A, B = 0, 1
@@ -91,3 +93,77 @@ def test_a_continuous_run_waits_and_goes_on(world):
     assert running[0].outcome is None
     assert world.sites[B].tree("later")
     assert running[0].place.number == 9
+
+
+def test_all_refused_documents_are_tried_again_page_by_page(world, monkeypatch):
+    for number in range(250):
+        world.sites[A].extend(f"refused{number}")
+    refused = {f"refused{number}" for number in range(250)}
+    world.sites[B].refused = set(refused)
+    run = world.replicate(A, B)
+    assert set(run.entries[0].exceptions) == refused
+    assert run.dropped == 0
+    right, asked = world.sites[A].on_Changes, []
+
+    def changes(request):
+        asked.append(request.feed.doc_ids)
+        return right(request)
+
+    monkeypatch.setattr(world.sites[A], "on_Changes", changes, raising=False)
+    world.sites[B].refused = {"refused7"}
+    world.sites[A].extend("later")
+    run = world.replicate(A, B)
+    assert run.entries[0].exceptions == ("refused7",)
+    assert run.statistics.docs_written == 250
+    pages = [ids for ids in asked if ids is not None]
+    assert max(map(len, pages)) == RETRIED_AT_ONCE
+    assert {name for ids in pages for name in ids} == refused
+
+
+def test_older_entries_of_a_log_say_what_they_no_longer_list(world):
+    world.sites[B].refused = {f"refused{number}" for number in range(150)}
+    for name in sorted(world.sites[B].refused):
+        world.sites[A].extend(name)
+    for number in range(3):
+        world.sites[A].extend(f"more{number}")
+        world.replicate(A, B)
+    (log,) = world.sites[A].locals.values()
+    entries = parse_log(log).entries
+    assert [len(each.exceptions) for each in entries] == [150, 150, EXCEPTIONS_MAX]
+    assert [each.dropped for each in entries] == [0, 0, 50]
+    assert not entries[2].is_complete
+
+
+def test_a_run_says_that_refusals_are_not_remembered(world, monkeypatch):
+    monkeypatch.setattr("millstream.replication.core.tracking.REFUSED_MAX", 3)
+    world.sites[B].refused = {f"n{number}" for number in range(8)}
+    run = world.replicate(A, B)
+    assert (len(run.entries[0].exceptions), run.dropped) == (3, 5)
+    assert answer_of(run, None)["refusals_not_remembered"] == 5
+    world.sites[B].refused = set()
+    world.sites[A].extend("later")
+    run = world.replicate(A, B)
+    assert (run.entries[0].exceptions, run.dropped) == ((), 5), "nobody knows which they were"
+    assert figures_of(run)["refusals_not_remembered"] == 5
+
+
+def test_the_figures_of_a_run_are_its_own(world):
+    world.sites[B].refused = {"n1"}
+    first = world.replicate(A, B)
+    (log,) = world.sites[B].locals.values()
+    assert answer_of(first, log)["history"][0]["docs_written"] == 7
+    again = world.replicate(A, B)
+    (log,) = world.sites[B].locals.values()
+    assert again.entries == [], "there was nothing to record"
+    newest, *others = answer_of(again, log)["history"]
+    assert (newest["docs_read"], newest["docs_written"]) == (1, 0)
+    assert newest["doc_write_failures"] == 1
+    assert [each["docs_written"] for each in others] == [7]
+    world.sites[A].extend("later")
+    third = world.replicate(A, B)
+    (log,) = world.sites[B].locals.values()
+    history = answer_of(third, log)["history"]
+    assert [each["docs_written"] for each in history] == [1, 7]
+    assert history[0]["session_id"] == third.entries[0].ckpt_id
+    world.sites[B].refused = set()
+    assert world.replicate(A, B).told["docs_written"] == 1

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.replication.core.places import Place
+from millstream.replication.core import tracking
+from millstream.replication.core.places import NOWHERE, Place
 from millstream.replication.core.tracking import Mark, Tracker
 
 RECORD = ("a record",)
@@ -63,3 +64,13 @@ def test_any_order_ends_at_the_end(order):
         over.add(number)
         whole = next(n for n in range(7) if n + 1 not in over)
         assert tracker.at.place == Place(whole)
+
+
+def test_refusals_beyond_a_bound_are_counted(monkeypatch):
+    monkeypatch.setattr(tracking, "REFUSED_MAX", 3)
+    tracker = Tracker(NOWHERE, ["x"])
+    tracker.settle(0, [], ["a", "b", "c", "x"])
+    assert tracker.exceptions == {"x", "a", "b"}
+    assert tracker.dropped == 1
+    tracker.settle(0, ["a"], ["c"])
+    assert (tracker.exceptions, tracker.dropped) == ({"x", "b", "c"}, 1)

@@ -45,7 +45,7 @@ def test_a_new_document():
     assert back == [(back_key(3, b"d"), 3, back_value({0: [A, B], 1: [A]}))]
     assert trees[0] == [
         (row_key(A, b"d"), 3, row_value([(b"1", b"z")])),
-        (row_key(B, b"d"), 3, row_value([(b"2", b"x"), (b"2.0", b"w")])),
+        (row_key(B, b"d"), 3, row_value([(b"2.0", b"w"), (b"2", b"x")])),
     ]
     assert trees[1] == [(row_key(A, b"d"), 3, row_value([(b"1", b"y")]))]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from millstream.errors import UsageError
-from millstream.views.core.design import design_name, parse_design
+from millstream.views.core.design import design_name, parse_design, read_design, told_designs
 
 GOOD = {"views": {"b": {"map": "function(d){}"}, "a": {"map": "m", "reduce": "_sum"}}}
 
@@ -202,3 +203,34 @@ def test_json_indexes_that_are_none(view):
     with pytest.raises(UsageError) as caught:
         parse_design({"language": "query", "views": {"n": view}}, "x")
     assert caught.value.code == "invalid_design_doc"
+
+
+@pytest.mark.parametrize("reduce", ["_sum", " _sum ", "_sum\n \r\nand others", "_sum // of all"])
+def test_what_stands_behind_the_name_of_a_built_in_reduce_counts_for_nothing(reduce):
+    design = parse_design({"views": {"v": {"map": "d => emit(1)", "reduce": reduce}}}, "d")
+    assert design.views[0].reduce == "_sum"
+
+
+@pytest.mark.parametrize("reduce", ["_product", "_summary", "_", "_ sum"])
+def test_names_that_only_begin_like_a_built_in_reduce_are_none(reduce):
+    with pytest.raises(UsageError, match="no built-in reduce"):
+        parse_design({"views": {"v": {"map": "d => emit(1)", "reduce": reduce}}}, "d")
+
+
+def test_a_stored_document_is_read_whatever_numbers_are_in_it():
+    body = b'{"a":[%d,%d],"b":{"c":%d},"d":1234567890123456789}' % (10**30, -(2**63), 10**400)
+    read = read_design(body)
+    assert read == {"a": [1e30, -(2**63)], "b": {"c": None}, "d": 1234567890123456789}
+    msgspec.json.encode(read)
+    assert read_design(b'{"a":1}') == {"a": 1}
+
+
+def test_what_views_are_made_of_is_told_and_the_largest_is_not_usable(monkeypatch):
+    small, large = {"views": {"v": {"map": "m"}}}, {"views": {"v": {"map": "m" * 1000}}}
+    told = told_designs({"a": large | {"filters": {}}, "b": small | {"language": "javascript"}})
+    assert told == {"a": large, "b": small | {"language": "javascript"}}
+    monkeypatch.setattr("millstream.views.core.design.TOLD_BYTES_MAX", 500)
+    told = told_designs({"a": large, "b": small})
+    assert told["b"] == small
+    with pytest.raises(UsageError, match=r"its views have 10\d\d bytes.*at most 500"):
+        parse_design(told["a"], "a")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.errors import AccessError, MillstreamError
 from millstream.views.core.design_code import read_code, refusal
 
 
@@ -27,13 +27,27 @@ def test_what_there_is():
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"validate_doc_update": 1}, {"filters": {"a": 1}}, {"filters": [1]}, {"updates": "x"}],
-)
-def test_members_of_another_form(changes):
-    with pytest.raises(UsageError) as caught:
-        code_of(**changes)
-    assert caught.value.code == "invalid_design_doc"
+    ("changes", "member"),
+    [
+        ({"validate_doc_update": 1}, "validate_doc_update"),
+        ({"validate_doc_update": "f", "language": "erlang"}, "validate_doc_update"),
+        ({"validate_doc_update": "f", "language": {"a": 1}}, "validate_doc_update"),
+        ({"filters": {"a": 1, "b": "f"}}, "filters"), ({"filters": [1]}, "filters"),
+        ({"updates": "x"}, "updates"), ({"updates": {"b": "f", "c": None}}, "updates"),
+    ],
+)  # fmt: skip
+def test_members_of_another_form_are_faults_of_their_own(changes, member):
+    code = code_of(**changes)
+    assert list(code.faults) == [member]
+    assert code.validates == (member == "validate_doc_update")
+    assert code.filters | code.updates == ({"b"} if "b" in str(changes) else frozenset())
+
+
+def test_numbers_of_any_size_are_read():
+    code = code_of(filters={"f": "f"}, x=10**30, y=[10**400])
+    assert code.filters == {"f"}
+    assert str(10**30) in code.text
+    assert str(10**400) in code.text
 
 
 def test_other_languages_have_no_functions():

@@ -29,6 +29,7 @@ def texts(key, value, **options):
     [
         (b"a", {"n": 1}), (b"a", {}), (b'q"\\', {}), ("é\u2028".encode(), {"x": "é"}),
         (b"a", {"b": {"_c": 1}}), (b"a", {"_": 1}), (b"", {"n": [1]}),
+        (b"a", {"_replication_state": "completed", "_access": [1]}),
     ],
 )  # fmt: skip
 def test_documents_have_id_and_revision(key, value):
@@ -107,6 +108,7 @@ def test_no_key_or_value_raises(key, value):
         ('q"', b"{}", b'{"_id":"q\\""}'),
         ("\\x5c78", b"{}", b'{"_id":"\\\\x"}'),
         ("a", b'{"b":{"_c":1}}', b'{"_id":"a","b":{"_c":1}}'),
+        ("a", b'{"_access":1}', b'{"_id":"a","_access":1}'),
     ],
 )
 def test_texts_without_revision(key, value, text):

@@ -12,6 +12,7 @@ from millstream.views.core.collation import encode_key
 from millstream.views.core.rows import (
     ekey_of,
     emits_in,
+    in_order_of_values,
     numbers_of,
     pairs_of,
     pairs_of_all,
@@ -85,3 +86,15 @@ def test_what_is_no_number_is_none(text: bytes) -> None:
 
 def test_numbers_of_a_document_that_repeats_itself_are_looked_at_one_by_one() -> None:
     assert numbers_of([row_value([(b"1", b"1")]), row_value([(b"1", b"2"), (b"1", b"3")])]) is None
+
+
+def test_emits_of_equal_keys_stand_in_the_order_of_their_values():
+    values = [
+        b"-1", b"0.5", b"2", b"false", b"null", b"true", b"{}", b'{"a":1}', b'{"a":[]}',
+        b'{"b":0}', b"[]", b"[1]", b"[1,null]", b"[null]", b'""', b'"Z"', b'"a"', '"é"'.encode(),
+    ]  # fmt: skip
+    pairs = [(b"1", value) for value in values]
+    assert in_order_of_values(reversed(pairs)) == pairs
+    assert in_order_of_values(pairs) == pairs
+    deep = [(b"1", b"[" * 5000 + b"]" * 5000), (b"1", b"1")]
+    assert in_order_of_values(deep) == in_order_of_values(deep[::-1])

@@ -1,0 +1,102 @@
+"""Contents of revisions that newer ones took the place of: readable until a compaction.
+
+The tree of a document names its old revisions; what they held is not stored. A node keeps what
+was replaced by way of its HTTP port in memory, as far as there is room.
+
+Invariants:
+1. At most `OLD_BYTES_MAX` are kept; what was kept longest goes first.
+2. A content is shown only for a document whose tree has its revision.
+3. What is shown is never written: a document with old contents is a copy.
+
+Elsewhere: reading (`documents.reading`), writing (`gateway.aio.writing`).
+Source: CouchDB, which keeps all old revisions until the next compaction.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from millstream.documents.stored import Content, StoredDocument
+
+__all__ = ["OLD_BYTES_MAX", "OldRevisions"]
+
+OLD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of old revisions that a node keeps in memory, their names included."""
+_ENTRY_BYTES: Final = 400
+"""Beside the bytes of an entry."""
+_Place = tuple[str, str, str]
+"""Database, document, revision."""
+
+
+class OldRevisions:
+    """What a node keeps.
+
+    Args:
+        bytes_max: bound of all.
+    """
+
+    def __init__(self, bytes_max: int = OLD_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[_Place, Content] = OrderedDict()
+        self._revs: dict[tuple[str, str], set[str]] = {}
+        """Database, document -> revisions that are kept."""
+        self.bytes = 0
+
+    def keep(
+        self, bucket: str, doc_id: str, before: StoredDocument | None, after: StoredDocument
+    ) -> None:
+        """Keep what a change of a document took out of it."""
+        if before is None or not before.exists:
+            return
+        for rev, content in before.contents.items():
+            if rev not in after.contents and after.tree.contains(rev):
+                self._add((bucket, doc_id, rev), content)
+
+    def shown(
+        self, bucket: str, doc_id: str, document: StoredDocument | None
+    ) -> StoredDocument | None:
+        """Return a document with those of its old contents that are kept."""
+        revs = self._revs.get((bucket, doc_id))
+        if document is None or not revs or not document.exists:
+            return document
+        old = {rev: self._kept[bucket, doc_id, rev] for rev in revs if document.tree.contains(rev)}
+        copy = StoredDocument(
+            document.tree, {**old, **document.contents}, is_purged=document.is_purged
+        )
+        copy.seqno = document.seqno
+        return copy
+
+    def forget(self, bucket: str) -> None:
+        """Forget what is kept of a database: it is compacted."""
+        for place in [place for place in self._kept if place[0] == bucket]:
+            self._remove(place)
+
+    def _add(self, place: _Place, content: Content) -> None:
+        if place in self._kept:
+            self._remove(place)
+        size = _size(place, content)
+        if size > self._bytes_max:
+            return
+        self._kept[place] = content
+        self._revs.setdefault(place[:2], set()).add(place[2])
+        self.bytes += size
+        while self.bytes > self._bytes_max:
+            self._remove(next(iter(self._kept)))
+
+    def _remove(self, place: _Place) -> None:
+        self.bytes -= _size(place, self._kept.pop(place))
+        revs = self._revs[place[:2]]
+        revs.discard(place[2])
+        if not revs:
+            del self._revs[place[:2]]
+        assert self.bytes >= 0, "bytes are taken off as they were added"
+
+
+def _size(place: _Place, content: Content) -> int:
+    return (
+        _ENTRY_BYTES * (1 + len(content.attachments))
+        + sum(map(len, place))
+        + len(content.body)
+        + len(content.value or b"")
+    )
