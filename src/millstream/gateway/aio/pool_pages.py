@@ -262,6 +262,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/pools", _pools),
         web.get("/pools/default", _pool),
         web.get("/pools/default/buckets", _buckets),
+        web.get("/pools/default/buckets/", _buckets),  # as Couchbase's Java SDK asks
         web.get("/pools/default/buckets/{name}", _one_bucket),
         web.get("/pools/default/bucketsStreaming/{name}", _bucket_stream),
         web.get("/pools/default/b/{name}", _terse),

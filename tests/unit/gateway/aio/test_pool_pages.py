@@ -21,6 +21,7 @@ async def test_the_nodes_of_a_bucket_are_shown_with_their_health(client, open_ho
 async def test_the_ways_to_buckets_and_maps_are_those_of_the_sdks(client, open_host, body):
     assert (await body(await client.get("/pools"), 200))["pools"][0]["uri"] == "/pools/default"
     listed = await body(await client.get("/pools/default/buckets"), 200)
+    assert await body(await client.get("/pools/default/buckets/"), 200) == listed
     assert [one["name"] for one in listed] == ["orders"]
     terse = await body(await client.get("/pools/default/b/orders"), 200)
     assert terse == msgspec.json.decode(open_host.cluster_config("orders"))
