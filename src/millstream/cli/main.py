@@ -48,8 +48,11 @@ _EXTRAS: Final = {
 
 
 class _Entry(NamedTuple):
+    """A command; `module` of this package has it, that of its name if empty."""
+
     help: str
     panel: str
+    module: str = ""
 
 
 _NODE, _DATA, _PIPELINES = "Node", "Documents and changes", "Pipelines"
@@ -57,6 +60,7 @@ _COORDINATION: Final = "Coordination"
 COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE),
     "status": _Entry("Show the health of a node.", _NODE),
+    "top": _Entry("Show what a node does, each second.", _NODE),
     "bucket": _Entry("Make, list, show and drop buckets.", _NODE),
     "cluster": _Entry("Look after several nodes.", _NODE),
     "user": _Entry("Add, list and remove users, set passwords.", _NODE),
@@ -66,11 +70,17 @@ COMMANDS: Final = {
     "get": _Entry("Print one document.", _DATA),
     "put": _Entry("Write one document, or a design document.", _DATA),
     "delete": _Entry("Delete one document.", _DATA),
-    "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
+    "load": _Entry("Load JSON, CSV, Parquet or changes into a bucket.", _DATA),
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
+    "keys": _Entry("Print the keys of a bucket in their order.", _DATA),
     "query": _Entry("Print the documents that a selector describes.", _DATA),
+    "dump": _Entry("Write a bucket to one file.", _DATA),
+    "restore": _Entry("Write a dump into a bucket.", _DATA),
     "replicate": _Entry("Bring a database in step with another one.", _DATA),
+    "coord": _Entry(
+        "Watch and read elements of coordination as JSON lines.", _COORDINATION, "coord_commands"
+    ),
     "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
     "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
     "demo": _Entry(
@@ -95,7 +105,7 @@ def application(arguments: Sequence[str]) -> typer.Typer:
     is_completing = "_MILLSTREAM_COMPLETE" in os.environ
     app.callback()(_options)
     for name, entry in COMMANDS.items():
-        module = f"millstream.cli.{name}"
+        module = f"millstream.cli.{entry.module or name}"
         if find_spec(module) is None:
             continue
         if name == called or is_completing:

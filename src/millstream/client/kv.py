@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from types import TracebackType
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from millstream.client.connection import PORT_DEFAULT, TIMEOUT_S, Connection
 from millstream.client.documents import (
@@ -50,7 +50,15 @@ from millstream.client.extensions import (
 )
 from millstream.client.pipeline import exchange
 from millstream.client.routing import Backoff, Router
-from millstream.client.writes import OneWrite, each_encoder, is_done, live_cas, meta_encoder
+from millstream.client.writes import (
+    BulkResult,
+    Failure,
+    OneWrite,
+    each_encoder,
+    is_done,
+    live_cas,
+    meta_encoder,
+)
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
@@ -58,6 +66,8 @@ from millstream.model.position import FailoverLog
 from millstream.wire.cluster_map import ClusterMap
 from millstream.wire.mcbp import Feature, FrameInfo, Opcode, Packet, Status
 from millstream.wire.replies import error_of
+
+AnyKey = TypeVar("AnyKey", bound=Key)
 
 __all__ = ["BulkResult", "Client", "Failure", "connect"]
 
@@ -69,25 +79,6 @@ _COUNT: Final = Struct(">QQI")
 _EXPIRY: Final = Struct(">I")
 _META_DELETED: Final = Struct(">I")
 _U64: Final = Struct(">Q")
-
-
-class Failure(NamedTuple):
-    """One item of a bulk write that was not done, as it was given, and why."""
-
-    item: tuple[Any, ...]
-    error: MillstreamError
-
-
-class BulkResult(NamedTuple):
-    """What a bulk write did: number of items done, and the others."""
-
-    done: int
-    failures: list[Failure]
-
-    def raise_first(self) -> None:
-        """Raise the first failure, if there is one."""
-        if self.failures:
-            raise self.failures[0].error
 
 
 def connect(
@@ -149,6 +140,11 @@ class Client:
         return self._router.bucket
 
     @property
+    def router(self) -> Router:
+        """Its connections, for who asks for attachments or reads the stream."""
+        return self._router
+
+    @property
     def cluster_map(self) -> ClusterMap:
         """The newest map known."""
         return self._router.map
@@ -178,7 +174,12 @@ class Client:
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Document]:
         """Return the documents that exist, by key; pipelined."""
-        return {key: document_from(found) for key, found in self._found(keys, Opcode.GET)}
+        return dict(self.each(keys))
+
+    def each(self, keys: Iterable[AnyKey]) -> Iterator[tuple[AnyKey, Document]]:
+        """Yield what `get_many` returns, one after the other."""
+        for key, packet in self._found(keys, Opcode.GET):
+            yield key, document_from(packet)
 
     def exists(self, key: Key) -> bool:
         """Whether there is a document under `key`."""
@@ -201,7 +202,7 @@ class Client:
         found = self._found(keys, Opcode.GET_VERSIONED)
         return {key: versioned_from(packet) for key, packet in found}
 
-    def _found(self, keys: Iterable[Key], opcode: int) -> Iterator[tuple[Key, Packet]]:
+    def _found(self, keys: Iterable[AnyKey], opcode: int) -> Iterator[tuple[AnyKey, Packet]]:
         encode = get_encoder(self.partition_count, opcode)
         for item, packet in exchange(self._router, ((key,) for key in keys), encode):
             if packet.status == Status.SUCCESS:
