@@ -159,6 +159,7 @@ class Groups:
             await asyncio.to_thread(self._place, group_id), state, send=self._send,
             on_fatal=self._on_fatal, on_change=self._changed,
         )  # fmt: skip
+        state.audience.version_at = runner.version_at
         self.running[group_id], self._numbers[group_id] = runner, number
 
     def _notify(self, group_id: bytes, notice: Notice) -> None:
@@ -206,6 +207,12 @@ class Groups:
             removed = path.rename(path.with_name(path.name + REMOVED))
             sync_directory(path.parent)
             shutil.rmtree(removed)
+
+    async def stop_all(self) -> None:
+        """End them all while the node goes on: who listens here goes on at other members."""
+        for runner in list(self.running.values()):
+            _end_subscriptions(runner)
+        await self.close()
 
     async def close(self) -> None:
         """End them all."""

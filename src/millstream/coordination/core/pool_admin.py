@@ -16,8 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from millstream.coordination.core.backup import OF_ONE
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.effects import Reply, TakeSnapshot
+from millstream.coordination.core.effects import CopyState, TakeSnapshot
 from millstream.coordination.core.pool_asking import (
     RefusedError,
     Words,
@@ -26,6 +27,7 @@ from millstream.coordination.core.pool_asking import (
     number_in,
     shown,
 )
+from millstream.coordination.core.pool_boots import IDLE, MEND
 from millstream.coordination.core.pool_effects import (
     Admin,
     AskBackup,
@@ -38,6 +40,7 @@ from millstream.coordination.core.pool_gossip import REMOVED
 from millstream.coordination.core.pool_groups import GroupCommands
 from millstream.coordination.core.pool_messages import Address
 from millstream.coordination.core.pool_replies import (
+    double_row,
     header_row,
     node_row,
     value_of,
@@ -45,8 +48,9 @@ from millstream.coordination.core.pool_replies import (
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.values import OK, error
 
-__all__ = ["ADMIN_MAX", "FRESH_MS", "LOG_ROWS_MAX", "SILENT_MS", "Administration"]
+__all__ = ["ADMIN_MAX", "LOG_ROWS_MAX", "SILENT_MS", "Administration"]
 
+_QUESTIONS: Final = (b"NODES", b"STATUS")
 ADMIN_MAX: Final = 64
 """Commands of administrators that may be under way; further ones are refused."""
 LOG_ROWS_MAX: Final = 1000
@@ -54,8 +58,6 @@ LOG_ROWS_MAX: Final = 1000
 SILENT_MS: Final = 3000
 """A node that has not answered for so long may be removed: it is asked at each round of gossip,
 and rounds are counted, so that a node that stood still itself takes nobody for silent."""
-FRESH_MS: Final = 5000
-"""A node removes others only if it has heard of each group's primary within this time."""
 
 
 class Administration(GroupCommands):
@@ -72,6 +74,7 @@ class Administration(GroupCommands):
             b"GROUP RECONFIG": self.reconfig, b"GROUP REPLACE": self.replace,
             b"GROUP ADD": self.add, b"GROUP REMOVE": self.remove,
             b"GROUP MOVE-PRIMARY": self.move_primary, b"GROUP DELETE": self.delete_group,
+            b"GROUP FORCE": self.force,
         }  # fmt: skip
 
     def on_admin(self, asked: Admin) -> None:
@@ -82,6 +85,8 @@ class Administration(GroupCommands):
         try:
             if command is None:
                 raise RefusedError("BADARG", f"there is no ADMIN {shown(name)}")
+            if self.own_refusal and name not in _QUESTIONS:
+                raise RefusedError("CONFLICT", f"{IDLE}: {self.own_refusal}; {MEND}")
             if len(self.pending) + len(self._asked) >= ADMIN_MAX:
                 raise RefusedError("BUSY", f"{ADMIN_MAX} commands are under way")
             value = command(asked.ticket, asked.argv[words:])
@@ -192,7 +197,7 @@ class Administration(GroupCommands):
             return "most nodes are silent"
         for group_id in self.tables.foundings:
             seen, name = self.directory.get(group_id), self.name_of(group_id)
-            if seen is None or self.now_ms - seen.said_ms > FRESH_MS:
+            if seen is None or not self.is_news(seen):
                 return f"nothing new of group {name}"
             # A primary may be cut off from what its group has become; a quorum cannot be.
             heard = sum(one == self.id or self.has_heard(one, asked_ms) for one in seen.members)
@@ -225,7 +230,9 @@ class Administration(GroupCommands):
                 continue
             heard_ms = self.heard_ms.get(node_id)
             ago = 0 if info is self.me else None if heard_ms is None else self.now_ms - heard_ms
-            rows.append(node_row(info, ago, self._groups_of(node_id), is_me=info is self.me))
+            double = self.doubles.get(node_id)
+            row = node_row(info, ago, self._groups_of(node_id), is_me=info is self.me)
+            rows.append({**row, "refused": double and double_row(double, self.now_ms)})
         return value_of(rows)
 
     def _status(self, ticket: int, words: Words) -> None:
@@ -248,6 +255,7 @@ class Administration(GroupCommands):
                 "pool": min(tables.pool_ids),
                 "nodes": len(tables.others()) + 1,
                 "is_removed": tables.is_removed,
+                "refused": self.own_refusal or None,
             }
             self.answer(ticket, value_of({**about, "groups": groups}))
 
@@ -268,7 +276,9 @@ class Administration(GroupCommands):
             then({})
         for group_id in groups:
             entry, hosted = self.entry_of(group_id), self.hosted.get(group_id)
-            if hosted is None or hosted.phase is not Phase.OPEN:
+            if self.own_refusal:
+                take(group_id, {**entry, "role": "none here", "why": self.own_refusal})
+            elif hosted is None or hosted.phase is not Phase.OPEN:
                 take(group_id, {**entry, "role": "none here"})
             else:
                 take_answer = partial(self._take_report, group_id, entry, take)
@@ -299,17 +309,26 @@ class Administration(GroupCommands):
     def _backup(self, ticket: int, words: Words) -> None:
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN BACKUP <group> <file>")
-        group_id, file = self.group_named(words[0]), file_in(words[1])
-        self.led_here(group_id)
+        group_id, file = self.open_here(words[0]), file_in(words[1])
 
-        def written(answer: object) -> None:
-            value = error(*answer) if isinstance(answer, Refusal) else value_of(answer)
-            self.answer(ticket, value)
+        def write(*, is_of_one: bool) -> None:
+            def written(answer: object) -> None:
+                said = [answer, OF_ONE] if is_of_one else answer
+                value = error(*answer) if isinstance(answer, Refusal) else value_of(said)
+                self.answer(ticket, value)
 
-        def taken(_: Reply) -> None:
-            self.effects.append(AskBackup(self.next_ticket(written), group_id, file))
+            question = self.next_ticket(written)
+            self.effects.append(AskBackup(question, group_id, file, is_of_one))
 
-        self.ask_group(ticket, group_id, TakeSnapshot, taken)
+        def copy() -> None:
+            self.ask_group(ticket, group_id, CopyState, lambda _: write(is_of_one=True))
+
+        if self.leads(group_id):
+            self.ask_group(
+                ticket, group_id, TakeSnapshot, lambda _: write(is_of_one=False), instead=copy
+            )
+        else:
+            copy()
 
     def _log(self, ticket: int, words: Words) -> None:
         if len(words) != 3:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_effects import (
     AdminReply,
 )
@@ -31,6 +32,7 @@ from millstream.coordination.core.values import error, integer, mapping
 
 __all__ = [
     "ADMIN_MS_MAX",
+    "FRESH_MS",
     "PREFIX_MIN",
     "Asking",
     "RefusedError",
@@ -44,6 +46,10 @@ __all__ = [
 
 ADMIN_MS_MAX: Final = 10_000
 """How long other nodes may take to do their part of a command."""
+FRESH_MS: Final = 5000
+"""What a group's primary said within this time is news: there is one."""
+FRESH_ROUNDS: Final = 3
+"""Or within so many rounds of gossip, if those are set to be rare."""
 PREFIX_MIN: Final = 4
 """Digits of a node's id that may stand for it, if no other one begins so."""
 
@@ -169,12 +175,31 @@ class Asking(Gossip):
 
     # ---- where groups are
 
+    def is_news(self, seen: Seen) -> bool:
+        """Return whether a group's primary has said this lately."""
+        return self.now_ms - seen.said_ms < max(FRESH_MS, FRESH_ROUNDS * self.round_ms)
+
+    def leads(self, group_id: bytes) -> bool:
+        """Return whether this node leads a group."""
+        state = self.states.get(group_id)
+        return state is not None and state.leads
+
+    def primary_of(self, group_id: bytes) -> str | None:
+        """Return where the primary of a group is for clients, as this node has heard.
+
+        It is not this node, whatever was heard, unless this node does lead.
+        """
+        seen = self.directory.get(group_id)
+        if seen is None or (seen.primary == self.id and not self.leads(group_id)):
+            return None
+        return coord_of(self.tables, seen.primary)
+
     def where_text(self, group_id: bytes) -> str:
         """Return what stands behind NOTPRIMARY."""
         seen, number = self.directory.get(group_id), self.tables.number_of(group_id)
         if seen is None:
             return f"{number} 0:0 ?"
-        return f"{number} {seen.epoch}:{seen.view} {coord_of(self.tables, seen.primary) or '?'}"
+        return f"{number} {seen.epoch}:{seen.view} {self.primary_of(group_id) or '?'}"
 
     def vds(
         self, argv: Words, may_see: Callable[[bytes], bool | None] = lambda _root: True
@@ -218,7 +243,8 @@ class Asking(Gossip):
     def entry_of(self, group_id: bytes) -> dict[str, Any]:
         """Return where a group is."""
         founding, seen = self.tables.foundings[group_id], self.directory.get(group_id)
-        return group_entry(self.tables, founding, seen, self.now_ms)
+        entry = group_entry(self.tables, founding, seen, self.now_ms)
+        return {**entry, "primary": self.primary_of(group_id)}
 
 
 def shown(text: bytes) -> str:

@@ -21,12 +21,15 @@ from typing import Final, NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import (
+    CopyState,
     DiskDone,
+    Force,
     MovePrimary,
     Read,
     Reconfigure,
     Reply,
     SetTimer,
+    Superseded,
     TakeSnapshot,
     Timer,
 )
@@ -44,6 +47,7 @@ __all__ = [
     "AskLog",
     "AskReport",
     "AskRestore",
+    "CloseGroups",
     "DropGroup",
     "FormatGroup",
     "GroupChanged",
@@ -51,6 +55,8 @@ __all__ = [
     "HangUp",
     "Heard",
     "KeepNode",
+    "KeepRefusal",
+    "Marked",
     "NodeStart",
     "OpenGroup",
     "PoolEffect",
@@ -59,6 +65,7 @@ __all__ = [
     "Refusal",
     "Say",
     "Stray",
+    "TellFork",
     "Told",
     "Warn",
 ]
@@ -83,7 +90,7 @@ class NodeStart(NamedTuple):
     `content`: of the node's file as the last `KeepNode` wrote it; None if there never was one.
     `here`: groups that have a folder, formatted or not yet. `peer`, `coord`: where others reach
     this node and its clients. `join`: nodes of the pool to join, tried until one answers; empty:
-    a new node founds group `FIRST_GROUP`, of itself alone.
+    a new node founds group `FIRST_GROUP`, of itself alone. `refusal`: of the last `KeepRefusal`.
     """
 
     content: bytes | None
@@ -93,6 +100,7 @@ class NodeStart(NamedTuple):
     peer: Address
     coord: Address
     join: tuple[Address, ...] = ()
+    refusal: str = ""
 
 
 class Heard(NamedTuple):
@@ -144,6 +152,12 @@ class Told(NamedTuple):
     answer: object
 
 
+class Marked(NamedTuple):
+    """This node's directory has a later number, durably: it has worked for some time."""
+
+    incarnation: int
+
+
 class Posted(NamedTuple):
     """What members here have: a board, if one is of the system group, and elements by group."""
 
@@ -152,8 +166,8 @@ class Posted(NamedTuple):
 
 
 PoolEvent = (
-    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Posted | Timer
-    | DiskDone
+    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Posted | Marked
+    | Timer | DiskDone
 )  # fmt: skip
 
 # ---- effects; and SetTimer, as replicas have it
@@ -181,6 +195,17 @@ class KeepNode(NamedTuple):
 
     op: int
     content: bytes
+
+
+class KeepRefusal(NamedTuple):
+    """Have later starts of this node know, durably, that the others refuse it, and why."""
+
+    op: int
+    reason: str
+
+
+class CloseGroups(NamedTuple):
+    """Stop all replicas of this node; their folders stay as they are."""
 
 
 class FormatGroup(NamedTuple):
@@ -213,7 +238,14 @@ class AskGroup(NamedTuple):
 
     ticket: int
     group_id: bytes
-    event: Read | Reconfigure | MovePrimary | TakeSnapshot
+    event: Read | Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force
+
+
+class TellFork(NamedTuple):
+    """Give this event to a replica, if it is open here; there is no answer."""
+
+    group_id: bytes
+    event: Superseded
 
 
 class AskReport(NamedTuple):
@@ -233,15 +265,23 @@ class AskLog(NamedTuple):
 
 
 class AskBackup(NamedTuple):
-    """Write a group's state to a new file: answered with the LSN it is of, a number."""
+    """Write a group's state to a new file: answered with the LSN it is of, a number.
+
+    `is_of_one`: the state that a `CopyState` has frozen, and the file says so; else the stable
+    one.
+    """
 
     ticket: int
     group_id: bytes
     file: str
+    is_of_one: bool = False
 
 
 class AskRestore(NamedTuple):
-    """Format a new group, of this node alone, with the state in a file: its LSN, a number."""
+    """Format a new group, of this node alone, with the state in a file: its LSN, a number.
+
+    Or a pair of it and what is to be said about that state.
+    """
 
     ticket: int
     founding: Founding
@@ -264,5 +304,6 @@ class Warn(NamedTuple):
 
 PoolEffect = (
     Say | HangUp | KeepNode | FormatGroup | OpenGroup | DropGroup | AskGroup | AskReport | AskLog
-    | AskBackup | AskRestore | AdminReply | SetTimer | Warn
+    | AskBackup | AskRestore | AdminReply | SetTimer | Warn | KeepRefusal | CloseGroups
+    | TellFork
 )  # fmt: skip

@@ -20,10 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from millstream.coordination.core.configuration import generation
+from millstream.coordination.core.effects import Superseded
 from millstream.coordination.core.entries import NOBODY
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.namespace.keys import KEYS, number_of
 from millstream.coordination.core.pool_board import Boards
-from millstream.coordination.core.pool_effects import GroupChanged, Posted, Warn
+from millstream.coordination.core.pool_effects import GroupChanged, Posted, TellFork, Warn
 from millstream.coordination.core.pool_messages import (
     Address,
     Deleted,
@@ -33,6 +36,7 @@ from millstream.coordination.core.pool_messages import (
     JoinRefused,
     Ping,
     PoolEnvelope,
+    PoolPayload,
     Tables,
 )
 from millstream.coordination.core.pool_tables import digest_of
@@ -64,18 +68,19 @@ class Gossip(Boards):
     # ---- gossip
 
     @property
-    def _round_ms(self) -> int:
+    def round_ms(self) -> int:
+        """Between two rounds of gossip."""
         kept = self.setting(_INTERVAL.name)
         return number_of((kept and _INTERVAL.read(kept)) or _INTERVAL.default)
 
     @property
     def _ticks_per_round(self) -> int:
-        return -(-self._round_ms // TICK_MS)
+        return -(-self.round_ms // TICK_MS)
 
     @property
     def tick_ms(self) -> float:
         """Between two Timers."""
-        return self._round_ms / self._ticks_per_round
+        return self.round_ms / self._ticks_per_round
 
     def tick_gossip(self) -> None:
         """Ping some nodes if it is time; try again to join."""
@@ -122,27 +127,40 @@ class Gossip(Boards):
         if self.post(posted):
             self.spread()
 
+    def question(self) -> PoolPayload:
+        """Return a sign of life, which asks for one."""
+        return self._sign_of_life()
+
     def on_hello(self, envelope: PoolEnvelope, hello: Hello) -> None:
         """Learn where a node of the pool is now."""
         if self.tables.node(envelope.sender) is not None:
-            self.note_node(hello.info)
+            self.hear_node(hello.info, is_late=False)
 
     def on_ping(self, envelope: PoolEnvelope, ping: Ping) -> None:
         """Take what it says; answer with what it lacks."""
         if not self.tables.is_of(ping.pool_ids):
             self._say_gone(ping)
             return
-        self.note_node(ping.info)
-        if ping.info.is_gone:
+        if not self.hear_node(ping.info, is_late=True) or ping.info.is_gone:
             return
         self.heard_ms[envelope.sender] = self.now_ms
-        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        self._hear_where(ping)
         if self.board is not None and ping.board_lsn < self.board.lsn:
             self.say(envelope.sender, self.board)
         if not ping.is_answer:
             self.ping(envelope.sender, is_answer=True)
             if ping.digest != self.tables.digest:
                 self.say(envelope.sender, self.tables.message())
+
+    def _hear_where(self, ping: Ping) -> None:
+        """Learn where groups are; tell replicas of forks that have left them behind."""
+        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        for group_id, state in sorted(self.states.items()):
+            seen, known = self.directory.get(group_id), state.configuration
+            if seen is None or not known.members or state.status is Status.RETIRED:
+                continue
+            if generation(seen.epoch) > generation(known.epoch):
+                self.effects.append(TellFork(group_id, Superseded(seen.epoch, seen.members)))
 
     def show_life(self, envelope: PoolEnvelope, ping: Ping) -> None:
         """Note that a node lives, and tell it so of this one: what can be done without the disk.
@@ -151,10 +169,10 @@ class Gossip(Boards):
         """
         if ping.info.is_gone or not self.tables.is_of(ping.pool_ids):
             return
-        if self.tables.node(envelope.sender) is None:
+        if self.tables.node(envelope.sender) is None or self.refusal_of_node(ping.info):
             return
         self.heard_ms[envelope.sender] = self.now_ms
-        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        self._hear_where(ping)
         if not ping.is_answer:
             self._note_led()
             self.ping(envelope.sender, is_answer=True)

@@ -19,6 +19,8 @@ from typing import Final
 from millstream.coordination.core.configuration import SIZES, Configuration
 from millstream.coordination.core.effects import (
     Code,
+    CopyState,
+    Force,
     MovePrimary,
     Read,
     Reconfigure,
@@ -43,6 +45,7 @@ from millstream.coordination.core.pool_effects import (
     AskRestore,
     DropGroup,
     Refusal,
+    Warn,
 )
 from millstream.coordination.core.pool_file import Hosted, Phase
 from millstream.coordination.core.pool_messages import (
@@ -62,7 +65,7 @@ _SALT_MAX: Final = 1 << 53
 
 
 class GroupCommands(Asking):
-    """GROUP CREATE, RECONFIG, REPLACE, ADD, REMOVE, MOVE-PRIMARY, DELETE; RESTORE, SNAPSHOT."""
+    """Those of GROUP; RESTORE, SNAPSHOT."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         super().__init__(chance)
@@ -178,14 +181,20 @@ class GroupCommands(Asking):
         self,
         ticket: int,
         group_id: bytes,
-        event: Callable[[int], Reconfigure | MovePrimary | TakeSnapshot],
+        event: Callable[[int], Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force],
         then: Callable[[Reply], None],
+        instead: Callable[[], None] | None = None,
     ) -> None:
-        """Have the replica do something; go on if it did, else tell why not."""
+        """Have the replica do something; go on if it did, else tell why not.
+
+        `instead` is done, if there is one, where only a primary with a quorum could do it.
+        """
 
         def take(reply: Reply) -> None:
             if reply.code is Code.OK:
                 then(reply)
+            elif instead is not None and reply.code in (Code.NOQUORUM, Code.NOTPRIMARY):
+                instead()
             elif reply.code is Code.NOTPRIMARY and group_id in self.tables.foundings:
                 self.answer(ticket, error("NOTPRIMARY", self.where_text(group_id)))
             else:
@@ -278,6 +287,25 @@ class GroupCommands(Asking):
         self.ask_group(
             ticket, group_id, TakeSnapshot, lambda it: self.answer(ticket, bulk(it.value))
         )
+
+    def force(self, ticket: int, words: Words) -> None:
+        """Have a group that has lost its majority for good go on from the member here."""
+        group_id = self.open_here(first_of(words))
+        is_confirmed = len(words) == 3 and words[1].upper() == b"CONFIRM" and words[0] == words[2]
+        if len(words) > 1 and not is_confirmed:
+            raise RefusedError("BADARG", "ADMIN GROUP FORCE <group> [CONFIRM <group>]")
+        seen = self.directory.get(group_id)
+        if seen is not None and seen.primary != self.id and self.is_news(seen):
+            raise RefusedError("CONFLICT", f"it has a primary: {self.where_text(group_id)}")
+
+        def told(reply: Reply) -> None:
+            if is_confirmed:
+                name = self.name_of(group_id)
+                text = f"group {name} was forced to go on from this node alone (ADMIN GROUP FORCE)"
+                self.effects.append(Warn(text))
+            self.answer(ticket, reply.value)
+
+        self.ask_group(ticket, group_id, lambda n: Force(n, is_confirmed), told)
 
     def delete_group(self, ticket: int, words: Words) -> None:
         """Delete a group for ever."""
