@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from millstream.coordination.aio.groups import Groups
-from millstream.coordination.core.backup import backup_parts, format_restored, read_backup
+from millstream.coordination.core.backup import (
+    OF_ONE,
+    backup_parts,
+    format_restored,
+    read_backup,
+)
+from millstream.coordination.core.durable import is_of_one
 from millstream.coordination.core.pool_effects import Refusal
 from millstream.coordination.core.snapshots import Snapshot
 from millstream.coordination.core.standing import Standing
@@ -27,31 +33,32 @@ from millstream.errors import MillstreamError
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.files import sync_directory
 
-__all__ = ["RESTORED_BYTES_MAX", "back_up", "restore"]
+__all__ = ["RESTORED_BYTES_MAX", "Restored", "back_up", "restore"]
 
+Restored = int | tuple[int, str]
 RESTORED_BYTES_MAX: Final = 4 * 1024**3
 """Of a file that a group is restored from: its state has to fit into memory."""
 
 
-async def back_up(snapshot: Snapshot, file: str) -> int | Refusal:
+async def back_up(snapshot: Snapshot, file: str, *, is_of_one: bool = False) -> int | Refusal:
     """Write a snapshot to a new file; return the LSN that it is of."""
     path = Path(file)
     if not path.is_absolute():
         return Refusal("BADARG", "the file needs an absolute path, on this node")
     try:
-        await asyncio.to_thread(_write, path, snapshot)
+        await asyncio.to_thread(_write, path, snapshot, is_of_one=is_of_one)
     except OSError as error:
         return _failed(path, error)
     return snapshot.id.lsn
 
 
-def _write(path: Path, snapshot: Snapshot) -> None:
+def _write(path: Path, snapshot: Snapshot, *, is_of_one: bool) -> None:
     if os.path.lexists(path):
         raise FileExistsError(None, "it is there already")
     descriptor, beside = tempfile.mkstemp(prefix=".millstream-backup-", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            file.writelines(backup_parts(snapshot))
+            file.writelines(backup_parts(snapshot, is_of_one=is_of_one))
             file.flush()
             os.fsync(file.fileno())
         os.link(beside, path)  # unlike a change of its name, this fails if there is one
@@ -60,8 +67,8 @@ def _write(path: Path, snapshot: Snapshot) -> None:
     sync_directory(path.parent)
 
 
-async def restore(groups: Groups, standing: Standing, file: str) -> int | Refusal:
-    """Format a group with the state in a file; return the LSN that it is of."""
+async def restore(groups: Groups, standing: Standing, file: str) -> Restored | Refusal:
+    """Format a group with the state in a file; return the LSN that it is of, with `OF_ONE` if so."""
     path = Path(file)
     if not path.is_absolute():
         return Refusal("BADARG", "the file needs an absolute path, on this node")
@@ -73,7 +80,7 @@ async def restore(groups: Groups, standing: Standing, file: str) -> int | Refusa
         return Refusal("ERR", str(error))
 
 
-def _restore(groups: Groups, standing: Standing, path: Path) -> int:
+def _restore(groups: Groups, standing: Standing, path: Path) -> Restored:
     if not path.is_file():
         raise OSError(None, "there is no such file")
     with path.open("rb") as file:
@@ -87,7 +94,7 @@ def _restore(groups: Groups, standing: Standing, path: Path) -> int:
     except (MillstreamError, OSError):
         shutil.rmtree(path_made, ignore_errors=True)  # or the next start does
         raise
-    return snapshot.id.lsn
+    return (snapshot.id.lsn, OF_ONE) if is_of_one(content) else snapshot.id.lsn
 
 
 def _failed(path: Path, error: OSError) -> Refusal:

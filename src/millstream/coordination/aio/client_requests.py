@@ -27,7 +27,6 @@ from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import Begun, Wish
 from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.pool_replies import coord_of
 from millstream.coordination.core.sessions import Shown
 from millstream.coordination.core.values import array, bulk, error, integer, mapping
 
@@ -158,7 +157,7 @@ class ClientRequests:
         if not replica.has_state or not isinstance(machine, GroupState):
             return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
         configuration = replica.configuration
-        begun = Begun(configuration.epoch, configuration.closed_lsn)
+        begun = Begun(configuration.epoch, configuration.closed_lsn, configuration.is_fork)
         return machine.subscribe(subscriber, wish, replica.commit_lsn, confirm, begun)
 
     def told_lsn(self, gid: int) -> int | None:
@@ -179,7 +178,7 @@ class ClientRequests:
         pool = self._pool.pool
         for group_id in pool.called(gid):
             if seen := pool.directory.get(group_id):
-                return Where(seen.epoch, seen.view, coord_of(pool.tables, seen.primary) or "")
+                return Where(seen.epoch, seen.view, pool.primary_of(group_id) or "")
         return Where()
 
     def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:

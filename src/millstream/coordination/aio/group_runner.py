@@ -27,10 +27,12 @@ from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import (
     CallSoon,
     Code,
+    CopyState,
     DiskDone,
     DiskGaveUp,
     Effect,
     Event,
+    Force,
     Message,
     MovePrimary,
     Read,
@@ -52,6 +54,7 @@ from millstream.coordination.core.messages import Envelope
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.versions import Version, version_of
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
@@ -62,7 +65,7 @@ STEP_EVENTS_MAX: Final = 128
 """Requests and reads that a replica takes at once."""
 TURN_S: Final = 0.002
 """How long a replica takes events before others have their turn."""
-Asking = Read | Resume | Reconfigure | MovePrimary | TakeSnapshot
+Asking = Read | Resume | Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force
 _OF_CLIENTS: Final = frozenset((Request, Read, Touch))
 OnReply = Callable[[Reply], None]
 SendTo = Callable[[bytes, Envelope], None]
@@ -171,6 +174,11 @@ class GroupRunner:
         first, last = max(first_lsn, log.base.lsn + 1), min(last_lsn, log.op_lsn)
         found = map(log.entry_at, range(first, last + 1))
         return [entry.header for entry in found if entry is not None]
+
+    def version_at(self, lsn: int) -> Version | None:
+        """Return the version of an entry, None if the log does not have it."""
+        entry = self.replica.log.entry_at(lsn)
+        return None if entry is None else version_of(entry.header)
 
     @property
     def waiting(self) -> int:

@@ -159,6 +159,7 @@ class Groups:
             await asyncio.to_thread(self._place, group_id), state, send=self._send,
             on_fatal=self._on_fatal, on_change=self._changed,
         )  # fmt: skip
+        state.audience.version_at = runner.version_at
         self.running[group_id], self._numbers[group_id] = runner, number
 
     def _notify(self, group_id: bytes, notice: Notice) -> None:

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from millstream.coordination.aio.backups import back_up, restore
+from millstream.coordination.aio.backups import Restored, back_up, restore
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import keep_pool_file
@@ -239,18 +239,22 @@ class PoolRunner:
             case AskReport():
                 answer = runner.replica.report() if runner is not None else not_here
                 return self.take(Told(ticket, answer))
-            case AskBackup(file=file):
-                snapshot = runner.replica.stable if runner is not None else None
+            case AskBackup(_, _, file, is_of_one):
+                snapshot = None
+                if runner is not None:
+                    replica = runner.replica
+                    snapshot = replica.take_copy() if is_of_one else replica.stable
                 if snapshot is None:
                     return self.take(Told(ticket, not_here))
-                return self._tell_later(ticket, back_up(snapshot, file), "backing up a group")
+                written = back_up(snapshot, file, is_of_one=is_of_one)
+                return self._tell_later(ticket, written, "backing up a group")
             case AskLog(_, _, first_lsn, last_lsn):
                 if runner is None:
                     return self.take(Told(ticket, not_here))
                 return self.take(Told(ticket, runner.headers(first_lsn, last_lsn)))
 
     def _tell_later(
-        self, ticket: int, work: Coroutine[Any, Any, int | Refusal], name: str
+        self, ticket: int, work: Coroutine[Any, Any, Restored | Refusal], name: str
     ) -> None:
         async def tell() -> None:
             try:

@@ -3,9 +3,9 @@
 The file is a snapshot's file (`durable`): whole or refused.
 
 Invariants:
-1. A restored group is another group: of another id, in an epoch above all that the state has
-   seen, and that no other group has which comes from that state: versions go on growing, its log
-   goes on where the snapshot was taken, and is another history from there on.
+1. A restored group is another group: of another id, in an epoch of a later generation than all
+   that the state has seen: versions go on growing, its log goes on where the snapshot was taken,
+   and is another history from there on.
 2. A crash while it is made leaves no group that anybody knows of.
 
 Elsewhere: taking the snapshot (`snapshotting`), the commands (`pool_admin`, `pool_groups`),
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.configuration import Configuration, forked_epoch
 from millstream.coordination.core.durable import decode_snapshot, encode_snapshot_head
 from millstream.coordination.core.journal import Journal, format_group
 from millstream.coordination.core.member import epoch_in
@@ -27,16 +27,17 @@ from millstream.coordination.core.standing import Standing
 from millstream.errors import UsageError
 from millstream.ports.disk import Disk
 
-__all__ = ["EPOCHS_BETWEEN", "backup_parts", "format_restored", "read_backup"]
+__all__ = ["OF_ONE", "backup_parts", "format_restored", "read_backup"]
 
-EPOCHS_BETWEEN: Final = 1 << 16
-"""A restored group is so many epochs ahead, and up to twice as many: the group that the backup is
-of does not get there by changes of members, and another restored one is elsewhere in between."""
+OF_ONE: Final = (
+    "of one member alone: what others had committed behind that, or had not, it does not know"
+)
+"""What is said of a state that no quorum has agreed on."""
 
 
-def backup_parts(snapshot: Snapshot) -> Iterator[bytes]:
-    """Yield the bytes of the file."""
-    yield encode_snapshot_head(snapshot)
+def backup_parts(snapshot: Snapshot, *, is_of_one: bool = False) -> Iterator[bytes]:
+    """Yield the bytes of the file; `is_of_one`: it says that no quorum has agreed on the state."""
+    yield encode_snapshot_head(snapshot, is_of_one=is_of_one)
     yield from snapshot.parts
 
 
@@ -59,8 +60,12 @@ def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
 
     Raises:
         UnavailableError: `disk_full`, `disk_failed`: it is not formatted.
+        UsageError: `bad_backup`: there is no later epoch.
     """
-    epoch, link = _epoch_after(epoch_in(snapshot, STATE_FORMAT), standing), snapshot.id.link
+    salt = int.from_bytes(standing.group_id[:2], "big")
+    epoch, link = forked_epoch(epoch_in(snapshot, STATE_FORMAT), salt), snapshot.id.link
+    if epoch is None:
+        raise UsageError("the group in the file has forked too often", code="bad_backup")
     configuration = Configuration(
         epoch, standing.configuration.members, closed_lsn=link.lsn, closed_hash=link.hash
     )
@@ -70,7 +75,3 @@ def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
     journal.write_snapshot(snapshot)
     journal.begin_anew(snapshot.id, (), begun)
     journal.close()
-
-
-def _epoch_after(epoch: int, standing: Standing) -> int:
-    return epoch + EPOCHS_BETWEEN + int.from_bytes(standing.group_id[:2], "big")

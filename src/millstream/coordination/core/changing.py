@@ -112,6 +112,9 @@ class Changing(Epochs):
         too_old = [node for node in change.members if self._is_too_old(node)]
         if too_old:
             return self._end_change(Code.BADCONFIG, self._too_old(too_old[0]))
+        others = [node for node in change.members if self.has_other_history(node)]
+        if others:
+            return self._end_change(Code.BADCONFIG, self._other_history(others[0]))
         late = [member for member in change.members if not self.is_ready(member)]
         is_known = self.state_format == 1 or all(map(self._is_known, change.members))
         if is_known and self._may_begin(change.members, late):
@@ -143,6 +146,13 @@ class Changing(Epochs):
         return (
             f"node {node.hex()} understands state formats up to {known}, the group is at "
             f"{self.state_format}: start a newer version there"
+        ).encode()
+
+    @staticmethod
+    def _other_history(node: bytes) -> bytes:
+        return (
+            f"node {node.hex()} has another history of this group, from before it was forced to "
+            "go on: move its coord directory aside, and start it with --join as a new node"
         ).encode()
 
     def _end_change(self, code: Code, value: bytes = b"") -> None:

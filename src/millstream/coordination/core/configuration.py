@@ -4,6 +4,9 @@ Invariants:
 1. Members are sorted, so all of them name the same primary for a view.
 2. A configuration is its own proof: it names the entry that closed the epoch before it by LSN and
    hash, and that entry holds these members. Whoever has it may act on it, whoever sent it.
+3. A fork begins another generation of epochs: a group that was restored from a backup, or forced
+   to go on without its majority. No change of members leads from one generation to the next, so
+   entries of two generations are of one history only up to where the later one began.
 
 Elsewhere: how one configuration follows another (`epochs`), what is durable of it (`standing`).
 
@@ -24,12 +27,27 @@ from millstream.coordination.core.entries import (
     number_in,
 )
 
-__all__ = ["MEMBERS_MAX", "SIZES", "Configuration", "closing_body", "is_closing", "successor"]
+__all__ = [
+    "GENERATION_STEPS",
+    "MEMBERS_MAX",
+    "SIZES",
+    "Configuration",
+    "closing_body",
+    "forked_epoch",
+    "generation",
+    "is_closing",
+    "successor",
+]
 
 MEMBERS_MAX: Final = 7
 """Of one group; three of them may fail."""
 SIZES: Final = (3, 5, 7)
 """That a change may lead to; a group of one is where a lone node begins."""
+_GENERATION_BITS: Final = 16
+"""Of an epoch, the low ones: so many changes of members fit between two generations."""
+GENERATION_STEPS: Final = 128
+"""A fork is so many generations ahead at most: two forks of one group mostly differ."""
+_EPOCH_MAX: Final = (1 << 32) - 1
 
 
 class Configuration(NamedTuple):
@@ -58,9 +76,29 @@ class Configuration(NamedTuple):
         """The members, and those of the epoch before."""
         return tuple(sorted({*self.members, *self.old}))
 
+    @property
+    def is_fork(self) -> bool:
+        """Whether no epoch before it led here: what it began behind is where it forked."""
+        return self.epoch > 0 and not self.old
+
     def primary(self, view: int) -> bytes:
         """Return who leads `view` if anybody does."""
         return self.members[view % len(self.members)]
+
+
+def generation(epoch: int) -> int:
+    """Return the generation of an epoch: it grows with each fork, never by changes of members."""
+    return epoch >> _GENERATION_BITS
+
+
+def forked_epoch(epoch: int, salt: int) -> int | None:
+    """Return the first epoch of a fork of a group in this one; None: there is none left.
+
+    `salt` tells two forks of one group apart.
+    """
+    later = generation(epoch) + 1 + salt % GENERATION_STEPS
+    found = later << _GENERATION_BITS
+    return found if found <= _EPOCH_MAX else None
 
 
 def closing_body(members: tuple[bytes, ...], leader: bytes) -> Body:

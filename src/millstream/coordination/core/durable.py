@@ -70,6 +70,7 @@ __all__ = [
     "encode_slot",
     "encode_snapshot_head",
     "header_file_name",
+    "is_of_one",
     "newest_root",
     "segment_name",
     "snapshot_name",
@@ -229,13 +230,18 @@ def decode_slot(data: bytes) -> Slot | None:
 # ---- snapshots
 
 
-def encode_snapshot_head(snapshot: Snapshot) -> bytes:
+def encode_snapshot_head(snapshot: Snapshot, *, is_of_one: bool = False) -> bytes:
     """Return what a snapshot's file begins with; its parts follow."""
     number, link, digest = snapshot.id
     head = _SNAPSHOT_HEAD.pack(
-        _SNAPSHOT_MAGIC, _VERSION, 0, 0, number, *link, snapshot.size, digest
+        _SNAPSHOT_MAGIC, _VERSION, is_of_one, 0, number, *link, snapshot.size, digest
     )
     return head + hash_of(head)
+
+
+def is_of_one(content: bytes) -> bool:
+    """Return whether the file of a snapshot says that no quorum has agreed on it."""
+    return bool(_SNAPSHOT_HEAD.unpack_from(content)[2])
 
 
 def decode_snapshot(content: bytes) -> Snapshot | None:

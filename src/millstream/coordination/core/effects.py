@@ -34,11 +34,13 @@ __all__ = [
     "Append",
     "CallSoon",
     "Code",
+    "CopyState",
     "Damaged",
     "DiskDone",
     "DiskEffect",
     "Effect",
     "Event",
+    "Force",
     "Image",
     "Install",
     "InstallSnapshot",
@@ -154,6 +156,27 @@ class TakeSnapshot(NamedTuple):
     ticket: int
 
 
+class CopyState(NamedTuple):
+    """Freeze the state of this member as it is, whatever the others have; OK with its LSN.
+
+    It is `Replica.copy` then. BUSY: one is being made. NOTREADY: the state is not here.
+    """
+
+    ticket: int
+
+
+class Force(NamedTuple):
+    """Go on as a group of this member alone: its majority is lost for good.
+
+    The reply is OK with a map of what may be lost, once the new epoch runs if `is_confirmed`, else
+    at once, and nothing changes. CONFLICT: a quorum answers; NOTREADY: it has not listened for
+    long enough; BADCONFIG: it is none that could go on.
+    """
+
+    ticket: int
+    is_confirmed: bool = False
+
+
 class Soon(NamedTuple):
     """Other events had their turn after a `CallSoon`."""
 
@@ -203,7 +226,7 @@ class MovePrimary(NamedTuple):
 
 Event = (
     Start | Message | Timer | DiskDone | DiskGaveUp | Request | Read | Resume | Touch | Reconfigure
-    | MovePrimary | TakeSnapshot | Soon
+    | MovePrimary | TakeSnapshot | CopyState | Force | Soon
 )  # fmt: skip
 
 # ---- effects

@@ -125,15 +125,17 @@ class Following:
             return None
         message = json.loads(reply[2])
         op, lsn = message["op"], message["lsn"]
-        if op in ("start", "progress"):
-            self.lsn = lsn if self.lsn is None else max(lsn, self.lsn)
-            return None
-        if op == "overrun":
-            self.lsn = lsn if self.lsn is None else max(lsn, self.lsn)
-            return Again()
+        if op in ("start", "progress", "overrun"):
+            self._reach(lsn, parse_version(message.get("version", "").encode()))
+            return Again() if op == "overrun" else None
         if op == "denied":
             return Over(error_of((b"SUBSCRIBE",), Outcome.ANSWERED, ErrorReply("NOPERM r")))
         return self._told(message)
+
+    def _reach(self, lsn: int, version: Version | None) -> None:
+        """Note that all up to there was heard, in full."""
+        if self.lsn is None or lsn >= self.lsn:
+            self.lsn, self._version = lsn, version or self._version
 
     def _told(self, message: dict[str, Any]) -> Heard:
         lsn, part, parts = message["lsn"], message.get("part", 0), message.get("parts", 1)

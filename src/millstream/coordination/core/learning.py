@@ -20,6 +20,7 @@ from itertools import dropwhile
 from math import inf
 from typing import Final
 
+from millstream.coordination.core.configuration import generation
 from millstream.coordination.core.entries import Entry, check_chain
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, Learn, LearnOk
@@ -45,6 +46,8 @@ class _Pupil:
     """Heartbeats since it came nearer."""
     format_max: int = 0
     """The highest state format that it understands; 0: it was never heard."""
+    is_other: bool = False
+    """What is committed there is not what is here: it was in a fork of the group."""
 
 
 class Learning(Recovering):
@@ -82,6 +85,11 @@ class Learning(Recovering):
         pupil = self._pupils.get(node)
         return 0 if pupil is None else pupil.format_max
 
+    def has_other_history(self, node: bytes) -> bool:
+        """Return whether a learner has committed what this group has not."""
+        pupil = self._pupils.get(node)
+        return pupil is not None and pupil.is_other
+
     def heard_at(self, member: bytes) -> float:
         """Return when a member, or a learner, answered last."""
         pupil = self._pupils.get(member)
@@ -116,7 +124,10 @@ class Learning(Recovering):
         pupil.heard_ms, pupil.format_max = self.now_ms, ok.format_max
         if pupil.format_max < self.state_format:
             return
-        if self.log.hash_at(ok.lsn) == ok.hash:
+        known = self.log.hash_at(ok.lsn)
+        differs = ok.lsn > self.log.op_lsn or known not in (None, ok.hash)
+        pupil.is_other = differs and generation(envelope.epoch) < generation(self.epoch)
+        if known == ok.hash:
             pupil.idle = 0 if ok.lsn > pupil.lsn else pupil.idle
             pupil.lsn = ok.lsn
             self._teach(envelope.sender, pupil)

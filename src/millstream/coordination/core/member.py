@@ -27,7 +27,7 @@ from typing import Final
 from millstream.coordination.core import entries as log_entries
 from millstream.coordination.core.client_table import ClientTable, Past, Verdict
 from millstream.coordination.core.clocks import Clocks
-from millstream.coordination.core.configuration import Configuration, is_closing
+from millstream.coordination.core.configuration import Configuration, generation, is_closing
 from millstream.coordination.core.effects import (
     Append,
     Code,
@@ -62,7 +62,7 @@ from millstream.coordination.core.standing import Standing
 from millstream.coordination.core.tuning import HEARTBEAT_MS, Tuned
 from millstream.errors import CorruptionError
 
-__all__ = ["APPLY_ENTRIES_MAX", "Member", "Status", "epoch_in"]
+__all__ = ["APPLY_ENTRIES_MAX", "FORKED", "Member", "Status", "epoch_in"]
 
 APPLY_ENTRIES_MAX: Final = 512
 """Entries applied in one step; one may take a tenth of a millisecond and more."""
@@ -72,6 +72,8 @@ _WAKE: Final = SetTimer(HEARTBEAT_MS)
 _MAY_WAIT: Final = (Past.NEW, Past.GONE)
 _TO_EXECUTE: Final = (Past.NEW, Past.WAITING, Past.OFFERED)
 _NOBODY: Final = Configuration(0, (bytes(ID_BYTES),))
+FORKED: Final = Body(argv=(b"FORK",))
+"""Of the first entry of a fork, after which the state knows its epoch."""
 
 
 class Status(Enum):
@@ -485,7 +487,9 @@ class Member(Tuned, ABC):
 
     def _apply_other(self, entry: Entry) -> None:
         header = entry.header
-        if header.kind is Kind.SNAPSHOT:
+        if header.kind is Kind.NOOP and argv_of(entry) == FORKED.argv:
+            self._epoch_record = _EPOCH.pack(header.epoch, header.lsn, header.hash, 0)
+        elif header.kind is Kind.SNAPSHOT:
             self.asked_lsn, self.bytes_since = header.lsn, 0
             self.take_snapshot(entry)
         elif header.kind is Kind.TICK:
@@ -512,6 +516,17 @@ class Member(Tuned, ABC):
             )
         self.state_format = max(self.state_format, number)
         self.machine.use_format(self.state_format)
+
+    @property
+    def first_body(self) -> Body:
+        """Return what the first entry of a view says: that a fork begins, if the state lacks it.
+
+        A fork is of one member at first, so that it is in the state before others come.
+        """
+        is_known = generation(_EPOCH.unpack(self._epoch_record[: _EPOCH.size])[0]) == generation(
+            self.epoch
+        )
+        return NOTHING if is_known or len(self.members) > 1 else FORKED
 
     def freeze(self) -> Iterator[bytes]:
         """Return what all members have the same of, as of this moment: epoch, clients, state."""

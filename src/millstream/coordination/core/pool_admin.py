@@ -16,8 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from millstream.coordination.core.backup import OF_ONE
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.effects import Reply, TakeSnapshot
+from millstream.coordination.core.effects import CopyState, TakeSnapshot
 from millstream.coordination.core.pool_asking import (
     RefusedError,
     Words,
@@ -35,7 +36,7 @@ from millstream.coordination.core.pool_effects import (
 )
 from millstream.coordination.core.pool_file import Phase
 from millstream.coordination.core.pool_gossip import REMOVED
-from millstream.coordination.core.pool_groups import GroupCommands
+from millstream.coordination.core.pool_groups import FRESH_MS, GroupCommands
 from millstream.coordination.core.pool_messages import Address
 from millstream.coordination.core.pool_replies import (
     header_row,
@@ -45,7 +46,7 @@ from millstream.coordination.core.pool_replies import (
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.values import OK, error
 
-__all__ = ["ADMIN_MAX", "FRESH_MS", "LOG_ROWS_MAX", "SILENT_MS", "Administration"]
+__all__ = ["ADMIN_MAX", "LOG_ROWS_MAX", "SILENT_MS", "Administration"]
 
 ADMIN_MAX: Final = 64
 """Commands of administrators that may be under way; further ones are refused."""
@@ -54,8 +55,6 @@ LOG_ROWS_MAX: Final = 1000
 SILENT_MS: Final = 3000
 """A node that has not answered for so long may be removed: it is asked at each round of gossip,
 and rounds are counted, so that a node that stood still itself takes nobody for silent."""
-FRESH_MS: Final = 5000
-"""A node removes others only if it has heard of each group's primary within this time."""
 
 
 class Administration(GroupCommands):
@@ -72,6 +71,7 @@ class Administration(GroupCommands):
             b"GROUP RECONFIG": self.reconfig, b"GROUP REPLACE": self.replace,
             b"GROUP ADD": self.add, b"GROUP REMOVE": self.remove,
             b"GROUP MOVE-PRIMARY": self.move_primary, b"GROUP DELETE": self.delete_group,
+            b"GROUP FORCE": self.force,
         }  # fmt: skip
 
     def on_admin(self, asked: Admin) -> None:
@@ -299,17 +299,26 @@ class Administration(GroupCommands):
     def _backup(self, ticket: int, words: Words) -> None:
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN BACKUP <group> <file>")
-        group_id, file = self.group_named(words[0]), file_in(words[1])
-        self.led_here(group_id)
+        group_id, file = self.open_here(words[0]), file_in(words[1])
 
-        def written(answer: object) -> None:
-            value = error(*answer) if isinstance(answer, Refusal) else value_of(answer)
-            self.answer(ticket, value)
+        def write(*, is_of_one: bool) -> None:
+            def written(answer: object) -> None:
+                said = [answer, OF_ONE] if is_of_one else answer
+                value = error(*answer) if isinstance(answer, Refusal) else value_of(said)
+                self.answer(ticket, value)
 
-        def taken(_: Reply) -> None:
-            self.effects.append(AskBackup(self.next_ticket(written), group_id, file))
+            question = self.next_ticket(written)
+            self.effects.append(AskBackup(question, group_id, file, is_of_one))
 
-        self.ask_group(ticket, group_id, TakeSnapshot, taken)
+        def copy() -> None:
+            self.ask_group(ticket, group_id, CopyState, lambda _: write(is_of_one=True))
+
+        if self.leads(group_id):
+            self.ask_group(
+                ticket, group_id, TakeSnapshot, lambda _: write(is_of_one=False), instead=copy
+            )
+        else:
+            copy()
 
     def _log(self, ticket: int, words: Words) -> None:
         if len(words) != 3:

@@ -169,12 +169,27 @@ class Asking(Gossip):
 
     # ---- where groups are
 
+    def leads(self, group_id: bytes) -> bool:
+        """Return whether this node leads a group."""
+        state = self.states.get(group_id)
+        return state is not None and state.leads
+
+    def primary_of(self, group_id: bytes) -> str | None:
+        """Return where the primary of a group is for clients, as this node has heard.
+
+        It is not this node, whatever was heard, unless this node does lead.
+        """
+        seen = self.directory.get(group_id)
+        if seen is None or (seen.primary == self.id and not self.leads(group_id)):
+            return None
+        return coord_of(self.tables, seen.primary)
+
     def where_text(self, group_id: bytes) -> str:
         """Return what stands behind NOTPRIMARY."""
         seen, number = self.directory.get(group_id), self.tables.number_of(group_id)
         if seen is None:
             return f"{number} 0:0 ?"
-        return f"{number} {seen.epoch}:{seen.view} {coord_of(self.tables, seen.primary) or '?'}"
+        return f"{number} {seen.epoch}:{seen.view} {self.primary_of(group_id) or '?'}"
 
     def vds(
         self, argv: Words, may_see: Callable[[bytes], bool | None] = lambda _root: True

@@ -21,7 +21,9 @@ from typing import Final, NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import (
+    CopyState,
     DiskDone,
+    Force,
     MovePrimary,
     Read,
     Reconfigure,
@@ -213,7 +215,7 @@ class AskGroup(NamedTuple):
 
     ticket: int
     group_id: bytes
-    event: Read | Reconfigure | MovePrimary | TakeSnapshot
+    event: Read | Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force
 
 
 class AskReport(NamedTuple):
@@ -233,15 +235,23 @@ class AskLog(NamedTuple):
 
 
 class AskBackup(NamedTuple):
-    """Write a group's state to a new file: answered with the LSN it is of, a number."""
+    """Write a group's state to a new file: answered with the LSN it is of, a number.
+
+    `is_of_one`: the state that a `CopyState` has frozen, and the file says so; else the stable
+    one.
+    """
 
     ticket: int
     group_id: bytes
     file: str
+    is_of_one: bool = False
 
 
 class AskRestore(NamedTuple):
-    """Format a new group, of this node alone, with the state in a file: its LSN, a number."""
+    """Format a new group, of this node alone, with the state in a file: its LSN, a number.
+
+    Or a pair of it and what is to be said about that state.
+    """
 
     ticket: int
     founding: Founding

@@ -19,6 +19,8 @@ from typing import Final
 from millstream.coordination.core.configuration import SIZES, Configuration
 from millstream.coordination.core.effects import (
     Code,
+    CopyState,
+    Force,
     MovePrimary,
     Read,
     Reconfigure,
@@ -56,13 +58,16 @@ from millstream.coordination.core.pool_replies import (
 from millstream.coordination.core.standing import founded
 from millstream.coordination.core.values import OK, bulk, error
 
-__all__ = ["GroupCommands"]
+__all__ = ["FRESH_MS", "GroupCommands"]
 
+FRESH_MS: Final = 5000
+"""What a primary said within this time is news: a node removes others only if it has heard so of
+each group, and forces no group of which it has."""
 _SALT_MAX: Final = 1 << 53
 
 
 class GroupCommands(Asking):
-    """GROUP CREATE, RECONFIG, REPLACE, ADD, REMOVE, MOVE-PRIMARY, DELETE; RESTORE, SNAPSHOT."""
+    """Those of GROUP; RESTORE, SNAPSHOT."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         super().__init__(chance)
@@ -178,14 +183,20 @@ class GroupCommands(Asking):
         self,
         ticket: int,
         group_id: bytes,
-        event: Callable[[int], Reconfigure | MovePrimary | TakeSnapshot],
+        event: Callable[[int], Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force],
         then: Callable[[Reply], None],
+        instead: Callable[[], None] | None = None,
     ) -> None:
-        """Have the replica do something; go on if it did, else tell why not."""
+        """Have the replica do something; go on if it did, else tell why not.
+
+        `instead` is done, if there is one, where only a primary with a quorum could do it.
+        """
 
         def take(reply: Reply) -> None:
             if reply.code is Code.OK:
                 then(reply)
+            elif instead is not None and reply.code in (Code.NOQUORUM, Code.NOTPRIMARY):
+                instead()
             elif reply.code is Code.NOTPRIMARY and group_id in self.tables.foundings:
                 self.answer(ticket, error("NOTPRIMARY", self.where_text(group_id)))
             else:
@@ -278,6 +289,20 @@ class GroupCommands(Asking):
         self.ask_group(
             ticket, group_id, TakeSnapshot, lambda it: self.answer(ticket, bulk(it.value))
         )
+
+    def force(self, ticket: int, words: Words) -> None:
+        """Have a group that has lost its majority for good go on from the member here."""
+        group_id = self.open_here(first_of(words))
+        is_confirmed = len(words) == 3 and words[1].upper() == b"CONFIRM" and words[0] == words[2]
+        if len(words) > 1 and not is_confirmed:
+            raise RefusedError("BADARG", "ADMIN GROUP FORCE <group> [CONFIRM <group>]")
+        seen = self.directory.get(group_id)
+        if seen is not None and seen.primary != self.id and self.now_ms - seen.said_ms < FRESH_MS:
+            raise RefusedError("CONFLICT", f"it has a primary: {self.where_text(group_id)}")
+        self.ask_group(
+            ticket, group_id, lambda n: Force(n, is_confirmed),
+            lambda it: self.answer(ticket, it.value),
+        )  # fmt: skip
 
     def delete_group(self, ticket: int, words: Words) -> None:
         """Delete a group for ever."""

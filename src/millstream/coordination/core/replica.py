@@ -18,14 +18,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from millstream.coordination.core.configuration import generation
 from millstream.coordination.core.effects import (
     AdoptSnapshot,
     Append,
     Code,
+    CopyState,
     DiskDone,
     DiskGaveUp,
     Effect,
     Event,
+    Force,
     Install,
     InstallSnapshot,
     Message,
@@ -42,6 +45,7 @@ from millstream.coordination.core.effects import (
     WriteSnapshot,
     WriteStanding,
 )
+from millstream.coordination.core.forcing import Forcing
 from millstream.coordination.core.log import size_of
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
@@ -74,19 +78,21 @@ from millstream.coordination.core.messages import (
 from millstream.coordination.core.recovering import FETCH_MS
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.report import Report
-from millstream.coordination.core.throttling import Throttling
 from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Replica"]
 
 _OF_RECOVERY: Final = (Recovery, RecoveryResponse)
+_ASKING: Final = (
+    Request, Read, Resume, Reconfigure, MovePrimary, TakeSnapshot, CopyState, Force,
+)  # fmt: skip
 DEFERRED_MAX: Final = 4096
 """Events that wait for one disk operation."""
 DEFERRED_BYTES_MAX: Final = 32 * 1024 * 1024
 """What they carry; one may overshoot it."""
 
 
-class Replica(Throttling):
+class Replica(Forcing):
     """A member of a group; `step` is all there is to call, and `report`."""
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
@@ -134,6 +140,8 @@ class Replica(Throttling):
             Reconfigure: self.on_reconfigure,
             MovePrimary: self.on_move_primary,
             TakeSnapshot: self.on_take_snapshot,
+            CopyState: self.on_copy_state,
+            Force: self.on_force,
             Soon: self._on_soon,
         }
         """The disk's reports never wait, and are not here."""
@@ -205,7 +213,7 @@ class Replica(Throttling):
         ):
             self._deferred.append(event)
             self._deferred_bytes += _bytes_of(event)
-        elif isinstance(event, Request | Read | Resume | Reconfigure | MovePrimary | TakeSnapshot):
+        elif isinstance(event, _ASKING):
             self.reply(event.ticket, Code.BUSY)
 
     def defer(self, envelope: Envelope) -> None:
@@ -227,6 +235,7 @@ class Replica(Throttling):
         self.on_soon()
 
     def _start(self, start: Start) -> None:
+        self.begun_ms = self.now_ms
         self.load(start.image)
         self.restore_now()
         self._begin_parts()
@@ -285,12 +294,15 @@ class Replica(Throttling):
         elif kind is GetEpoch or epoch < self.epoch:
             self.answer_lower_epoch(sender, epoch)
         elif epoch > self.epoch:
+            self.spoke_ms[sender] = self.now_ms
             self.ask_epoch(sender)
         elif self.status is Status.RETIRED:
             self.answer_lower_epoch(sender, epoch)
         elif sender in self.members:
             if self.status is Status.LOST and kind not in _OF_RECOVERY:
                 return
+            if kind not in _OF_RECOVERY:
+                self.spoke_ms[sender] = self.now_ms
             if self.leading and view > self.view:
                 self.hear_higher_view(view)
             self._handlers[kind](envelope, payload)
@@ -333,7 +345,12 @@ class Replica(Throttling):
             self._trouble_ms = self.now_ms
 
     def _reason(self) -> str:
-        silent_ms = self.now_ms - self.got_ms
+        silent_ms, newest = self.now_ms - self.got_ms, self.newest.epoch
+        if self.status is Status.RETIRED and generation(newest) > generation(self.epoch):
+            return (
+                f"the group was forced to go on without this member, in epoch {newest}: what is "
+                "here counts no more"
+            )
         if not self.members or self.status is Status.RETIRED:
             return ""
         if self.is_data_lost:

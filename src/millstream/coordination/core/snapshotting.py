@@ -28,6 +28,7 @@ from millstream.coordination.core.effects import (
     AdoptSnapshot,
     CallSoon,
     Code,
+    CopyState,
     TakeSnapshot,
     WriteSnapshot,
 )
@@ -67,7 +68,7 @@ CUT_ENTRIES_MAX: Final = 4096
 
 
 class Snapshotting(Sessions):
-    """TakeSnapshot, Soon, SnapshotDone."""
+    """TakeSnapshot, CopyState, Soon, SnapshotDone."""
 
     snapshot_entries = SNAPSHOT_ENTRIES
     snapshot_bytes = SNAPSHOT_BYTES
@@ -82,6 +83,9 @@ class Snapshotting(Sessions):
         self._asked_ms = 0.0
         self._is_asked_for = False
         self._making: Making | None = None
+        self._copying: tuple[int, Making] | None = None
+        self.copy: Snapshot | None = None
+        """The state of this member alone, as `CopyState` asked for it last."""
         self._made: Snapshot | None = None
         self._is_written = False
         self._named: tuple[int, bytes] | None = None
@@ -140,6 +144,31 @@ class Snapshotting(Sessions):
         if self._may_ask:
             self._ask()
 
+    # ---- of this member alone
+
+    def on_copy_state(self, asked: CopyState) -> None:
+        """Begin with a copy of the state of this moment, which nobody else agrees on."""
+        link = self.log.link_at(self.commit_lsn)
+        if not self.has_state or link is None:
+            self.reply(asked.ticket, Code.NOTREADY, b"the state of this member is not here")
+        elif self._copying is not None:
+            self.reply(asked.ticket, Code.BUSY, b"a copy is being made")
+        else:
+            number, self.copy = self.snapshot_number + 1, None
+            made = Making(number, link, self.freeze(), self.part_bytes)
+            self._copying = asked.ticket, made
+
+    def _go_on_copying(self) -> None:
+        if self._copying is not None and (made := self._copying[1].go_on()) is not None:
+            ticket = self._copying[0]
+            self._copying, self.copy = None, made
+            self.reply(ticket, Code.OK, b"%d" % made.id.lsn)
+
+    def take_copy(self) -> Snapshot | None:
+        """Return the last copy that was asked for, and keep it no more."""
+        found, self.copy = self.copy, None
+        return found
+
     # ---- making one
 
     def take_snapshot(self, asked: Entry) -> None:
@@ -160,6 +189,7 @@ class Snapshotting(Sessions):
             self._making, self._made = None, made
             if self.stable_id is None or made.id.number > self.stable_id.number:
                 self._write_snapshot(made, lambda: self._written_down(made))
+        self._go_on_copying()
         if self._cut_lsn > self.log.base.lsn:
             self.log.drop_prefix(min(self._cut_lsn, self.log.base.lsn + CUT_ENTRIES_MAX))
 
@@ -167,7 +197,8 @@ class Snapshotting(Sessions):
     def has_work(self) -> bool:
         """Whether `work` would do something."""
         is_cutting = self._cut_lsn > self.log.base.lsn
-        return self._making is not None or is_cutting or self.has_to_apply
+        is_making = self._making is not None or self._copying is not None
+        return is_making or is_cutting or self.has_to_apply
 
     def call_soon(self) -> None:
         """Ask to be called for more work, once."""

@@ -277,7 +277,7 @@ class Views(Reading):
         self.noop_lsn = self.log.op_lsn + 1
         self.in_view()
         if not self.closing:
-            noop = self.next_entry(Kind.NOOP)
+            noop = self.next_entry(Kind.NOOP, self.first_body)
             self._write([noop])
             self.flushed_lsn = noop.lsn
         for member in self.members:

@@ -51,7 +51,7 @@ def test_what_is_said_of_the_subscription_moves_it_on() -> None:
     assert following.take([b"subscribe", b"/a", 1]) is None
     assert following.take(message("start", 4)) is None
     assert following.take(message("progress", 9)) is None
-    assert following.request()[-2:] == (b"FROM", b"9")
+    assert following.request()[-2:] == (b"FROM", b"0:1:9")
     assert following.take(message("overrun", 12)) == Again()
     assert following.lsn == 12
     following.seen = 20

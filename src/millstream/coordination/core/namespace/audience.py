@@ -34,6 +34,7 @@ from millstream.coordination.core.namespace.updates import (
     remark,
     seen_by,
 )
+from millstream.coordination.core.versions import Version
 
 __all__ = [
     "PROGRESS_MS",
@@ -181,6 +182,8 @@ class Audience:
         self.may_hear: Callable[[Subscription], bool] = lambda _: True
         self.on_notice: Callable[[Notice], None] = lambda _: None
         """Called for sessions whose requests wait, and are worth repeating."""
+        self.version_at: Callable[[int], Version | None] = lambda _: None
+        """The version of an entry, None where it is not known: it names the history."""
         self._at: dict[Place, dict[int, Subscription]] = {}
         self._lsn = 0
         self._number = 0
@@ -210,7 +213,7 @@ class Audience:
         for place in list(self._at):
             for subscription in list(self._at[place].values()):
                 last_lsn = max(self._lsn, subscription.after_lsn)
-                self._end(subscription, remark("overrun", last_lsn))
+                self._end(subscription, self._remark("overrun", last_lsn))
         self._lsn = 0
 
     def add(
@@ -234,7 +237,7 @@ class Audience:
         subscriber.subscriptions[path] = (self, subscription)
         self._at.setdefault(place, {})[self._number] = subscription
         if after_lsn is None:
-            subscriber.say(path, remark("start", begin_lsn))
+            subscriber.say(path, self._remark("start", begin_lsn))
         self._resume(subscription, [update for update in kept if update.lsn > begin_lsn])
 
     def _resume(self, subscription: Subscription, kept: Sequence[Update]) -> None:
@@ -245,7 +248,7 @@ class Audience:
                 end += 1
             payloads = _payloads(kept[at:end], _sights(kept[at:end], subscription), subscription)
             if not self._tell(subscription, payloads):
-                return self._end(subscription, remark("overrun", last_lsn))
+                return self._end(subscription, self._remark("overrun", last_lsn))
             last_lsn, at = lsn, end
         return None
 
@@ -278,7 +281,7 @@ class Audience:
                     made[seen] = _payloads(updates, sights, subscription)
                 if not self._tell(subscription, made[seen]):
                     last_lsn = max(self._lsn, subscription.after_lsn)
-                    self._end(subscription, remark("overrun", last_lsn))
+                    self._end(subscription, self._remark("overrun", last_lsn))
         self._lsn = lsn
 
     @staticmethod
@@ -308,6 +311,9 @@ class Audience:
         if not may_hear or not self.may_hear(subscription):
             self._end(subscription, remark("denied", self._lsn))
 
+    def _remark(self, op: str, lsn: int) -> bytes:
+        return remark(op, lsn, self.version_at(lsn))
+
     def tick(self, now_ms: float, lsn: int) -> None:
         """Say how far the state is, which is up to `lsn`, where nothing was said for long."""
         self.reach(lsn)
@@ -317,7 +323,7 @@ class Audience:
                     subscription.is_heard, subscription.quiet_since_ms = False, now_ms
                 elif now_ms - subscription.quiet_since_ms >= PROGRESS_MS:
                     subscription.quiet_since_ms = now_ms
-                    text = remark("progress", max(self._lsn, subscription.after_lsn))
+                    text = self._remark("progress", max(self._lsn, subscription.after_lsn))
                     if subscription.subscriber.has_room_for((text,)):
                         subscription.subscriber.say(subscription.path, text)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.configuration import generation
 from millstream.coordination.core.namespace.audience import (
     SUBSCRIPTIONS_MAX,
     Audience,
@@ -78,12 +79,25 @@ class Begun(NamedTuple):
 
     epoch: int
     closed_lsn: int
+    is_fork: bool = False
+    """Whether it is the first one of a restored, or forced, group."""
 
     def is_other(self, epoch: int | None, lsn: int) -> bool:
-        """Return whether an entry of this epoch and LSN is none of the group's; None: unknown."""
-        if epoch is None or lsn == 0:
+        """Return whether an entry of this epoch and LSN may be none of the group's.
+
+        `epoch` None: unknown; then what is behind a fork may be of the group before it.
+        """
+        if lsn == 0:
             return False
+        if epoch is None:
+            return self.is_fork and lsn > self.closed_lsn
+        if generation(epoch) != generation(self.epoch):  # where it forked is known at first only
+            return epoch > self.epoch or not self.is_fork or lsn > self.closed_lsn
         return epoch > self.epoch or (epoch == self.epoch) != (lsn > self.closed_lsn)
+
+    def text_at(self, lsn: int) -> str:
+        """Return from where it can be gone on: after a fork an LSN alone would not tell."""
+        return f"{self.epoch}:0:{lsn}" if self.is_fork and lsn > self.closed_lsn else str(lsn)
 
 
 FROM_THE_START: Final = Begun(0, 0)
@@ -239,11 +253,13 @@ def subscribe(
     audience.reach(lsn)
     job = Job(state, subscriber.asker, NEVER, 0, is_reading=True)
     from_lsn = _from(state, subscriber.asker, wish)
-    if from_lsn is not None and (from_lsn > lsn or begun.is_other(wish.from_epoch, from_lsn)):
-        raise Refused("HISTORY_LOST", str(lsn))
+    # How far a durable one was heard is in the state: it is of this history.
+    is_other = wish.from_lsn is not None and begun.is_other(wish.from_epoch, wish.from_lsn)
+    if from_lsn is not None and (from_lsn > lsn or is_other):
+        raise Refused("HISTORY_LOST", begun.text_at(lsn))
     found: list[tuple[Path, Place, list[Update]]] = []
     for path, place in zip(wish.paths, _places(job, wish), strict=True):
-        found.append((path, place, _kept(state, audience, place, from_lsn)))
+        found.append((path, place, _kept(state, audience, place, from_lsn, begun)))
     names = {joined(path) for path in wish.paths}
     if len(names | subscriber.subscriptions.keys()) > SUBSCRIPTIONS_MAX:
         raise Refused("QUOTA", f"a connection has {SUBSCRIPTIONS_MAX} subscriptions at most")
@@ -265,14 +281,16 @@ def _from(state: State, asker: Asker, wish: Wish) -> int | None:
     return heard
 
 
-def _kept(state: State, audience: Audience, place: Place, from_lsn: int | None) -> list[Update]:
+def _kept(
+    state: State, audience: Audience, place: Place, from_lsn: int | None, begun: Begun
+) -> list[Update]:
     if _lacks_mark(state, place):
         raise _behind()
     if from_lsn is None or from_lsn >= audience.lsn:
         return []
     kept = state.marks.kept(place, from_lsn)
     if kept is None:
-        raise Refused("HISTORY_LOST", str(audience.lsn))
+        raise Refused("HISTORY_LOST", begun.text_at(audience.lsn))
     return kept
 
 

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from millstream.coordination.core.namespace.access_lists import Readers, passes
 from millstream.coordination.core.namespace.elements import Elements
 from millstream.coordination.core.namespace.run import Asker, Happened, Run
+from millstream.coordination.core.versions import Version
 
 __all__ = [
     "Place",
@@ -185,9 +186,13 @@ def payload(update: Update, part: int, parts: int, with_data: bool) -> bytes:
     return _json(told)
 
 
-def remark(op: str, lsn: int) -> bytes:
-    """Return a message about a subscription itself: start, progress, overrun, denied."""
-    return _json({"op": op, "lsn": lsn})
+def remark(op: str, lsn: int, version: Version | None = None) -> bytes:
+    """Return a message about a subscription itself: start, progress, overrun, denied.
+
+    `version`: of the entry at that LSN, which says what history it is of; None: it is not known.
+    """
+    told: dict[str, object] = {"op": op, "lsn": lsn}
+    return _json(told if version is None else {**told, "version": version.text.decode()})
 
 
 def _json(told: dict[str, object]) -> bytes:
