@@ -24,6 +24,7 @@ from millstream.coordination.aio.group_runner import GroupRunner
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import Done
+from millstream.coordination.core.configuration import generation
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.group_state import GroupState
@@ -50,6 +51,8 @@ __all__ = ["TICK_S", "Namespaces", "state_of"]
 TICK_S: Final = 0.1
 """Between two looks at what is to be asked again, and at what is news."""
 assert NAMES_MAX <= BOARD_NAMES_MAX
+_FORK_SHIFT: Final = 40
+"""Above any LSN: what a forked group has is news, though the group before it had got further."""
 _CARRIED: Final = (b"CREATE", b"UNDO", b"DROP")
 _UNKNOWN: Final = Reply(0, Code.UNKNOWN)
 _Told = Callable[[bytes | None], None]
@@ -76,7 +79,7 @@ class Namespaces:
         self._ticket = 0
         self._posted: Posted | None = None
         self._board: Board | None = None
-        self._seen: tuple[State | None, int, int] = (None, 0, 0)
+        self._seen: tuple[State | None, int, int, int] = (None, 0, 0, 0)
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def close(self) -> None:
@@ -139,12 +142,12 @@ class Namespaces:
         return body._replace(argv=(stamp, name, *words))
 
     def _choose(self) -> int:
-        """Return the group with the fewest elements."""
+        """Return the group with the fewest elements, of those that have a primary."""
         pool = self._pool.pool
         found = []
         for group_id, founding in pool.tables.foundings.items():
             seen = pool.directory.get(group_id)
-            if seen is not None and len(pool.called(founding.number)) == 1:
+            if seen is not None and pool.is_news(seen) and len(pool.called(founding.number)) == 1:
                 found.append((seen.elements, founding.number))
         return min(found, default=(0, FIRST_GROUP))[1]
 
@@ -258,12 +261,13 @@ class Namespaces:
         if runner is None:
             return None
         state = state_of(runner)
-        seen = (state, state.registry.names.changes, state.settings.values.changes)
+        fork = generation(runner.replica.epoch)
+        seen = (state, state.registry.names.changes, state.settings.values.changes, fork)
         if seen != self._seen:
             names = state.registry.settled()
             self._seen = seen
             self._board = Board(
-                runner.replica.group_id, runner.replica.report().applied_lsn,
+                runner.replica.group_id, fork << _FORK_SHIFT | runner.replica.commit_lsn,
                 tuple((root, gid or FIRST_GROUP) for root, gid in names),
                 tuple(state.settings.own(GLOBAL)),
             )  # fmt: skip

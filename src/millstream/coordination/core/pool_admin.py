@@ -36,7 +36,7 @@ from millstream.coordination.core.pool_effects import (
 )
 from millstream.coordination.core.pool_file import Phase
 from millstream.coordination.core.pool_gossip import REMOVED
-from millstream.coordination.core.pool_groups import FRESH_MS, GroupCommands
+from millstream.coordination.core.pool_groups import GroupCommands
 from millstream.coordination.core.pool_messages import Address
 from millstream.coordination.core.pool_replies import (
     header_row,
@@ -192,7 +192,7 @@ class Administration(GroupCommands):
             return "most nodes are silent"
         for group_id in self.tables.foundings:
             seen, name = self.directory.get(group_id), self.name_of(group_id)
-            if seen is None or self.now_ms - seen.said_ms > FRESH_MS:
+            if seen is None or not self.is_news(seen):
                 return f"nothing new of group {name}"
             # A primary may be cut off from what its group has become; a quorum cannot be.
             heard = sum(one == self.id or self.has_heard(one, asked_ms) for one in seen.members)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_effects import (
     AdminReply,
 )
@@ -31,6 +32,7 @@ from millstream.coordination.core.values import error, integer, mapping
 
 __all__ = [
     "ADMIN_MS_MAX",
+    "FRESH_MS",
     "PREFIX_MIN",
     "Asking",
     "RefusedError",
@@ -44,6 +46,10 @@ __all__ = [
 
 ADMIN_MS_MAX: Final = 10_000
 """How long other nodes may take to do their part of a command."""
+FRESH_MS: Final = 5000
+"""What a group's primary said within this time is news: there is one."""
+FRESH_ROUNDS: Final = 3
+"""Or within so many rounds of gossip, if those are set to be rare."""
 PREFIX_MIN: Final = 4
 """Digits of a node's id that may stand for it, if no other one begins so."""
 
@@ -168,6 +174,10 @@ class Asking(Gossip):
         return group_id
 
     # ---- where groups are
+
+    def is_news(self, seen: Seen) -> bool:
+        """Return whether a group's primary has said this lately."""
+        return self.now_ms - seen.said_ms < max(FRESH_MS, FRESH_ROUNDS * self.round_ms)
 
     def leads(self, group_id: bytes) -> bool:
         """Return whether this node leads a group."""

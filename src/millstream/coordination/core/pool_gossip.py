@@ -64,18 +64,19 @@ class Gossip(Boards):
     # ---- gossip
 
     @property
-    def _round_ms(self) -> int:
+    def round_ms(self) -> int:
+        """Between two rounds of gossip."""
         kept = self.setting(_INTERVAL.name)
         return number_of((kept and _INTERVAL.read(kept)) or _INTERVAL.default)
 
     @property
     def _ticks_per_round(self) -> int:
-        return -(-self._round_ms // TICK_MS)
+        return -(-self.round_ms // TICK_MS)
 
     @property
     def tick_ms(self) -> float:
         """Between two Timers."""
-        return self._round_ms / self._ticks_per_round
+        return self.round_ms / self._ticks_per_round
 
     def tick_gossip(self) -> None:
         """Ping some nodes if it is time; try again to join."""

@@ -45,6 +45,7 @@ from millstream.coordination.core.pool_effects import (
     AskRestore,
     DropGroup,
     Refusal,
+    Warn,
 )
 from millstream.coordination.core.pool_file import Hosted, Phase
 from millstream.coordination.core.pool_messages import (
@@ -58,11 +59,8 @@ from millstream.coordination.core.pool_replies import (
 from millstream.coordination.core.standing import founded
 from millstream.coordination.core.values import OK, bulk, error
 
-__all__ = ["FRESH_MS", "GroupCommands"]
+__all__ = ["GroupCommands"]
 
-FRESH_MS: Final = 5000
-"""What a primary said within this time is news: a node removes others only if it has heard so of
-each group, and forces no group of which it has."""
 _SALT_MAX: Final = 1 << 53
 
 
@@ -297,12 +295,17 @@ class GroupCommands(Asking):
         if len(words) > 1 and not is_confirmed:
             raise RefusedError("BADARG", "ADMIN GROUP FORCE <group> [CONFIRM <group>]")
         seen = self.directory.get(group_id)
-        if seen is not None and seen.primary != self.id and self.now_ms - seen.said_ms < FRESH_MS:
+        if seen is not None and seen.primary != self.id and self.is_news(seen):
             raise RefusedError("CONFLICT", f"it has a primary: {self.where_text(group_id)}")
-        self.ask_group(
-            ticket, group_id, lambda n: Force(n, is_confirmed),
-            lambda it: self.answer(ticket, it.value),
-        )  # fmt: skip
+
+        def told(reply: Reply) -> None:
+            if is_confirmed:
+                name = self.name_of(group_id)
+                text = f"group {name} was forced to go on from this node alone (ADMIN GROUP FORCE)"
+                self.effects.append(Warn(text))
+            self.answer(ticket, reply.value)
+
+        self.ask_group(ticket, group_id, lambda n: Force(n, is_confirmed), told)
 
     def delete_group(self, ticket: int, words: Words) -> None:
         """Delete a group for ever."""

@@ -150,7 +150,7 @@ def test_old_members_that_come_back_are_refused_and_form_no_quorum() -> None:
     assert {replica.status for replica in group.replicas[1:]} == {Status.RETIRED}
     assert group.replicas[0].leading
     assert group.replicas[0].epoch == epoch
-    assert all(b"" == replica.report().contradiction.encode() for replica in group.replicas)
+    assert all(replica.report().contradiction.encode() == b"" for replica in group.replicas)
     assert "forced to go on without this member" in group.replicas[1].report().trouble
     for number in range(1, 5):  # that they are none any more outlives their processes
         group.start(number)

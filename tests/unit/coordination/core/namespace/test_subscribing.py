@@ -29,6 +29,8 @@ from namespace_machine import Tree
 
 ALL = 2**40
 
+FORK = 1 << 16
+
 
 class Client:
     """A connection that subscribes as a front would have it do."""
@@ -386,6 +388,32 @@ def test_what_has_not_happened_here_is_history_lost(
         with pytest.raises(Refused) as refused:
             subscribe(*args, began)
         assert refused.value.value == b"-HISTORY_LOST 4"
+
+
+@pytest.mark.parametrize(
+    ("begun", "epoch", "lsn", "is_other"),
+    [
+        (Begun(FORK, 3, is_fork=True), 1, 3, False),  # what is kept of the group before it
+        (Begun(FORK, 3, is_fork=True), 1, 4, True),
+        (Begun(FORK, 3, is_fork=True), FORK, 4, False),
+        (Begun(FORK, 3, is_fork=True), None, 3, False),
+        (Begun(FORK, 3, is_fork=True), None, 4, True),  # nobody knows of which it is
+        (Begun(FORK, 3, is_fork=True), 2 * FORK, 3, True),
+        (Begun(FORK + 1, 9), 1, 8, True),  # members have changed: where it forked is not known
+        (Begun(FORK + 1, 9), FORK, 8, False),
+        (Begun(FORK + 1, 9), None, 8, False),
+    ],
+)  # fmt: skip
+def test_what_may_be_of_the_group_before_a_fork_is_another_history(
+    begun: Begun, epoch: int | None, lsn: int, is_other: bool
+) -> None:
+    assert begun.is_other(epoch, lsn) is is_other
+
+
+def test_where_to_go_on_after_a_fork_names_its_epoch() -> None:
+    begun = Begun(FORK, 3, is_fork=True)
+    assert begun.text_at(4) == f"{FORK}:0:4"
+    assert (begun.text_at(3), Begun(1, 3).text_at(4)) == ("3", "4")
 
 
 def test_a_durable_subscription_goes_on_where_it_was_acknowledged(tree: Tree) -> None:
