@@ -339,6 +339,21 @@ class RaiseEarly(Replica):
             self._format_of = dict.fromkeys(self.members, self.machine.format_max)
 
 
+class CountedEarly(Replica):
+    """A new member is counted before it has the log."""
+
+    def _may_begin(self, members: Any, late: Any) -> bool:
+        return True
+
+
+class DeafToForks(Replica):
+    """A member goes on in its group though that was forced to go on without it."""
+
+    def on_start_epoch(self, envelope: Any, start: Any) -> None:
+        if not start.configuration.is_fork:
+            super().on_start_epoch(envelope, start)
+
+
 PLANTS: dict[str, type[Replica]] = {
     "late_start_view": LateStartView,
     "old_normal": OldNormal,
@@ -376,5 +391,7 @@ PLANTS: dict[str, type[Replica]] = {
     "own_clock": OwnClock,
     "forgetful": Forgetful,
     "raise_early": RaiseEarly,
+    "counted_early": CountedEarly,
+    "deaf_to_forks": DeafToForks,
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

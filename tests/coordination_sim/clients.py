@@ -81,6 +81,8 @@ class Clients:
         self.asked: dict[int, Asked] = {}
         self.history: list[tuple[float, int, str, Call, Any]] = []
         """(time, client, invoke/ok, call, result)"""
+        self._dropped: set[int] = set()
+        """Calls that were answered by entries which a fork has dropped."""
         self._tickets = self._calls = 0
         self._born = 0
         self.clients: list[Client] = []
@@ -241,7 +243,7 @@ class Clients:
             self.world.counts[f"operators were told {reply.code.value}"] += 1
             return
         if reply.code is not Code.OK:
-            truth.check_refused(call.client.session, reply.code)
+            truth.check_refused(call.client.session, reply.code, call.client.instance)
         elif call.csn:
             truth.check_written(call.client.session, call.csn, reply)
         elif call.function != "open":
@@ -306,6 +308,13 @@ class Clients:
         self.asked[self._tickets] = Asked(None, 0, machine.number, machine.process, 0)
         return self._tickets
 
+    def fork(self, kept: int) -> None:
+        """Know that what was answered of later entries is lost: it may have been, or not."""
+        self._dropped |= {
+            call.number for _, _, kind, call, reply in self.history
+            if kind == "ok" and reply.lsn > kept
+        }  # fmt: skip
+
     # ---- what came of all of it
 
     def operations(self) -> list[Operation]:
@@ -322,7 +331,7 @@ class Clients:
                 name = f"{call.client.number}.{call.number}"
                 when = round(time * 1e6)
                 found.append(Operation(name, call.function, argument, None, when, None))
-            else:
+            elif call.number not in self._dropped:
                 at = places[call.number]
                 result: str | bool | None = None
                 if call.function == "get":

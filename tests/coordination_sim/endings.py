@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from coordination_sim.forcing import new_nodes
 from coordination_sim.truth import WrongError
+from millstream.coordination.core.configuration import generation
 from millstream.coordination.core.member import Status
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def _unfinished(world: World) -> str:
 def _patience_ms(world: World) -> float:
     """Return how long it may take; longer once there is a snapshot that somebody may need."""
     patience = CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
+    patience *= 1 if world.survivor is None else 3  # it grows, too
     return patience + SESSIONS_MS * (world.guests is not None)
 
 
@@ -109,6 +112,7 @@ def _choose(world: World) -> tuple[Machine | None, str]:
         world.may_harm(other)
     harmed = any(m.harmed for m in world.machines)
     lone = any(len(members) == 1 and machine.id in members for members in world.counted())
+    lone |= world.survivor is not None  # who goes on alone needs all that are new
     if fault == "whole" or harmed or lone or machine.dead or not world.may_end(machine):
         return None, "whole"
     return machine, fault
@@ -126,7 +130,15 @@ def _break(world: World, machine: Machine, fault: str) -> None:
 
 
 def _operate(world: World) -> None:
-    """Do what an operator does: replace a member whose disk is lost, find a wrong state."""
+    """Do what an operator does: replace a member whose disk is lost, find a wrong state.
+
+    And have a group that was forced to go on alone grow, with nodes that never were in it.
+    """
+    survivor, new = world.survivor, new_nodes(world)
+    if survivor is not None and survivor.leads and len(survivor.replica.members) == 1:
+        if len(new) >= 2:
+            world.reconfigure(survivor, world.rng, [survivor, *new[:2]])
+        return
     for machine in world.machines:
         if machine.leads and any(world.network.machines[m].dead for m in machine.replica.members):
             world.reconfigure(machine, world.rng)
@@ -143,6 +155,8 @@ def _converged(world: World, broken: Machine | None) -> bool:
     if not leaders:
         return False
     last = max(leaders, key=lambda r: (r.epoch, r.view))
+    if generation(last.epoch) and len(last.members) == 1 and len(new_nodes(world)) >= 2:
+        return False
     wanted = _end_of(last)
     members = [world.network.machines[m] for m in last.members]
     well = [m for m in members if m is not broken and not m.dead]

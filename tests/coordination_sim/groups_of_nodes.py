@@ -222,7 +222,7 @@ class GroupMachine(Machine):
                 if reply.code is Code.OK and csn:
                     truth.check_written(session, csn, reply)
                 elif reply.code is Code.SESSIONEXPIRED:
-                    truth.check_refused(session, reply.code)
+                    truth.check_refused(session, reply.code, instance)
             on_reply(reply)
 
         self.ask(Request(0, body, instance, session, csn, kind, is_counted), known)

@@ -432,7 +432,8 @@ class Node:
 
     def _back_up(self, asked: AskBackup) -> None:
         machine = self.running.get(asked.group_id)
-        snapshot = machine.replica.stable if machine is not None else None
+        replica = None if machine is None else machine.replica
+        snapshot = replica and (replica.take_copy() if asked.is_of_one else replica.stable)
         if snapshot is None:
             return self.take(Told(asked.ticket, NOT_HERE))
         if asked.file in self.files:

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from coordination_plants import PLANTS as IN_REPLICAS
 from coordination_sim.namespace_mistakes import MISTAKES, WEATHER
+from millstream.coordination.core import changing
 from millstream.coordination.core.replica import Replica
 
 __all__ = ["OUT_OF_REACH", "PLANTS", "Plant"]
@@ -52,6 +54,11 @@ def _plant(name: str, signs: tuple[str, ...], *faults: str, **fixed: float) -> P
     replica = IN_REPLICAS[name]
     what = (replica.__doc__ or "").strip()
     return Plant(what, replica, signs, frozenset(faults), tuple(fixed.items()))
+
+
+def _short_lag() -> AbstractContextManager[Any]:
+    """Have members be far behind sooner than in logs of short runs."""
+    return patch.object(changing, "LAG_MAX", 10)
 
 
 PLANTS: dict[str, Plant] = {
@@ -121,6 +128,13 @@ PLANTS: dict[str, Plant] = {
     "raise_early": _plant(
         "raise_early", ("does not understand entry", "the group is at state format"), "upgrade",
         "crash", "rolling_restart",
+    ),
+    "counted_early": _plant(
+        "counted_early", ("begins an epoch without the log",), "reconfigure", "slow_node", "pause",
+        "partition", rate_per_s=50,
+    )._replace(patch=_short_lag),
+    "deaf_to_forks": _plant(
+        "deaf_to_forks", ("goes on in a group that was given up",), "forced", "crash", "partition"
     ),
     "read_before_noop": _plant(
         "read_before_noop", STALE, "isolate_primary", "slow_disk", "loss", "reorder",

@@ -90,9 +90,14 @@ class States:
             number, digest = entry.content.argv
             self.stable[int(number)] = entry.lsn, digest
 
+    def fork(self, kept: int) -> None:
+        """Forget what was behind this entry: other entries are now."""
+        self.hashes = {lsn: known for lsn, known in self.hashes.items() if lsn <= kept}
+        self.stable = {n: known for n, known in self.stable.items() if known[0] <= kept}
+
     def made(self, machine: Machine, made: SnapshotId) -> None:
         """Look at a snapshot that a member has made."""
-        if machine.replica.machine.is_astray:
+        if machine.replica.machine.is_astray or machine.world.truth.is_old(machine):
             return
         if self.hashes.setdefault(made.lsn, made.hash) != made.hash:
             raise WrongStateError(f"two states at snapshot {made.number}")

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.states import States, weight
+from millstream.coordination.core import changing
 from millstream.coordination.core.client_table import WINDOW_MAX
+from millstream.coordination.core.configuration import generation, successor
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Entry, Kind
 from millstream.coordination.core.member import Status
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 NOBODY = (Status.INITIALIZATION, Status.LOST, Status.RETIRED)
 NOTHING = (None, 0)
+IN_FLIGHT_MAX = 100
+"""Entries behind the last one that is committed, mostly; learners are not taught them."""
 VOTES = (DoViewChange, PrepareOk, QuorumCheckOk)
 
 
@@ -127,6 +131,12 @@ class Truth:
         self.model = Model()
         self.states = States()
         self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
+        self.generation: int | None = None
+        """Of epochs."""
+        self.old_end = 0
+        """Where the generation before had ended."""
+        self.old_machines = 0
+        """So many there were before the fork."""
         self.logs: dict[tuple[int, int], tuple[int, list[bytes | None]]] = {}
         """Epoch and view -> where the longest log of it that was seen begins, and its hashes."""
 
@@ -180,10 +190,17 @@ class Truth:
         """Look at a replica that has just taken an event."""
         replica = machine.replica
         log = replica.log
+        born = generation(replica.epoch)
+        if self.generation is None:
+            self.generation = born  # a restored group is not of the first one
+        if born > self.generation:
+            self._fork(machine)
+        elif self.is_old(machine):
+            return self._check_old(machine)
         self.states.check(machine)
         seen = (replica.last_normal, log.op_lsn, replica.commit_lsn, replica.leading)
         if seen == machine.seen_log:
-            return
+            return None
         machine.seen_log = seen
         if replica.commit_lsn > log.op_lsn:
             raise WrongError(f"node {machine.number} has committed more than it has")
@@ -202,6 +219,45 @@ class Truth:
         if replica.leading:
             self._check_leader(machine)
             self.world.times.check(machine)
+        return None
+
+    def _fork(self, machine: Machine) -> None:
+        """Let what is behind the fork be lost, if it was asked for; what is kept is as it was."""
+        configuration, log = machine.replica.configuration, machine.replica.log
+        if self.world.survivor is not machine or configuration.members != (machine.id,):
+            raise WrongError(f"node {machine.number} goes on alone, and nobody asked for it")
+        kept = 0
+        while kept < min(log.whole_lsn, self.end) and log.hash_at(kept + 1) in (
+            None, self.committed[kept].header.hash,
+        ):  # fmt: skip
+            kept += 1
+        if kept < max(machine.seen_commit, configuration.closed_lsn):
+            raise WrongError(f"a fork at {kept} takes back what its member has committed")
+        self.world.configurations[configuration.epoch] = {configuration.members}
+        self.generation, self.old_end = generation(configuration.epoch), self.end
+        self.old_machines = len(self.world.machines)
+        self.world.counts["committed entries lost by forks"] += max(0, self.end - kept)
+        self.world.counts["entries made committed by forks"] += log.whole_lsn - kept
+        self.world.clients.fork(kept)
+        del self.committed[kept:], self.committed_in[kept:]
+        self.model = Model()
+        for entry in self.committed:
+            self.model.commit(entry)
+        self.states.fork(kept)
+
+    def is_old(self, machine: Machine) -> bool:
+        """Return whether a node has a part, or was taught, in the group before a fork."""
+        if self.generation is None or generation(machine.replica.epoch) >= self.generation:
+            return False
+        return machine.number < self.old_machines
+
+    def _check_old(self, machine: Machine) -> None:
+        """Look at who is of the group before a fork: it commits nothing any more."""
+        replica = machine.replica
+        if replica.commit_lsn > self.old_end and replica.status is not Status.RETIRED:
+            raise WrongError(f"node {machine.number} goes on in a group that was given up")
+        replica.machine.executed.clear()
+        replica.machine.is_restored = True  # if it comes back: what it executes is not looked at
 
     def _commit(self, machine: Machine, lsn: int) -> None:
         replica = machine.replica
@@ -219,6 +275,8 @@ class Truth:
         self._check_durable(replica, entry)
         if entry.header.kind is Kind.RAISE:
             self._check_raised(replica, entry)
+        elif entry.header.kind is Kind.RECONFIG:
+            self._check_new(replica, entry)
         self.world.times.commit(entry, self.committed[-1] if self.committed else None)
         self.committed.append(entry)
         self.committed_in.append((replica.epoch, replica.view))
@@ -238,6 +296,20 @@ class Truth:
             if machine.id in replica.members and not machine.is_upgraded:
                 raise WrongError(f"node {machine.number} does not understand entry {entry.lsn}")
 
+    def _check_new(self, replica: Any, closing: Entry) -> None:
+        """New members have the log when an epoch ends for one of theirs, but for its last part."""
+        known = replica.configuration
+        if known.epoch != closing.header.epoch:
+            return
+        least = closing.lsn - changing.LAG_MAX - IN_FLIGHT_MAX
+        for member in successor(known, closing).members:
+            machine = self.world.network.machines[member]
+            has = max([machine.base_lsn, *machine.hashes])
+            if member not in known.members and not machine.harmed and has < least:
+                raise WrongError(
+                    f"node {machine.number} begins an epoch without the log: {has} of {closing.lsn}"
+                )
+
     def machines(self) -> Iterable[Any]:
         """Return those of the group."""
         return self.world.machines
@@ -245,7 +317,8 @@ class Truth:
     def _check_durable(self, replica: Any, entry: Entry) -> None:
         """What is committed first is on the disks of a quorum, unless one was harmed since."""
         known, header = replica.configuration, entry.header
-        members = known.members if header.epoch == known.epoch else known.old
+        is_here = header.epoch == known.epoch or known.is_fork
+        members = known.members if is_here else known.old
         machines = [self.world.network.machines[member] for member in members]
         if not self.world.weather.journalled:
             for machine in machines:
@@ -326,9 +399,12 @@ class Truth:
         if reply.lsn > self.end or reply.value != b"=" + self.model.value_at(key, reply.lsn):
             raise WrongError(f"a read of {key!r} at {reply.lsn} is {reply.value!r}")
 
-    def check_refused(self, session: int, code: Code) -> None:
+    def check_refused(self, session: int, code: Code, instance: bytes) -> None:
         """Clients repeat until they are answered, so nothing may be gone but their session."""
         if code is Code.CSNGONE:
             raise WrongError(f"{code} to a client that waits for every answer")
-        if code is Code.SESSIONEXPIRED and session in self.model.sessions:
+        known = self.model.sessions.get(
+            session
+        )  # after a fork another client's may have its number
+        if code is Code.SESSIONEXPIRED and known is not None and known[0] == instance:
             raise WrongError(f"session {session} lives, and its client is told that it does not")

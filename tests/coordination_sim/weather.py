@@ -32,12 +32,12 @@ FAULTS = (
     "client_duplicate", "client_restart", "client_loss", "client_silence",
     # those that came later, each drawn by itself
     "short_sessions", "snapshot_storm", "wrong_state", "no_journal", "forget_all", "lost_entry",
-    "upgrade", "namespaces",
+    "upgrade", "namespaces", "forced",
 )  # fmt: skip
 LATER = {
     "short_sessions": 0.3, "snapshot_storm": 0.2, "wrong_state": 0.25, "no_journal": 0.15,
     "forget_all": 0.3, "lost_entry": 0.08, "upgrade": 0.2,
-    "namespaces": 0.5,
+    "namespaces": 0.5, "forced": 0.2,
 }  # fmt: skip
 """How many runs have these. Without them a seed is the run that it was before there were any."""
 GROUPS = {
@@ -50,6 +50,7 @@ GROUPS = {
     "more lost than may be": frozenset(("forget_all", "lost_entry")),
     "upgrades": frozenset(("upgrade",)),
     "clients of namespaces": frozenset(("namespaces",)),
+    "groups forced to go on": frozenset(("forced",)),
 }
 """What the figures are given for."""
 OFTEN = ("crash", "crash_in_step", "isolate_primary", "reconfigure", "partition")
@@ -128,6 +129,7 @@ class Weather(NamedTuple):
     short_sessions: bool
     upgrades: bool
     namespaces: bool
+    forced: bool
     periods: dict[str, float]
 
     @classmethod
@@ -178,6 +180,7 @@ class Weather(NamedTuple):
             short_sessions="short_sessions" in on,
             upgrades="upgrade" in on,
             namespaces="namespaces" in on,
+            forced="forced" in on,
             periods=periods,
         )
 
@@ -199,6 +202,7 @@ class Weather(NamedTuple):
             drift=0.2 if "drift" in only else 0,
             journalled="no_journal" not in only, short_sessions="short_sessions" in only,
             upgrades="upgrade" in only, namespaces="namespaces" in only,
+            forced="forced" in only,
             periods={fault: 1000 * _spread(rng, 0.5, 8) for fault in FAULTS if fault in only},
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any
 from coordination_sim.clients import Clients
 from coordination_sim.endings import heal
 from coordination_sim.faults import Faults
+from coordination_sim.forcing import force
 from coordination_sim.guests import Guests
 from coordination_sim.loop import Loop, stream
 from coordination_sim.machine import Machine
@@ -59,6 +60,8 @@ class World:
         self.calm = False
         self.is_lost = False
         """What was committed is gone, on purpose: nothing may go on, and nobody may lie."""
+        self.survivor: Machine | None = None
+        """Who was asked to go on alone: all others are taken for lost."""
         self.last_leader: tuple[Any, ...] = ()
         self.rng = stream(seed, "world")
         self.network = Network(seed, self.loop, self.weather, self.counts)
@@ -115,6 +118,8 @@ class World:
         end = min(self.weather.duration_ms, self.options.until_s * 1000)
         self.loop.run_until(end)
         if self.options.until_s * 1000 > end:
+            if self.weather.forced:
+                force(self)
             heal(self)
         self._check_history()
 
@@ -247,7 +252,9 @@ class World:
             machine = rng.choice(leaders if leaders and rng.random() < 0.9 else running)
             machine.receive(TakeSnapshot(self.clients.operator_ticket(machine)))
 
-    def reconfigure(self, machine: Machine, rng: Random) -> bool:
+    def reconfigure(
+        self, machine: Machine, rng: Random, wanted: list[Machine] | None = None
+    ) -> bool:
         """Have the primary go to other members; the dead are no candidates."""
         replica = machine.replica
         alive = sorted(m.id for m in self.machines if not m.dead and m.replica is not None)
@@ -255,6 +262,8 @@ class World:
         if not sizes or machine.paused:
             return False
         members = tuple(sorted(rng.sample(alive, rng.choice(sizes))))
+        if wanted is not None:
+            members = tuple(sorted(one.id for one in wanted))
         self.configurations.setdefault(replica.epoch + 1, set()).add(members)
         numbers = [self.network.machines[member].number for member in members]
         self.say(machine, f"shall end its epoch for {numbers}")

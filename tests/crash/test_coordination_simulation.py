@@ -68,7 +68,7 @@ def test_what_was_found_once_is_not_found_again(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", LATER_REGRESSIONS)
 def test_what_was_found_lately_is_not_found_again(seed: int) -> None:
-    options = Options(without=frozenset(("namespaces",)))
+    options = Options(without=frozenset(("namespaces", "forced")))
     assert run(seed, options).wrong is None, LATER_REGRESSIONS[seed]
 
 
@@ -95,6 +95,24 @@ def test_a_group_without_a_journal_keeps_its_word_while_a_minority_forgets() -> 
     outcomes = [short(seed, "no_journal", "crash", "all_down") for seed in SHORT_SEEDS]
     assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
     assert all(outcome.counts["crashes"] and outcome.counts["commits"] for outcome in outcomes)
+
+
+def test_a_group_that_is_forced_to_go_on_keeps_what_its_survivor_has_and_others_retire() -> None:
+    faults = ("forced", "crash", "partition", "isolate_primary")
+    outcomes = [short(seed, *faults) for seed in range(12)]
+    assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
+    counts = sum((outcome.counts for outcome in outcomes), Counter())
+    assert counts["forced"]
+    assert counts["committed entries lost by forks"]
+    assert counts["entries made committed by forks"]
+
+
+def test_a_member_that_does_not_hear_of_a_fork_is_found() -> None:
+    assert search("deaf_to_forks", 0, 10).said
+
+
+def test_a_new_member_that_is_counted_before_it_has_the_log_is_found() -> None:
+    assert search("counted_early", 0, 20).said
 
 
 def test_a_state_that_went_wrong_is_noticed_by_its_member() -> None:

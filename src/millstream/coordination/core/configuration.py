@@ -78,8 +78,8 @@ class Configuration(NamedTuple):
 
     @property
     def is_fork(self) -> bool:
-        """Whether no epoch before it led here: what it began behind is where it forked."""
-        return self.epoch > 0 and not self.old
+        """Whether no entry of the epoch before closed it: it began where it forked."""
+        return self.epoch > 0 and (self.epoch % (1 << _GENERATION_BITS) == 0 or not self.old)
 
     def primary(self, view: int) -> bytes:
         """Return who leads `view` if anybody does."""

@@ -1,7 +1,7 @@
 """A group that has lost its majority for good goes on from one member: what that may lose.
 
 An operator decides it, on a member that has log and state. The member begins an epoch of another
-generation, of itself alone, behind the last entry that it has whole.
+generation, of itself alone, and commits in it all of its log that is whole.
 
 Invariants:
 1. Nothing is forced while a quorum of members answers, or a primary is heard, or before this
@@ -9,8 +9,8 @@ Invariants:
 2. All that is whole in this member's log is kept, in its order: what was not known to be committed
    is committed by it. What only others have is lost; nothing is ever reordered.
 3. Who asks is told what may be lost before anything changes, and nothing changes unconfirmed.
-4. Members of the epoch before hear of the new one when they speak, and retire: they are not in it,
-   and no vote of theirs counts in it.
+4. Members of the epoch before hear of the new one, when they speak, or sooner while it is the
+   first one; then they retire: they are not in it, and no vote of theirs counts in it.
 
 Elsewhere: generations (`configuration`), retiring (`epochs`), the command (`pool_groups`).
 """
@@ -23,6 +23,7 @@ from typing import Final
 from millstream.coordination.core.configuration import Configuration, forked_epoch
 from millstream.coordination.core.effects import Code, Force
 from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import StartEpoch
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.throttling import Throttling
@@ -45,6 +46,14 @@ class Forcing(Throttling):
         """When this process began to listen."""
         self.spoke_ms: dict[bytes, float] = {}
         """When members said something last that only one with a log says."""
+
+    def tick_primary(self) -> None:
+        """Also tell those who are none of the group any more, before they ask one another."""
+        super().tick_primary()
+        if self.leading and self.configuration.is_fork:
+            for member in self.configuration.old:
+                if member != self.id:
+                    self.send(member, StartEpoch(self.configuration))
 
     def on_force(self, asked: Force) -> None:
         """Tell what may be lost; if it is confirmed, go on alone."""
@@ -144,22 +153,23 @@ class Forcing(Throttling):
     def _go_on_alone(self, epoch: int, then: Callable[[], None]) -> None:
         self.stand_down()
         self.give_up()
-        link = self.log.link_at(self.log.whole_lsn)
-        assert link is not None
+        # What others have told of later entries may be of another log than this one.
+        end_lsn, known = self.log.whole_lsn, self.log.link_at(self.commit_lsn)
+        assert known is not None
         self.belong_to(Configuration(
-            epoch, (self.id,), closed_lsn=link.lsn, closed_hash=link.hash,
-            journalled=self.configuration.journalled,
+            epoch, (self.id,), 0, self.members, known.lsn, known.hash,
+            self.configuration.journalled,
         ))  # fmt: skip
         self.view, self.last_normal = 0, (epoch, 0)
         self.begin_epochs()
         self.begin_learning()
         self.begin_views()
         self.status = Status.GAP
-        end = NewEnd(link.lsn, ()) if self.log.op_lsn > link.lsn else None
+        end = NewEnd(end_lsn, ()) if self.log.op_lsn > end_lsn else None
 
         def lead() -> None:
             self._why = "it was forced to go on alone"
-            self.lead(link.lsn)
+            self.lead(end_lsn)
             then()
 
         self.flip(lead, end)
