@@ -307,7 +307,7 @@ class Truth:
             has = max([machine.base_lsn, *machine.hashes])
             if member not in known.members and not machine.harmed and has < least:
                 raise WrongError(
-                    f"node {machine.number} begins an epoch without the log: {has} of {closing.lsn}"
+                    f"{machine.number} begins an epoch without the log: {has} of {closing.lsn}"
                 )
 
     def machines(self) -> Iterable[Any]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import Nodes, ask, bound, until
+from coordinators import Nodes, admin, ask, bound, until
 from millstream.coordination.aio import coordinator, groups, peers
 from millstream.coordination.aio.coordinator import Coordinator, Listening
+from millstream.coordination.core import changing
 from millstream.coordination.core.durable import SUPERBLOCK
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.pool_effects import FIRST_GROUP
@@ -96,6 +97,34 @@ async def test_three_nodes_agree_and_survive_their_primary(tmp_path: Path) -> No
         await nodes.stop(second)
         assert (await nodes.ask(b"GET", b"key")).value == b"=2"
         assert not nodes.fatal
+
+
+async def test_dead_nodes_are_not_added_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changing, "WARM_MS", 1000.0)
+    async with Nodes(tmp_path) as nodes:
+        await nodes.ask(b"SET", b"key", b"1")
+        dead = []
+        for number in (3, 4):
+            node = await nodes.start(number)
+            dead.append(node.node_id)
+        for number, node_id in zip((3, 4), dead, strict=True):
+            await until(
+                lambda node_id=node_id: all(
+                    one.pool.pool.tables.node(node_id) for one in nodes.running.values()
+                )
+            )
+            await nodes.stop(number)
+        leader = nodes.running[await nodes.leader()]
+        replica = leader.groups.numbered[FIRST_GROUP].replica
+        before = replica.configuration
+        answer = await admin(leader, b"GROUP", b"ADD", b"1", *(one.hex().encode() for one in dead))
+        assert answer.startswith(b"-NOTREADY"), answer
+        assert all(node_id.hex().encode() in answer for node_id in dead)
+        assert replica.configuration == before
+        assert replica.leading
+        assert (await nodes.ask(b"SET", b"key", b"2")).code is Code.OK
 
 
 async def test_all_nodes_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
