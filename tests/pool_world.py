@@ -37,6 +37,7 @@ from millstream.coordination.core.pool_effects import (
     AskLog,
     AskReport,
     AskRestore,
+    CloseGroups,
     DropGroup,
     FormatGroup,
     GroupChanged,
@@ -44,6 +45,7 @@ from millstream.coordination.core.pool_effects import (
     HangUp,
     Heard,
     KeepNode,
+    KeepRefusal,
     NodeStart,
     OpenGroup,
     Refusal,
@@ -85,11 +87,12 @@ class Node:
         self.formatted_ever: dict[bytes, int] = {}
         self.incarnation = 0
         self.pool: Pool | None = None
-        self.disk: list[KeepNode | FormatGroup | DropGroup] = []
+        self.disk: list[KeepNode | FormatGroup | DropGroup | KeepRefusal] = []
         self.open: dict[bytes, None] = {}
         self.timer_ms: float | None = None
         self.join: tuple[Address, ...] = ()
         self.warnings: list[str] = []
+        self.refusal = ""
         self.places: dict[bytes, tuple[int, int]] = {}
         self.ages: dict[bytes, tuple[int, int]] = {}
         """What this process knew of groups and nodes before: it never goes back."""
@@ -137,7 +140,7 @@ class World:
         node.join = join or node.join
         self.step(node, NodeStart(
             node.content, node.id, node.incarnation, tuple(sorted(node.folders)), node.address,
-            node.coord, node.join,
+            node.coord, node.join, node.refusal,
         ))  # fmt: skip
 
     def crash(self, node: Node) -> None:
@@ -184,8 +187,10 @@ class World:
                 self._send(effect)
             case SetTimer(after_ms):
                 node.timer_ms = self.now_ms + after_ms
-            case KeepNode() | FormatGroup() | DropGroup():
+            case KeepNode() | FormatGroup() | DropGroup() | KeepRefusal():
                 node.disk.append(effect)
+            case CloseGroups():
+                node.open.clear()
             case OpenGroup():
                 self._open(node, effect.group_id)
             case AdminReply(ticket, value):
@@ -213,6 +218,8 @@ class World:
         match effect:
             case KeepNode(_, content):
                 node.content = content
+            case KeepRefusal(_, reason):
+                node.refusal = reason
             case FormatGroup(_, standing):
                 if standing.group_id not in node.folders:
                     node.folders[standing.group_id] = standing

@@ -178,6 +178,11 @@ def _coordination_warnings(node: Figures) -> Iterator[str]:
             "a coordination group's state here was not that of the others and is fetched anew: a "
             "fault of memory, disk or program; keep the log"
         )
+    if node.get("coord_nodes_refused"):
+        yield (
+            "a node's directory was set back to an older copy, or copied, and is refused: the log "
+            "and ADMIN NODES say which"
+        )
     if node.get("coord_disk_full"):
         yield "coordination waits for space on the disk: make room"
     if stuck := node.get("coord_groups_stuck"):

@@ -68,7 +68,7 @@ def _write(path: Path, snapshot: Snapshot, *, is_of_one: bool) -> None:
 
 
 async def restore(groups: Groups, standing: Standing, file: str) -> Restored | Refusal:
-    """Format a group with the state in a file; return the LSN that it is of, with `OF_ONE` if so."""
+    """Make a group of the state in a file; return the LSN that it is of, and `OF_ONE` if so."""
     path = Path(file)
     if not path.is_absolute():
         return Refusal("BADARG", "the file needs an absolute path, on this node")

@@ -170,7 +170,7 @@ class Coordinator:
             CorruptionError: `bad_node_file`, `bad_pool_file`, `promises_lost`.
             UnavailableError: `directory_unusable`, `disk_failed`.
         """
-        node_id, incarnation = await asyncio.to_thread(begin_incarnation, directory)
+        node_id, incarnation, refusal = await asyncio.to_thread(begin_incarnation, directory)
         async with AsyncExitStack() as stack:
             node = cls(
                 directory, node_id, listening, users or UserStore(), secret, on_fatal,
@@ -186,7 +186,7 @@ class Coordinator:
                 NodeStart(
                     content, node_id, incarnation, here,
                     Address(listening.host, listening.peer_port),
-                    Address(listening.host, listening.coord_port), join,
+                    Address(listening.host, listening.coord_port), join, refusal,
                 )
             )  # fmt: skip
             await asyncio.to_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
@@ -321,6 +321,7 @@ class Coordinator:
                 not one.is_quorum_ok or bool(one.trouble) for one in reports
             ),
             "coord_groups_stuck": sum(one.is_stuck for one in reports),
+            "coord_nodes_refused": len(self.pool.pool.doubles) + bool(self.pool.pool.own_refusal),
             "coord_groups_diverged": sum(one.is_diverged for one in reports),
             "coord_fault_tolerance": min((one.fault_tolerance for one in reports), default=0),
             "coord_lag": max((lag for one in reports for _, lag in one.lags), default=0),

@@ -208,6 +208,12 @@ class Groups:
             sync_directory(path.parent)
             shutil.rmtree(removed)
 
+    async def stop_all(self) -> None:
+        """End them all while the node goes on: who listens here goes on at other members."""
+        for runner in list(self.running.values()):
+            _end_subscriptions(runner)
+        await self.close()
+
     async def close(self) -> None:
         """End them all."""
         running = dict(self.running)

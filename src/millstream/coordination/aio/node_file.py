@@ -1,8 +1,8 @@
 """Who this node is among those that coordinate: `coord/node.toml`, and `node.toml.copy`.
 
 Invariants:
-1. The id is random, made once, and never given to another directory; `incarnation` grows by one,
-   durably, before a process says anything to another node.
+1. The id is random, made once, and never given to another directory; `incarnation` grows, durably,
+   before a process says anything to another node (`core.boots`).
 2. Both files are written in place, one after the other, each synced, and only both make a start
    count. So a start needs no free space, after a crash one is whole, and later damage to either
    one brings back no older incarnation.
@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import tomllib
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.boots import CHANCES, next_incarnation
 from millstream.coordination.core.entries import ID_BYTES
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.files import sync_directory
@@ -35,21 +37,26 @@ __all__ = [
     "Identity",
     "begin_incarnation",
     "directory_unusable",
+    "keep_refusal",
     "read_identity",
 ]
 
 NODE_FILE: Final = "node.toml"
 NODE_FILES: Final = (NODE_FILE, NODE_FILE + ".copy")
 _FORMAT: Final = 1
+_REASON_CHARS_MAX: Final = 250
+_UNPRINTABLE: Final = re.compile(r'[^ -~]|["\\]')
+"""In a string of the file: all that would have to be written otherwise."""
 _FILE_BYTES: Final = 512
 """Of each, filled with line ends, so that writing it anew changes no length."""
 
 
 class Identity(NamedTuple):
-    """One process of one node."""
+    """One process of one node; `refusal`: why the others take it for an older copy, if they do."""
 
     node_id: bytes
     incarnation: int
+    refusal: str = ""
 
 
 def begin_incarnation(directory: Path) -> Identity:
@@ -65,15 +72,32 @@ def begin_incarnation(directory: Path) -> Identity:
             directory.mkdir(mode=0o700, parents=True)
             sync_directory(directory.parent)
         last, _ = read_identity(directory)
-        identity = Identity(secrets.token_bytes(ID_BYTES), 1) if last is None else last
-        if last is not None:
-            identity = last._replace(incarnation=last.incarnation + 1)
-        for name in NODE_FILES:
-            _write(directory / name, _encoded(identity))
-        sync_directory(directory)
+        identity = last or Identity(secrets.token_bytes(ID_BYTES), 0)
+        incarnation = next_incarnation(identity.incarnation, secrets.randbelow(CHANCES))
+        identity = identity._replace(incarnation=incarnation)
+        _keep(directory, identity)
     except OSError as error:
         raise directory_unusable(directory, error) from error
     return identity
+
+
+def keep_refusal(directory: Path, reason: str) -> None:
+    """Have all later starts know that this directory is an older copy of a node's. Blocks.
+
+    Raises:
+        CorruptionError: `bad_node_file`.
+        OSError: it cannot be written.
+    """
+    known, _ = read_identity(directory)
+    if known is not None:
+        text = _UNPRINTABLE.sub("?", reason)[:_REASON_CHARS_MAX]
+        _keep(directory, known._replace(refusal=text))
+
+
+def _keep(directory: Path, identity: Identity) -> None:
+    for name in NODE_FILES:
+        _write(directory / name, _encoded(identity))
+    sync_directory(directory)
 
 
 def directory_unusable(directory: Path, error: OSError) -> UnavailableError:
@@ -109,6 +133,8 @@ def _encoded(identity: Identity) -> bytes:
         f'format = {_FORMAT}\nid = "{identity.node_id.hex()}"\n'
         f"incarnation = {identity.incarnation}\n"
     )
+    if identity.refusal:
+        content += f'refusal = "{identity.refusal}"\n'
     return f'{content}hash = "{_hash_of(content)}"\n'.encode().ljust(_FILE_BYTES, b"\n")
 
 
@@ -148,7 +174,10 @@ def _read(path: Path) -> Identity | None:
                 f"{path} has format {content['format']}; use the newer Millstream that wrote it",
                 code="newer_format",
             )
-        return Identity(bytes.fromhex(content["id"]), int(content["incarnation"]))
+        return Identity(
+            bytes.fromhex(content["id"]), int(content["incarnation"]),
+            str(content.get("refusal", "")),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from millstream.coordination.aio.node_file import read_identity
 from millstream.coordination.aio.pool_copies import read_pool_file
+from millstream.coordination.core.boots import starts
 from millstream.coordination.core.group_check import Known
 from millstream.coordination.core.pool_file import decode_node_file, lost_pool_file
 from millstream.errors import CorruptionError, UsageError
@@ -70,6 +71,7 @@ def _read(directory: Path, found: _Found) -> None:
     found.check.healed = others + (stale if identity is not None else 0)
     if identity is None:
         return
-    found.check.node_id, found.check.incarnation = identity.node_id.hex(), identity.incarnation
+    found.check.node_id = identity.node_id.hex()
+    found.check.incarnation = starts(identity.incarnation)
     if content is not None and kept.node_id != identity.node_id:
         raise lost_pool_file("the node's pool file is of another node")

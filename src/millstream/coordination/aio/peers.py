@@ -215,7 +215,9 @@ class Peers:
         except (OSError, RuntimeError, asyncio.IncompleteReadError):  # TimeoutError included
             pass
         except (MillstreamError, asyncio.LimitOverrunError) as error:
-            _LOG.warning("a connection of a node is closed: %s", error)
+            is_known = isinstance(error, MillstreamError) and error.code == "refused_node"
+            level = logging.DEBUG if is_known else logging.WARNING  # the pool has said it once
+            _LOG.log(level, "a connection of a node is closed: %s", error)
         finally:
             writer.close()
 

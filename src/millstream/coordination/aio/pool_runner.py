@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from millstream.coordination.aio.backups import Restored, back_up, restore
 from millstream.coordination.aio.groups import Groups
+from millstream.coordination.aio.node_file import keep_refusal
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import keep_pool_file
 from millstream.coordination.core.effects import Code, DiskDone, Reply, SetTimer, Timer
@@ -36,12 +37,14 @@ from millstream.coordination.core.pool_effects import (
     AskLog,
     AskReport,
     AskRestore,
+    CloseGroups,
     DropGroup,
     FormatGroup,
     GroupReplied,
     HangUp,
     Heard,
     KeepNode,
+    KeepRefusal,
     NodeStart,
     OpenGroup,
     PoolEffect,
@@ -170,12 +173,15 @@ class PoolRunner:
         """Take what a node says.
 
         Raises:
-            RemoteProtocolError: `bad_greeting`: it takes this node for another one.
+            RemoteProtocolError: `bad_greeting`: it takes this node for another one;
+                `refused_node`: its directory is an older copy of a node's, or may be one.
         """
         hello = envelope.payload
         if isinstance(hello, Hello) and hello.receiver not in (NOBODY, self.pool.id):
             raise RemoteProtocolError("it takes this node for another one", code="bad_greeting")
         self.take(Heard(envelope))
+        if isinstance(hello, Hello) and (reason := self.pool.refusal_of_node(hello.info)):
+            raise RemoteProtocolError(reason, code="refused_node")
 
     def greeting(self, address: Address) -> bytes:
         """Return what is said first to whoever is at an address."""
@@ -216,6 +222,8 @@ class PoolRunner:
                 self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
             case Warn(text):
                 _LOG.warning("%s", text)
+            case CloseGroups():
+                self._tasks.start(self._groups.stop_all(), name="closing all groups")
             case AdminReply(ticket, value):
                 if done := self._commands.pop(ticket, None):
                     done(value)
@@ -268,9 +276,14 @@ class PoolRunner:
 
     # ---- the disk
 
-    def _to_disk(self, effect: KeepNode | FormatGroup | OpenGroup | DropGroup) -> None:
+    def _to_disk(
+        self, effect: KeepNode | KeepRefusal | FormatGroup | OpenGroup | DropGroup
+    ) -> None:
         groups = self._groups
         match effect:
+            case KeepRefusal(op, reason):
+                mark = partial(keep_refusal, self._directory, reason)
+                self._add(_Work(op, lambda: asyncio.to_thread(mark)))
             case KeepNode(op, content):
                 keep = partial(keep_pool_file, self._directory, content)
                 self._add(_Work(op, lambda: asyncio.to_thread(keep)))
@@ -327,6 +340,8 @@ class PoolRunner:
 
     def _is_wanted(self, work: _Work) -> bool:
         hosted = self.pool.hosted.get(work.group_id)
+        if work.phase is Phase.OPEN and self.pool.own_refusal:
+            return False
         return work.phase is None or (hosted is not None and hosted.phase is work.phase)
 
     def _do_later(self, work: _Work, error: Exception) -> None:

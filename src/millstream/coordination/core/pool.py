@@ -21,6 +21,7 @@ from typing import Any, Final
 from millstream.coordination.core.effects import DiskDone, SetTimer, Timer
 from millstream.coordination.core.pool_admin import Administration
 from millstream.coordination.core.pool_asking import ADMIN_MS_MAX
+from millstream.coordination.core.pool_boots import IDLE, MEND
 from millstream.coordination.core.pool_effects import (
     FIRST_GROUP,
     Admin,
@@ -58,6 +59,7 @@ from millstream.coordination.core.pool_messages import (
     NodeInfo,
     Ping,
     PoolEnvelope,
+    Refused,
     Tables,
 )
 from millstream.coordination.core.pool_tables import PoolTables
@@ -82,12 +84,14 @@ class Pool(Administration):
         self._handlers: dict[type[Any], Callable[[PoolEnvelope, Any], None]] = {
             Hello: self.on_hello, Ping: self.on_ping, Tables: self.on_tables, Join: self.on_join,
             JoinRefused: self.on_join_refused, Found: self.on_found, Founded: self.on_founded,
-            Deleted: self.on_deleted, Board: self.on_board,
+            Deleted: self.on_deleted, Board: self.on_board, Refused: self.on_refused,
         }  # fmt: skip
 
     def step(self, now_ms: float, event: PoolEvent) -> list[PoolEffect]:
         """Take one event and return what to do, in order; `now_ms` only grows."""
         self.now_ms = now_ms
+        if isinstance(event, Heard):
+            self.note_alive(event.envelope)  # now: what it says may have to wait
         if isinstance(event, DiskDone) and event.op == self._keeping:
             self._keeping = 0
             self._out += self._held
@@ -190,7 +194,7 @@ class Pool(Administration):
                 return True
             case Carry() | Carried():  # they are about names, and not the pool's
                 return False
-            case Found() | Founded() | Deleted() | Board():
+            case Found() | Founded() | Deleted() | Board() | Refused():
                 return self.tables.node(envelope.sender) is not None
         return True
 
@@ -198,6 +202,7 @@ class Pool(Administration):
         self._out.append(SetTimer(self.tick_ms))
         self.tick_foundings()
         self.tick_admin()
+        self.tick_boots()
         self.tick_gossip()
 
     # ---- the node's file
@@ -206,6 +211,7 @@ class Pool(Administration):
         me = NodeInfo(start.node_id, start.incarnation, 0, start.peer, start.coord)
         self.tables = PoolTables(me)
         self.is_changed = start.content is None
+        self.own_refusal = start.refusal
         if start.content is not None:
             self._load(start.content)
         elif start.here:
@@ -216,6 +222,8 @@ class Pool(Administration):
             self.take_founding(Founding(FIRST_GROUP, (start.node_id,), True, salt))
         if self.tables.is_removed:
             self.effects.append(Warn(REMOVED))
+        elif start.refusal:
+            self.effects.append(Warn(f"{IDLE}: {start.refusal}; {MEND}"))
         elif start.join:
             is_changed = self.is_changed
             self.join(start.join)

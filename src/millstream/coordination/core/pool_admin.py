@@ -27,6 +27,7 @@ from millstream.coordination.core.pool_asking import (
     number_in,
     shown,
 )
+from millstream.coordination.core.pool_boots import IDLE, MEND
 from millstream.coordination.core.pool_effects import (
     Admin,
     AskBackup,
@@ -39,6 +40,7 @@ from millstream.coordination.core.pool_gossip import REMOVED
 from millstream.coordination.core.pool_groups import GroupCommands
 from millstream.coordination.core.pool_messages import Address
 from millstream.coordination.core.pool_replies import (
+    double_row,
     header_row,
     node_row,
     value_of,
@@ -48,6 +50,7 @@ from millstream.coordination.core.values import OK, error
 
 __all__ = ["ADMIN_MAX", "LOG_ROWS_MAX", "SILENT_MS", "Administration"]
 
+_QUESTIONS: Final = (b"NODES", b"STATUS")
 ADMIN_MAX: Final = 64
 """Commands of administrators that may be under way; further ones are refused."""
 LOG_ROWS_MAX: Final = 1000
@@ -82,6 +85,8 @@ class Administration(GroupCommands):
         try:
             if command is None:
                 raise RefusedError("BADARG", f"there is no ADMIN {shown(name)}")
+            if self.own_refusal and name not in _QUESTIONS:
+                raise RefusedError("CONFLICT", f"{IDLE}: {self.own_refusal}; {MEND}")
             if len(self.pending) + len(self._asked) >= ADMIN_MAX:
                 raise RefusedError("BUSY", f"{ADMIN_MAX} commands are under way")
             value = command(asked.ticket, asked.argv[words:])
@@ -225,7 +230,9 @@ class Administration(GroupCommands):
                 continue
             heard_ms = self.heard_ms.get(node_id)
             ago = 0 if info is self.me else None if heard_ms is None else self.now_ms - heard_ms
-            rows.append(node_row(info, ago, self._groups_of(node_id), is_me=info is self.me))
+            double = self.doubles.get(node_id)
+            row = node_row(info, ago, self._groups_of(node_id), is_me=info is self.me)
+            rows.append({**row, "refused": double and double_row(double, self.now_ms)})
         return value_of(rows)
 
     def _status(self, ticket: int, words: Words) -> None:
@@ -248,6 +255,7 @@ class Administration(GroupCommands):
                 "pool": min(tables.pool_ids),
                 "nodes": len(tables.others()) + 1,
                 "is_removed": tables.is_removed,
+                "refused": self.own_refusal or None,
             }
             self.answer(ticket, value_of({**about, "groups": groups}))
 
@@ -268,7 +276,9 @@ class Administration(GroupCommands):
             then({})
         for group_id in groups:
             entry, hosted = self.entry_of(group_id), self.hosted.get(group_id)
-            if hosted is None or hosted.phase is not Phase.OPEN:
+            if self.own_refusal:
+                take(group_id, {**entry, "role": "none here", "why": self.own_refusal})
+            elif hosted is None or hosted.phase is not Phase.OPEN:
                 take(group_id, {**entry, "role": "none here"})
             else:
                 take_answer = partial(self._take_report, group_id, entry, take)

@@ -46,6 +46,7 @@ __all__ = [
     "AskLog",
     "AskReport",
     "AskRestore",
+    "CloseGroups",
     "DropGroup",
     "FormatGroup",
     "GroupChanged",
@@ -53,6 +54,7 @@ __all__ = [
     "HangUp",
     "Heard",
     "KeepNode",
+    "KeepRefusal",
     "NodeStart",
     "OpenGroup",
     "PoolEffect",
@@ -85,7 +87,7 @@ class NodeStart(NamedTuple):
     `content`: of the node's file as the last `KeepNode` wrote it; None if there never was one.
     `here`: groups that have a folder, formatted or not yet. `peer`, `coord`: where others reach
     this node and its clients. `join`: nodes of the pool to join, tried until one answers; empty:
-    a new node founds group `FIRST_GROUP`, of itself alone.
+    a new node founds group `FIRST_GROUP`, of itself alone. `refusal`: of the last `KeepRefusal`.
     """
 
     content: bytes | None
@@ -95,6 +97,7 @@ class NodeStart(NamedTuple):
     peer: Address
     coord: Address
     join: tuple[Address, ...] = ()
+    refusal: str = ""
 
 
 class Heard(NamedTuple):
@@ -183,6 +186,17 @@ class KeepNode(NamedTuple):
 
     op: int
     content: bytes
+
+
+class KeepRefusal(NamedTuple):
+    """Have later starts of this node know, durably, that the others refuse it, and why."""
+
+    op: int
+    reason: str
+
+
+class CloseGroups(NamedTuple):
+    """Stop all replicas of this node; their folders stay as they are."""
 
 
 class FormatGroup(NamedTuple):
@@ -274,5 +288,5 @@ class Warn(NamedTuple):
 
 PoolEffect = (
     Say | HangUp | KeepNode | FormatGroup | OpenGroup | DropGroup | AskGroup | AskReport | AskLog
-    | AskBackup | AskRestore | AdminReply | SetTimer | Warn
+    | AskBackup | AskRestore | AdminReply | SetTimer | Warn | KeepRefusal | CloseGroups
 )  # fmt: skip

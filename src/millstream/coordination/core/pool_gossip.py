@@ -33,6 +33,7 @@ from millstream.coordination.core.pool_messages import (
     JoinRefused,
     Ping,
     PoolEnvelope,
+    PoolPayload,
     Tables,
 )
 from millstream.coordination.core.pool_tables import digest_of
@@ -123,18 +124,21 @@ class Gossip(Boards):
         if self.post(posted):
             self.spread()
 
+    def question(self) -> PoolPayload:
+        """Return a sign of life, which asks for one."""
+        return self._sign_of_life()
+
     def on_hello(self, envelope: PoolEnvelope, hello: Hello) -> None:
         """Learn where a node of the pool is now."""
         if self.tables.node(envelope.sender) is not None:
-            self.note_node(hello.info)
+            self.hear_node(hello.info, is_late=False)
 
     def on_ping(self, envelope: PoolEnvelope, ping: Ping) -> None:
         """Take what it says; answer with what it lacks."""
         if not self.tables.is_of(ping.pool_ids):
             self._say_gone(ping)
             return
-        self.note_node(ping.info)
-        if ping.info.is_gone:
+        if not self.hear_node(ping.info, is_late=True) or ping.info.is_gone:
             return
         self.heard_ms[envelope.sender] = self.now_ms
         self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
@@ -152,7 +156,7 @@ class Gossip(Boards):
         """
         if ping.info.is_gone or not self.tables.is_of(ping.pool_ids):
             return
-        if self.tables.node(envelope.sender) is None:
+        if self.tables.node(envelope.sender) is None or self.refusal_of_node(ping.info):
             return
         self.heard_ms[envelope.sender] = self.now_ms
         self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)

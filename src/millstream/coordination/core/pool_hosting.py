@@ -23,6 +23,7 @@ from collections.abc import Callable
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.pool_boots import Boots
 from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_effects import (
     DropGroup,
@@ -39,13 +40,12 @@ from millstream.coordination.core.pool_messages import (
     Founding,
     PoolEnvelope,
 )
-from millstream.coordination.core.pool_state import PoolState
 from millstream.coordination.core.standing import founded
 
 __all__ = ["Hosting"]
 
 
-class Hosting(PoolState):
+class Hosting(Boots):
     """Found, Founded, Deleted; messages of groups that are not open here."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
@@ -137,6 +137,8 @@ class Hosting(PoolState):
         self._have_opened(group_id)
 
     def _have_opened(self, group_id: bytes) -> None:
+        if self.own_refusal:
+            return
         self.effects.append(OpenGroup(group_id, self.tables.number_of(group_id)))
 
     def tick_foundings(self) -> None:

@@ -49,6 +49,7 @@ __all__ = [
     "Ping",
     "PoolEnvelope",
     "PoolPayload",
+    "Refused",
     "Sighting",
     "Tables",
     "decode_pool",
@@ -257,14 +258,21 @@ class Carried(NamedTuple):
     value: bytes | None
 
 
+class Refused(NamedTuple):
+    """The receiver's process of this number is not listened to: its directory is an older copy."""
+
+    incarnation: U63
+    reason: Text
+
+
 PoolPayload = (
     Hello | Join | JoinRefused | Ping | Tables | Found | Founded | Deleted | Board | Carry
-    | Carried
+    | Carried | Refused
 )  # fmt: skip
 
 _TYPES: Final[dict[int, type[Any]]] = {
     64: Hello, 65: Join, 66: JoinRefused, 67: Ping, 68: Tables, 69: Found, 70: Founded,
-    71: Deleted, 72: Board, 73: Carry, 74: Carried,
+    71: Deleted, 72: Board, 73: Carry, 74: Carried, 75: Refused,
 }  # fmt: skip
 _NUMBERS: Final = {message: number for number, message in _TYPES.items()}
 _DECODERS: Final = {n: msgspec.msgpack.Decoder(message) for n, message in _TYPES.items()}

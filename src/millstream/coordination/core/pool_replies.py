@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+from millstream.coordination.core.boots import starts
 from millstream.coordination.core.entries import Header
+from millstream.coordination.core.pool_boots import Double
 from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_messages import Founding, NodeInfo
 from millstream.coordination.core.pool_tables import PoolTables
 from millstream.coordination.core.values import NULL, array, bulk, integer, mapping, truth
 from millstream.coordination.core.versions import version_of
 
-__all__ = ["coord_of", "group_entry", "header_row", "node_row", "value_of"]
+__all__ = ["coord_of", "double_row", "group_entry", "header_row", "node_row", "value_of"]
 
 
 def value_of(thing: Any) -> bytes:
@@ -78,8 +80,18 @@ def node_row(
         "coord": info.coord.text if info.coord.port else None,
         "groups": list(numbers),
         "heard_ms": heard_ms,
-        "incarnation": info.incarnation,
+        "incarnation": starts(info.incarnation),
         "is_here": is_me,
+    }
+
+
+def double_row(double: Double, now_ms: float) -> dict[str, Any]:
+    """Return who was refused as a node, and why."""
+    return {
+        "peer": double.address.text,
+        "incarnation": starts(double.incarnation),
+        "why": double.reason,
+        "heard_ms": now_ms - double.heard_ms,
     }
 
 

@@ -212,6 +212,7 @@ NODE_FIGURES: Final[Mapping[str, str]] = {
     "coord_groups_leading": "Those of which it is the primary",
     "coord_groups_impaired": "Those without a quorum, a primary that is heard, or a state here",
     "coord_groups_stuck": "Those that have not worked on this node for 10 seconds: an alarm",
+    "coord_nodes_refused": "Nodes of which an older, or another, copy is refused; with this one",
     "coord_groups_diverged": "Those whose state here was once not the one of the others: a fault",
     "coord_fault_tolerance": "More members that may fail now, in the weakest of its groups",
     "coord_committed_total": "Entries committed in all of them, as this node knows",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,23 @@ from millstream.coordination.aio import node_file as module
 from millstream.coordination.aio.node_file import (
     NODE_FILE,
     NODE_FILES,
+    Identity,
+    _encoded,
     begin_incarnation,
+    keep_refusal,
     read_identity,
 )
+from millstream.coordination.core.boots import Kin, kin_of, starts
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from simulated_disk import Crash
 
 
 def test_an_id_is_made_once_and_incarnations_are_counted(tmp_path: Path) -> None:
     first = begin_incarnation(tmp_path / "coord")
-    assert (len(first.node_id), first.incarnation) == (16, 1)
-    assert begin_incarnation(tmp_path / "coord") == first._replace(incarnation=2)
+    assert (len(first.node_id), starts(first.incarnation)) == (16, 1)
+    again = begin_incarnation(tmp_path / "coord")
+    assert (again.node_id, starts(again.incarnation)) == (first.node_id, 2)
+    assert again.incarnation > first.incarnation
     assert begin_incarnation(tmp_path / "other").node_id != first.node_id
 
 
@@ -46,12 +53,13 @@ def test_either_copy_may_be_lost(tmp_path: Path, name: str, harm: str) -> None:
     if harm == "gone":
         path.unlink()
     else:
-        at = content.index(b"incarnation = 1") + 14
+        at = content.index(b"incarnation = ") + 14
         harmed = content[:at] + bytes([content[at] ^ 8]) + content[at + 1 :]
         path.write_bytes({"cut": content[:50], "bit": harmed, "empty": b""}[harm])
     assert read_identity(tmp_path) == (first, 1)
-    assert begin_incarnation(tmp_path) == first._replace(incarnation=2)
-    assert read_identity(tmp_path) == (first._replace(incarnation=2), 0)
+    again = begin_incarnation(tmp_path)
+    assert (again.node_id, starts(again.incarnation)) == (first.node_id, 2)
+    assert read_identity(tmp_path) == (again, 0)
     assert path.stat().st_size == len(content)
 
 
@@ -147,7 +155,7 @@ def test_a_start_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(module.os, "open", opened)
-        assert begin_incarnation(tmp_path) == first._replace(incarnation=2)
+        assert starts(begin_incarnation(tmp_path).incarnation) == 2
         again = [(tmp_path / name).stat() for name in NODE_FILES]
         assert [one.st_ino for one in again] == [one.st_ino for one in sizes]
         assert [one.st_blocks for one in again] == [one.st_blocks for one in sizes]
@@ -168,3 +176,31 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match=r"file/coord cannot be used"):
         begin_incarnation(tmp_path / "file" / "coord")
+
+
+def test_two_starts_of_copies_of_one_directory_have_different_numbers(tmp_path: Path) -> None:
+    begin_incarnation(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one, other = (begin_incarnation(tmp_path / name) for name in ("one", "other"))
+    assert one.node_id == other.node_id
+    assert kin_of(one.incarnation, other.incarnation) is Kin.OTHER
+
+
+def test_that_a_directory_is_refused_outlives_its_starts(tmp_path: Path) -> None:
+    first = begin_incarnation(tmp_path)
+    reason = 'it was "set back"\n'
+    keep_refusal(tmp_path, reason)
+    for _ in range(2):
+        again = begin_incarnation(tmp_path)
+        assert (again.node_id, again.refusal) == (first.node_id, "it was ?set back??")
+    assert {(tmp_path / name).stat().st_size for name in NODE_FILES} == {512}
+
+
+def test_a_directory_of_a_version_that_counted_alone_goes_on(tmp_path: Path) -> None:
+    node_id = begin_incarnation(tmp_path).node_id
+    for name in NODE_FILES:
+        (tmp_path / name).write_bytes(_encoded(Identity(node_id, 7)))
+    assert read_identity(tmp_path) == (Identity(node_id, 7), 0)
+    again = begin_incarnation(tmp_path)
+    assert starts(again.incarnation) == 8
+    assert kin_of(7, again.incarnation) is Kin.LATER

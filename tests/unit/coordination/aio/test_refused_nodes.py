@@ -1,0 +1,115 @@
+"""Directories of real nodes that are set back to an older copy, or copied and started twice."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinators import Nodes, admin, bound, until
+from millstream.coordination.aio.coordinator import Coordinator, Listening
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.pool_effects import FIRST_GROUP
+
+REFUSED = "takes part in nothing any more"
+
+
+def refused_at(node: Coordinator, other: bytes) -> Any:
+    return node.pool.pool.doubles.get(other)
+
+
+async def test_a_directory_that_was_set_back_does_not_vote_until_the_right_one_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Nodes(tmp_path / "nodes") as nodes:
+        leader = await nodes.leader()
+        number = (leader + 1) % 3
+        place, older, newer = (
+            tmp_path / "nodes" / str(number),
+            tmp_path / "older",
+            tmp_path / "newer",
+        )
+        await nodes.stop(number)
+        shutil.copytree(place, older)
+        await nodes.start(number)
+        lsn = (await nodes.ask(b"SET", b"key", b"acknowledged")).lsn
+        await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
+        await nodes.stop(number)
+        place.rename(newer)
+        shutil.copytree(older, place)
+        node = await nodes.start(number)
+        others = [one for one in nodes.running.values() if one is not node]
+        await until(lambda: all(refused_at(other, node.node_id) for other in others))
+        await until(lambda: node.pool.pool.own_refusal and not node.groups.running)
+        assert REFUSED in caplog.text
+        assert f"says to be node {node.node_id.hex()} is refused" in caplog.text
+        assert b"set back" in await admin(node, b"STATUS")
+        assert b"set back" in await admin(node, b"STATUS", b"1")
+        assert b"set back" in await admin(others[0], b"NODES")
+        assert (
+            node.figures()["coord_nodes_refused"]
+            == others[0].figures()["coord_nodes_refused"]
+            == 1
+        )
+        del nodes.running[number]
+        assert (await nodes.ask(b"SET", b"key", b"later")).code is Code.OK
+        await node.stop()
+        shutil.rmtree(place)
+        newer.rename(place)
+        node = await nodes.start(number)
+        lsn = nodes.group(await nodes.leader()).replica.commit_lsn
+        await until(lambda: nodes.group(number).replica.status is Status.NORMAL)
+        await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
+        assert not node.pool.pool.own_refusal
+        await until(lambda: not any(refused_at(other, node.node_id) for other in others))
+        assert not nodes.fatal
+
+
+async def test_a_copy_that_is_started_beside_its_original_is_refused_for_good(
+    tmp_path: Path,
+) -> None:
+    async with Nodes(tmp_path / "nodes") as nodes:
+        leader = await nodes.leader()
+        number = (leader + 1) % 3
+        original, place = nodes.running[number], tmp_path / "copy"
+        shutil.copytree(tmp_path / "nodes" / str(number), place)
+
+        async def start() -> Coordinator:
+            peer = bound()
+            listening = Listening(peer=peer, host="127.0.0.1", peer_port=peer.getsockname()[1])
+            return await Coordinator.start(place, listening)
+
+        copy = await start()
+        others = [one for one in nodes.running.values() if one is not original]
+        await until(lambda: all(refused_at(other, copy.node_id) for other in others))
+        await until(lambda: "copied" in copy.pool.pool.own_refusal and not copy.groups.running)
+        assert not original.pool.pool.own_refusal
+        assert nodes.group(number).replica.status is Status.NORMAL
+        assert (await nodes.ask(b"SET", b"key", b"1")).code is Code.OK
+        await copy.stop()
+        await nodes.stop(number)
+        copy = await start()
+        assert copy.pool.pool.own_refusal
+        assert FIRST_GROUP not in copy.groups.numbered
+        await nodes.start(number)
+        lsn = (await nodes.ask(b"SET", b"key", b"2")).lsn
+        await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
+        await copy.stop()
+        assert not nodes.fatal
+
+
+async def test_a_directory_that_was_moved_to_another_address_is_taken(tmp_path: Path) -> None:
+    async with Nodes(tmp_path / "nodes") as nodes:
+        number = (await nodes.leader() + 1) % 3
+        await nodes.stop(number)
+        del nodes.ports[number]
+        node = await nodes.start(number)
+        lsn = (await nodes.ask(b"SET", b"key", b"1")).lsn
+        await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
+        assert not node.pool.pool.own_refusal
+        assert not any(refused_at(one, node.node_id) for one in nodes.running.values())
