@@ -35,7 +35,7 @@ from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.handshakes import Handshakes
 from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.aio.ninep_server import NinepServer
-from millstream.coordination.aio.node_file import begin_incarnation
+from millstream.coordination.aio.node_file import begin_incarnation, mark_incarnation
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
 from millstream.coordination.aio.pool_runner import PoolRunner
@@ -46,19 +46,24 @@ from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.messages import Envelope, decode, encode
 from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.pool import Pool
-from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
+from millstream.coordination.core.pool_effects import GroupChanged, Marked, NodeStart, Stray
 from millstream.coordination.core.pool_messages import Address, decode_pool, is_pool_frame
+from millstream.errors import MillstreamError
+from millstream.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys
 
-__all__ = ["BACKLOG", "HANDSHAKES_MAX", "SHARING_S", "Coordinator", "Listening"]
+__all__ = ["BACKLOG", "HANDSHAKES_MAX", "MARK_S", "SHARING_S", "Coordinator", "Listening"]
 
 _LOG = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 """Clients whose connections may wait to be taken."""
 SHARING_S: Final = 5.0
 """How long the group is asked about users of the cluster."""
+MARK_S: Final = 10.0
+"""While its groups go on, a node tells others after each such time that its directory is newer: an
+older copy of it that is not older than that is taken for it."""
 HANDSHAKES_MAX: Final = 256
 """Of clients whose TLS handshake is under way: half of the descriptors that clients leave."""
 
@@ -139,6 +144,7 @@ class Coordinator:
         self._on_fatal = on_fatal
         self._has_failed = False
         self._encoded: tuple[Envelope, bytes] | None = None
+        self._tasks = Tasks()
         self._cleanup = AsyncExitStack()
 
     @classmethod
@@ -193,8 +199,33 @@ class Coordinator:
             await node._listen(stack)
             node._share_users(stack)
             await node._listen_for_files(stack)
+            stack.push_async_callback(node._tasks.stop)
+            node._tasks.start(node._mark(), name="marking that the node works")
             node._cleanup = stack.pop_all()
         return node
+
+    async def _mark(self) -> None:
+        """Have others know that the groups here went on, so that older copies are told from this.
+
+        Idle groups promise nothing new, and need no marks.
+        """
+        seen = None
+        while True:
+            await asyncio.sleep(MARK_S)
+            now = [
+                (group_id, one.replica.epoch, one.replica.view, one.replica.log.op_lsn)
+                for group_id, one in self.groups.running.items()
+            ]
+            if now == seen or not self.pool.pool.tables.others():
+                continue
+            try:
+                incarnation = await asyncio.to_thread(mark_incarnation, self.groups.directory)
+            except (OSError, MillstreamError) as error:
+                _LOG.warning("%s cannot be marked: %s", self.groups.directory, error)
+                continue
+            if incarnation is not None:
+                self.pool.take(Marked(incarnation))
+                seen = now
 
     async def stop(self) -> None:
         """Close everything; what was acknowledged is durable anyway."""

@@ -26,7 +26,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.boots import CHANCES, next_incarnation
+from millstream.coordination.core.boots import CHANCES, next_incarnation, next_mark
 from millstream.coordination.core.entries import ID_BYTES
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.files import sync_directory
@@ -38,6 +38,7 @@ __all__ = [
     "begin_incarnation",
     "directory_unusable",
     "keep_refusal",
+    "mark_incarnation",
     "read_identity",
 ]
 
@@ -79,6 +80,21 @@ def begin_incarnation(directory: Path) -> Identity:
     except OSError as error:
         raise directory_unusable(directory, error) from error
     return identity
+
+
+def mark_incarnation(directory: Path) -> int | None:
+    """Count that this process has worked for some time; None: its files are not whole. Blocks.
+
+    Raises:
+        CorruptionError: `bad_node_file`.
+        OSError: it cannot be written.
+    """
+    known, _ = read_identity(directory)
+    if known is None:
+        return None
+    marked = known._replace(incarnation=next_mark(known.incarnation, secrets.randbelow(CHANCES)))
+    _keep(directory, marked)
+    return marked.incarnation
 
 
 def keep_refusal(directory: Path, reason: str) -> None:

@@ -1,10 +1,14 @@
-"""Which process of a node is there: a number that tells it from all others of the node's id.
+"""Which process of a node is there, and since when: a number that others remember.
 
-    31 bits: how many times the directory was started | 20 bits by chance | 12 bits
+    19 bits: starts of the directory | 12 bits by chance | 16 bits: mark before | 16 bits: mark
+
+A *mark* is made durably now and then while a node works, so that a copy of its directory that was
+made before is told from it also if nobody has started it in between; each start says from which
+mark it came.
 
 Invariants:
-1. Each start has a higher number than the one before it of the same directory. Two starts of
-   copies of one directory have other bits by chance, mostly, though as many starts were before.
+1. The number of a directory grows with each start and each mark. Two starts of copies of one
+   directory have other bits by chance, mostly, though as many starts were before.
 2. Versions that counted alone began with 1 and added 1: their numbers are below all of these, and
    what they add to one of these is in the last bits.
 
@@ -16,13 +20,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-__all__ = ["CHANCES", "Kin", "kin_of", "next_incarnation", "starts"]
+__all__ = ["CHANCES", "Kin", "kin_of", "next_incarnation", "next_mark", "starts"]
 
-_COUNT_SHIFT: Final = 32
-_CHANCE_SHIFT: Final = 12
+_COUNT_SHIFT: Final = 44
+_CHANCE_SHIFT: Final = 32
+_BEFORE_SHIFT: Final = 16
 CHANCES: Final = 1 << (_COUNT_SHIFT - _CHANCE_SHIFT)
 """So many different numbers one start may have."""
-_LAST: Final = (1 << _CHANCE_SHIFT) - 1
+_MARK: Final = (1 << _BEFORE_SHIFT) - 1
 
 
 class Kin(Enum):
@@ -30,6 +35,7 @@ class Kin(Enum):
 
     SAME = 0
     LATER = 1
+    """It knows of that one, as far as can be told."""
     EARLIER = 2
     OTHER = 3
     """As many starts were before it, but not those: of its directory there are two."""
@@ -37,26 +43,32 @@ class Kin(Enum):
 
 def starts(incarnation: int) -> int:
     """Return how many times the directory was started, this time included."""
-    counted = incarnation >> _COUNT_SHIFT
-    return counted + (incarnation & _LAST) if counted else incarnation
+    return incarnation >> _COUNT_SHIFT or incarnation
 
 
 def next_incarnation(last: int, chance: int) -> int:
     """Return the number of the start after this one; 0: of the first one."""
-    return ((starts(last) + 1) << _COUNT_SHIFT) | (chance % CHANCES) << _CHANCE_SHIFT
+    before = last & _MARK if last >> _COUNT_SHIFT else 0
+    chosen = (chance % CHANCES) << _CHANCE_SHIFT
+    return ((starts(last) + 1) << _COUNT_SHIFT) | chosen | before << _BEFORE_SHIFT
+
+
+def next_mark(last: int, chance: int) -> int:
+    """Return the number of a process that has worked for some time since this one."""
+    return next_incarnation(last, chance) if last & _MARK == _MARK else last + 1
 
 
 def kin_of(known: int, heard: int) -> Kin:
     """Return what the process that is heard is to the one that is known."""
     if known == heard:
         return Kin.SAME
-    known_count, heard_count = _count(known), _count(heard)
-    if known_count != heard_count:
-        return Kin.LATER if heard_count > known_count else Kin.EARLIER
-    if (known ^ heard) > _LAST:
-        return Kin.OTHER
-    return Kin.LATER if heard > known else Kin.EARLIER
-
-
-def _count(incarnation: int) -> int:
-    return incarnation >> _COUNT_SHIFT or incarnation
+    before, now = starts(known), starts(heard)
+    if before == now:
+        if known >> _BEFORE_SHIFT != heard >> _BEFORE_SHIFT:
+            return Kin.OTHER
+        return Kin.LATER if heard > known else Kin.SAME  # perhaps what it said before
+    came_from = heard >> _BEFORE_SHIFT & _MARK
+    is_marked = bool(known >> _COUNT_SHIFT)
+    if now < before or (now == before + 1 and is_marked and came_from < known & _MARK):
+        return Kin.EARLIER
+    return Kin.LATER

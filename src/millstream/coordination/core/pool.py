@@ -29,6 +29,7 @@ from millstream.coordination.core.pool_effects import (
     GroupReplied,
     Heard,
     KeepNode,
+    Marked,
     NodeStart,
     PoolEffect,
     PoolEvent,
@@ -179,6 +180,9 @@ class Pool(Administration):
                 self.on_answer(ticket, answer)
             case Posted():
                 self.on_posted(event)
+            case Marked():
+                self.on_marked(event)
+                self.spread()
             case Timer():
                 self._tick()
             case DiskDone(number):

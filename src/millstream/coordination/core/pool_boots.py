@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.coordination.core.boots import Kin, kin_of, starts
-from millstream.coordination.core.pool_effects import CloseGroups, KeepRefusal, Warn
+from millstream.coordination.core.pool_effects import CloseGroups, KeepRefusal, Marked, Warn
 from millstream.coordination.core.pool_messages import (
     Address,
     NodeInfo,
@@ -84,7 +84,7 @@ class Boots(PoolState):
     def note_alive(self, envelope: PoolEnvelope) -> None:
         """Note that a process speaks."""
         known = self.tables.node(envelope.sender)
-        if known is not None and known.incarnation == envelope.incarnation:
+        if known is not None and kin_of(known.incarnation, envelope.incarnation) is Kin.SAME:
             self._alive_ms[envelope.sender] = self.now_ms
 
     def refusal_of_node(self, info: NodeInfo) -> str:
@@ -97,8 +97,9 @@ class Boots(PoolState):
         kin = kin_of(known.incarnation, info.incarnation)
         if kin is Kin.EARLIER:
             return (
-                f"its directory was started {starts(info.incarnation)} times, and others know of "
-                f"{starts(known.incarnation)}: it was set back to an older copy"
+                f"others know of start {starts(known.incarnation)} of this node, and of more than "
+                f"its directory, now at start {starts(info.incarnation)}, knows: it was set back "
+                "to an older copy"
             )
         if kin is Kin.OTHER:
             return (
@@ -115,7 +116,7 @@ class Boots(PoolState):
         if info.node_id == self.id:
             return self._note_own(info)
         if known is None or not (reason := self.refusal_of_node(info)):
-            if known is not None and known.incarnation != info.incarnation:
+            if known is not None and starts(known.incarnation) != starts(info.incarnation):
                 self._believe(info)
             return super().note_node(info)
         kin = kin_of(known.incarnation, info.incarnation)
@@ -192,6 +193,12 @@ class Boots(PoolState):
         raise NotImplementedError
 
     # ---- this node
+
+    def on_marked(self, marked: Marked) -> None:
+        """Say that this node has worked since its last number: that is durable here."""
+        if not self.own_refusal and not self.tables.is_removed:
+            self.tables.say_of_me(self.me._replace(incarnation=marked.incarnation))
+            self.is_changed = True
 
     def on_refused(self, _: PoolEnvelope, refused: Refused) -> None:
         """Take part in nothing any more, if it is this process that is meant."""

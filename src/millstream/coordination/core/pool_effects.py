@@ -55,6 +55,7 @@ __all__ = [
     "Heard",
     "KeepNode",
     "KeepRefusal",
+    "Marked",
     "NodeStart",
     "OpenGroup",
     "PoolEffect",
@@ -149,6 +150,12 @@ class Told(NamedTuple):
     answer: object
 
 
+class Marked(NamedTuple):
+    """This node's directory has a later number, durably: it has worked for some time."""
+
+    incarnation: int
+
+
 class Posted(NamedTuple):
     """What members here have: a board, if one is of the system group, and elements by group."""
 
@@ -157,8 +164,8 @@ class Posted(NamedTuple):
 
 
 PoolEvent = (
-    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Posted | Timer
-    | DiskDone
+    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Posted | Marked
+    | Timer | DiskDone
 )  # fmt: skip
 
 # ---- effects; and SetTimer, as replicas have it

@@ -144,7 +144,7 @@ def test_no_incarnation_comes_twice_wherever_a_start_is_cut(
 
 
 def test_a_start_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = begin_incarnation(tmp_path)
+    begin_incarnation(tmp_path)
     sizes = [(tmp_path / name).stat() for name in NODE_FILES]
     real = os.open
 

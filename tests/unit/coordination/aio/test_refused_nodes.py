@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinators import Nodes, admin, bound, until
+from millstream.coordination.aio import coordinator
 from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.member import Status
@@ -113,3 +114,31 @@ async def test_a_directory_that_was_moved_to_another_address_is_taken(tmp_path: 
         await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
         assert not node.pool.pool.own_refusal
         assert not any(refused_at(one, node.node_id) for one in nodes.running.values())
+
+
+async def test_a_copy_made_while_the_node_worked_is_older_than_what_others_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No start came in between: the node says now and then that its directory is newer."""
+    monkeypatch.setattr(coordinator, "MARK_S", 0.1)
+    async with Nodes(tmp_path / "nodes") as nodes:
+        number = (await nodes.leader() + 1) % 3
+        place, older = tmp_path / "nodes" / str(number), tmp_path / "older"
+        shutil.copytree(place, older)
+        node_id = nodes.running[number].node_id
+        others = [one for other, one in nodes.running.items() if other != number]
+        known = [one.pool.pool.tables.node(node_id).incarnation for one in others]
+        await nodes.ask(b"SET", b"key", b"acknowledged")
+        await until(
+            lambda: all(
+                one.pool.pool.tables.node(node_id).incarnation > max(known) for one in others
+            )
+        )
+        await nodes.stop(number)
+        shutil.rmtree(place)
+        shutil.copytree(older, place)
+        node = await nodes.start(number)
+        await until(lambda: all(refused_at(other, node_id) for other in others))
+        await until(lambda: node.pool.pool.own_refusal and not node.groups.running)
+        await nodes.running.pop(number).stop()
+        assert not nodes.fatal
