@@ -18,6 +18,7 @@ from coordination_sim.doors import Owed
 from coordination_sim.groups_of_nodes import GroupMachine
 from coordination_sim.lines import Line
 from coordination_sim.loop import stream
+from coordination_sim.truth import WrongError
 from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.core.backup import backup_parts, format_restored, read_backup
@@ -34,18 +35,21 @@ from millstream.coordination.core.pool_effects import (
     AskLog,
     AskReport,
     AskRestore,
+    CloseGroups,
     DropGroup,
     FormatGroup,
     GroupReplied,
     HangUp,
     Heard,
     KeepNode,
+    KeepRefusal,
     NodeStart,
     OpenGroup,
     Refusal,
     Say,
     Stray,
     Told,
+    Warn,
 )
 from millstream.coordination.core.pool_messages import (
     Address,
@@ -388,8 +392,10 @@ class Node:
                 done = self.commands.pop(ticket, None)
                 assert done is not None, f"command {ticket} is answered twice"
                 done(value)
-            case HangUp():
+            case HangUp() | Warn():
                 pass
+            case KeepRefusal() | CloseGroups():
+                raise WrongError(f"node {self.number} is refused, and there is only one of it")
             case AskGroup() | AskReport() | AskLog() | AskBackup() | AskRestore():
                 self._answer(effect)
             case _:
