@@ -1,0 +1,104 @@
+"""The guide to a group that lost its majority, run as it stands there, on real nodes."""
+
+import contextlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from node_process import FREE, free_port
+from waiting import until
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "lost-majority.md"
+OPEN = ("--no-kv", "--no-memcached", "--no-http")
+NUMBER = re.compile(r"\b[0-9a-f]{32}\b|\b\d+\b")
+
+
+class Client:
+    """redis-cli with one node."""
+
+    def __init__(self, node):
+        host, port = node.address("coord")
+        self.command = ["redis-cli", "-h", host, "-p", str(port)]
+
+    def say(self, *words):
+        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=60)
+        return (run.stdout + run.stderr).decode().strip()
+
+    def nodes(self, number):
+        """Return the ids of the pool's nodes by their addresses, once it has so many."""
+
+        def found():
+            with contextlib.suppress(ValueError):
+                rows = json.loads(self.say("--json", "-3", "ADMIN", "NODES"))
+                return len(rows) == number and {row["peer"]: row["node"] for row in rows}
+            return None
+
+        return until(found)
+
+
+def steps():
+    """Yield the commands of the guide, and what it says that they print; empty: that varies."""
+    blocks = re.findall(r"^```\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    for line in "".join(blocks).splitlines(keepends=True):
+        if line.startswith(("redis-cli ", "until ")):
+            yield [line.strip(), ""]
+        else:
+            yield ["", line]
+
+
+def commands():
+    found = []
+    for command, printed in steps():
+        if command:
+            found.append([command, printed])
+        else:
+            found[-1][1] += printed
+    return found
+
+
+def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
+    peers = [f"127.0.0.1:{free_port()}" for _ in range(5)]
+
+    def start(number):
+        join = ("--join", peers[0]) if number else ()
+        node = make_node("--coord", FREE, "--peer", peers[number], *join, *OPEN, name=f"n{number}")
+        node.start()
+        return node
+
+    nodes = [start(number) for number in range(3)]
+    client = Client(nodes[0])
+    ids = client.nodes(3)
+    added = [ids[peers[number]] for number in (1, 2)]
+    until(lambda: ids[peers[0]] in client.say("ADMIN", "GROUP", "ADD", "1", *added))
+    until(lambda: "OK" in client.say("SET", "greeting", "hello"))
+    survivor = nodes[1]
+    survived = Client(survivor)
+    until(lambda: "hello" in survived.say("GET", "greeting", "STALEREAD"))
+    for lost in (nodes[0], nodes[2]):
+        lost.kill()
+    names = {"ee359b94": ids[peers[0]], "5b10c2fe": ids[peers[2]]}
+    peers[0] = peers[1]  # the one to join from now on
+    host, port = survivor.address("coord")
+    for command, printed in commands():
+        if "GROUP ADD" in command:
+            new = [start(number) for number in (3, 4)]
+            ids = survived.nodes(5)
+            names |= {"622dd453": ids[peers[3]], "7a03bb19": ids[peers[4]]}
+        line = command.replace("redis-cli -p 7379", f"redis-cli --no-raw -h {host} -p {port}")
+        line = line.replace("/backups", str(tmp_path))
+        for name, node_id in names.items():
+            line = line.replace(name, node_id)
+        run = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert "(error)" not in run.stdout, (command, run.stdout)
+        if printed:
+            assert NUMBER.sub("N", run.stdout) == NUMBER.sub("N", printed), command
+        elif "FORCE" in command and not command.startswith("until"):
+            fields = set(re.findall(r'"(\w+)"', run.stdout))
+            documented = set(re.findall(r"`(\w+)`", GUIDE.read_text().split("| --- |")[1]))
+            assert {"kept_lsn", "may_be_lost", "forced_epoch", "silent"} <= fields
+            assert {name for name in fields if "_lsn" in name or "_be_" in name} <= documented
+    for node in new:
+        assert "hello" in until(lambda node=node: Client(node).say("GET", "greeting", "STALEREAD"))
