@@ -533,6 +533,10 @@ v2r2> ADMIN GROUP REMOVE 1 none
 BADCONFIG none is no member of this group
 v2r2> ADMIN GROUP MOVE-PRIMARY 1 none
 BADARG none does not begin the id of one node...
+v2r2> ADMIN GROUP FORCE 1 CONFIRM 2
+BADARG ADMIN GROUP FORCE <group> [CONFIRM <group>]
+v2r2> ADMIN GROUP FORCE 1
+CONFLICT this member is the whole group already
 v2r2> ADMIN GROUP DELETE 1 CONFIRM 2
 BADARG ADMIN GROUP DELETE <group> CONFIRM <group>
 v2r2> ADMIN BACKUP 1 file

@@ -116,7 +116,7 @@ def test_no_directory(tmp_path, capsys):
 
 
 def kept_by_node(directory, phase=Phase.OPEN):
-    node_id, _ = begin_incarnation(directory / "coord")
+    node_id = begin_incarnation(directory / "coord").node_id
     me = NodeInfo(node_id, 1, 0, Address("h", 1), Address("h", 0))
     tables = Tables((b"p" * 16,), (me,), (), (), is_answer=False)
     hosted = (Hosted(GROUP, phase, is_founder=True),)

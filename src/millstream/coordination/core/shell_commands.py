@@ -114,6 +114,7 @@ ADMIN GROUP CREATE number node ... [JOURNAL fsync|none] = found a group
 ADMIN GROUP RECONFIG|ADD|REMOVE group node ... [EPOCH epoch] = change its members
 ADMIN GROUP REPLACE group old new = one member for another
 ADMIN GROUP MOVE-PRIMARY group node = have this member lead
+ADMIN GROUP FORCE group [CONFIRM group] = go on from this node if the majority is lost for good
 ADMIN GROUP DELETE group CONFIRM group = delete it for ever
 ADMIN SNAPSHOT group = take a snapshot now
 ADMIN BACKUP|RESTORE group file = write a backup; make a group of one

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinators import Nodes, admin, ask, until
+from millstream.coordination import AsyncClient
 from millstream.coordination.aio import backups
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.values import items
@@ -48,6 +49,27 @@ async def test_a_restored_group_has_the_state_and_grows_on(tmp_path: Path) -> No
         runner = await until(lambda: node.groups.numbered.get(9))
         await until(lambda: runner.replica.leading)
         assert (await ask(runner, b"GET", b"a")).value == b"=now"
+
+
+async def test_a_group_of_which_all_members_are_lost_is_restored_on_a_new_node_under_its_number(
+    tmp_path: Path,
+) -> None:
+    """Also group 1, which has the names of all namespaces: they can be made and found again."""
+    file = tmp_path / "backup"
+    async with Nodes(tmp_path / "lost", 1) as nodes:
+        async with AsyncClient([f"127.0.0.1:{nodes.coord_ports[0]}"]) as client:
+            await client.create_namespace("/app")
+            await client.create("/app/port", b"8080")
+        assert (await admin(nodes.running[0], b"BACKUP", b"1", str(file).encode()))[:1] == b":"
+    async with Nodes(tmp_path / "new", 1) as nodes:
+        node = nodes.running[0]
+        assert await admin(node, b"GROUP", b"DELETE", b"1", b"CONFIRM", b"1") == b"+OK"
+        assert (await admin(node, b"RESTORE", b"1", str(file).encode()))[:1] == b":"
+        async with AsyncClient([f"127.0.0.1:{nodes.coord_ports[0]}"]) as client:
+            assert (await client.get("/app/port"))[0] == b"8080"
+            await client.create_namespace("/more")
+            await client.create("/more/x", b"1")
+            assert (await client.get("/more/x"))[0] == b"1"
 
 
 async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
