@@ -48,6 +48,7 @@ from millstream.coordination.core.pool_effects import (
     Refusal,
     Say,
     Stray,
+    TellFork,
     Told,
     Warn,
 )
@@ -394,6 +395,9 @@ class Node:
                 done(value)
             case HangUp() | Warn():
                 pass
+            case TellFork(group_id, event):
+                if machine := self.running.get(group_id):
+                    machine.receive(event)
             case KeepRefusal() | CloseGroups():
                 raise WrongError(f"node {self.number} is refused, and there is only one of it")
             case AskGroup() | AskReport() | AskLog() | AskBackup() | AskRestore():

@@ -43,6 +43,7 @@ from millstream.coordination.aio.provider import PROVIDER_KEYS
 from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer
 from millstream.coordination.aio.shared_users import SharedUsers
 from millstream.coordination.aio.user_guard import UserGuard
+from millstream.coordination.core.effects import Timer
 from millstream.coordination.core.messages import Envelope, decode, encode
 from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.pool import Pool
@@ -216,7 +217,8 @@ class Coordinator:
                 (group_id, one.replica.epoch, one.replica.view, one.replica.log.op_lsn)
                 for group_id, one in self.groups.running.items()
             ]
-            if now == seen or not self.pool.pool.tables.others():
+            pool = self.pool.pool
+            if now == seen or pool.own_refusal or not pool.tables.others():
                 continue
             try:
                 incarnation = await asyncio.to_thread(mark_incarnation, self.groups.directory)
@@ -234,6 +236,7 @@ class Coordinator:
     async def _listen(self, stack: AsyncExitStack) -> None:
         if self._listening.peer is not None:
             await self.peers.listen(self._listening.peer)
+            self.pool.take(Timer())  # what became of its groups it hears before they could vote
         if self._listening.coord is not None:
             stack.push_async_callback(self._guard.close)
             stack.callback(self.clients.close)

@@ -24,6 +24,7 @@ import secrets
 import tomllib
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.boots import CHANCES, next_incarnation, next_mark
@@ -46,6 +47,8 @@ NODE_FILE: Final = "node.toml"
 NODE_FILES: Final = (NODE_FILE, NODE_FILE + ".copy")
 _FORMAT: Final = 1
 _REASON_CHARS_MAX: Final = 250
+_CHANGING: Final = Lock()
+"""Held by the thread that changes what a process has begun with."""
 _UNPRINTABLE: Final = re.compile(r'[^ -~]|["\\]')
 """In a string of the file: all that would have to be written otherwise."""
 _FILE_BYTES: Final = 512
@@ -89,6 +92,11 @@ def mark_incarnation(directory: Path) -> int | None:
         CorruptionError: `bad_node_file`.
         OSError: it cannot be written.
     """
+    with _CHANGING:
+        return _mark(directory)
+
+
+def _mark(directory: Path) -> int | None:
     known, _ = read_identity(directory)
     if known is None:
         return None
@@ -104,8 +112,10 @@ def keep_refusal(directory: Path, reason: str) -> None:
         CorruptionError: `bad_node_file`.
         OSError: it cannot be written.
     """
-    known, _ = read_identity(directory)
-    if known is not None:
+    with _CHANGING:
+        known, _ = read_identity(directory)
+        if known is None:
+            return
         text = _UNPRINTABLE.sub("?", reason)[:_REASON_CHARS_MAX]
         _keep(directory, known._replace(refusal=text))
 

@@ -51,6 +51,7 @@ from millstream.coordination.core.pool_effects import (
     PoolEvent,
     Refusal,
     Say,
+    TellFork,
     Told,
     Warn,
 )
@@ -222,6 +223,9 @@ class PoolRunner:
                 self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
             case Warn(text):
                 _LOG.warning("%s", text)
+            case TellFork(group_id, event):
+                if runner := self._groups.running.get(group_id):
+                    runner.take(event)
             case CloseGroups():
                 self._tasks.start(self._groups.stop_all(), name="closing all groups")
             case AdminReply(ticket, value):

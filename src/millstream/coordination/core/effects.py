@@ -55,6 +55,7 @@ __all__ = [
     "SetTimer",
     "Soon",
     "Start",
+    "Superseded",
     "TakeSnapshot",
     "Timer",
     "Touch",
@@ -177,6 +178,13 @@ class Force(NamedTuple):
     is_confirmed: bool = False
 
 
+class Superseded(NamedTuple):
+    """These nodes are said to be the members of a fork of the group: ask them for its epoch."""
+
+    epoch: int
+    members: tuple[bytes, ...]
+
+
 class Soon(NamedTuple):
     """Other events had their turn after a `CallSoon`."""
 
@@ -226,7 +234,7 @@ class MovePrimary(NamedTuple):
 
 Event = (
     Start | Message | Timer | DiskDone | DiskGaveUp | Request | Read | Resume | Touch | Reconfigure
-    | MovePrimary | TakeSnapshot | CopyState | Force | Soon
+    | MovePrimary | TakeSnapshot | CopyState | Force | Superseded | Soon
 )  # fmt: skip
 
 # ---- effects

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.coordination.core.configuration import Configuration, closing_body, successor
-from millstream.coordination.core.effects import Code, Read, Request
+from millstream.coordination.core.effects import Code, Read, Request, Superseded
 from millstream.coordination.core.entries import Entry, Kind
 from millstream.coordination.core.learning import Learning
 from millstream.coordination.core.member import Status
@@ -249,6 +249,13 @@ class Epochs(Learning):
     def ask_epoch(self, sender: bytes) -> None:
         """Ask who speaks of an unknown epoch what it is."""
         self.send(sender, GetEpoch())
+
+    def on_superseded(self, heard: Superseded) -> None:
+        """Ask for an epoch that this member has not heard of."""
+        if heard.epoch > self.newest.epoch:
+            for member in heard.members:
+                if member != self.id:
+                    self.ask_epoch(member)
 
     def on_epoch_started(self, envelope: Envelope, started: EpochStarted) -> None:
         """Count the new members that have begun without this one."""

@@ -29,6 +29,7 @@ from millstream.coordination.core.effects import (
     Reconfigure,
     Reply,
     SetTimer,
+    Superseded,
     TakeSnapshot,
     Timer,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Refusal",
     "Say",
     "Stray",
+    "TellFork",
     "Told",
     "Warn",
 ]
@@ -239,6 +241,13 @@ class AskGroup(NamedTuple):
     event: Read | Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force
 
 
+class TellFork(NamedTuple):
+    """Give this event to a replica, if it is open here; there is no answer."""
+
+    group_id: bytes
+    event: Superseded
+
+
 class AskReport(NamedTuple):
     """What a replica opened here says of itself: its `Report`."""
 
@@ -296,4 +305,5 @@ class Warn(NamedTuple):
 PoolEffect = (
     Say | HangUp | KeepNode | FormatGroup | OpenGroup | DropGroup | AskGroup | AskReport | AskLog
     | AskBackup | AskRestore | AdminReply | SetTimer | Warn | KeepRefusal | CloseGroups
+    | TellFork
 )  # fmt: skip

@@ -20,10 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from millstream.coordination.core.configuration import generation
+from millstream.coordination.core.effects import Superseded
 from millstream.coordination.core.entries import NOBODY
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.namespace.keys import KEYS, number_of
 from millstream.coordination.core.pool_board import Boards
-from millstream.coordination.core.pool_effects import GroupChanged, Posted, Warn
+from millstream.coordination.core.pool_effects import GroupChanged, Posted, TellFork, Warn
 from millstream.coordination.core.pool_messages import (
     Address,
     Deleted,
@@ -141,13 +144,23 @@ class Gossip(Boards):
         if not self.hear_node(ping.info, is_late=True) or ping.info.is_gone:
             return
         self.heard_ms[envelope.sender] = self.now_ms
-        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        self._hear_where(ping)
         if self.board is not None and ping.board_lsn < self.board.lsn:
             self.say(envelope.sender, self.board)
         if not ping.is_answer:
             self.ping(envelope.sender, is_answer=True)
             if ping.digest != self.tables.digest:
                 self.say(envelope.sender, self.tables.message())
+
+    def _hear_where(self, ping: Ping) -> None:
+        """Learn where groups are; tell replicas of forks that have left them behind."""
+        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        for group_id, state in sorted(self.states.items()):
+            seen, known = self.directory.get(group_id), state.configuration
+            if seen is None or not known.members or state.status is Status.RETIRED:
+                continue
+            if generation(seen.epoch) > generation(known.epoch):
+                self.effects.append(TellFork(group_id, Superseded(seen.epoch, seen.members)))
 
     def show_life(self, envelope: PoolEnvelope, ping: Ping) -> None:
         """Note that a node lives, and tell it so of this one: what can be done without the disk.
@@ -159,7 +172,7 @@ class Gossip(Boards):
         if self.tables.node(envelope.sender) is None or self.refusal_of_node(ping.info):
             return
         self.heard_ms[envelope.sender] = self.now_ms
-        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        self._hear_where(ping)
         if not ping.is_answer:
             self._note_led()
             self.ping(envelope.sender, is_answer=True)

@@ -39,6 +39,7 @@ from millstream.coordination.core.effects import (
     Resume,
     Soon,
     Start,
+    Superseded,
     TakeSnapshot,
     Timer,
     Touch,
@@ -142,6 +143,7 @@ class Replica(Forcing):
             TakeSnapshot: self.on_take_snapshot,
             CopyState: self.on_copy_state,
             Force: self.on_force,
+            Superseded: self.on_superseded,
             Soon: self._on_soon,
         }
         """The disk's reports never wait, and are not here."""

@@ -158,3 +158,38 @@ async def test_old_members_that_come_back_are_refused_and_new_nodes_are_taken(
         await until(lambda runner=runner: runner.replica.status is Status.NORMAL)
     for number in group.dead:
         assert await admin(group.nodes.running[number], b"LEAVE") == b"+OK"
+
+
+@pytest.mark.parametrize("group", [True], indirect=True)
+async def test_old_members_hear_of_the_fork_from_any_node_and_do_not_split_the_group(
+    group: Lost,
+) -> None:
+    """The survivor is away when they come back: they are a majority of what the group was."""
+    await group.forced()
+    group.nodes.ports[0] = group.nodes.ports[group.survivor]  # the one to join from now on
+    numbers = [number for number in (3, 4, 5) if number not in (group.survivor, *group.dead)][:2]
+    added = [await group.nodes.start(number) for number in numbers]
+    nodes = group.node.pool.pool.tables
+    await until(lambda: all(nodes.node(node.node_id) is not None for node in added))
+    ids = [node.node_id.hex().encode() for node in added]
+    answer = await admin(group.node, b"GROUP", b"ADD", b"1", *ids)
+    assert not answer.startswith(b"-"), answer
+    await until(
+        lambda: all(
+            FIRST_GROUP in node.groups.numbered
+            and node.groups.numbered[FIRST_GROUP].replica.status is Status.NORMAL
+            for node in added
+        )
+    )
+    await group.nodes.stop(group.survivor)
+    await until(lambda: any(node.groups.numbered[FIRST_GROUP].replica.leading for node in added))
+    back = [await group.nodes.start(number) for number in group.dead]
+    for node in back:
+        replica = node.groups.numbered[FIRST_GROUP].replica
+        await until(lambda replica=replica: replica.status is Status.RETIRED)
+        assert generation(replica.epoch) == 0
+    leading = [
+        n for n in group.nodes.running.values() if n.groups.numbered[FIRST_GROUP].replica.leading
+    ]
+    assert len(leading) == 1
+    assert leading[0] in added
