@@ -137,6 +137,8 @@ def _coordination_line(own: NodeFilesCheck) -> str:
     if not own.node_id:
         return "coordination: ok, nothing was begun yet"
     line = f"coordination: ok, node {own.node_id}, {own.incarnation:,} starts, {own.groups} groups"
+    if own.refusal:
+        line += f", refused by the other nodes: {own.refusal}"
     return line + (f", {own.healed} files that the next start writes again" if own.healed else "")
 
 

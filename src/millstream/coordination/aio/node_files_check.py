@@ -28,6 +28,8 @@ class NodeFilesCheck:
     node_id: str = ""
     incarnation: int = 0
     """How often it has started."""
+    refusal: str = ""
+    """Why other nodes refuse this one, and it takes part in nothing; empty: they do not."""
     groups: int = 0
     healed: int = 0
     """Files that the next start writes again from their copies."""
@@ -73,5 +75,6 @@ def _read(directory: Path, found: _Found) -> None:
         return
     found.check.node_id = identity.node_id.hex()
     found.check.incarnation = starts(identity.incarnation)
+    found.check.refusal = identity.refusal
     if content is not None and kept.node_id != identity.node_id:
         raise lost_pool_file("the node's pool file is of another node")

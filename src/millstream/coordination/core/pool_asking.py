@@ -243,7 +243,8 @@ class Asking(Gossip):
     def entry_of(self, group_id: bytes) -> dict[str, Any]:
         """Return where a group is."""
         founding, seen = self.tables.foundings[group_id], self.directory.get(group_id)
-        return group_entry(self.tables, founding, seen, self.now_ms)
+        entry = group_entry(self.tables, founding, seen, self.now_ms)
+        return {**entry, "primary": self.primary_of(group_id)}
 
 
 def shown(text: bytes) -> str:

@@ -14,10 +14,11 @@ from millstream.coordination.core.effects import (
     Image,
     Reply,
     Start,
+    Superseded,
 )
 from millstream.coordination.core.forcing import LISTEN_MS
 from millstream.coordination.core.member import Status, epoch_in
-from millstream.coordination.core.messages import Recovery
+from millstream.coordination.core.messages import Recovery, StartEpoch
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.replica import Replica
 
@@ -233,3 +234,45 @@ def test_a_copy_of_the_state_is_had_of_any_member(number: int) -> None:
     copy = group.replicas[number].take_copy()
     assert copy is not None
     assert copy.id.lsn == int(reply.value)
+
+
+def test_a_forced_group_goes_on_after_a_restart_and_still_tells_the_old_members() -> None:
+    group = alone()
+    assert force(group, 0).code is Code.OK
+    epoch = group.replicas[0].epoch
+    group.start(0)
+    group.tick(0, times=5)
+    assert group.replicas[0].leading
+    assert group.replicas[0].epoch == epoch
+    group.passes = lambda s, r, e: s == 0 or r == 0
+    group.tick(0, times=5)
+    assert {replica.status for replica in group.replicas[1:]} == {Status.RETIRED}
+
+
+def test_a_group_without_a_journal_goes_on_too_and_says_that_a_restart_loses_it() -> None:
+    group = Group(3, journalled=False)
+    group.tick(times=15)
+    group.set(group.leader, 1, b"before")
+    group.tick(times=2)
+    group.without(1, 2)
+    group.tick(0, times=TICKS)
+    reply = force(group, 0)
+    assert reply.code is Code.OK
+    says(reply, b"it keeps no journal")
+    group.get(0, 2)
+    group.settle()
+    assert group.replies[2].value == b"=before"
+
+
+def test_who_hears_that_its_group_was_forced_asks_the_members_for_their_epoch() -> None:
+    """From anybody who knows them: it may have no way to the survivor."""
+    group = alone()
+    assert force(group, 0).code is Code.OK
+    configuration = group.replicas[0].configuration
+    group.passes = lambda s, r, e: (
+        ({s, r} == {0, 1} and type(e.payload) is not StartEpoch) or s == 0
+    )
+    group.step(1, Superseded(configuration.epoch, configuration.members))
+    group.settle()
+    assert group.replicas[1].status is Status.RETIRED
+    assert group.replicas[2].status is not Status.RETIRED

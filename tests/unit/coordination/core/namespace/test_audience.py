@@ -20,6 +20,7 @@ from millstream.coordination.core.namespace.audience import (
 )
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.updates import Place, Scope, Update
+from millstream.coordination.core.versions import Version
 
 TREE = Place(1, Scope.TREE)
 OTHER = Place(2, Scope.ELEMENT)
@@ -68,6 +69,14 @@ def test_it_begins_now_and_misses_nothing_after() -> None:
     world.entry(5, update(5), update(5))
     assert world.told() == [("start", 1, None), ("put", 2, None), ("put", 5, 0), ("put", 5, 1)]
     assert world.woken == 1
+
+
+def test_what_is_said_of_a_subscription_names_the_history_where_it_is_known() -> None:
+    world = World()
+    world.audience.version_at = lambda lsn: Version(3, 2, lsn) if lsn else None
+    world.entry(7, update(7))
+    world.listen()
+    assert [json.loads(one.payload)["version"] for one in world.subscriber.take()] == ["3:2:7"]
 
 
 def test_it_goes_on_from_an_lsn_with_what_was_kept() -> None:
