@@ -46,6 +46,14 @@ class Forcing(Throttling):
         """When this process began to listen."""
         self.spoke_ms: dict[bytes, float] = {}
         """When members said something last that only one with a log says."""
+        self._led_acks: dict[bytes, int] = {}
+        """How far the others were, when this process led last."""
+
+    def stand_down(self) -> None:
+        """Also remember how far the others were."""
+        if self.leading:
+            self._led_acks = dict(self.acks)
+        super().stand_down()
 
     def tick_primary(self) -> None:
         """Also tell those who are none of the group any more, before they ask one another."""
@@ -130,7 +138,7 @@ class Forcing(Throttling):
             )
         if not self.configuration.journalled:
             texts.append("it keeps no journal: alone it is lost with this process, so add members")
-        known = self.acks if self.primary == self.id else {}
+        known = self.acks if self.leading else self._led_acks
         return mapping((
             (b"epoch", integer(self.epoch)), (b"view", integer(self.view)),
             (b"forced_epoch", NULL if epoch is None else integer(epoch)),

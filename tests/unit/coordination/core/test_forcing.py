@@ -74,6 +74,20 @@ def test_nothing_changes_until_it_is_confirmed_and_what_may_be_lost_is_said() ->
     assert not group.replicas[0].leading
 
 
+def test_who_led_tells_how_far_the_others_were() -> None:
+    group = Group(3)
+    group.tick(times=15)
+    leader = group.leader
+    group.set(leader, 1, b"v")
+    group.tick(times=2)
+    acknowledged = group.replicas[leader].commit_lsn
+    group.without(*(number for number in range(3) if number != leader))
+    group.tick(leader, times=TICKS)
+    reply = force(group, leader, is_confirmed=False)
+    assert reply.value.count(b"acknowledged_lsn") == 2
+    assert reply.value.count(b":%d" % acknowledged) >= 2
+
+
 def test_what_was_not_known_to_be_committed_is_kept_and_named() -> None:
     group = Group(3)
     group.tick(times=15)
