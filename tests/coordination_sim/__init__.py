@@ -14,6 +14,9 @@ Invariants:
 
 In whole nodes (`whole`) they are in several groups, and names are made and deleted, too.
 
+In one of five runs all but one member are lost at the end, and the group is forced to go on
+(`forcing`): what that loses is known, and nothing else may be missing.
+
 Not here: what a client's program does by itself (its retries are imitated).
 
 Elsewhere: replicas alone, without time and files (`coordination_world`), a state of namespaces
