@@ -10,6 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+import millstream
 from node_process import NodeProcess, kept_ports
 from waiting import until
 
@@ -101,6 +102,53 @@ def test_attachments_small_and_large(pair: Pair) -> None:
         with urlopen(f"{b.http}/papers/p/{name}", timeout=60) as answer:
             assert answer.read() == data
     assert state(a, "papers") == state(b, "papers")
+
+
+def test_documents_that_are_too_deep_end_no_run_and_are_tried_again(pair: Pair) -> None:
+    a, b = pair
+    done(a, "PUT", "/deep?q=4")
+    fill(a, "deep", [f"d{n}" for n in range(30)])
+    with millstream.connect(a.ready["kv"], bucket="deep") as client:
+        for depth in (300, 900):  # over HTTP they would be refused
+            client.upsert(f"deep{depth}", b'{"x":' + b"[" * depth + b"]" * depth + b"}")
+    first = replicate(b, f"{a.http}/deep", "deep", create_target=True)["history"][0]
+    assert (first["docs_written"], first["doc_write_failures"]) == (30, 2)
+    done(a, "PUT", "/deep/later", {})
+    with millstream.connect(a.ready["kv"], bucket="deep") as client:
+        client.upsert("deep300", b"{}")
+    again = replicate(b, f"{a.http}/deep", "deep")["history"][0]
+    assert (again["docs_written"], again["doc_write_failures"]) == (2, 1)
+    assert state(a, "deep").keys() - state(b, "deep").keys() == {"deep900"}
+
+
+def test_design_documents_pass_whatever_is_in_them(pair: Pair) -> None:
+    a, b = pair
+    done(a, "PUT", "/odd?q=4")
+    docs: list[dict[str, Any]] = [
+        {
+            "_id": "_design/erlang",
+            "_rev": "1-a",
+            "language": "erlang",
+            "views": {"v": {"map": "x"}},
+        },
+        {"_id": "_design/" + "n" * 200, "_rev": "1-a", "views": {"v": {"map": "function ("}}},
+        {"_id": "_design/judge", "_rev": "1-a", "validate_doc_update": "function ("},
+    ]
+    refused = done(a, "POST", "/odd/_bulk_docs", {"docs": docs, "new_edits": False})
+    assert refused == []
+    replicate(b, f"{a.http}/odd", "odd", create_target=True)
+    assert state(a, "odd") == state(b, "odd")
+    for node in pair:
+        assert call(node, "GET", "/odd/_design/erlang/_view/v")[0] == 500
+        status, said = call(node, "PUT", "/odd/x", {})
+        assert status >= 400
+        assert "_design/judge" in said["reason"]
+    done(a, "DELETE", "/odd/_design/judge?rev=1-a")
+    done(a, "PUT", "/odd/x", {"_access": ["y"], "_replication_state": "z"})
+    for _ in range(2):  # what came with the deletion was refused still, and is tried again
+        replicate(b, f"{a.http}/odd", "odd")
+    assert done(b, "GET", "/odd/x") == done(a, "GET", "/odd/x")
+    assert done(b, "GET", "/odd/x")["_access"] == ["y"]
 
 
 def test_only_some_documents(pair: Pair) -> None:
