@@ -30,12 +30,12 @@ ENDLESS = re.compile("/pools/default/(bs|nodeServicesStreaming|bucketsStreaming)
 READ_BY_POST = (
     "_all_docs", "_all_docs/queries", "_design_docs", "_local_docs", "_bulk_get", "_revs_diff",
     "_missing_revs", "_changes", "_find", "_explain", "_view/x", "_view/x/queries",
-    "_coverage/verify", "_dbs_info",
+    "_coverage/verify", "_dbs_info", "_show/_x",
 )  # fmt: skip
 """Ends of addresses where a POST changes nothing."""
 FILLED = {
     "db": "orders", "name": "orders", "bucket": "orders", "design": "kept", "number": "0",
-    "rest": "_x", "sha256": "0" * 64,
+    "rest": "_x", "sha256": "0" * 64, "what": "_show",
 }  # fmt: skip
 """Of the parts of addresses; all others are `x`."""
 OTHERS_USER = "/_users/kept"

@@ -161,6 +161,18 @@ async def _temporary(request: web.Request) -> web.Response:
     )
 
 
+async def _rendered(request: web.Request) -> web.Response:
+    """Say what there is in place of show and list functions and rewrites."""
+    bucket, _ = design_of(request)
+    require(request, "read", bucket)
+    reason = (
+        f"{request.match_info['what'].removeprefix('_')} functions are not run here: read the "
+        "document or the view and render it in the client, or have an update function (_update) "
+        "answer"
+    )
+    return answer({"error": "gone", "reason": reason}, status=410)
+
+
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     return [
@@ -171,5 +183,6 @@ def routes() -> list[web.RouteDef]:
         web.post(DATABASE_PATH + "/_compact/{name}", _compact),
         web.post(DATABASE_PATH + "/_view_cleanup", _clean_up),
         web.post(DATABASE_PATH + "/_temp_view", _temporary),
+        web.route("*", DESIGN + "/{what:_show|_list|_rewrite}/{rest:.+}", _rendered),
         web.get("/_active_tasks", _tasks),
     ]

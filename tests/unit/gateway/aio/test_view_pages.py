@@ -128,6 +128,17 @@ async def test_temporary_views_are_gone(client, body):
     assert (await body(await client.post("/orders/_temp_view", json={}), 410))["error"] == "gone"
 
 
+@pytest.mark.parametrize("path", ["_show/f", "_show/f/doc", "_list/f/v", "_rewrite/a/b"])
+async def test_what_is_there_instead_of_show_and_list_functions_is_said(
+    client, guarded, body, path
+):
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        response = await client.request(method, f"/orders/_design/x/{path}", json={})
+        told = await body(response, 410)
+        assert (told["error"], "_update" in told["reason"]) == ("gone", True)
+    await body(await guarded.get(f"/orders/_design/x/{path}"), 401)
+
+
 async def test_what_is_being_done(client, body):
     index, replication = await body(await client.get("/_active_tasks"))
     assert (index["database"], replication["type"]) == ("orders", "replication")
