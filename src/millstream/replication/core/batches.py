@@ -52,6 +52,7 @@ OF_A_DOCUMENT: Final = frozenset((
 ))  # fmt: skip
 """Codes of errors of a whole request that may be the fault of one document in it."""
 MISSING: Final = "missing"
+_MISSING_STUB: Final = "missing_stub"
 _STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
 """Codes that pass, or are those of a document for good: whether others are taken tells."""
 
@@ -183,6 +184,9 @@ class Batch:
                     raise
                 code = MISSING if error.code == "not_found" else error.code
                 failures = [Failure(wanted.name, "", code, str(error))]
+            if wanted.known and any(each.error == _MISSING_STUB for each in failures):
+                wanted = wanted._replace(known=())  # the target has not what it should have
+                continue
             later = [each for each in failures if each.error in PASSING]
             if not later:
                 return failures

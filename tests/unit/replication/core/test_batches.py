@@ -225,6 +225,19 @@ def test_a_document_that_a_target_stumbles_over_is_a_failure_if_it_takes_others(
         sides.run()
 
 
+def test_attachments_that_a_target_should_have_and_has_not_are_sent_again(sides):
+    def answer(request):
+        if isinstance(request, Diff):
+            return {"b": Difference(("2-b",), ("1-b",))}
+        if isinstance(request, Copy) and request.wanted.known:
+            return (Failure("b", "2-b", "missing_stub"),)
+        return Sides.answer(sides, request)
+
+    sides.answer, sides.streamed = answer, {"b"}
+    assert sides.run([Row("b", ("2-b",))]).accepted == {"b"}
+    assert [each.wanted.known for each in sides.of(Copy)] == [("1-b",), ()]
+
+
 def test_a_document_with_attachments_that_is_gone_at_the_source_is_missing(sides):
     def answer(request):
         if isinstance(request, Copy):
