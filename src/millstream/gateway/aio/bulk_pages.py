@@ -13,7 +13,6 @@ Source: CouchDB's bulk API and replication protocol.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, emptied, parse
+from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev, is_rev
 from millstream.documents.sent import checked_id
@@ -43,7 +42,7 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.attaching import keep_inline
 from millstream.gateway.aio.documents_out import inline_text, parts_of, send_attachment_pieces
 from millstream.gateway.aio.local_pages import LOCAL_BYTES_MAX, parse_local
-from millstream.gateway.aio.parsing import parsed
+from millstream.gateway.aio.parsing import parsed, shallow
 from millstream.gateway.aio.streaming import Turns, stream
 from millstream.gateway.aio.writing import Edit, Stored, write
 from millstream.gateway.core.document_host import DocumentHost
@@ -127,7 +126,7 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
         except RecursionError:
             if len(data) > DEEP_BYTES_MAX:
                 raise
-            said = _bulk(await asyncio.to_thread(emptied, data, _DEPTH_KEPT))
+            said = _bulk(await shallow(data, _DEPTH_KEPT))
     except msgspec.ValidationError as error:
         raise UsageError(
             "POST body must include `docs` parameter, a list of objects", code="bad_request"

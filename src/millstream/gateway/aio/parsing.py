@@ -13,10 +13,11 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from millstream.documents.json_text import emptied
 from millstream.documents.revision_ids import term_of_body
 from millstream.documents.sent import Sent, parse_sent
 
-__all__ = ["SMALL_TEXT_BYTES", "parsed"]
+__all__ = ["SMALL_TEXT_BYTES", "parsed", "shallow"]
 
 SMALL_TEXT_BYTES: Final = 64 * 1024
 _thread: Final = ThreadPoolExecutor(1, thread_name_prefix="documents")
@@ -27,6 +28,11 @@ async def parsed(text: bytes) -> Sent:
     if len(text) <= SMALL_TEXT_BYTES:
         return parse_sent(text)
     return await asyncio.get_running_loop().run_in_executor(_thread, _with_term, text)
+
+
+async def shallow(text: bytes, depth: int) -> bytes:
+    """Return a text without what lies too deep; see `emptied`."""
+    return await asyncio.get_running_loop().run_in_executor(_thread, emptied, text, depth)
 
 
 def _with_term(text: bytes) -> Sent:

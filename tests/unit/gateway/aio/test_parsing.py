@@ -2,11 +2,12 @@ import threading
 
 import pytest
 
+from millstream.documents.json_text import emptied
 from millstream.documents.revision_ids import signature_of
 from millstream.documents.sent import parse_sent
 from millstream.errors import UsageError
 from millstream.gateway.aio import parsing
-from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, parsed
+from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, parsed, shallow
 
 SMALL = b'{"_id":"x","a":[1,1.0,{"b":null}]}'
 LARGE = b'{"_id":"x","a":[1,1.0,{"b":"%b"}]}' % (b"x" * SMALL_TEXT_BYTES)
@@ -38,3 +39,15 @@ async def test_what_is_wrong_with_them_is_told():
     with pytest.raises(UsageError) as refused:
         await parsed(LARGE[:-1])
     assert refused.value.code == "bad_json"
+
+
+async def test_what_lies_too_deep_is_left_out_in_a_thread(monkeypatch):
+    threads = []
+
+    def noted(text, depth):
+        threads.append(threading.current_thread())
+        return emptied(text, depth)
+
+    monkeypatch.setattr(parsing, "emptied", noted)
+    assert await shallow(b'{"a":[[1]]}', 1) == b'{"a":[]}'
+    assert threads != [threading.current_thread()]
