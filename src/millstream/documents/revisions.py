@@ -31,7 +31,6 @@ __all__ = [
     "all_to_bytes",
     "checked_rev",
     "is_foreign",
-    "is_rev",
     "is_signature",
     "parse_rev",
     "sort_key",
@@ -97,15 +96,6 @@ def checked_rev(rev: object) -> str:
     """
     generation, signature = parse_rev(rev)
     return f"{generation}-{signature}"
-
-
-def is_rev(rev: object) -> bool:
-    """Return whether it is a revision."""
-    try:
-        parse_rev(rev)
-    except UsageError:
-        return False
-    return True
 
 
 def is_signature(signature: object) -> bool:

@@ -13,7 +13,6 @@ Source: CouchDB's bulk API and replication protocol.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -24,7 +23,7 @@ from aiohttp import web
 
 from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
-from millstream.documents.revisions import checked_rev, is_rev
+from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
@@ -85,8 +84,6 @@ class _Asked(NamedTuple):
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
 _LOCAL: Final = "_local/"
-_FOREIGN_REV: Final = re.compile(r"[0-9]{1,20}-.+", re.DOTALL).fullmatch
-"""Revisions as CouchDB may have them, some of which no document has here."""
 
 
 # -- writing
@@ -301,10 +298,7 @@ async def _full_commit(request: web.Request) -> web.Response:
 # -- comparing
 
 
-async def _revs_by_id(
-    request: web.Request, *, may_be_foreign: bool = False
-) -> dict[str, list[str]]:
-    """Return the revisions that a request names; those that no document has here, if they may."""
+async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
     data = await read_body(request, BULK_BYTES_MAX)
     check_values(data)
     try:
@@ -323,15 +317,14 @@ async def _revs_by_id(
             )
         await turns.give()
         for rev in revs:
-            if not (may_be_foreign and _FOREIGN_REV(rev)):
-                checked_rev(rev)
+            checked_rev(rev)
     return asked
 
 
 async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="write")
-    asked = await _revs_by_id(request, may_be_foreign=True)
+    asked = await _revs_by_id(request)
     found: dict[str, dict[str, list[str]]] = {}
     turns = Turns()
     async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
@@ -339,9 +332,7 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
             await turns.give()
             if isinstance(document, MillstreamError):
                 raise document
-            said = differences(document, [rev for rev in asked[doc_id] if is_rev(rev)])
-            if unknown := [rev for rev in asked[doc_id] if not is_rev(rev)]:
-                said["missing"] = [*said.get("missing", ()), *unknown]
+            said = differences(document, asked[doc_id])
             if said:
                 found[doc_id] = said
     return found

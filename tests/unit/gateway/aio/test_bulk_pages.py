@@ -128,21 +128,6 @@ async def test_bad_bodies(client, body, data):
             await body(await client.post(f"/orders/{name}", data=data, headers=headers), 400)
 
 
-async def test_revisions_that_no_document_can_have_here_are_missing(client, body, forked):
-    long, control, zero = "1-" + "x" * 5000, "2-a\x01", "0-x"
-    asked = {"d": ["3-b", long, "7-b", zero], "none": [control], "gone": ["1-z"]}
-    told = await body(await client.post("/orders/_revs_diff", json=asked))
-    assert told["d"]["missing"] == ["7-b", long, zero]
-    assert told["none"] == {"missing": [control]}
-    assert "gone" not in told
-    docs = [{"_id": "none", "_rev": control}, {"_id": "e", "_rev": "1-e"}]
-    [refused] = await bulk(client, body, docs, new_edits=False)
-    assert (refused["id"], refused["rev"]) == ("none", control)
-    await body(await client.get("/orders/e"))
-    for bad in ("x", "", "-x", "1-", "1"):
-        await body(await client.post("/orders/_revs_diff", json={"d": [bad]}), 400)
-
-
 async def test_bad_heads(client, body):
     await body(await client.post(BULK, data=b'{"docs":[]}'), 415)
     assert (await bulk(client, body, [], 201)) == []
