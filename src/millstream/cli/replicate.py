@@ -52,7 +52,8 @@ def command(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Address of a database.")],
     *,
     continuous: Annotated[
-        bool, typer.Option("--continuous", help="Go on until interrupted.")
+        bool,
+        typer.Option("--continuous", help="Go on until interrupted; wait while an end is away."),
     ] = False,
     create_target: Annotated[
         bool, typer.Option("--create-target", help="Make the target if there is none.")

@@ -65,7 +65,7 @@ async def test_wrong_credentials_are_refused_before_the_page(guarded, header, bo
 async def test_the_right_password_gets_in_whatever_failed_before_and_who_guesses_waits(
     guarded, guarded_host, body, monkeypatch
 ):
-    guarded_host.users.put("guessed", "right")
+    guarded_host.users.put("guessed", "right", [])  # no second administrator: all share the users
     monkeypatch.setattr(failed_logins, "PAUSE_S", 0.05)
     wrong = {"Authorization": encode_basic_auth("guessed", "wrong")}
     for _ in range(FAILED_LOGINS_MAX):
