@@ -22,7 +22,6 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -44,6 +43,7 @@ from millstream.cli.connect import (
 )
 from millstream.cli.load_rows import Row, RowError, RowReader, format_of, open_rows
 from millstream.cli.load_state import LoadState
+from millstream.cli.progress import progress_of
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, UsageError
 from millstream.model.limits import KEY_BYTES_MAX
@@ -152,15 +152,13 @@ def _load_all(
 
 
 def _progress(is_quiet: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
+    return progress_of(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=console,
-        disable=is_quiet or not console.is_terminal,
+        is_quiet=is_quiet,
     )
 
 

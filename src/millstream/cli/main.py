@@ -70,6 +70,8 @@ COMMANDS: Final = {
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
     "query": _Entry("Print the documents that a selector describes.", _DATA),
+    "dump": _Entry("Write a bucket to one file.", _DATA),
+    "restore": _Entry("Write a dump into a bucket.", _DATA),
     "replicate": _Entry("Bring a database in step with another one.", _DATA),
     "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
     "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from millstream.cli.connect import (
@@ -30,6 +29,7 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
+from millstream.cli.progress import progress_of
 from millstream.errors import MillstreamError, UsageError
 from millstream.replication.aio.peer import http_peers
 from millstream.replication.aio.runner import Runner
@@ -142,15 +142,13 @@ async def _once(job: Job, tls: Any, *, is_quiet: bool) -> dict[str, Any]:
 
 
 def _progress(is_quiet: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
+    return progress_of(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        console=console,
-        disable=is_quiet or not sys.stderr.isatty(),
-        transient=True,
+        is_quiet=is_quiet,
+        is_transient=True,
     )
 
 

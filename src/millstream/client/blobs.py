@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import BinaryIO, Final
+from typing import Final, Protocol
 
 from millstream.client.connection import Connection
 from millstream.client.routing import Router
@@ -25,7 +25,7 @@ from millstream.errors import (
 from millstream.wire.mcbp import Opcode, Packet, Status
 from millstream.wire.replies import error_of
 
-__all__ = ["PIECE_BYTES", "BlobClient"]
+__all__ = ["PIECE_BYTES", "BlobClient", "Pieces"]
 
 PIECE_BYTES: Final = 1024 * 1024
 _RANGE: Final = Struct(">QI")
@@ -33,8 +33,15 @@ _PLACE: Final = Struct(">QQ")
 _LENGTH_BYTES: Final = 8
 
 
+class Pieces(Protocol):
+    """Where the bytes of an attachment come from: a file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` of the next bytes, nothing at the end."""
+
+
 class BlobClient:
-    """Attachments of one bucket; `router` is its own, and closed with it."""
+    """Attachments of one bucket; who made it alone closes `router` with it."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -49,6 +56,10 @@ class BlobClient:
         Raises:
             UnavailableError: `blob_missing`: the node has not got it; as `Router`.
         """
+        return (piece for _, piece in self.sized_pieces(partition_id, name))
+
+    def sized_pieces(self, partition_id: int, name: bytes) -> Iterator[tuple[int, bytes]]:
+        """Do what `pieces` does; with each piece comes the length of the whole attachment."""
         offset, length = 0, 1
         while offset < length:
             extras = _RANGE.pack(offset, PIECE_BYTES)
@@ -64,9 +75,9 @@ class BlobClient:
             if not packet.value and offset < length:
                 raise RemoteProtocolError("a piece without bytes", code="bad_blob")
             offset += len(packet.value)
-            yield packet.value
+            yield length, packet.value
 
-    def put(self, partition_id: int, name: bytes, size: int, file: BinaryIO) -> bool:
+    def put(self, partition_id: int, name: bytes, size: int, file: Pieces) -> bool:
         """Bring an attachment to the node that has a partition; False: it was there.
 
         Args:

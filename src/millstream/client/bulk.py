@@ -155,6 +155,10 @@ class BulkReader:
             self._buffer[: len(early)] = early  # grows if it must
             self._held = len(early)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         """Yield the frames of some ranges in chunks; may be called again when it has ended.
 

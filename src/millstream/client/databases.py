@@ -10,17 +10,39 @@ kv (`client.kv`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from millstream.client.http import HttpClient
-from millstream.errors import ConditionError
+from millstream.errors import ConditionError, RemoteProtocolError, UnavailableError, UsageError
 
 __all__ = ["DESIGN", "Database"]
 
 DESIGN: Final = "_design/"
+BYTES_MAX: Final = 1024 * 1024
+"""Largest answer to a change of one design document."""
+
+
+class _Failed(msgspec.Struct):
+    id: str = ""
+    error: str = ""
+    reason: str = ""
+
+
+class _Got(msgspec.Struct):
+    ok: msgspec.Raw = msgspec.Raw()
+    error: _Failed | None = None
+
+
+class _Result(msgspec.Struct):
+    docs: list[_Got]
+
+
+class _Results(msgspec.Struct):
+    results: list[_Result]
 
 
 class Database:
@@ -59,6 +81,59 @@ class Database:
         rev = content.get("_rev") or self.http.etag(path)
         sent = content | {"_rev": rev} if rev else content
         return self.http.request("PUT", path, msgspec.json.encode(sent))
+
+    def leaves(self, key: str, bytes_max: int) -> list[msgspec.Raw]:
+        """Return all leaves of a design document, with their ancestry and attachments.
+
+        There are none if there is no such document.
+
+        Args:
+            key: of the document.
+            bytes_max: largest answer.
+
+        Raises:
+            UnavailableError: an attachment is not there.
+            UsageError: `too_large`.
+        """
+        path = f"{self.path}/_bulk_get?revs=true&attachments=true"
+        asked = msgspec.json.encode({"docs": [{"id": key}]})
+        answer: _Results = self._answer("POST", path, asked, _Results, bytes_max)
+        found = []
+        for got in (got for result in answer.results for got in result.docs):
+            if got.error is None:
+                found.append(got.ok)
+            elif got.error.error != "not_found":
+                raise UnavailableError(f"{key}: {got.error.reason}", code=got.error.error)
+        return found
+
+    def bring(self, docs: Sequence[msgspec.Raw]) -> None:
+        """Store leaves as `leaves` returned them, beside those that are there.
+
+        Raises:
+            UsageError: the database refuses one.
+        """
+        body = b'{"new_edits":false,"docs":[%b]}' % b",".join(map(bytes, docs))
+        path = f"{self.path}/_bulk_docs"
+        refused: list[_Failed] = self._answer("POST", path, body, list[_Failed], BYTES_MAX)
+        for one in refused:
+            if one.error:
+                raise UsageError(f"{one.id}: {one.reason}", code=one.error)
+
+    def _answer(self, method: str, path: str, body: bytes, form: Any, bytes_max: int) -> Any:
+        data = bytearray()
+        for piece in self.http.pieces(method, path, body):
+            data += piece
+            if len(data) > bytes_max:
+                raise UsageError(
+                    f"{self.http.address}: an answer is larger than {bytes_max} bytes",
+                    code="too_large",
+                )
+        try:
+            return msgspec.json.decode(bytes(data), type=form)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"{self.http.address} answers what is no answer: {error}"
+            ) from error
 
     def delete(self, key: str) -> dict[str, Any]:
         """Delete a design document.

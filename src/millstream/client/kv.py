@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from types import TracebackType
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from millstream.client.connection import PORT_DEFAULT, TIMEOUT_S, Connection
 from millstream.client.documents import (
@@ -50,7 +50,15 @@ from millstream.client.extensions import (
 )
 from millstream.client.pipeline import exchange
 from millstream.client.routing import Backoff, Router
-from millstream.client.writes import OneWrite, each_encoder, is_done, live_cas, meta_encoder
+from millstream.client.writes import (
+    BulkResult,
+    Failure,
+    OneWrite,
+    each_encoder,
+    is_done,
+    live_cas,
+    meta_encoder,
+)
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
@@ -69,25 +77,6 @@ _COUNT: Final = Struct(">QQI")
 _EXPIRY: Final = Struct(">I")
 _META_DELETED: Final = Struct(">I")
 _U64: Final = Struct(">Q")
-
-
-class Failure(NamedTuple):
-    """One item of a bulk write that was not done, as it was given, and why."""
-
-    item: tuple[Any, ...]
-    error: MillstreamError
-
-
-class BulkResult(NamedTuple):
-    """What a bulk write did: number of items done, and the others."""
-
-    done: int
-    failures: list[Failure]
-
-    def raise_first(self) -> None:
-        """Raise the first failure, if there is one."""
-        if self.failures:
-            raise self.failures[0].error
 
 
 def connect(
@@ -147,6 +136,11 @@ class Client:
     def bucket(self) -> str:
         """Name of the bucket."""
         return self._router.bucket
+
+    @property
+    def router(self) -> Router:
+        """Its connections, for who asks for attachments or reads the stream."""
+        return self._router
 
     @property
     def cluster_map(self) -> ClusterMap:

@@ -128,17 +128,28 @@ class Router:
             connection.close()
             connection = None
         if connection is None:
-            connection = Connection(
-                node.host,
-                node.port,
-                user=self._user,
-                password=self._password,
-                bucket=self.bucket,
-                timeout_s=self.timeout_s,
-                tls=self._tls,
-            )
-            self._connections[node] = connection
+            connection = self._connections[node] = self._open(node)
         return connection
+
+    def open_to(self, partition_id: int) -> Connection:
+        """Return a connection of the caller's own to the node that serves a partition.
+
+        Raises:
+            RoutingError: `not_my_partition`: nobody serves it at present.
+        """
+        self._check_served([partition_id])
+        return self._open(self.map.nodes[self.map.owners[partition_id]])
+
+    def _open(self, node: NodeAddress) -> Connection:
+        return Connection(
+            node.host,
+            node.port,
+            user=self._user,
+            password=self._password,
+            bucket=self.bucket,
+            timeout_s=self.timeout_s,
+            tls=self._tls,
+        )
 
     def groups(
         self, partition_ids: Sequence[int], *, is_whole: bool = False

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from millstream.client.documents import FLAGS_JSON, key_bytes_of
+from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import ALT_REQUEST, HEADER, REQUEST, Datatype, Opcode, Packet, Status
 
 __all__ = [
+    "BulkResult",
+    "Failure",
     "GivenWrite",
     "OneWrite",
     "Write",
@@ -60,11 +63,12 @@ class GivenWrite(NamedTuple):
 
     It is acknowledged from memory. `cas`, `rev` and `lineage` (see `model.lineage`) are those it
     had and is to have; `expiry` is in Unix seconds, 0 for never. `is_insert`: only if there is no
-    document.
+    document. `value` None is a deletion, and `expiry` its time; with `is_insert` it is refused
+    where something as new is there, also a deletion.
     """
 
     key: bytes
-    value: bytes
+    value: bytes | None
     flags: int
     datatype: int
     expiry: int
@@ -74,6 +78,25 @@ class GivenWrite(NamedTuple):
     is_insert: bool = False
     sidecar: bytes = b""
     """See `documents.stored`; empty: the document has none."""
+
+
+class Failure(NamedTuple):
+    """One item of a bulk write that was not done, as it was given, and why."""
+
+    item: tuple[Any, ...]
+    error: MillstreamError
+
+
+class BulkResult(NamedTuple):
+    """What a bulk write did: number of items done, and the others."""
+
+    done: int
+    failures: list[Failure]
+
+    def raise_first(self) -> None:
+        """Raise the first failure, if there is one."""
+        if self.failures:
+            raise self.failures[0].error
 
 
 OneWrite = TypeVar("OneWrite", Write, GivenWrite)
@@ -113,15 +136,18 @@ def each_encoder(
 def _given_frame(
     write: GivenWrite, partition_count: int, datatype_mask: int, opaque: int
 ) -> tuple[int, bytes]:
-    """Return the partition, and a SET_WITH_META or ADD_WITH_META frame."""
+    """Return the partition, and a SET_WITH_META, ADD_WITH_META or DEL_WITH_META frame."""
     partition_id = partition_of(key_bytes_of(write.key), partition_count)
     meta = _META_VERSION + _SECTION.pack(_LINEAGE, len(write.lineage)) + write.lineage
-    options, sidecar = _NO_CONFLICTS, write.sidecar
+    is_deletion, sidecar = write.value is None, write.sidecar
+    options = 0 if is_deletion and write.is_insert else _NO_CONFLICTS
     if sidecar:
         options, sidecar = options | _SIDECAR, sidecar + len(sidecar).to_bytes(4, "big")
     extras = _GIVEN.pack(write.flags, write.expiry, write.rev, write.cas, options, len(meta))
-    body = b"".join((extras, write.key, write.value, sidecar, meta))
+    body = b"".join((extras, write.key, write.value or b"", sidecar, meta))
     opcode = Opcode.ADD_WITH_META if write.is_insert else Opcode.SET_WITH_META
+    if is_deletion:
+        opcode = Opcode.DEL_WITH_META
     head = HEADER.pack(
         REQUEST, opcode, len(write.key), len(extras), write.datatype & datatype_mask,
         partition_id, len(body), opaque, 0,

@@ -86,6 +86,18 @@ def test_what_a_document_had_elsewhere_is_in_its_frame(write: GivenWrite, opaque
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("is_insert", "options"), [(False, 0x80000008), (True, 0x80000000)])
+def test_a_deletion_as_it_was_elsewhere_has_its_time_and_sidecar(
+    is_insert: bool, options: int
+) -> None:
+    write = GivenWrite(b"k", None, 0, 0, 77, 5, 6, born(7, 9), is_insert, b"side")
+    _, frame = each_encoder(64, framing=b"", keep_json=True)(write, 1)
+    (packet,), _ = cut_packets(frame, 1_000)
+    assert packet.opcode == Opcode.DEL_WITH_META
+    found = given_change(packet, knows_lineage=True)
+    assert found == (0, 77, 6, 5, options, b"", born(7, 9), b"side")
+
+
 def test_a_key_that_cannot_be_is_refused_before_it_is_sent() -> None:
     with pytest.raises(UsageError) as failed:
         each_encoder(64, framing=b"", keep_json=True)(Write(b"", b"1"), 1)

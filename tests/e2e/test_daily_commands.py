@@ -1,0 +1,153 @@
+"""Commands of daily work, each as a process of its own, on one node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import millstream
+from http_calls import call
+from node_process import NodeProcess
+
+COMMAND_S = 120.0
+KV = {
+    "json": msgspec.Raw(b'{ "a" : 1.0e2 }'), "lines": msgspec.Raw(b'{\n"a":1}'), "_odd": {"a": 1},
+    "bytes": b"\x00\xff", b"\xff\xfe": b"x", "empty": b"", "many": {"n": 0},
+}  # fmt: skip
+"""What kv clients may keep, by key."""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with NodeProcess(tmp_path_factory.mktemp("daily") / "node", "--bucket", "default") as node:
+        yield node
+
+
+def run(node: NodeProcess, *words: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "millstream", *map(str, words)]
+    return subprocess.run(
+        [*command, "--connect", node.ready["kv"]],
+        capture_output=True, timeout=COMMAND_S, check=False, **options,
+    )  # fmt: skip
+
+
+def done(node: NodeProcess, *words: object, **options: Any) -> bytes:
+    ended = run(node, *words, **options)
+    assert ended.returncode == 0, ended.stderr
+    out: bytes = ended.stdout
+    return out
+
+
+def written_bucket(node: NodeProcess, name: str) -> None:
+    """Make a bucket with documents of every kind."""
+    done(node, "bucket", "create", name, "--partitions", 4)
+    with millstream.connect(node.ready["kv"], bucket=name) as client:
+        for key, value in KV.items():
+            client.upsert(key, value)
+        for number in range(3):
+            client.upsert("many", {"n": number})
+        client.upsert("expires", {}, expiry=1_000_000, flags=77)
+        client.upsert("gone", {})
+        client.remove("gone")
+    peer, http = f"/{name}/doc", node.http
+    _, first = call(http, "PUT", peer, {"x": 1})
+    call(http, "PUT", peer, {"x": 2, "_rev": first["rev"]})
+    ancestry = {"start": 2, "ids": ["a" * 32, first["rev"].removeprefix("1-")]}
+    leaves: list[dict[str, Any]] = [
+        {"_id": "doc", "_rev": "2-" + "a" * 32, "_revisions": ancestry, "c": 1},
+        {"_id": "doc", "_rev": "9-" + "b" * 32, "_deleted": True, "why": "old"},
+        {"_id": "away", "_rev": "3-" + "c" * 32, "_deleted": True},
+    ]
+    call(http, "POST", f"/{name}/_bulk_docs", {"new_edits": False, "docs": leaves})
+    attached = {
+        "big": {"data": b64encode(os.urandom(2_500_000)).decode()},
+        "text": {"content_type": "text/plain", "data": b64encode(b"hello" * 99).decode()},
+        "empty": {"data": ""},
+    }
+    call(http, "PUT", f"/{name}/attached", {"_attachments": attached})
+    design = {"views": {"a": {"map": "function (d) { emit(d._id); }"}}}
+    small = {"note": {"data": b64encode(b"hi").decode()}}
+    call(http, "PUT", f"/{name}/_design/d", {**design, "_attachments": small})
+
+
+def seen_over_http(node: NodeProcess, name: str) -> dict[str, Any]:
+    """Return all leaves with their ancestry, bodies and attachments, by id."""
+    status, feed = call(node.http, "GET", f"/{name}/_changes?style=all_docs")
+    assert status == 200
+    asked = {"docs": [{"id": row["id"]} for row in feed["results"]]}
+    _, found = call(node.http, "POST", f"/{name}/_bulk_get?revs=true&attachments=true", asked)
+    leaves = {one["id"]: one["docs"] for one in found["results"]}
+    rows = {row["id"]: sorted(one["rev"] for one in row["changes"]) for row in feed["results"]}
+    assert rows == {key: sorted(one["ok"]["_rev"] for one in leaves[key]) for key in rows}
+    return leaves
+
+
+def seen_over_kv(node: NodeProcess, name: str) -> dict[Any, Any]:
+    keys = [*KV, "expires", "gone", "doc", "away", "attached"]
+    with millstream.connect(node.ready["kv"], bucket=name) as client:
+        return {
+            key: one._replace(uuid=0, branch=0, seqno=0)
+            for key, one in client.get_versioned_many(keys).items()
+        }
+
+
+def test_what_is_dumped_dropped_and_restored_is_the_same(
+    node: NodeProcess, tmp_path: Path
+) -> None:
+    written_bucket(node, "all")
+    before = seen_over_http(node, "all"), seen_over_kv(node, "all")
+    assert len(before[0]["doc"]) == 3
+    file = tmp_path / "all.dump"
+    told = json.loads(done(node, "dump", "all", file, "--json"))
+    assert (told["documents"], told["designs"], told["attachments"]) == (10, 1, 3)
+    done(node, "bucket", "drop", "all", "--yes")
+    assert run(node, "restore", "all", file).returncode == 1
+    for _ in range(2):
+        done(node, "restore", "all", file, "--create")
+        assert (seen_over_http(node, "all"), seen_over_kv(node, "all")) == before
+    done(node, "restore", "other", file, "--create")
+    assert (seen_over_http(node, "other"), seen_over_kv(node, "other")) == before
+    done(node, "restore", "other", file, "--overwrite")
+    assert (seen_over_http(node, "other"), seen_over_kv(node, "other")) == before
+
+
+def test_what_changes_during_a_dump_is_in_it_once_as_it_was_at_one_moment(
+    node: NodeProcess, tmp_path: Path
+) -> None:
+    count, is_over = 20_000, threading.Event()
+    done(node, "bucket", "create", "busy", "--partitions", 8)
+
+    def write_on() -> None:
+        with millstream.connect(node.ready["kv"], bucket="busy") as client:
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                client.upsert_many((f"k{n}", {"n": number, "k": n}) for n in range(0, count, 7))
+
+    with millstream.connect(node.ready["kv"], bucket="busy") as client:
+        client.upsert_many((f"k{n}", {"n": 0, "k": n}) for n in range(count))
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        told = json.loads(done(node, "dump", "busy", tmp_path / "f", "--json"))
+    finally:
+        is_over.set()
+        writer.join()
+    assert told["documents"] == count
+    done(node, "restore", "quiet", tmp_path / "f", "--create")
+    with millstream.connect(node.ready["kv"], bucket="quiet") as client:
+        found = client.get_many(f"k{n}" for n in range(count))
+    assert {key: one.value["k"] for key, one in found.items()} == {
+        f"k{n}": n for n in range(count)
+    }
+    assert all(one.value["n"] == 0 for key, one in found.items() if int(str(key)[1:]) % 7)
