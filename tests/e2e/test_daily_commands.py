@@ -151,3 +151,13 @@ def test_what_changes_during_a_dump_is_in_it_once_as_it_was_at_one_moment(
         f"k{n}": n for n in range(count)
     }
     assert all(one.value["n"] == 0 for key, one in found.items() if int(str(key)[1:]) % 7)
+
+
+def test_keys_are_listed_in_their_order(node: NodeProcess) -> None:
+    done(node, "bucket", "create", "named")
+    with millstream.connect(node.ready["kv"], bucket="named") as client:
+        client.upsert_many((f"k{number}", {}) for number in range(3000))
+    wanted = sorted(f"k{number}" for number in range(3000))
+    assert done(node, "keys", "named").decode().split() == wanted
+    found = done(node, "keys", "named", "--prefix", "k29", "--limit", 5).decode().split()
+    assert found == [key for key in wanted if key.startswith("k29")][:5]

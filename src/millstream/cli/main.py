@@ -69,6 +69,7 @@ COMMANDS: Final = {
     "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
+    "keys": _Entry("Print the keys of a bucket in their order.", _DATA),
     "query": _Entry("Print the documents that a selector describes.", _DATA),
     "dump": _Entry("Write a bucket to one file.", _DATA),
     "restore": _Entry("Write a dump into a bucket.", _DATA),
