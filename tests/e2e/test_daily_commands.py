@@ -161,3 +161,47 @@ def test_keys_are_listed_in_their_order(node: NodeProcess) -> None:
     assert done(node, "keys", "named").decode().split() == wanted
     found = done(node, "keys", "named", "--prefix", "k29", "--limit", 5).decode().split()
     assert found == [key for key in wanted if key.startswith("k29")][:5]
+
+
+def test_what_tail_prints_is_loaded_into_another_bucket(node: NodeProcess) -> None:
+    for name in ("from", "to"):
+        done(node, "bucket", "create", name)
+    design = {"views": {"a": {"map": "function (d) { emit(d._id); }"}}}
+    call(node.http, "PUT", "/from/_design/d", design)
+    with (
+        millstream.connect(node.ready["kv"], bucket="from") as source,
+        millstream.connect(node.ready["kv"], bucket="to") as target,
+    ):
+        source.upsert_many((f"k{number}", {"n": number}) for number in range(500))
+        source.upsert("bytes", b"\0\xff", flags=77)
+        source.upsert("later", {}, expiry=1_000_000)
+
+        def copied() -> dict[str, int]:
+            lines = done(node, "tail", "from", "--from-start", "--until-now")
+            told: dict[str, int] = json.loads(done(node, "load", "to", "-", "--json", input=lines))
+            return told
+
+        assert (copied()["rows"], copied()["unchanged"]) == (503, 503)
+        source.remove("k1")
+        source.upsert("k2", {"n": "new"})
+        told = copied()
+        assert (told["deleted"], told["unchanged"]) == (1, 501)
+        keys = [*(f"k{number}" for number in range(500)), "bytes", "later"]
+        found, copies = source.get_versioned_many(keys), target.get_versioned_many(keys)
+        assert found.pop("k1").is_deleted
+        assert copies.pop("k1").is_deleted
+        assert {k: (v.value, v.flags, v.expiry) for k, v in copies.items()} == {
+            k: (v.value, v.flags, v.expiry) for k, v in found.items()
+        }
+    assert call(node.http, "GET", "/to/_design/d")[1]["views"] == design["views"]
+
+
+def test_an_array_is_loaded_and_what_is_there_unchanged_is_told(
+    node: NodeProcess, tmp_path: Path
+) -> None:
+    done(node, "bucket", "create", "array")
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"id": f"k{n}", "n": n} for n in range(7000)], indent=1))
+    for unchanged in (0, 7000):
+        told = json.loads(done(node, "load", "array", path, "--json"))
+        assert (told["rows"], told["unchanged"]) == (7000, unchanged)

@@ -1,11 +1,14 @@
-"""`millstream load BUCKET FILE...`: JSON lines, CSV or Parquet into a bucket, resumable.
+"""`millstream load BUCKET FILE...`: JSON, CSV, Parquet and changes into a bucket, resumable.
 
 Invariants:
 1. The place of a row is kept once its write and all before it are persisted, so a load that goes
    on after any crash misses no row. Rows of the last second may be written twice.
 2. The places are removed when all files are loaded.
+3. What is there as it is to be written is not written again.
+4. Of several rows with one key the last one counts.
 
-Elsewhere: files (`cli.load_rows`), places (`cli.load_state`), writing (`client.kv`).
+Elsewhere: files (`cli.load_rows`), what a row writes (`cli.load_changes`), places
+(`cli.load_state`), writing (`client.kv`).
 
 Source: docs/reference/load.md.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, NamedTuple
@@ -41,12 +44,16 @@ from millstream.cli.connect import (
     UserOption,
     client_of,
 )
-from millstream.cli.load_rows import Row, RowError, RowReader, format_of, open_rows
+from millstream.cli.designs import database_of
+from millstream.cli.load_changes import is_mark, is_unchanged, write_of_row
+from millstream.cli.load_rows import RowError, RowReader, format_of, open_rows
 from millstream.cli.load_state import LoadState
 from millstream.cli.progress import progress_of
+from millstream.client.databases import DESIGN, Database
+from millstream.client.documents import Stored
 from millstream.client.kv import Client
+from millstream.client.writes import Write
 from millstream.errors import MillstreamError, UsageError
-from millstream.model.limits import KEY_BYTES_MAX
 
 __all__ = ["command"]
 
@@ -77,9 +84,34 @@ TextOption = Annotated[
 ]
 
 
-class _Total(NamedTuple):
-    rows: int
-    seconds: float
+class _Count(NamedTuple):
+    """Rows, and how many of their keys were unchanged or deleted."""
+
+    rows: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+
+    def plus(self, other: _Count) -> _Count:
+        """Return both together."""
+        return _Count(*map(sum, zip(self, other, strict=True)))
+
+
+class _Item(NamedTuple):
+    """What a row does, and where it stands."""
+
+    write: Write
+    line: int
+
+
+class _Target(NamedTuple):
+    """Where rows go; `database` finds who has a design document.
+
+    `is_new`: nothing was ever written there before, so that there is nothing to compare with.
+    """
+
+    client: Client
+    database: Callable[[str], Database]
+    is_new: bool = False
 
 
 def command(
@@ -96,59 +128,69 @@ def command(
 ) -> None:
     """Load documents from files; the same command goes on after an interruption.
 
-    - is standard input, as JSON lines; it is kept in a temporary file first.
+    - is standard input, as JSON lines or an array; it is kept in a temporary file first. What is
+    there unchanged is not written again.
     """
     if _STDIN in files:
         if len(files) > 1 or state is not None:
             raise UsageError("- is loaded alone, and without --state", code="bad_arguments")
         with TemporaryDirectory(prefix="millstream-load-") as folder:
             copy = Path(folder, "stdin.jsonl")
-            with copy.open("wb") as target:
-                shutil.copyfileobj(sys.stdin.buffer, target)
+            with copy.open("wb") as kept:
+                shutil.copyfileobj(sys.stdin.buffer, kept)
             command(bucket, [copy], key, None, text, address, user, password_file, tls_ca, json)
         return
     for file in files:
         format_of(file)
     if state is not None and not state.is_dir():
         raise UsageError(f"--state {state}: no such directory", code="bad_state_dir")
+
+    def database(key: str) -> Database:
+        return database_of(
+            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+        )
+
     started_at = time.monotonic()
     with client_of(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:
         states = [LoadState(file, bucket, client.cluster_map.bucket_uuid, state) for file in files]
+        target = _Target(client, database)
         try:
-            row_count = _load_all(client, files, states, key=key, keeps_text=text, is_quiet=json)
+            count = _load_all(target, files, states, key=key, keeps_text=text, is_quiet=json)
         except KeyboardInterrupt:
             print("stopped; the same command goes on where this one was", file=sys.stderr)
             raise typer.Exit(1) from None
     for done in states:
         done.remove()
-    _report(bucket, len(files), _Total(row_count, time.monotonic() - started_at), json=json)
+    _report(bucket, len(files), count, time.monotonic() - started_at, json=json)
 
 
 def _load_all(
-    client: Client,
+    target: _Target,
     files: list[Path],
     states: list[LoadState],
     *,
     key: str,
     keeps_text: bool,
     is_quiet: bool,
-) -> int:
-    row_count = 0
+) -> _Count:
+    total = _Count()
     with _progress(is_quiet) as progress:
         for file, state in zip(files, states, strict=True):
             reader = open_rows(file, state.place, keeps_text=keeps_text)
             bar = progress.add_task(file.name, total=max(reader.size, 1), completed=reader.done)
+            is_new = not any(place.high_seqno for place in target.client.positions())
+            here = target._replace(is_new=is_new)
             try:
                 if not state.is_done:
-                    for count in _load_one(client, file, reader, state, key):
-                        row_count += count
+                    for count in _load_one(here, file, reader, state, key):
+                        total = total.plus(count)
                         progress.update(bar, completed=reader.done)
                 progress.update(bar, completed=max(reader.size, 1))
             finally:
                 reader.close()
-    return row_count
+    return total
 
 
 def _progress(is_quiet: bool) -> Progress:
@@ -163,25 +205,96 @@ def _progress(is_quiet: bool) -> Progress:
 
 
 def _load_one(
-    client: Client, file: Path, reader: RowReader, state: LoadState, key: str
-) -> Iterator[int]:
-    """Write batch by batch; yield their row counts."""
+    target: _Target, file: Path, reader: RowReader, state: LoadState, key: str
+) -> Iterator[_Count]:
+    """Write batch by batch; yield their counts."""
     items = _items(file, reader, key)
     saved_at = time.monotonic()
     while True:
         batch, error = _next_batch(items, reader)
-        result = client.apply_many(batch)
-        if result.failures:
-            raise _refused(file, result.failures[0].item[2], result.failures[0].error)
+        count = _write(target, file, batch)
         if error is not None:
             raise error
         if not batch:
             break
-        yield len(batch)
+        yield count
         if time.monotonic() - saved_at >= SAVE_EVERY_S:
-            _keep(client, state, reader)
+            _keep(target.client, state, reader)
             saved_at = time.monotonic()
-    _keep(client, state, reader, is_done=True)
+    _keep(target.client, state, reader, is_done=True)
+
+
+def _write(target: _Target, file: Path, batch: list[_Item]) -> _Count:
+    """Write what is not there as it is to be.
+
+    Raises:
+        RowError: the first row that was refused; others of the batch may be written.
+    """
+    last = {item.write.key: item for item in batch}
+    compared = {
+        key: item.write
+        for key, item in last.items()
+        if not target.is_new or item.write.value is None
+    }
+    same = _unchanged(target.client, compared)
+    changed = [item.write for key, item in last.items() if key not in same]
+    failures: dict[int, MillstreamError] = {}
+    for write, result in _write_each(target, changed):
+        if isinstance(result, MillstreamError):
+            failures[last[write.key].line] = result
+    if failures:
+        line = min(failures)
+        raise _refused(file, line, failures[line])
+    deleted = sum(write.value is None for write in changed)
+    return _Count(len(batch), len(same), deleted)
+
+
+def _unchanged(client: Client, wanted: Mapping[bytes, Write]) -> set[bytes]:
+    """Return the keys of documents that are as they are to be written (invariant 3).
+
+    Values are compared first: the node reads them faster than all that is known of a document.
+    """
+    equal, known = [], set()
+    for key, found in client.each(wanted):
+        known.add(key)
+        if wanted[key].value == found.data:
+            equal.append(key)
+    there = client.get_versioned_many(equal)
+    same = {key for key in equal if is_unchanged(wanted[key], there.get(key))}
+    return same | {
+        key for key, write in wanted.items() if write.value is None and key not in known
+    }
+
+
+def _write_each(
+    target: _Target, writes: list[Write]
+) -> Iterator[tuple[Write, Stored | MillstreamError | None]]:
+    """Write and delete; yield what became of each."""
+    plain = []
+    for write in writes:
+        if not write.key.startswith(DESIGN.encode()):
+            plain.append(write)
+            continue
+        try:
+            _put_design(target, write)
+        except MillstreamError as error:
+            yield write, error
+        else:
+            yield write, None
+    yield from target.client.write_each(plain)
+
+
+def _put_design(target: _Target, write: Write) -> None:
+    key = write.key.decode()
+    database = target.database(key)
+    if write.value is None:
+        database.delete(key)
+        return
+    try:
+        content = msgspec.json.decode(write.value, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError("a design document is a JSON object", code="bad_design") from error
+    database.put(key, content)
 
 
 def _keep(client: Client, state: LoadState, reader: RowReader, *, is_done: bool = False) -> None:
@@ -191,10 +304,10 @@ def _keep(client: Client, state: LoadState, reader: RowReader, *, is_done: bool 
 
 
 def _next_batch(
-    items: Iterator[tuple[str, Any, int]], reader: RowReader
-) -> tuple[list[tuple[str, Any, int]], RowError | None]:
+    items: Iterator[_Item], reader: RowReader
+) -> tuple[list[_Item], MillstreamError | None]:
     """Return the next rows, and the error that cut them short."""
-    batch: list[tuple[str, Any, int]] = []
+    batch: list[_Item] = []
     done_max = reader.done + BATCH_BYTES
     try:
         for item in items:
@@ -206,42 +319,37 @@ def _next_batch(
     return batch, None
 
 
-def _items(file: Path, reader: RowReader, key: str) -> Iterator[tuple[str, Any, int]]:
-    """Yield (key, value, line) of every row."""
+def _items(file: Path, reader: RowReader, key: str) -> Iterator[_Item]:
+    """Yield what each row writes; raises RowError."""
+    now_s = time.time_ns() // 10**9
     for row in reader.rows():
-        yield _key_of(file, row, key), row.value, row.line
+        try:
+            if is_mark(row.fields):
+                continue
+            write = write_of_row(row.fields, row.value, key, now_s)
+        except UsageError as error:
+            raise _refused(file, row.line, error) from error
+        yield _Item(write, row.line)
 
 
-def _key_of(file: Path, row: Row, field: str) -> str:
-    found = row.fields.get(field)
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = str(found)
-    if not isinstance(found, str) or not 0 < len(found.encode()) <= KEY_BYTES_MAX:
-        what = "is missing" if field not in row.fields else f"is {found!r}"
-        raise RowError(
-            f"{file}, line {row.line}: the key {field!r} {what}; it has to be a text of 1 to "
-            f"{KEY_BYTES_MAX} bytes or a whole number. --key names another field"
-        )
-    return found
-
-
-def _refused(file: Path, line: int, error: MillstreamError) -> MillstreamError:
+def _refused(file: Path, line: int, error: MillstreamError) -> RowError:
     return RowError(f"{file}, line {line}: {error}", code=error.code)
 
 
-def _report(bucket: str, file_count: int, total: _Total, *, json: bool) -> None:
+def _report(bucket: str, file_count: int, count: _Count, seconds: float, *, json: bool) -> None:
     if json:
         members = {
             "bucket": bucket,
             "files": file_count,
-            "rows": total.rows,
-            "seconds": round(total.seconds, 3),
+            **count._asdict(),
+            "seconds": round(seconds, 3),
         }
         print(msgspec.json.encode(members).decode())
         return
-    rate = total.rows / total.seconds if total.seconds else 0
-    print(
-        f"{total.rows} rows of {file_count} files are in bucket {bucket!r} "
-        f"({total.seconds:.1f} s, {rate:,.0f} rows/s)",
-        file=sys.stderr,
-    )
+    rate = count.rows / seconds if seconds else 0
+    said = f"{count.rows} rows of {file_count} files are in bucket {bucket!r}"
+    if count.unchanged:
+        said += f", {count.unchanged} unchanged"
+    if count.deleted:
+        said += f", {count.deleted} deleted"
+    print(f"{said} ({seconds:.1f} s, {rate:,.0f} rows/s)", file=sys.stderr)

@@ -1,4 +1,4 @@
-r"""Rows of JSON lines, CSV and Parquet files, each with the place that follows it.
+r"""Rows of JSON lines, JSON arrays, CSV and Parquet files, each with the place that follows it.
 
 Invariants:
 1. Reading from the place of a row gives exactly the rows after it.
@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from millstream.cli.json_array import elements, is_array
 from millstream.errors import MillstreamError, UsageError
 
 __all__ = ["Place", "Row", "RowError", "RowReader", "format_of", "open_rows"]
@@ -122,7 +123,7 @@ def open_rows(path: Path, place: Place, *, keeps_text: bool = False) -> RowReade
             return _ParquetReader(path, place)
         if kind == "csv":
             return _CsvReader(path, place, keeps_text=keeps_text)
-        return _JsonReader(path, place)
+        return _ArrayReader(path, place) if _is_array(path) else _JsonReader(path, place)
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror or error}", code="bad_file"
@@ -188,6 +189,35 @@ class _JsonReader(_TextReader):
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise self._bad(f"one JSON object a line is expected: {error}") from error
             yield Row(fields, msgspec.Raw(text), self._line)
+
+
+class _ArrayReader(_TextReader):
+    """Objects of one JSON array."""
+
+    def rows(self) -> Iterator[Row]:
+        decode = msgspec.json.Decoder(dict[str, Any]).decode
+        self._line = max(self._line, 1)  # it counts the lines that have begun
+        found = elements(self._file.read, is_begun=self._offset > 0)
+        while True:
+            try:
+                element = next(found, None)
+                if element is None:
+                    return
+                self._line += element.before.count(b"\n")
+                fields = decode(element.text)
+            except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+                raise self._bad(f"an array of JSON objects is expected: {error}") from error
+            line = self._line
+            self._line += element.text.count(b"\n")
+            self._offset += len(element.before) + len(element.text)
+            self._digest.update(element.before)
+            self._digest.update(element.text)
+            yield Row(fields, msgspec.Raw(element.text), line)
+
+
+def _is_array(path: Path) -> bool:
+    with path.open("rb") as file:
+        return is_array(file.read(READ_BYTES))
 
 
 class _CsvReader(_TextReader):

@@ -66,7 +66,7 @@ COMMANDS: Final = {
     "get": _Entry("Print one document.", _DATA),
     "put": _Entry("Write one document, or a design document.", _DATA),
     "delete": _Entry("Delete one document.", _DATA),
-    "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
+    "load": _Entry("Load JSON, CSV, Parquet or changes into a bucket.", _DATA),
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
     "keys": _Entry("Print the keys of a bucket in their order.", _DATA),

@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from millstream.client.connection import PORT_DEFAULT, TIMEOUT_S, Connection
 from millstream.client.documents import (
@@ -66,6 +66,8 @@ from millstream.model.position import FailoverLog
 from millstream.wire.cluster_map import ClusterMap
 from millstream.wire.mcbp import Feature, FrameInfo, Opcode, Packet, Status
 from millstream.wire.replies import error_of
+
+AnyKey = TypeVar("AnyKey", bound=Key)
 
 __all__ = ["BulkResult", "Client", "Failure", "connect"]
 
@@ -172,7 +174,12 @@ class Client:
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Document]:
         """Return the documents that exist, by key; pipelined."""
-        return {key: document_from(found) for key, found in self._found(keys, Opcode.GET)}
+        return dict(self.each(keys))
+
+    def each(self, keys: Iterable[AnyKey]) -> Iterator[tuple[AnyKey, Document]]:
+        """Yield what `get_many` returns, one after the other."""
+        for key, packet in self._found(keys, Opcode.GET):
+            yield key, document_from(packet)
 
     def exists(self, key: Key) -> bool:
         """Whether there is a document under `key`."""
@@ -195,7 +202,7 @@ class Client:
         found = self._found(keys, Opcode.GET_VERSIONED)
         return {key: versioned_from(packet) for key, packet in found}
 
-    def _found(self, keys: Iterable[Key], opcode: int) -> Iterator[tuple[Key, Packet]]:
+    def _found(self, keys: Iterable[AnyKey], opcode: int) -> Iterator[tuple[AnyKey, Packet]]:
         encode = get_encoder(self.partition_count, opcode)
         for item, packet in exchange(self._router, ((key,) for key in keys), encode):
             if packet.status == Status.SUCCESS:

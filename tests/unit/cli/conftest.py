@@ -1,7 +1,7 @@
 """Commands called as a user calls them, in this process, against documents in a dictionary."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,8 +11,10 @@ import pytest
 from millstream.cli import delete, get, load, put
 from millstream.cli.main import main
 from millstream.client.documents import Document, Stored, content_of
-from millstream.client.kv import BulkResult, Failure
+from millstream.client.extensions import PartitionPosition, Versioned
+from millstream.client.writes import Write
 from millstream.errors import ConditionError, UsageError
+from millstream.model.partitions import PartitionState
 
 
 class Outcome(NamedTuple):
@@ -27,7 +29,7 @@ class FakeClient:
         self.calls: list[tuple[str, Mapping[str, Any]]] = []
         self.batches: list[int] = []
         self.fail_after: int | None = None
-        self.refused_key = ""
+        self.refused_key = b""
 
         class Map:
             bucket_uuid = "feed"
@@ -55,18 +57,34 @@ class FakeClient:
             raise ConditionError("no such document", code="not_found")
         return Stored(7, 3, 0xAB, 9)
 
-    def apply_many(self, changes: Iterable[tuple[Any, ...]]) -> BulkResult:
-        items = list(changes)
-        self.batches.append(len(items))
+    def each(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Document]]:
+        return ((key, self.documents[key]) for key in keys if key in self.documents)
+
+    def get_versioned_many(self, keys: Iterable[bytes]) -> dict[bytes, Versioned]:
+        return {
+            key: Versioned(
+                found.data, found.cas, found.flags, 0, 0, 0, 1, 0, False, found.datatype
+            )
+            for key, found in self.each(keys)
+        }
+
+    def write_each(self, writes: Iterable[Write]) -> Iterator[tuple[Write, Any]]:
+        wanted = list(writes)
+        self.batches.append(len(wanted))
         if self.fail_after is not None and sum(self.batches) > self.fail_after:
             raise KeyboardInterrupt
-        failures = []
-        for item in items:
-            if item[0] == self.refused_key:
-                failures.append(Failure(item, UsageError("too large", code="too_large")))
+        for write in wanted:
+            if write.key == self.refused_key:
+                yield write, UsageError("too large", code="too_large")
+            elif write.value is None:
+                del self.documents[write.key]
+                yield write, Stored(7, 3, 0xAB, 9)
             else:
-                self.upsert(item[0].encode(), item[1])
-        return BulkResult(len(items) - len(failures), failures)
+                self.documents[write.key] = Document(write.value, 7, write.flags, write.datatype)
+                yield write, Stored(7, 3, 0xAB, 9)
+
+    def positions(self) -> list[PartitionPosition]:
+        return [PartitionPosition(0, PartitionState.ACTIVE, 1, 1, len(self.documents), *[0] * 5)]
 
     def wait_persisted(self, timeout_s: float) -> None:
         pass

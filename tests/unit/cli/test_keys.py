@@ -13,8 +13,8 @@ import millstream
 from millstream.cli import keys
 from millstream.node.embedded import EmbeddedNode
 
-KEYS = sorted([f"k{number}" for number in range(23)] + ["a b", "é", "k/1", "z%2", r"\x41", "li\nne"],
-              key=str.encode)  # fmt: skip
+ODD = ["a b", "é", "k/1", "z%2", r"\x41", "li\nne"]
+KEYS = sorted([*ODD, *(f"k{number}" for number in range(23))], key=str.encode)
 
 
 @pytest.fixture(scope="module")

@@ -137,3 +137,27 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "dir.json").mkdir()
     with pytest.raises(UsageError, match="cannot read"):
         read(tmp_path / "dir.json")
+
+
+def test_the_place_after_each_element_of_an_array_is_gone_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(
+        b'\xef\xbb\xbf[ {"id":"a"},\n\n {"id": "\xc3\xa9", "t": "]"}\n,{"id":"c"} ]\n'
+    )
+    rows = [{"id": "a"}, {"id": "é", "t": "]"}, {"id": "c"}]
+    assert read(path) == rows
+    found = places(path)
+    assert [place.line for place in found] == [1, 3, 4]
+    for number, place in enumerate(found, 1):
+        assert read(path, place) == rows[number:]
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"b"'))
+    with pytest.raises(UsageError):
+        read(path, found[0])
+
+
+@pytest.mark.parametrize("text", ['[{"id":1},\n{"id":]', '[{"id":1},\n5]', '[{"id":1}\n'])
+def test_a_bad_array_names_file_and_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(RowError, match=r"a\.json, line \d: an array of JSON objects"):
+        read(path)
