@@ -17,7 +17,7 @@ import pytest
 
 import millstream
 from http_calls import call
-from node_process import NodeProcess
+from node_process import FREE, NodeProcess
 
 COMMAND_S = 120.0
 KV = {
@@ -29,7 +29,8 @@ KV = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path_factory.mktemp("daily") / "node", "--bucket", "default") as node:
+    path = tmp_path_factory.mktemp("daily") / "node"
+    with NodeProcess(path, "--bucket", "default", "--coord", FREE, "--peer", FREE) as node:
         yield node
 
 
@@ -205,3 +206,31 @@ def test_an_array_is_loaded_and_what_is_there_unchanged_is_told(
     for unchanged in (0, 7000):
         told = json.loads(done(node, "load", "array", path, "--json"))
         assert (told["rows"], told["unchanged"]) == (7000, unchanged)
+
+
+def test_a_tree_of_coordination_is_watched_and_read(node: NodeProcess) -> None:
+    def say(*lines: str) -> None:
+        done(node, "shell", input="\n".join(lines).encode())
+
+    say("CREATENAMESPACE /watched", "CREATE BINARY PARENTS /watched/a/b one")
+    command = [sys.executable, "-m", "millstream", "coord", "watch", "/watched", "--data"]
+    with subprocess.Popen(
+        [*command, "--connect", node.ready["kv"]], stdout=subprocess.PIPE
+    ) as watching:
+        assert watching.stdout is not None
+        try:
+            assert json.loads(watching.stdout.readline())["op"] == "start"
+            say("PUT /watched/a/b two", "CREATE BINARY /watched/c", "DELETE /watched/c")
+            found = [json.loads(watching.stdout.readline()) for _ in range(3)]
+        finally:
+            watching.terminate()
+    assert watching.returncode == 0
+    seen = [(one["op"], one["path"], one.get("data")) for one in found]
+    assert seen == [
+        ("put", "/watched/a/b", "two"), ("create", "/watched/c", None), ("delete", "/watched/c", None),
+    ]  # fmt: skip
+    read = done(node, "coord", "get", "/watched/", "--prefix").splitlines()
+    assert [(one["path"], one["data"]) for one in map(json.loads, read)] == [
+        ("/watched/a", ""),
+        ("/watched/a/b", "two"),
+    ]

@@ -48,8 +48,11 @@ _EXTRAS: Final = {
 
 
 class _Entry(NamedTuple):
+    """A command; `module` of this package has it, that of its name if empty."""
+
     help: str
     panel: str
+    module: str = ""
 
 
 _NODE, _DATA, _PIPELINES = "Node", "Documents and changes", "Pipelines"
@@ -74,6 +77,9 @@ COMMANDS: Final = {
     "dump": _Entry("Write a bucket to one file.", _DATA),
     "restore": _Entry("Write a dump into a bucket.", _DATA),
     "replicate": _Entry("Bring a database in step with another one.", _DATA),
+    "coord": _Entry(
+        "Watch and read elements of coordination as JSON lines.", _COORDINATION, "coord_commands"
+    ),
     "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
     "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
     "demo": _Entry(
@@ -98,7 +104,7 @@ def application(arguments: Sequence[str]) -> typer.Typer:
     is_completing = "_MILLSTREAM_COMPLETE" in os.environ
     app.callback()(_options)
     for name, entry in COMMANDS.items():
-        module = f"millstream.cli.{name}"
+        module = f"millstream.cli.{entry.module or name}"
         if find_spec(module) is None:
             continue
         if name == called or is_completing:

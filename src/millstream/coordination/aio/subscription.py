@@ -110,6 +110,7 @@ class Subscription:
             await self._step()
         if self._over is not None and self._over.error is not None:
             raise self._over.error
+        self._lsn = self._following.lsn
         return self
 
     async def __aexit__(
