@@ -227,10 +227,18 @@ def test_a_tree_of_coordination_is_watched_and_read(node: NodeProcess) -> None:
     assert watching.returncode == 0
     seen = [(one["op"], one["path"], one.get("data")) for one in found]
     assert seen == [
-        ("put", "/watched/a/b", "two"), ("create", "/watched/c", None), ("delete", "/watched/c", None),
-    ]  # fmt: skip
+        ("put", "/watched/a/b", "two"),
+        ("create", "/watched/c", None),
+        ("delete", "/watched/c", None),
+    ]
     read = done(node, "coord", "get", "/watched/", "--prefix").splitlines()
     assert [(one["path"], one["data"]) for one in map(json.loads, read)] == [
         ("/watched/a", ""),
         ("/watched/a/b", "two"),
     ]
+
+
+def test_top_shows_a_frame(node: NodeProcess) -> None:
+    frame = json.loads(done(node, "top", "--once", "--interval", "0.1", "--json"))
+    assert "default" in [bucket["name"] for bucket in frame["buckets"]]
+    assert frame["processors"] >= 0

@@ -6,14 +6,23 @@ Elsewhere: the checking (`node.check`), going on without something (`node.accept
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import typer
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
+from millstream.cli.progress import progress_of
 from millstream.coordination.aio.node_files_check import NodeFilesCheck
 from millstream.coordination.core.group_check import GroupCheck
 from millstream.errors import CorruptionError
@@ -22,9 +31,6 @@ from millstream.node.check import BucketCheck, DirectoryCheck, check_directory
 from millstream.views.core.index_check import IndexCheck
 
 __all__ = ["command"]
-
-PROGRESS_S: Final = 2.0
-"""How often a long check says how far it is."""
 
 
 def command(
@@ -46,7 +52,8 @@ def command(
     """
     for what in accept or ():
         print(f"accepted: {go_on_without(directory, what)}", file=sys.stderr)
-    found = check_directory(directory, _Progress())
+    with _progress() as progress:
+        found = check_directory(directory, _Telling(progress))
     if json:
         print(msgspec.json.encode({**asdict(found), "is_sound": found.is_sound}).decode())
     else:
@@ -60,21 +67,28 @@ def command(
             raise CorruptionError(f"{damaged} of {len(checked)} {kind} are damaged")
 
 
-class _Progress:
-    """Says on stderr how far the check is: at the beginning of a bucket and every few seconds."""
+class _Telling:
+    """Shows at a terminal which bucket is checked, and which share of its log was."""
 
-    def __init__(self) -> None:
-        self._said_s = 0.0
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
 
     def __call__(self, bucket: BucketCheck, share: float) -> None:
-        now_s = time.monotonic()
-        if not share:
-            print(f"checking bucket {bucket.name} ...", file=sys.stderr)
-        elif now_s - self._said_s >= PROGRESS_S:
-            print(f"checking bucket {bucket.name}: {share:.0%}", file=sys.stderr)
-        else:
-            return
-        self._said_s = now_s
+        if bucket.name not in self._bars:
+            self._bars[bucket.name] = self._progress.add_task(f"bucket {bucket.name}", total=1.0)
+        self._progress.update(self._bars[bucket.name], completed=share)
+
+
+def _progress() -> Progress:
+    return progress_of(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        is_transient=True,
+    )
 
 
 def _show(found: DirectoryCheck) -> None:

@@ -35,15 +35,14 @@ from millstream.cli.connect import (
     TlsCaOption,
     UserOption,
     Who,
+    connection_of,
     tls_of,
     who_of,
 )
-from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.cluster.core.survey import Outcome
 from millstream.cluster.pages import Pages, http_port_of
 from millstream.cluster.promoting import Promoter, Report
 from millstream.errors import UnavailableError, UsageError
-from millstream.model.addresses import parse_address
 from millstream.model.bucket_map import BucketMap, NodeAddress, bucket_map_from_json
 from millstream.model.position import BRANCH_NOISE_BITS, branch_by_clock
 
@@ -136,11 +135,8 @@ def _pages(node: NodeAddress, *, bucket: str, who: Who, tls: ssl.SSLContext | No
 
 def _map_of(bucket: str, address: str, who: Who, tls: ssl.SSLContext | None) -> dict[str, Any]:
     """Return the map as the node that was named has it."""
-    host, port = parse_address(address, default_port=PORT_DEFAULT)
-    with Connection(
-        host, port, user=who.user, password=who.password, tls=tls, timeout_s=REQUEST_S
-    ) as connection:
-        node = NodeAddress("", host, port, http_port_of(connection))
+    with connection_of(address, who, tls, timeout_s=REQUEST_S) as connection:
+        node = NodeAddress("", connection.host, connection.port, http_port_of(connection))
     return _pages(node, bucket=bucket, who=who, tls=tls).ask("GET", "map")
 
 

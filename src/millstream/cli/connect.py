@@ -13,13 +13,16 @@ import os
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import typer
 
+from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.client.kv import Client, connect
 from millstream.errors import UnavailableError, UsageError
+from millstream.model.addresses import parse_address
 from millstream.model.partitions import key_from_text
 
 __all__ = [
@@ -31,7 +34,9 @@ __all__ = [
     "TlsCaOption",
     "UserOption",
     "Who",
+    "awaited",
     "client_of",
+    "connection_of",
     "key_of",
     "password_in",
     "tls_of",
@@ -81,6 +86,7 @@ STARTING_S_MAX: Final = 5.0
 STARTING_PAUSE_S: Final = 0.1
 CONNECT_DEFAULT = "127.0.0.1:11210"
 PASSWORD_BYTES_MAX = 64 * 1024
+_Made = TypeVar("_Made")
 
 
 class Who(NamedTuple):
@@ -164,10 +170,43 @@ def client_of(
         MillstreamError: as `millstream.connect`, or an option is wrong.
     """
     who, tls = who_of(user, password_file), tls_of(tls_ca)
+    return awaited(
+        address,
+        lambda: connect(address, bucket=bucket, user=who.user, password=who.password, tls=tls),
+    )
+
+
+def connection_of(
+    address: str, who: Who, tls: ssl.SSLContext | None, *, timeout_s: float
+) -> Connection:
+    """Connect to the kv port of one node, without a bucket; wait as `client_of`.
+
+    Raises:
+        MillstreamError: as `Connection`; UsageError: `bad_address`.
+    """
+    host, port = parse_address(address, default_port=PORT_DEFAULT)
+    return awaited(
+        address,
+        lambda: Connection(
+            host, port, user=who.user, password=who.password, tls=tls, timeout_s=timeout_s
+        ),
+    )
+
+
+def awaited(address: str, attempt: Callable[[], _Made]) -> _Made:
+    """Return what an attempt to connect makes, for `STARTING_S_MAX` again while nobody listens.
+
+    Args:
+        address: of the node, to be told.
+        attempt: raises UnavailableError caused by ConnectionRefusedError.
+
+    Raises:
+        MillstreamError: as the attempt.
+    """
     until, is_told = time.monotonic() + STARTING_S_MAX, False
     while True:
         try:
-            return connect(address, bucket=bucket, user=who.user, password=who.password, tls=tls)
+            return attempt()
         except UnavailableError as error:
             is_refused = isinstance(error.__cause__, ConnectionRefusedError)
             if not is_refused or time.monotonic() >= until:

@@ -18,8 +18,7 @@ from typing import Any, Final, Self
 
 import hiredis
 
-from millstream.cli.connect import Who
-from millstream.client.connection import PORT_DEFAULT, Connection
+from millstream.cli.connect import Who, connection_of
 from millstream.cluster.pages import coord_port_of
 from millstream.errors import (
     AccessError,
@@ -147,11 +146,8 @@ def coord_address_at(address: str, who: Who, tls: ssl.SSLContext | None) -> str:
 
 
 def _place_at(address: str, who: Who, tls: ssl.SSLContext | None) -> tuple[str, int]:
-    host, port = parse_address(address, default_port=PORT_DEFAULT)
-    with Connection(
-        host, port, user=who.user, password=who.password, tls=tls, timeout_s=ANSWER_S
-    ) as connection:
-        return host, coord_port_of(connection)
+    with connection_of(address, who, tls, timeout_s=ANSWER_S) as connection:
+        return connection.host, coord_port_of(connection)
 
 
 def ask_primary(node: Coordination, *words: str, timeout_s: float = ANSWER_S) -> Any:

@@ -60,6 +60,7 @@ _COORDINATION: Final = "Coordination"
 COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE),
     "status": _Entry("Show the health of a node.", _NODE),
+    "top": _Entry("Show what a node does, each second.", _NODE),
     "bucket": _Entry("Make, list, show and drop buckets.", _NODE),
     "cluster": _Entry("Look after several nodes.", _NODE),
     "user": _Entry("Add, list and remove users, set passwords.", _NODE),

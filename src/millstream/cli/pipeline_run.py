@@ -27,7 +27,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from millstream.cli.connect import tls_of, who_of
+from millstream.cli.connect import awaited, tls_of, who_of
 from millstream.pipelines.runs import ProgressWriter, RunRecord, begin_run, state_directory
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def check_node(options: SourceOptions) -> None:
     """Connect once, since Spark takes its time to start; raises as `millstream.connect`."""
     from millstream.pipelines.control import open_client
 
-    open_client(options).close()
+    awaited(options.hosts, lambda: open_client(options)).close()
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from millstream.cli.connect import (
     PasswordFileOption,
     TlsCaOption,
     UserOption,
+    client_of,
     tls_of,
     who_of,
 )
@@ -81,6 +82,9 @@ def command(
 ) -> None:
     """Print the changes of a bucket as JSON lines."""
     who = who_of(user, password_file)
+    client_of(
+        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+    ).close()  # waits for a node that is starting
     consumer = Consumer(
         address,
         bucket=bucket,

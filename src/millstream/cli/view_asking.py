@@ -20,6 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from millstream.cli.connect import awaited
 from millstream.client.databases import Database
 from millstream.client.http import HttpClient, http_of
 from millstream.errors import ConditionError, MillstreamError, UsageError
@@ -47,7 +48,7 @@ def ask_node(
         UsageError: `missing_named_view`.
         MillstreamError: what else the node answers.
     """
-    with endpoint.client(bucket) as client:
+    with awaited(endpoint.address, lambda: endpoint.client(bucket)) as client:
         http = http_of(
             client, user=endpoint.user, password=endpoint.password, tls=endpoint.tls,
             timeout_s=ANSWER_S,

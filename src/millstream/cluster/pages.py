@@ -6,17 +6,15 @@ Elsewhere: requests and errors (`client.http`), which pages there are (docs/refe
 from __future__ import annotations
 
 import ssl
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 from millstream.client.connection import Connection
 from millstream.client.http import HttpClient
-from millstream.errors import AccessError, UnavailableError
-from millstream.wire.mcbp import Opcode, request
+from millstream.client.statistics import statistics_of
+from millstream.errors import UnavailableError
 
 __all__ = ["Pages", "coord_port_of", "http_port_of"]
-
-_STATISTICS_MAX: Final = 10_000
 
 
 class Pages(HttpClient):
@@ -55,9 +53,9 @@ def http_port_of(connection: Connection) -> int:
         UnavailableError: `no_http`.
     """
     none = UnavailableError(
-        f"{connection.address} has no HTTP listener: nodes with copies need one", code="no_http"
+        f"{connection.address} has no HTTP listener: it was started with --no-http", code="no_http"
     )
-    return _port_of(connection, b"http_port", none)
+    return _port_of(connection, "http_port", none)
 
 
 def coord_port_of(connection: Connection) -> int:
@@ -71,20 +69,11 @@ def coord_port_of(connection: Connection) -> int:
         f"{connection.address} does not coordinate: it was started with --no-coord",
         code="no_coord",
     )
-    return _port_of(connection, b"coord_port", none)
+    return _port_of(connection, "coord_port", none)
 
 
-def _port_of(connection: Connection, name: bytes, none: UnavailableError) -> int:
-    connection.send(request(Opcode.STAT, opaque=1))
-    port, count, is_more = 0, 0, True
-    while is_more:
-        for packet in connection.receive():
-            if packet.status:
-                raise AccessError("the node tells its ports only after a log-in (--user)")
-            is_more = is_more and bool(packet.key or packet.value) and count < _STATISTICS_MAX
-            count += 1
-            if packet.key == name:
-                port = int(packet.value)
+def _port_of(connection: Connection, name: str, none: UnavailableError) -> int:
+    port = int(statistics_of(connection).get(name, 0))
     if not port:
         raise none
     return port

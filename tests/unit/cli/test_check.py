@@ -59,7 +59,6 @@ def test_what_is_lost_is_accepted_and_the_rest_checked(directory, capsys):
     captured = capsys.readouterr()
     what = segment.parent.relative_to(directory)
     assert f"millstream check {directory} --accept {what}" in captured.out
-    assert "checking bucket orders ..." in captured.err
     assert run(directory, "--accept", what) == 0
     captured = capsys.readouterr()
     assert "accepted: bucket orders: its log is taken as it is" in captured.err
@@ -70,10 +69,20 @@ def test_what_is_lost_is_accepted_and_the_rest_checked(directory, capsys):
     assert "DAMAGED: " in capsys.readouterr().out
 
 
-def test_a_long_check_says_how_far_it_is(directory, capsys, monkeypatch):
-    monkeypatch.setattr("millstream.cli.check.PROGRESS_S", 0.0)
+def test_a_check_shows_at_a_terminal_how_far_it_is(directory, capsys, monkeypatch):
+    shares = []
+
+    def update(progress, bar, *, completed):
+        (task,) = progress.tasks
+        assert (task.id, task.description) == (bar, "bucket orders")
+        shares.append(completed)
+
+    monkeypatch.setattr("millstream.cli.check.Progress.update", update)
     assert run(directory) == 0
-    assert "checking bucket orders: 50%" in capsys.readouterr().err
+    assert shares[0] == 0
+    assert shares == sorted(shares)
+    assert any(0 < share < 1 for share in shares)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_damaged_index_is_named_beside_sound_documents(directory, capsys):

@@ -1,9 +1,13 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from millstream.cli.connect import key_of, tls_of, who_of
-from millstream.errors import UsageError
+from millstream.cli import connect
+from millstream.cli.connect import awaited, key_of, tls_of, who_of
+from millstream.client.dump_file import DumpWriter
+from millstream.client.dump_lines import HeaderLine
+from millstream.errors import UnavailableError, UsageError
 
 
 def test_without_user_nobody_logs_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +52,52 @@ def test_keys() -> None:
     assert (key_of("ä"), key_of("\\xff00")) == ("ä".encode(), b"\xff\x00")
     with pytest.raises(UsageError, match="hex digits"):
         key_of("\\xf")
+
+
+ASKING = [
+    "status", "top", "bucket list", "bucket create b", "user list", "get b k", "put b k {}",
+    "put b _design/a {}", "delete b k", "load b FILE", "tail b", "keys b", "query b {}",
+    "view b a/b", "dump b NEW", "restore b DUMP", "bench b", "cluster promote b", "cluster status",
+    "cluster init", "coord watch /a", "coord get /a", "shell SCRIPT",
+]  # fmt: skip
+"""Commands that ask a node; files that they read are there."""
+
+
+@pytest.mark.parametrize("words", ASKING)
+def test_every_command_waits_for_a_node_that_is_starting(
+    call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
+) -> None:
+    monkeypatch.setattr(connect, "STARTING_S_MAX", 0.02)
+    monkeypatch.setattr(connect, "STARTING_PAUSE_S", 0.01)
+    (tmp_path / "FILE.jsonl").write_text("{}\n")
+    (tmp_path / "SCRIPT").write_text("VDS /\n")
+    with DumpWriter(tmp_path / "DUMP", overwrites=False) as writer:
+        writer.write(HeaderLine("millstream-dump", 1, "b", "aa", 4, ""))
+        writer.finish()
+    names = {"FILE": "FILE.jsonl", "NEW": "NEW", "DUMP": "DUMP", "SCRIPT": "SCRIPT"}
+    given = [str(tmp_path / names[word]) if word in names else word for word in words.split()]
+    outcome = call(*given, "--connect", "127.0.0.1:1")
+    assert outcome.code == 1
+    assert outcome.err.count("waiting for a node at 127.0.0.1:1\n") == 1
+    assert outcome.err.count("\n") == 2
+
+
+def test_a_node_that_is_starting_is_waited_for_and_that_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connect, "STARTING_PAUSE_S", 0.0)
+    refused = UnavailableError("nobody listens", code="unreachable")
+    refused.__cause__ = ConnectionRefusedError()
+    answers: list[Any] = [refused, refused, "made"]
+
+    def attempt() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    assert awaited("h:1", attempt) == "made"
+    assert capsys.readouterr().err.count("waiting for a node at h:1") == 1
+    answers = [UnavailableError("another fault")]
+    with pytest.raises(UnavailableError, match="another"):
+        awaited("h:1", attempt)
