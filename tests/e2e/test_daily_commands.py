@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ import pytest
 
 import millstream
 from http_calls import call
-from node_process import FREE, NodeProcess
+from node_process import FREE, NodeProcess, is_gone
+from waiting import until
 
 COMMAND_S = 120.0
 KV = {
@@ -242,3 +244,24 @@ def test_top_shows_a_frame(node: NodeProcess) -> None:
     frame = json.loads(done(node, "top", "--once", "--interval", "0.1", "--json"))
     assert "default" in [bucket["name"] for bucket in frame["buckets"]]
     assert frame["processors"] >= 0
+
+
+def test_a_node_in_the_background_is_ready_when_the_command_returns(tmp_path: Path) -> None:
+    data = tmp_path / "node"
+    command = [sys.executable, "-m", "millstream", "serve", "--background", "--data", str(data)]
+    for listener in ("kv", "http"):
+        command += [f"--{listener}", FREE]
+    command += ["--no-memcached", "--no-coord", "--no-ninep", "--no-peer"]
+    started = subprocess.run(command, capture_output=True, timeout=COMMAND_S, check=True)
+    ready = json.loads(started.stdout)
+    try:
+        assert ready["log"] == f"{data}.log"
+        with millstream.connect(ready["kv"]) as client:
+            client.upsert("k", {})
+        second = subprocess.run(command, capture_output=True, timeout=COMMAND_S, check=False)
+        assert second.returncode == 1
+        assert second.stderr.count(b"\n") == 1
+    finally:
+        os.kill(ready["pid"], signal.SIGTERM)
+        until(lambda: is_gone(ready["pid"]))
+    assert "ready" in Path(ready["log"]).read_text()

@@ -15,8 +15,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from millstream.cli.serve_background import log_beside, start, words_of
 from millstream.errors import UsageError
 from millstream.node.settings import (
     DEFAULT_DATA,
@@ -225,6 +227,22 @@ def command(
         bool | None,
         typer.Option("--log-json", help="Logs as JSON lines.", rich_help_panel=_OTHER),
     ] = None,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background",
+            help="Return when the node is ready; print its pid and log file. kill PID stops it.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = False,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of a node in the background. Default DIR.log, beside the data directory.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
 ) -> None:
     """Run a node.
 
@@ -242,7 +260,18 @@ def command(
         for name, value in written.items()
         if value is not None and value is not False and value != []
     }
+    for name in ("background", "log-file"):  # these are no settings of a node
+        given.pop(name, None)
     settings = load_settings(given, os.environ)
+    if background:
+        log = log_beside(Path(settings.data)) if log_file is None else log_file.absolute()
+        ready = start(words_of(given), log)
+        _announce(msgspec.json.encode(ready).decode())
+        pid = ready["pid"]
+        print(f"the node runs, pid {pid}, log {log}; `kill {pid}` stops it", file=sys.stderr)
+        return
+    if log_file is not None:
+        raise UsageError("--log-file is for --background", code="bad_arguments")
     from millstream.node.supervise import Supervisor
 
     Supervisor(settings, announce=_announce).run()

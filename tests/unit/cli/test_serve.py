@@ -1,6 +1,7 @@
 import pytest
 
 from millstream.cli import main as main_module
+from millstream.cli import serve
 from millstream.cli.serve import _announce
 from millstream.node import supervise
 from millstream.node.settings import Address, BucketSpec, Credential, Settings
@@ -62,3 +63,42 @@ def test_what_is_written_arrives(started, monkeypatch):
 def test_the_ready_line_goes_to_stdout(capsys):
     _announce('{"event":"ready"}')
     assert capsys.readouterr().out == '{"event":"ready"}\n'
+
+
+def test_a_node_in_the_background_gets_the_options_and_a_log_beside_its_data(
+    monkeypatch, capsys, tmp_path
+):
+    seen = []
+
+    def start(words, log):
+        seen.append((words, log))
+        return {"event": "ready", "pid": 7, "log": str(log)}
+
+    monkeypatch.setattr(serve, "start", start)
+    data = tmp_path / "d"
+    for words, log in (((), tmp_path / "d.log"), (("--log-file", str(data)), data)):
+        with pytest.raises(SystemExit) as caught:
+            main_module.main(
+                [
+                    "serve",
+                    "--data",
+                    str(data),
+                    "--no-http",
+                    "--background",
+                    "--bucket",
+                    "a",
+                    *words,
+                ]
+            )
+        assert caught.value.code == 0
+        assert seen[-1] == ([f"--data={data}", "--bucket=a", "--no-http"], log)
+        captured = capsys.readouterr()
+        assert captured.out == f'{{"event":"ready","pid":7,"log":"{log}"}}\n'
+        assert "kill 7" in captured.err
+
+
+def test_a_log_file_is_for_a_node_in_the_background(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main_module.main(["serve", "--log-file", "x"])
+    assert caught.value.code == 2
+    assert "--background" in capsys.readouterr().err
