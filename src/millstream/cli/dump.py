@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -69,6 +69,7 @@ from millstream.errors import (
 )
 from millstream.model.position import Position
 from millstream.upr.core.descriptions import cut_run, is_of_a_pair
+from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.frames import item_end
 
 __all__ = ["command"]
@@ -116,8 +117,11 @@ def command(
         dump = _Dump(client, writer, database)
         with _progress(json) as progress:
             bar = progress.add_task(bucket, total=client.partition_count)
-            for _ in dump.partitions():
-                progress.advance(bar)
+            try:
+                for _ in dump.partitions():
+                    progress.advance(bar)
+            finally:
+                dump.leave_reader()
         with connected() as again:
             if again.cluster_map.bucket_uuid != client.cluster_map.bucket_uuid:
                 raise ConditionError(
@@ -136,6 +140,8 @@ class _Dump:
     ) -> None:
         self._client, self._writer, self._database = client, writer, database
         self._uuid = client.cluster_map.bucket_uuid
+        self._reader: tuple[NodeAddress, BulkReader] | None = None
+        """Of the node with the partition that was read last."""
         writer.write(
             HeaderLine(
                 FORMAT, VERSION, client.bucket, self._uuid, client.partition_count,
@@ -161,6 +167,7 @@ class _Dump:
             try:
                 self._copy(partition_id)
             except _AGAIN:
+                self.leave_reader()
                 self._writer.rewind(mark)
                 if not left or not backoff.wait():
                     raise
@@ -175,8 +182,10 @@ class _Dump:
             if hold.at:
                 with TemporaryFile(prefix="millstream-dump-") as later:
                     self._copy_documents(hold, later)
-                    later.seek(0)
-                    self._copy_later(hold, later)
+                    if later.tell():
+                        self.leave_reader()  # nobody reads what it hears meanwhile
+                        later.seek(0)
+                        self._copy_later(hold, later)
         finally:
             with suppress(MillstreamError):  # it ends by itself
                 self._client.release_lease(hold.lease_id, [partition_id])
@@ -203,17 +212,30 @@ class _Dump:
         """Yield frames and sides of a partition as of its lease."""
         wanted = Range(hold.partition_id, Position(), hold.at, hold.lease_id)
         renew = self._renewal(hold)
-        connection = self._client.router.open_to(hold.partition_id)
-        with closing(BulkReader(connection, with_meta=True)) as reader:
-            for chunk in reader.read([wanted]):
-                at = 0
-                while at < len(chunk):
-                    if not is_of_a_pair(chunk, at):
-                        at = item_end(chunk, at)
-                        continue
-                    run, at = cut_run(chunk, at)
-                    yield from zip(run.frames, run.sides, strict=True)
-                renew()
+        for chunk in self._reader_of(hold.partition_id).read([wanted]):
+            at = 0
+            while at < len(chunk):
+                if not is_of_a_pair(chunk, at):
+                    at = item_end(chunk, at)
+                    continue
+                run, at = cut_run(chunk, at)
+                yield from zip(run.frames, run.sides, strict=True)
+            renew()
+
+    def _reader_of(self, partition_id: int) -> BulkReader:
+        cluster_map = self._client.cluster_map
+        node = cluster_map.nodes[cluster_map.owners[partition_id]]
+        if self._reader is None or self._reader[0] != node:
+            self.leave_reader()
+            connection = self._client.router.open_to(partition_id)
+            self._reader = node, BulkReader(connection, with_meta=True)
+        return self._reader[1]
+
+    def leave_reader(self) -> None:
+        """Close the connection that changes come over."""
+        if self._reader is not None:
+            self._reader[1].close()
+            self._reader = None
 
     def _copy_later(self, hold: LeaseHold, later: IO[bytes]) -> None:
         """Write documents with their attachments, which the lease keeps on the node."""

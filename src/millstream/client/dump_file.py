@@ -11,13 +11,13 @@ Elsewhere: what lines say (`client.dump_lines`).
 
 from __future__ import annotations
 
+import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from millstream.client.dump_lines import (
     FORMAT,
@@ -66,14 +66,11 @@ class DumpWriter:
             "missing_attachments": 0,
         }  # fmt: skip
         self._overwrites = overwrites
-        self._beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        self._beside = path.with_name(f".{path.name}.part")
         self._offset, self._digest = 0, sha256()
+        self._is_finished = False
         self._check_free()
-        try:
-            descriptor = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_EXCL, MODE)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}", code="bad_file") from error
-        self._file = open(descriptor, "wb")  # noqa: SIM115  # closed by __exit__
+        self._file = self._opened()
 
     def __enter__(self) -> Self:
         return self
@@ -84,8 +81,9 @@ class DumpWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._is_finished:
+            self._beside.unlink(missing_ok=True)
         self._file.close()
-        self._beside.unlink(missing_ok=True)
 
     def write(self, line: Line) -> None:
         """Write a line."""
@@ -121,8 +119,29 @@ class DumpWriter:
         os.fsync(self._file.fileno())
         self._check_free()
         self._beside.rename(self.path)
+        self._is_finished = True
         sync_directory(self.path.parent)
         return end
+
+    def _opened(self) -> BinaryIO:
+        """Open the file beside, which a dump that was killed may have left."""
+        try:
+            descriptor = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, MODE)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {self.path}: {error.strerror}", code="bad_file"
+            ) from error
+        file = open(descriptor, "wb")  # noqa: SIM115  # closed by __exit__
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_mine = os.path.samestat(os.fstat(descriptor), self._beside.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_mine = False
+        if not is_mine:
+            file.close()
+            raise UsageError(f"another dump writes {self.path}", code="file_exists")
+        file.truncate()
+        return file
 
     def _check_free(self) -> None:
         if self.path.exists() and not self._overwrites:

@@ -105,6 +105,20 @@ def test_a_file_that_is_there_is_replaced_only_if_that_is_wanted(tmp_path: Path)
         assert list(dump.lines()) == []
 
 
+def test_what_a_killed_dump_left_is_no_harm_and_two_dumps_are_not_mingled(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    (tmp_path / ".d.part").write_bytes(b"x" * 10_000)
+    with DumpWriter(path, overwrites=False) as writer:
+        writer.write(HEADER)
+        with pytest.raises(UsageError) as failed:
+            DumpWriter(path, overwrites=True)
+        assert failed.value.code == "file_exists"
+        writer.finish()
+    with DumpFile(path) as dump:
+        assert list(dump.lines()) == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_what_was_written_after_a_mark_can_be_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "d"
     with DumpWriter(path, overwrites=False) as writer:
