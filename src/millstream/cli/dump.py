@@ -79,7 +79,7 @@ RENEW_EVERY_S: Final = 120.0
 AWAY_S: Final = 60.0
 """Longest wait for a node that is away, and for a partition that moves."""
 TRIES_MAX: Final = 10
-"""Times that a partition is read, because its history changed or its node was away."""
+"""Times that a partition is begun, because its history changed or its node went away."""
 DESIGN_BYTES_MAX: Final = 128 * 1024 * 1024
 """All leaves of a design document, with their attachments."""
 _AGAIN: Final = (RollbackRequiredError, RoutingError, StreamError, UnavailableError)
@@ -142,6 +142,8 @@ class _Dump:
         self._uuid = client.cluster_map.bucket_uuid
         self._reader: tuple[NodeAddress, BulkReader] | None = None
         """Of the node with the partition that was read last."""
+        self._has_read = False
+        """Something of the partition that is under way."""
         writer.write(
             HeaderLine(
                 FORMAT, VERSION, client.bucket, self._uuid, client.partition_count,
@@ -162,14 +164,17 @@ class _Dump:
     def _copy_safely(self, partition_id: int) -> None:
         """Copy a partition, again where it could not be read to the end (invariant 1)."""
         mark = self._writer.mark()
-        backoff = Backoff(AWAY_S)
-        for left in range(TRIES_MAX - 1, -1, -1):
+        backoff, tries = Backoff(AWAY_S), 0
+        while True:
+            self._has_read = False
             try:
                 self._copy(partition_id)
             except _AGAIN:
                 self.leave_reader()
                 self._writer.rewind(mark)
-                if not left or not backoff.wait():
+                if self._has_read:
+                    backoff, tries = Backoff(AWAY_S), tries + 1
+                if tries >= TRIES_MAX or not backoff.wait():
                     raise
                 with suppress(UnavailableError):  # the next try says so
                     self._client.refresh_map()
@@ -213,6 +218,7 @@ class _Dump:
         wanted = Range(hold.partition_id, Position(), hold.at, hold.lease_id)
         renew = self._renewal(hold)
         for chunk in self._reader_of(hold.partition_id).read([wanted]):
+            self._has_read = True
             at = 0
             while at < len(chunk):
                 if not is_of_a_pair(chunk, at):

@@ -66,19 +66,26 @@ def test_a_partition_that_is_not_read_to_its_end_is_read_anew(
     assert keys_in(tmp_path / "f") == sorted(f"k{number}" for number in range(40))
 
 
+@pytest.mark.parametrize("is_begun", [True, False])
 def test_a_dump_that_fails_leaves_no_file(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
 ) -> None:
-    monkeypatch.setattr("millstream.cli.dump.TRIES_MAX", 2)
+    begun = []
 
     def fail(*_: Any) -> Iterator[bytes]:
+        begun.append(1)
+        if is_begun:
+            yield b""
         raise StreamError("the stream ended", code="stream_ended")
 
+    monkeypatch.setattr("millstream.cli.dump.TRIES_MAX", 3)
+    monkeypatch.setattr("millstream.cli.dump.AWAY_S", 60.0 if is_begun else 0.0)
     monkeypatch.setattr(BulkReader, "read", fail)
     outcome = run("b", tmp_path / "f")
     assert outcome.code == 1
     assert outcome.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+    assert len(begun) == (3 if is_begun else 1)
 
 
 @pytest.mark.parametrize("words", [("none", "f"), ("b", "none/f")])
