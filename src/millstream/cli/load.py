@@ -53,7 +53,7 @@ from millstream.client.databases import DESIGN, Database
 from millstream.client.documents import Stored
 from millstream.client.kv import Client
 from millstream.client.writes import Write
-from millstream.errors import MillstreamError, UsageError
+from millstream.errors import AccessError, MillstreamError, UsageError
 
 __all__ = ["command"]
 
@@ -64,6 +64,7 @@ SAVE_EVERY_S: Final = 1.0
 PERSIST_TIMEOUT_S: Final = 60.0
 
 _STDIN: Final = Path("-")
+_ANY_KEY: Final = b"millstream"
 FilesArgument = Annotated[
     list[Path],
     typer.Argument(metavar="FILE...", help=".jsonl, .csv, .tsv or .parquet; - for standard input"),
@@ -107,10 +108,12 @@ class _Target(NamedTuple):
     """Where rows go; `database` finds who has a design document.
 
     `is_new`: nothing was ever written there before, so that there is nothing to compare with.
+    `may_read`: the user may; who may not writes everything.
     """
 
     client: Client
     database: Callable[[str], Database]
+    may_read: bool
     is_new: bool = False
 
 
@@ -155,7 +158,7 @@ def command(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:
         states = [LoadState(file, bucket, client.cluster_map.bucket_uuid, state) for file in files]
-        target = _Target(client, database)
+        target = _Target(client, database, _may_read(client))
         try:
             count = _load_all(target, files, states, key=key, keeps_text=text, is_quiet=json)
         except KeyboardInterrupt:
@@ -234,7 +237,7 @@ def _write(target: _Target, file: Path, batch: list[_Item]) -> _Count:
     compared = {
         key: item.write
         for key, item in last.items()
-        if not target.is_new or item.write.value is None
+        if target.may_read and (not target.is_new or item.write.value is None)
     }
     same = _unchanged(target.client, compared)
     changed = [item.write for key, item in last.items() if key not in same]
@@ -247,6 +250,14 @@ def _write(target: _Target, file: Path, batch: list[_Item]) -> _Count:
         raise _refused(file, line, failures[line])
     deleted = sum(write.value is None for write in changed)
     return _Count(len(batch), len(same), deleted)
+
+
+def _may_read(client: Client) -> bool:
+    try:
+        client.exists(_ANY_KEY)
+    except AccessError:
+        return False
+    return True
 
 
 def _unchanged(client: Client, wanted: Mapping[bytes, Write]) -> set[bytes]:

@@ -17,7 +17,13 @@ from urllib.parse import quote
 import msgspec
 
 from millstream.client.http import HttpClient
-from millstream.errors import ConditionError, RemoteProtocolError, UnavailableError, UsageError
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    RemoteProtocolError,
+    UnavailableError,
+    UsageError,
+)
 
 __all__ = ["DESIGN", "Database"]
 
@@ -27,7 +33,8 @@ BYTES_MAX: Final = 1024 * 1024
 
 
 class _Failed(msgspec.Struct):
-    id: str = ""
+    id: str | None = None
+    """None: it has none that could be said."""
     error: str = ""
     reason: str = ""
 
@@ -110,6 +117,7 @@ class Database:
         """Store leaves as `leaves` returned them, beside those that are there.
 
         Raises:
+            AccessError: the user may not change design documents.
             UsageError: the database refuses one.
         """
         body = b'{"new_edits":false,"docs":[%b]}' % b",".join(map(bytes, docs))
@@ -117,7 +125,8 @@ class Database:
         refused: list[_Failed] = self._answer("POST", path, body, list[_Failed], BYTES_MAX)
         for one in refused:
             if one.error:
-                raise UsageError(f"{one.id}: {one.reason}", code=one.error)
+                kind = AccessError if one.error in ("unauthorized", "forbidden") else UsageError
+                raise kind(f"{one.id or 'a document'}: {one.reason}", code=one.error)
 
     def _answer(self, method: str, path: str, body: bytes, form: Any, bytes_max: int) -> Any:
         data = bytearray()

@@ -13,7 +13,7 @@ from millstream.cli.main import main
 from millstream.client.documents import Document, Stored, content_of
 from millstream.client.extensions import PartitionPosition, Versioned
 from millstream.client.writes import Write
-from millstream.errors import ConditionError, UsageError
+from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.model.partitions import PartitionState
 
 
@@ -29,6 +29,7 @@ class FakeClient:
         self.calls: list[tuple[str, Mapping[str, Any]]] = []
         self.batches: list[int] = []
         self.fail_after: int | None = None
+        self.may_read = True
         self.refused_key = b""
 
         class Map:
@@ -57,7 +58,13 @@ class FakeClient:
             raise ConditionError("no such document", code="not_found")
         return Stored(7, 3, 0xAB, 9)
 
+    def exists(self, key: bytes) -> bool:
+        if not self.may_read:
+            raise AccessError("the user lacks the right")
+        return key in self.documents
+
     def each(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Document]]:
+        assert self.may_read or not list(keys)
         return ((key, self.documents[key]) for key in keys if key in self.documents)
 
     def get_versioned_many(self, keys: Iterable[bytes]) -> dict[bytes, Versioned]:

@@ -62,6 +62,14 @@ def test_what_is_there_unchanged_is_not_written_again(
     assert "25 unchanged" in call("load", "b", path).err
 
 
+def test_who_may_only_write_writes_everything(call: Any, client: Any, tmp_path: Path) -> None:
+    client.may_read = False
+    for _ in range(2):
+        code, out, _ = call("load", "b", lines(tmp_path / "a.jsonl", 5), "--json")
+        assert (code, json.loads(out)["unchanged"]) == (0, 0)
+    assert sum(client.batches) == 10
+
+
 def test_of_several_rows_with_one_key_the_last_one_counts(
     call: Any, client: Any, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
 
 from millstream.client.databases import Database
 from millstream.client.http import HttpClient
@@ -46,3 +47,29 @@ def test_what_does_not_compile_is_said(database: Database) -> None:
     with pytest.raises(UsageError) as caught:
         database.put("bad", {"views": {"by": {"map": "function ("}}})
     assert caught.value.code == "compilation_error"
+
+
+def test_all_leaves_with_their_attachments_are_brought_to_where_they_are_lacking(
+    database: Database,
+) -> None:
+    attached = {**DESIGN, "_attachments": {"note": {"data": "aGk="}}}
+    database.put("_design/leaves", attached)
+    taken = database.leaves("_design/leaves", 10_000)
+    rev = database.get("_design/leaves")["_rev"]
+    database.put("_design/leaves", DESIGN)
+    for _ in range(2):
+        database.bring(taken)
+        assert len(database.leaves("_design/leaves", 10_000)) == 1
+    changed = [Raw(bytes(taken[0]).replace(rev.encode(), b"1-" + b"a" * 32))]
+    changed = [Raw(bytes(one).replace(rev[2:].encode(), b"a" * 32)) for one in changed]
+    database.bring(changed)
+    assert len(database.leaves("_design/leaves", 10_000)) == 2
+    assert database.leaves("_design/none", 10_000) == []
+    with pytest.raises(UsageError) as caught:
+        database.leaves("_design/leaves", 100)
+    assert caught.value.code == "too_large"
+
+
+def test_what_the_database_does_not_take_is_said(database: Database) -> None:
+    with pytest.raises(UsageError):
+        database.bring([Raw(b'{"_id":"_design/x","_rev":"nonsense"}')])
