@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Annotated, Final
@@ -61,6 +62,7 @@ from millstream.client.routing import Backoff
 from millstream.documents.stored import blobs_of
 from millstream.errors import (
     ConditionError,
+    CorruptionError,
     MillstreamError,
     RollbackRequiredError,
     RoutingError,
@@ -253,7 +255,7 @@ class _Dump:
                 continue
             assert isinstance(line, DocumentLine), "nothing else was put aside"
             for name in sorted(blobs_of(line.sidecar)):
-                self._copy_attachment(hold.partition_id, line.key, name, renew)
+                self._copy_attachment(hold, line.key, name, renew)
             self._writer.write_encoded(data)
 
     def _copy_design(self, key: str) -> None:
@@ -262,40 +264,51 @@ class _Dump:
             self._writer.counts["designs"] += 1
 
     def _copy_attachment(
-        self, partition_id: int, key: str, name: bytes, renew: Callable[[], None]
+        self, hold: LeaseHold, key: str, name: bytes, renew: Callable[[], None]
     ) -> None:
-        offset, mark = 0, self._writer.mark()
+        """Write an attachment in pieces; count one that the node has not got."""
+        offset, digest, mark = 0, sha256(), self._writer.mark()
+        pieces = BlobClient(self._client.router).sized_pieces(hold.partition_id, name)
         try:
-            for length, piece in BlobClient(self._client.router).sized_pieces(partition_id, name):
+            for length, piece in pieces:
                 self._writer.write(AttachmentLine(key, name.hex(), length, offset, piece))
+                digest.update(piece)
                 offset += len(piece)
                 renew()
         except UnavailableError as error:
             if error.code != "blob_missing":
                 raise
+            self._renew(hold)  # or it may be what no document names any more
             self._writer.rewind(mark)
             self._writer.counts["missing_attachments"] += 1
-        else:
-            self._writer.counts["attachments"] += 1
+            return
+        if digest.digest() != name:
+            raise CorruptionError(
+                f"the node sent other bytes as attachment {name.hex()} of {key!r}: its file is "
+                "damaged; bring it from a replica, or write the attachment again",
+                code="bad_blob",
+            )
+        self._writer.counts["attachments"] += 1
 
     def _renewal(self, hold: LeaseHold) -> Callable[[], None]:
-        """Return what prolongs a lease when it is time.
-
-        The function raises StreamError: `lease_lost`.
-        """
+        """Return what prolongs a lease when it is time; it raises as `_renew`."""
         renewed_at = time.monotonic()
 
         def renew() -> None:
             nonlocal renewed_at
             if time.monotonic() - renewed_at < RENEW_EVERY_S:
                 return
-            if not self._client.renew_lease(hold.lease_id, [hold.partition_id]):
-                raise StreamError(
-                    f"the lease on partition {hold.partition_id} was lost", code="lease_lost"
-                )
+            self._renew(hold)
             renewed_at = time.monotonic()
 
         return renew
+
+    def _renew(self, hold: LeaseHold) -> None:
+        """Prolong a lease; raises StreamError: `lease_lost`."""
+        if not self._client.renew_lease(hold.lease_id, [hold.partition_id]):
+            raise StreamError(
+                f"the lease on partition {hold.partition_id} was lost", code="lease_lost"
+            )
 
 
 def _progress(is_quiet: bool) -> Progress:

@@ -107,11 +107,15 @@ def command(
             bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
         ) as client:
             restore = _Restore(dump, client, database, overwrites=overwrite)
-            with _progress(json) as progress:
-                bar = progress.add_task(bucket, total=dump.end.bytes)
-                for _ in restore.batches():
-                    progress.update(bar, completed=dump.done)
-                restore.wait_persisted()
+            try:
+                with _progress(json) as progress:
+                    bar = progress.add_task(bucket, total=dump.end.bytes)
+                    for _ in restore.batches():
+                        progress.update(bar, completed=dump.done)
+                    restore.wait_persisted()
+            except KeyboardInterrupt:
+                print("stopped; run it again for the rest", file=sys.stderr)
+                raise
     done = restore.done
     if json:
         told = {**asdict(done), "seconds": round(time.monotonic() - started_at, 3)}

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import millstream
+from http_calls import call
+from millstream.client.blobs import BlobClient
 from millstream.client.bulk import BulkReader
 from millstream.client.dump_file import DumpFile
 from millstream.client.dump_lines import DocumentLine
@@ -20,17 +22,20 @@ from millstream.node.embedded import EmbeddedNode
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
     path: Path = tmp_path_factory.mktemp("dump") / "d"
-    with EmbeddedNode(path, buckets=["b:4"]) as node:
+    with EmbeddedNode(path, buckets=["b:4", "attached:4"]) as node:
         with millstream.connect(str(node.kv), bucket="b") as client:
             for number in range(40):
                 client.upsert(f"k{number}", {"n": number})
             client.remove("k39")
+        document = {"_attachments": {"note": {"data": "aGVsbG8="}}}
+        assert call(f"http://{node.http}", "PUT", "/attached/doc", document)[0] == 201
         yield node
 
 
 @pytest.fixture
-def run(node: EmbeddedNode, call: Any) -> Any:
-    return lambda *words: call("dump", *map(str, words), "--connect", str(node.kv))
+def run(node: EmbeddedNode, request: pytest.FixtureRequest) -> Any:
+    command = request.getfixturevalue("call")
+    return lambda *words: command("dump", *map(str, words), "--connect", str(node.kv))
 
 
 def keys_in(path: Path) -> list[str]:
@@ -95,3 +100,29 @@ def test_what_cannot_be_dumped_is_one_line(
     outcome = run(words[0], tmp_path / words[1])
     assert outcome.code in (1, 2)
     assert outcome.err.count("\n") == 1
+
+
+def test_an_attachment_that_the_node_has_not_got_is_counted_and_told(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> Iterator[tuple[int, bytes]]:
+        yield 9, b"some"
+        raise UnavailableError("it is not there", code="blob_missing")
+
+    monkeypatch.setattr(BlobClient, "sized_pieces", missing)
+    outcome = run("attached", tmp_path / "f")
+    assert outcome.code == 0
+    assert "1 attachments are not on the node" in outcome.err
+    with DumpFile(tmp_path / "f") as dump:
+        assert (dump.end.attachments, dump.end.missing_attachments) == (0, 1)
+        assert [type(line) for line in dump.lines()] == [DocumentLine]
+
+
+def test_an_attachment_whose_bytes_are_other_ones_ends_the_dump(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlobClient, "sized_pieces", lambda *_: iter([(5, b"hullo")]))
+    outcome = run("attached", tmp_path / "f")
+    assert outcome.code == 1
+    assert "other bytes" in outcome.err
+    assert list(tmp_path.iterdir()) == []
