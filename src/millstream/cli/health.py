@@ -153,6 +153,13 @@ def warnings_of(node: Figures, buckets: list[dict[str, Any]]) -> Iterator[str]:
     for bucket in buckets:
         if bucket["state"] != "ready":
             yield f"bucket {bucket['name']} is not served: {bucket.get('reason', '')}"
+    count = node.get("buckets_ready", 0) + node.get("buckets_failed", 0)
+    if count and not node.get("http_port"):
+        failed = node.get("buckets_failed", 0)
+        yield (
+            f"{count:g} buckets are not shown, {failed:g} of them are not served: the node has no "
+            "HTTP listener, which knows them"
+        )
     yield from _coordination_warnings(node)
     for bucket in buckets:
         yield from _bucket_warnings(bucket["name"], bucket.get("figures", {}))

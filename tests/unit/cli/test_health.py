@@ -102,3 +102,10 @@ def test_coordination_is_in_the_nodes_line_and_warnings():
     ]:  # fmt: skip
         [warning] = warnings_of({**node, figure: 1.0}, [])
         assert words in warning
+
+
+def test_buckets_that_are_not_known_are_no_empty_list() -> None:
+    node = {"buckets_ready": 2, "buckets_failed": 1, "http_port": 0}
+    (warning,) = warnings_of(node, [])
+    assert warning.startswith("3 buckets are not shown, 1 of them are not served")
+    assert list(warnings_of({**node, "http_port": 5984}, [])) == []
