@@ -49,11 +49,13 @@ from millstream.client.dump_lines import (
     DesignLine,
     DocumentLine,
     Line,
+    is_one_request,
+    leaf_texts,
     write_of,
 )
 from millstream.client.kv import Client
 from millstream.client.writes import GivenWrite
-from millstream.errors import ConditionError, CorruptionError, MillstreamError
+from millstream.errors import ConditionError, CorruptionError, MillstreamError, UsageError
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.sinks.writing import Persistence
 
@@ -122,11 +124,19 @@ def command(
         print(msgspec.json.encode(told).decode())
     else:
         _report(bucket, dump, done, time.monotonic() - started_at)
+    if restore.refusal is not None:
+        raise ConditionError(
+            f"{done.refused:,} documents were not written, such as this one: {restore.refusal}",
+            code="too_large",
+        )
 
 
 @dataclass
 class _Done:
-    """What was done. `kept`: what was there and stayed. `expired`: by now, and not written."""
+    """What was done.
+
+    `kept`: what was there and stayed. `expired`: by now, and not written. `refused`: not written.
+    """
 
     documents: int = 0
     deletions: int = 0
@@ -134,6 +144,7 @@ class _Done:
     attachments: int = 0
     kept: int = 0
     expired: int = 0
+    refused: int = 0
 
 
 class _Restore:
@@ -153,6 +164,8 @@ class _Restore:
         self._persistence = Persistence(client)
         self._persistence.touched.update(range(client.partition_count))
         self.done = _Done()
+        self.refusal: UsageError | None = None
+        """Why the first of those that were refused was."""
 
     def batches(self) -> Iterator[int]:
         """Write batch after batch; yield how many documents each had.
@@ -178,6 +191,9 @@ class _Restore:
                     line, self._dump.header.bucket_uuid, self._client.cluster_map.bucket_uuid,
                     is_insert=not self._overwrites,
                 )  # fmt: skip
+                if not is_one_request(write):
+                    self._merge(line)
+                    continue
                 batch.append(write)
                 size += len(write.value or b"") + len(write.sidecar)
             else:
@@ -199,6 +215,19 @@ class _Restore:
             UnavailableError: `history_lost`, `timeout`.
         """
         self._persistence.wait(PERSIST_S)
+
+    def _merge(self, line: DocumentLine) -> None:
+        """Bring a document leaf by leaf; those that are there stay."""
+        try:
+            for text in leaf_texts(line, self._dump.header.bucket_uuid):
+                self._database(line.key).bring([text])
+        except UsageError as error:
+            if error.code != "too_large":
+                raise
+            self.refusal = self.refusal or error
+            self.done.refused += 1
+        else:
+            self.done.documents += 1
 
     def _write(self, batch: list[GivenWrite]) -> None:
         wanted = batch if self._overwrites else self._without_old_deletions(batch)

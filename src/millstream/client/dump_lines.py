@@ -20,14 +20,17 @@ Source: docs/reference/dump.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from millstream.client.writes import GivenWrite
+from millstream.documents.reading import Shown, text_of
 from millstream.documents.stored import StoredDocument, load, pack
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, UsageError
+from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.partitions import key_from_text, text_of_key
 from millstream.model.sides import side_of, split
 from millstream.wire.frames import change_of, deletion, mutation
@@ -45,11 +48,15 @@ __all__ = [
     "decode_line",
     "document_line",
     "encode_line",
+    "is_one_request",
+    "leaf_texts",
     "write_of",
 ]
 
 FORMAT: Final = "millstream-dump"
 VERSION: Final = 1
+WRITE_BYTES_MAX: Final = FRAME_BYTES_MAX - 16 * 1024
+"""Value and sidecar of one write; a key, a lineage and numbers go with them."""
 NESTED: Final = 100
 """Levels of nesting that a value leaves to the line around it."""
 _OPS: Final = {
@@ -220,6 +227,32 @@ def write_of(
     )  # fmt: skip
 
 
+def is_one_request(write: GivenWrite) -> bool:
+    """Return whether a write fits into one request: value and sidecar together may not."""
+    return len(write.value or b"") + len(write.sidecar) <= WRITE_BYTES_MAX
+
+
+def leaf_texts(line: DocumentLine, dumped_uuid: str) -> Iterator[Raw]:
+    """Yield all leaves of a document as `_bulk_docs` takes them, for one that is no one request.
+
+    Raises:
+        UsageError: `too_large`: it has attachments, which do not stand in its line.
+        CorruptionError: `bad_sidecar`, `bad_dump`.
+    """
+    key, value = key_from_text(line.key), _value_of(line)
+    side = side_of(line.lineage, line.sidecar)
+    document = load(dumped_uuid, key, _frame_of(line, key, value), side)
+    if any(one.attachments for one in document.contents.values()):
+        raise UsageError(
+            f"document {line.key!r} has conflicts of over {WRITE_BYTES_MAX} bytes together, and "
+            "attachments: bring it by a replication",
+            code="too_large",
+        )
+    for leaf in document.tree.leaves():
+        if leaf.rev in document.contents:
+            yield Raw(text_of(key.decode(), document, leaf, Shown(revs=True)))
+
+
 def _value_of(line: DocumentLine) -> bytes | None:
     if line.op != "put":
         return None
@@ -232,10 +265,11 @@ def _value_of(line: DocumentLine) -> bytes | None:
 
 def _computed(line: DocumentLine, key: bytes, value: bytes | None, uuid: str) -> bytes:
     """Return the sidecar of a document whose revisions were computed (invariant 2)."""
-    if value is None:
-        frame = deletion(0, key, 0, line.rev, line.cas, line.expiry)
-    else:
-        frame = mutation(
-            0, key, value, 0, line.rev, line.cas, line.flags, line.expiry, line.datatype
-        )
+    frame = _frame_of(line, key, value)
     return pack(load(uuid, key, frame, side_of(line.lineage, b""))).sidecar
+
+
+def _frame_of(line: DocumentLine, key: bytes, value: bytes | None) -> bytes:
+    if value is None:
+        return deletion(0, key, 0, line.rev, line.cas, line.expiry)
+    return mutation(0, key, value, 0, line.rev, line.cas, line.flags, line.expiry, line.datatype)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import millstream
+from http_calls import call
 from millstream.cli import restore
+from millstream.client import dump_lines
 from millstream.client.dump_file import DumpFile, DumpWriter
 from millstream.client.dump_lines import AttachmentLine, DocumentLine, Line
 from millstream.client.kv import Client
@@ -32,9 +34,11 @@ def client(node: EmbeddedNode) -> Iterator[Client]:
 
 
 @pytest.fixture
-def run(node: EmbeddedNode, call: Any) -> Any:
+def run(node: EmbeddedNode, request: pytest.FixtureRequest) -> Any:
+    command_line = request.getfixturevalue("call")
+
     def run(command: str, *words: object) -> Any:
-        return call(command, *map(str, words), "--connect", str(node.kv))
+        return command_line(command, *map(str, words), "--connect", str(node.kv))
 
     return run
 
@@ -130,3 +134,29 @@ def test_what_cannot_be_restored_is_one_line(
     outcome = run("restore", words[0], dumped.with_name(words[1]))
     assert outcome.code in (1, 2)
     assert outcome.err.count("\n") == 1
+
+
+def test_a_document_too_large_for_one_request_is_brought_leaf_by_leaf(
+    run: Any, tmp_path: Path, node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = f"http://{node.http}"
+    leaves = []
+    for c in "abc":
+        ancestry = {"start": 2, "ids": [c * 32, "f" * 32]}
+        leaves.append({"_id": "doc", "_rev": f"2-{c * 32}", "_revisions": ancestry, "c": c})
+    leaves[-1]["_deleted"] = True
+    assert run("bucket", "create", "large").code == 0
+    call(base, "POST", "/large/_bulk_docs", {"new_edits": False, "docs": leaves})
+    call(base, "PUT", "/large/held", {"_attachments": {"note": {"data": "aGk="}}})
+    call(base, "PUT", "/large/k1", {"n": 1})
+    assert run("dump", "large", tmp_path / "f").code == 0
+    monkeypatch.setattr(dump_lines, "WRITE_BYTES_MAX", 3)
+    asked = {"docs": [{"id": "doc"}, {"id": "k1"}]}
+    path = "/_bulk_get?revs=true"
+    for _ in range(2):
+        outcome = run("restore", "copy", tmp_path / "f", "--create")
+        assert outcome.code == 1
+        assert "1 documents were not written" in outcome.err
+        assert "held" in outcome.err
+        found = [call(base, "POST", f"/{name}{path}", asked) for name in ("large", "copy")]
+        assert found[0] == found[1]
