@@ -29,6 +29,9 @@ KV = {
 """What kv clients may keep, by key."""
 
 
+SECURITY = {"admins": {"names": ["ada"], "roles": []}, "members": {"names": [], "roles": ["r"]}}
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     path = tmp_path_factory.mktemp("daily") / "node"
@@ -78,6 +81,8 @@ def written_bucket(node: NodeProcess, name: str) -> None:
         "empty": {"data": ""},
     }
     call(http, "PUT", f"/{name}/attached", {"_attachments": attached})
+    call(http, "PUT", f"/{name}/_security", SECURITY)
+    call(http, "PUT", f"/{name}/_revs_limit", 2)
     design = {"views": {"a": {"map": "function (d) { emit(d._id); }"}}}
     small = {"note": {"data": b64encode(b"hi").decode()}}
     call(http, "PUT", f"/{name}/_design/d", {**design, "_attachments": small})
@@ -92,7 +97,10 @@ def seen_over_http(node: NodeProcess, name: str) -> dict[str, Any]:
     leaves = {one["id"]: one["docs"] for one in found["results"]}
     rows = {row["id"]: sorted(one["rev"] for one in row["changes"]) for row in feed["results"]}
     assert rows == {key: sorted(one["ok"]["_rev"] for one in leaves[key]) for key in rows}
-    return leaves
+    settings = {
+        page: call(node.http, "GET", f"/{name}/{page}") for page in ("_security", "_revs_limit")
+    }
+    return leaves | settings
 
 
 def seen_over_kv(node: NodeProcess, name: str) -> dict[Any, Any]:
@@ -110,6 +118,8 @@ def test_what_is_dumped_dropped_and_restored_is_the_same(
     written_bucket(node, "all")
     before = seen_over_http(node, "all"), seen_over_kv(node, "all")
     assert len(before[0]["doc"]) == 3
+    assert before[0]["_security"] == (200, SECURITY)
+    assert len(before[0]["many"][0]["ok"]["_revisions"]["ids"]) == 2
     file = tmp_path / "all.dump"
     told = json.loads(done(node, "dump", "all", file, "--json"))
     assert (told["documents"], told["designs"], told["attachments"]) == (10, 1, 3)

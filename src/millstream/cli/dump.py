@@ -39,6 +39,7 @@ from millstream.cli.connect import (
     client_of,
 )
 from millstream.cli.designs import database_of, is_design
+from millstream.cli.node_http import node_http
 from millstream.cli.progress import progress_of
 from millstream.client.blobs import BlobClient
 from millstream.client.bulk import BulkReader, Range
@@ -52,11 +53,13 @@ from millstream.client.dump_lines import (
     DocumentLine,
     EndLine,
     HeaderLine,
+    SettingsLine,
     decode_line,
     document_line,
     encode_line,
 )
 from millstream.client.extensions import LeaseHold
+from millstream.client.http import HttpClient
 from millstream.client.kv import Client
 from millstream.client.routing import Backoff
 from millstream.documents.stored import blobs_of
@@ -117,6 +120,9 @@ def command(
     started_at = time.monotonic()
     with connected() as client, DumpWriter(file, overwrites=overwrite) as writer:
         dump = _Dump(client, writer, database)
+        http = _http_of(address, user, password_file, tls_ca)
+        if http is not None:
+            writer.write(SettingsLine(Database(http, bucket).settings()))
         with _progress(json) as progress:
             bar = progress.add_task(bucket, total=client.partition_count)
             try:
@@ -132,6 +138,18 @@ def command(
                 )
         end = writer.finish()
     _report(file, end, time.monotonic() - started_at, json=json)
+
+
+def _http_of(
+    address: str, user: str | None, password_file: Path | None, tls_ca: Path | None
+) -> HttpClient | None:
+    """Return the HTTP of the node; None if it has none, and so no database has settings."""
+    try:
+        return node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    except UnavailableError as error:
+        if error.code != "no_http":
+            raise
+        return None
 
 
 class _Dump:

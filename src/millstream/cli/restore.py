@@ -42,20 +42,29 @@ from millstream.cli.designs import database_of
 from millstream.cli.node_http import node_http, path_of
 from millstream.cli.progress import progress_of
 from millstream.client.blobs import BlobClient
-from millstream.client.databases import Database
+from millstream.client.databases import Database, DatabaseSettings
 from millstream.client.dump_file import DumpFile
 from millstream.client.dump_lines import (
     AttachmentLine,
     DesignLine,
     DocumentLine,
     Line,
+    SettingsLine,
     is_one_request,
     leaf_texts,
     write_of,
 )
 from millstream.client.kv import Client
 from millstream.client.writes import GivenWrite
-from millstream.errors import ConditionError, CorruptionError, MillstreamError, UsageError
+from millstream.documents.stored import REVS_LIMIT_DEFAULT
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.sinks.writing import Persistence
 
@@ -98,6 +107,10 @@ def command(
             bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
         )
 
+    def settings() -> Database:
+        http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+        return Database(http, bucket)
+
     started_at = time.monotonic()
     with DumpFile(file) as dump:
         if create:
@@ -108,7 +121,7 @@ def command(
         with client_of(
             bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
         ) as client:
-            restore = _Restore(dump, client, database, overwrites=overwrite)
+            restore = _Restore(dump, client, database, settings, overwrites=overwrite)
             try:
                 with _progress(json) as progress:
                     bar = progress.add_task(bucket, total=dump.end.bytes)
@@ -119,6 +132,12 @@ def command(
                 print("stopped; run it again for the rest", file=sys.stderr)
                 raise
     done = restore.done
+    if restore.unset is not None:
+        print(
+            f"the settings of the database (_security, _revs_limit) were not restored: "
+            f"{restore.unset}",
+            file=sys.stderr,
+        )
     if json:
         told = {**asdict(done), "seconds": round(time.monotonic() - started_at, 3)}
         print(msgspec.json.encode(told).decode())
@@ -155,15 +174,20 @@ class _Restore:
         dump: DumpFile,
         client: Client,
         database: Callable[[str], Database],
+        settings: Callable[[], Database],
         *,
         overwrites: bool,
     ) -> None:
         self._dump, self._client, self._database = dump, client, database
-        self._overwrites = overwrites
+        self._settings, self._overwrites = settings, overwrites
+        self._is_new = not any(place.high_seqno for place in client.positions())
+        self._revs_limit = REVS_LIMIT_DEFAULT
         self._now_s = time.time_ns() // 10**9
         self._persistence = Persistence(client)
         self._persistence.touched.update(range(client.partition_count))
         self.done = _Done()
+        self.unset: MillstreamError | None = None
+        """Why the settings of the database were not restored."""
         self.refusal: UsageError | None = None
         """Why the first of those that were refused was."""
 
@@ -183,13 +207,15 @@ class _Restore:
             elif isinstance(line, DesignLine):
                 self._database(line.id).bring(line.docs)
                 self.done.designs += 1
+            elif isinstance(line, SettingsLine):
+                self._set(line.settings)
             elif isinstance(line, DocumentLine):
                 if line.op == "put" and 0 < line.expiry <= self._now_s:
                     self.done.expired += 1
                     continue
                 write = write_of(
                     line, self._dump.header.bucket_uuid, self._client.cluster_map.bucket_uuid,
-                    is_insert=not self._overwrites,
+                    is_insert=not self._overwrites, revs_limit=self._revs_limit,
                 )  # fmt: skip
                 if not is_one_request(write):
                     self._merge(line)
@@ -215,6 +241,18 @@ class _Restore:
             UnavailableError: `history_lost`, `timeout`.
         """
         self._persistence.wait(PERSIST_S)
+
+    def _set(self, settings: DatabaseSettings) -> None:
+        """Set what was set for the database, unless there was something in it before."""
+        self._revs_limit = settings.revs_limit
+        if not self._is_new and not self._overwrites:
+            return
+        try:
+            self._settings().set(settings)
+        except (AccessError, UnavailableError) as error:
+            if isinstance(error, UnavailableError) and error.code != "no_http":
+                raise  # nothing is written yet: it may be tried again
+            self.unset = error
 
     def _merge(self, line: DocumentLine) -> None:
         """Bring a document leaf by leaf; those that are there stay."""

@@ -1,4 +1,4 @@
-"""A bucket over HTTP, as a database: its design documents and views.
+"""A bucket over HTTP, as a database: its design documents, views and settings.
 
 Invariants:
 1. `put` and `delete` replace what is there; a document that names its revision replaces that one
@@ -25,7 +25,7 @@ from millstream.errors import (
     UsageError,
 )
 
-__all__ = ["DESIGN", "Database"]
+__all__ = ["DESIGN", "Database", "DatabaseSettings"]
 
 DESIGN: Final = "_design/"
 BYTES_MAX: Final = 1024 * 1024
@@ -50,6 +50,14 @@ class _Result(msgspec.Struct):
 
 class _Results(msgspec.Struct):
     results: list[_Result]
+
+
+class DatabaseSettings(msgspec.Struct, frozen=True):
+    """What is set for a database; `security` is shown to validation functions."""
+
+    security: dict[str, Any]
+    revs_limit: int
+    """Generations of a document's revisions that are kept."""
 
 
 class Database:
@@ -88,6 +96,24 @@ class Database:
         rev = content.get("_rev") or self.http.etag(path)
         sent = content | {"_rev": rev} if rev else content
         return self.http.request("PUT", path, msgspec.json.encode(sent))
+
+    def settings(self) -> DatabaseSettings:
+        """Return what is set for the database."""
+        security = self.http.request("GET", f"{self.path}/_security")
+        limit = self._answer("GET", f"{self.path}/_revs_limit", None, int, BYTES_MAX)
+        return DatabaseSettings(security, limit)
+
+    def set(self, settings: DatabaseSettings) -> None:
+        """Set what is not so already.
+
+        Raises:
+            AccessError: only administrators may.
+        """
+        now = self.settings()
+        for name in ("security", "revs_limit"):
+            wanted = getattr(settings, name)
+            if wanted != getattr(now, name):
+                self.http.request("PUT", f"{self.path}/_{name}", wanted)
 
     def leaves(self, key: str, bytes_max: int) -> list[msgspec.Raw]:
         """Return all leaves of a design document, with their ancestry and attachments.
@@ -128,7 +154,9 @@ class Database:
                 kind = AccessError if one.error in ("unauthorized", "forbidden") else UsageError
                 raise kind(f"{one.id or 'a document'}: {one.reason}", code=one.error)
 
-    def _answer(self, method: str, path: str, body: bytes, form: Any, bytes_max: int) -> Any:
+    def _answer(
+        self, method: str, path: str, body: bytes | None, form: Any, bytes_max: int
+    ) -> Any:
         data = bytearray()
         for piece in self.http.pieces(method, path, body):
             data += piece

@@ -1,6 +1,7 @@
 r"""Lines of a dump: a bucket in one file, each line a JSON object.
 
     {"line":"header","format":"millstream-dump","version":1,"bucket","bucket_uuid",..}   first
+    {"line":"settings","settings":{..}}                             perhaps second
     {"line":"attachment","key","sha256","length","offset","data"}   before the document it is of
     {"line":"document","key","op","cas","rev","expiry","flags","datatype","lineage",..}
     {"line":"design","id","docs":[..]}
@@ -26,9 +27,10 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from millstream.client.databases import DatabaseSettings
 from millstream.client.writes import GivenWrite
 from millstream.documents.reading import Shown, text_of
-from millstream.documents.stored import StoredDocument, load, pack
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load, pack
 from millstream.errors import CorruptionError, UsageError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.partitions import key_from_text, text_of_key
@@ -45,6 +47,7 @@ __all__ = [
     "EndLine",
     "HeaderLine",
     "Line",
+    "SettingsLine",
     "decode_line",
     "document_line",
     "encode_line",
@@ -76,6 +79,12 @@ class HeaderLine(msgspec.Struct, tag_field="line", tag="header"):
     partitions: int
     created: str
     """ISO 8601 in UTC."""
+
+
+class SettingsLine(msgspec.Struct, tag_field="line", tag="settings"):
+    """What is set for the database."""
+
+    settings: DatabaseSettings
 
 
 class AttachmentLine(msgspec.Struct, tag_field="line", tag="attachment"):
@@ -130,7 +139,7 @@ class EndLine(msgspec.Struct, tag_field="line", tag="end"):
     """Named by documents, and not on the node."""
 
 
-Line = HeaderLine | AttachmentLine | DocumentLine | DesignLine | EndLine
+Line = HeaderLine | SettingsLine | AttachmentLine | DocumentLine | DesignLine | EndLine
 _decode: Final = msgspec.json.Decoder(Line).decode
 _encode: Final = msgspec.json.Encoder().encode
 _check: Final = msgspec.json.Decoder(Raw).decode
@@ -204,7 +213,12 @@ def _is_json_text(value: bytes) -> bool:
 
 
 def write_of(
-    line: DocumentLine, dumped_uuid: str, bucket_uuid: str, *, is_insert: bool
+    line: DocumentLine,
+    dumped_uuid: str,
+    bucket_uuid: str,
+    *,
+    is_insert: bool,
+    revs_limit: int = REVS_LIMIT_DEFAULT,
 ) -> GivenWrite:
     """Return the write that brings a document, or a deletion, into a bucket.
 
@@ -213,6 +227,7 @@ def write_of(
         dumped_uuid: of the bucket that was dumped.
         bucket_uuid: of the bucket that is written.
         is_insert: only if there is no such document.
+        revs_limit: of the bucket that was dumped.
 
     Raises:
         CorruptionError: `bad_sidecar`, `bad_dump`.
@@ -220,7 +235,7 @@ def write_of(
     key, value = key_from_text(line.key), _value_of(line)
     sidecar = line.sidecar
     if not sidecar and dumped_uuid != bucket_uuid:
-        sidecar = _computed(line, key, value, dumped_uuid)
+        sidecar = _computed(line, key, value, dumped_uuid, revs_limit)
     return GivenWrite(
         key, value, line.flags, line.datatype, line.expiry, line.cas, line.rev, line.lineage,
         is_insert, sidecar,
@@ -263,10 +278,12 @@ def _value_of(line: DocumentLine) -> bytes | None:
     raise CorruptionError(f"document {line.key!r} of the dump has no value", code="bad_dump")
 
 
-def _computed(line: DocumentLine, key: bytes, value: bytes | None, uuid: str) -> bytes:
+def _computed(
+    line: DocumentLine, key: bytes, value: bytes | None, uuid: str, revs_limit: int
+) -> bytes:
     """Return the sidecar of a document whose revisions were computed (invariant 2)."""
     frame = _frame_of(line, key, value)
-    return pack(load(uuid, key, frame, side_of(line.lineage, b""))).sidecar
+    return pack(load(uuid, key, frame, side_of(line.lineage, b""), revs_limit)).sidecar
 
 
 def _frame_of(line: DocumentLine, key: bytes, value: bytes | None) -> bytes:

@@ -14,7 +14,7 @@ from http_calls import call
 from millstream.client.blobs import BlobClient
 from millstream.client.bulk import BulkReader
 from millstream.client.dump_file import DumpFile
-from millstream.client.dump_lines import DocumentLine
+from millstream.client.dump_lines import DocumentLine, SettingsLine
 from millstream.errors import StreamError, UnavailableError
 from millstream.node.embedded import EmbeddedNode
 
@@ -115,7 +115,7 @@ def test_an_attachment_that_the_node_has_not_got_is_counted_and_told(
     assert "1 attachments are not on the node" in outcome.err
     with DumpFile(tmp_path / "f") as dump:
         assert (dump.end.attachments, dump.end.missing_attachments) == (0, 1)
-        assert [type(line) for line in dump.lines()] == [DocumentLine]
+        assert [type(line) for line in dump.lines()] == [SettingsLine, DocumentLine]
 
 
 def test_an_attachment_whose_bytes_are_other_ones_ends_the_dump(

@@ -13,9 +13,11 @@ import millstream
 from http_calls import call
 from millstream.cli import restore
 from millstream.client import dump_lines
+from millstream.client.databases import Database
 from millstream.client.dump_file import DumpFile, DumpWriter
 from millstream.client.dump_lines import AttachmentLine, DocumentLine, Line
 from millstream.client.kv import Client
+from millstream.errors import AccessError
 from millstream.model.lineage import born
 from millstream.node.embedded import EmbeddedNode
 
@@ -160,3 +162,34 @@ def test_a_document_too_large_for_one_request_is_brought_leaf_by_leaf(
         assert "held" in outcome.err
         found = [call(base, "POST", f"/{name}{path}", asked) for name in ("large", "copy")]
         assert found[0] == found[1]
+
+
+def test_settings_are_restored_into_a_bucket_that_was_empty_or_is_replaced(
+    run: Any, tmp_path: Path, node: EmbeddedNode
+) -> None:
+    base = f"http://{node.http}"
+    for name in ("set", "other"):
+        assert run("bucket", "create", name).code == 0
+        call(base, "PUT", f"/{name}/_revs_limit", 77)
+        call(base, "PUT", f"/{name}/doc", {})
+    assert run("dump", "set", tmp_path / "f").code == 0
+    assert run("restore", "fresh", tmp_path / "f", "--create").code == 0
+    assert call(base, "GET", "/fresh/_revs_limit") == (200, 77)
+    call(base, "PUT", "/other/_revs_limit", 88)
+    assert run("restore", "other", tmp_path / "f").code == 0
+    assert call(base, "GET", "/other/_revs_limit") == (200, 88)
+    assert run("restore", "other", tmp_path / "f", "--overwrite").code == 0
+    assert call(base, "GET", "/other/_revs_limit") == (200, 77)
+
+
+def test_settings_that_may_not_be_set_are_told_and_the_documents_restored(
+    run: Any, client: Client, dumped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AccessError("only an administrator may")
+
+    monkeypatch.setattr(Database, "set", refuse)
+    outcome = run("restore", "b", dumped, "--overwrite")
+    assert outcome.code == 0
+    assert "were not restored: only an administrator may" in outcome.err
+    assert client.exists("k1")

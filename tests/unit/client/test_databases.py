@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import Raw
 
-from millstream.client.databases import Database
+from millstream.client.databases import Database, DatabaseSettings
 from millstream.client.http import HttpClient
 from millstream.errors import ConditionError, UsageError
 from millstream.node.embedded import EmbeddedNode
@@ -73,3 +73,13 @@ def test_all_leaves_with_their_attachments_are_brought_to_where_they_are_lacking
 def test_what_the_database_does_not_take_is_said(database: Database) -> None:
     with pytest.raises(UsageError):
         database.bring([Raw(b'{"_id":"_design/x","_rev":"nonsense"}')])
+
+
+def test_settings_are_set_where_they_are_other_ones(database: Database) -> None:
+    before = database.settings()
+    wanted = DatabaseSettings({**before.security, "admins": {"names": ["ada"], "roles": []}}, 7)
+    for _ in range(2):
+        database.set(wanted)
+        assert database.settings() == wanted
+    database.set(before)
+    assert database.settings() == before

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.client.databases import DatabaseSettings
 from millstream.client.dump_lines import (
     AttachmentLine,
     DesignLine,
     DocumentLine,
     EndLine,
     HeaderLine,
+    SettingsLine,
     decode_line,
     document_line,
     encode_line,
@@ -101,6 +103,7 @@ def test_a_document_of_which_a_purge_left_nothing_has_no_line() -> None:
     "line",
     [
         HeaderLine("millstream-dump", 1, "b", "aa", 4, "2026-01-01T00:00:00+00:00"),
+        SettingsLine(DatabaseSettings({"admins": {}}, 7)),
         AttachmentLine("k", "ab" * 32, 3, 0, b"\0\n\xff"),
         DesignLine("_design/a", []),
         EndLine(12, "ab", 1, 2, 3, 4, 5),
