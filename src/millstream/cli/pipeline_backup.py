@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +64,7 @@ OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace documents that are there, newer ones too.")
 ]
 MISSING_SHOWN_MAX = 10
-"""Attachments that a restore names."""
+"""Attachments, and documents that were not written, that a restore names."""
 _AGAIN = "it has no manifest and does not count, what was there is as it was; run it again"
 _REST = "what it has written stays; run it again for the rest"
 
@@ -172,7 +172,9 @@ def run_restore(
         missing = [name.hex() for name in sorted(done.missing_blobs)]
         told: dict[str, Any] = {"manifest": done.manifest, "written": done.written, "kept": kept}
         told |= {"designs": designs, "attachments": done.blobs, "missing_attachments": missing}
+        told["too_large"] = sorted(done.too_large)
         print_json(told)
+        _refuse_large(done.too_large)
         return
     said = f"manifest {done.manifest}: {done.written:,} documents written"
     if designs:
@@ -187,6 +189,18 @@ def run_restore(
         sys.stdout.write(
             f"{len(done.missing_blobs):,} attachments are not in this backup; the documents that "
             f"have them were written without their bytes: {shown}\n"
+        )
+    _refuse_large(done.too_large)
+
+
+def _refuse_large(keys: Sequence[str]) -> None:
+    """Say that documents were not written; raises ConditionError: `too_large`."""
+    if keys:
+        raise ConditionError(
+            f"{len(keys):,} documents were not written, since their conflicts are too large for "
+            "one request: bring them by `millstream dump` or a replication: "
+            + ", ".join(sorted(keys)[:MISSING_SHOWN_MAX]),
+            code="too_large",
         )
 
 

@@ -50,12 +50,11 @@ from millstream.client.dump_lines import (
     DocumentLine,
     Line,
     SettingsLine,
-    is_one_request,
     leaf_texts,
     write_of,
 )
 from millstream.client.kv import Client
-from millstream.client.writes import GivenWrite
+from millstream.client.writes import GivenWrite, is_one_request
 from millstream.documents.stored import REVS_LIMIT_DEFAULT
 from millstream.errors import (
     AccessError,

@@ -28,11 +28,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from millstream.client.databases import DatabaseSettings
-from millstream.client.writes import GivenWrite
+from millstream.client.writes import WRITE_BYTES_MAX, GivenWrite
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load, pack
 from millstream.errors import CorruptionError, UsageError
-from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.partitions import key_from_text, text_of_key
 from millstream.model.sides import side_of, split
 from millstream.wire.frames import change_of, deletion, mutation
@@ -51,15 +50,12 @@ __all__ = [
     "decode_line",
     "document_line",
     "encode_line",
-    "is_one_request",
     "leaf_texts",
     "write_of",
 ]
 
 FORMAT: Final = "millstream-dump"
 VERSION: Final = 1
-WRITE_BYTES_MAX: Final = FRAME_BYTES_MAX - 16 * 1024
-"""Value and sidecar of one write; a key, a lineage and numbers go with them."""
 NESTED: Final = 100
 """Levels of nesting that a value leaves to the line around it."""
 _OPS: Final = {
@@ -240,11 +236,6 @@ def write_of(
         key, value, line.flags, line.datatype, line.expiry, line.cas, line.rev, line.lineage,
         is_insert, sidecar,
     )  # fmt: skip
-
-
-def is_one_request(write: GivenWrite) -> bool:
-    """Return whether a write fits into one request: value and sidecar together may not."""
-    return len(write.value or b"") + len(write.sidecar) <= WRITE_BYTES_MAX
 
 
 def leaf_texts(line: DocumentLine, dumped_uuid: str) -> Iterator[Raw]:

@@ -16,10 +16,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from millstream.client.documents import FLAGS_JSON, key_bytes_of
 from millstream.errors import MillstreamError
+from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import ALT_REQUEST, HEADER, REQUEST, Datatype, Opcode, Packet, Status
 
 __all__ = [
+    "WRITE_BYTES_MAX",
     "BulkResult",
     "Failure",
     "GivenWrite",
@@ -27,10 +29,13 @@ __all__ = [
     "Write",
     "each_encoder",
     "is_done",
+    "is_one_request",
     "live_cas",
     "meta_encoder",
 ]
 
+WRITE_BYTES_MAX: Final = FRAME_BYTES_MAX - 16 * 1024
+"""Value and sidecar of one write; a key, a lineage and numbers go with them."""
 _SET: Final = Struct(">BBHBBHIIQII")
 _GIVEN: Final = Struct(">IIQQIH")
 """Flags, expiry, rev, CAS, options, length of the extended metadata."""
@@ -153,6 +158,11 @@ def _given_frame(
         partition_id, len(body), opaque, 0,
     )  # fmt: skip
     return partition_id, head + body
+
+
+def is_one_request(write: GivenWrite) -> bool:
+    """Return whether a write fits into one request: value and sidecar together may not."""
+    return len(write.value or b"") + len(write.sidecar) <= WRITE_BYTES_MAX
 
 
 def is_done(write: Write | GivenWrite, packet: Packet) -> bool:

@@ -174,12 +174,26 @@ def test_restore_writes_design_documents_where_they_are_checked(
     assert database.designs == {"_design/there": {}, "_design/d": {}}
     made = json.loads(call(*words, "--overwrite", "--json").out)
     assert made.pop("missing_attachments") == ["0" * 64]
+    assert made.pop("too_large") == []
     assert made == {"manifest": 3, "written": 1200, "kept": 1, "designs": 2, "attachments": 4}
     assert database.designs["_design/there"] == {"new": 1}
     assert calls == [
         ("b", backed_up, {"manifest": 3, "key_prefix": prefix, "overwrites": flag})
         for prefix, flag in (("u:", False), ("", True))
     ]
+
+
+def test_a_restore_names_the_documents_that_are_too_large_for_one_request(
+    call: Any, backed_up: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
+) -> None:
+    done = Restored(3, 7, 0, {}, too_large=("big", "a"))
+    monkeypatch.setattr(restore, "restore", lambda *_, **__: done)
+    words = ["pipeline", "run", "restore", str(backed_up), "b"]
+    for more in ([], ["--json"]):
+        code, out, err = call(*words, *more)
+        assert (code, b"7" in out) == (1, True)
+        assert "2 documents were not written" in err
+        assert err.endswith("a, big\n")
 
 
 def test_verify_ends_with_an_error_where_something_is_wrong(

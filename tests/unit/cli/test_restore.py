@@ -12,7 +12,7 @@ import pytest
 import millstream
 from http_calls import call
 from millstream.cli import restore
-from millstream.client import dump_lines
+from millstream.client import writes
 from millstream.client.databases import Database
 from millstream.client.dump_file import DumpFile, DumpWriter
 from millstream.client.dump_lines import AttachmentLine, DocumentLine, Line
@@ -152,7 +152,7 @@ def test_a_document_too_large_for_one_request_is_brought_leaf_by_leaf(
     call(base, "PUT", "/large/held", {"_attachments": {"note": {"data": "aGk="}}})
     call(base, "PUT", "/large/k1", {"n": 1})
     assert run("dump", "large", tmp_path / "f").code == 0
-    monkeypatch.setattr(dump_lines, "WRITE_BYTES_MAX", 3)
+    monkeypatch.setattr(writes, "WRITE_BYTES_MAX", 3)
     asked = {"docs": [{"id": "doc"}, {"id": "k1"}]}
     path = "/_bulk_get?revs=true"
     for _ in range(2):

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.client import writes as client_writes
 from millstream.client.documents import FLAGS_BINARY, durability_framing
 from millstream.client.writes import (
     GivenWrite,
     Write,
     each_encoder,
     is_done,
+    is_one_request,
     live_cas,
     meta_encoder,
 )
@@ -96,6 +98,14 @@ def test_a_deletion_as_it_was_elsewhere_has_its_time_and_sidecar(
     assert packet.opcode == Opcode.DEL_WITH_META
     found = given_change(packet, knows_lineage=True)
     assert found == (0, 77, 6, 5, options, b"", born(7, 9), b"side")
+
+
+def test_value_and_sidecar_share_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_writes, "WRITE_BYTES_MAX", 5)
+    write = GivenWrite(b"k", b"123", 0, 0, 0, 5, 6, b"")
+    assert is_one_request(write._replace(sidecar=b"45"))
+    assert not is_one_request(write._replace(sidecar=b"456"))
+    assert not is_one_request(write._replace(value=None, sidecar=b"123456"))
 
 
 def test_a_key_that_cannot_be_is_refused_before_it_is_sent() -> None:

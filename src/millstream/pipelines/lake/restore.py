@@ -11,6 +11,7 @@ Invariants:
    and no partition began a new history since before the first write.
 6. The attachments that a document names are on the node's disk before it is written, but for those
    that the backup has not got: they are counted.
+7. A document that is too large for one request, with its conflicts, is not written, but told.
 
 Elsewhere: the newest version of each key (`chain`), whether all arrived (`verify`).
 """
@@ -27,10 +28,10 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import SparkSession
 
 from millstream.client.columns import OP_PUT, decode_meta
-from millstream.client.writes import GivenWrite
+from millstream.client.writes import GivenWrite, is_one_request
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.model.limits import UINT64_MAX
-from millstream.model.partitions import key_from_text
+from millstream.model.partitions import key_from_text, text_of_key
 from millstream.pipelines.control import open_client
 from millstream.pipelines.lake.blobs import BlobRestore, blob_client
 from millstream.pipelines.lake.chain import chain_of, parts_of
@@ -64,7 +65,8 @@ class Restored(NamedTuple):
     """What a restore did.
 
     `kept`: documents that were there and stayed. `designs`: key -> JSON, not written. `blobs`:
-    attachments brought; `missing_blobs`: names of those that are not in the backup.
+    attachments brought; `missing_blobs`: names of those that are not in the backup. `too_large`:
+    keys of documents that were not written.
     """
 
     manifest: int
@@ -73,6 +75,7 @@ class Restored(NamedTuple):
     designs: Mapping[str, bytes]
     blobs: int = 0
     missing_blobs: frozenset[bytes] = frozenset()
+    too_large: tuple[str, ...] = ()
 
 
 def restore(
@@ -116,7 +119,7 @@ def restore(
         rows = sum(found.row_count for found in parts)
         tasks.append(Work(part.partition, rows, task))
     written = kept = blobs = 0
-    missing = frozenset[bytes]()
+    missing, too_large = frozenset[bytes](), tuple[str, ...]()
     designs: dict[str, bytes] = {}
     with open_client(options) as client:
         persistence = Persistence(client)
@@ -125,8 +128,9 @@ def restore(
             written, kept = written + result.written, kept + result.kept
             designs |= result.designs
             blobs, missing = blobs + result.blobs, missing | result.missing_blobs
+            too_large += result.too_large
         persistence.wait(PERSIST_S, watch.check)
-    return Restored(id_, written, kept, designs, blobs, missing)
+    return Restored(id_, written, kept, designs, blobs, missing, too_large)
 
 
 def restore_part(task: RestoreTask) -> Restored:
@@ -136,23 +140,32 @@ def restore_part(task: RestoreTask) -> Restored:
         MillstreamError: as `restore`.
     """
     designs: dict[str, bytes] = {}
+    too_large: list[str] = []
     written = kept = 0
     with open_client(task.options) as client, ExitStack() as stack:
         blobs = BlobRestore(task.root, partial(blob_client, task.options), client.partition_count)
         stack.callback(blobs.close)
-        for _, result in client.write_each(_after_blobs(blobs, writes_of(task, designs))):
+        for _, result in client.write_each(
+            _after_blobs(blobs, writes_of(task, designs), too_large)
+        ):
             if not isinstance(result, MillstreamError):
                 written += 1
             elif result.code == "key_exists":
                 kept += 1
             else:
                 raise result
-    return Restored(0, written, kept, designs, blobs.put, frozenset(blobs.missing))
+    missing = frozenset(blobs.missing)
+    return Restored(0, written, kept, designs, blobs.put, missing, tuple(too_large))
 
 
-def _after_blobs(blobs: BlobRestore, writes: Iterator[GivenWrite]) -> Iterator[GivenWrite]:
-    """Yield writes whose attachments the node has."""
+def _after_blobs(
+    blobs: BlobRestore, writes: Iterator[GivenWrite], too_large: list[str]
+) -> Iterator[GivenWrite]:
+    """Yield writes whose attachments the node has; put the keys of others into `too_large`."""
     for write in writes:
+        if not is_one_request(write):
+            too_large.append(text_of_key(write.key))
+            continue
         blobs.bring(write)
         yield write
 

@@ -116,6 +116,15 @@ def test_any_manifest_is_written_with_what_documents_had(
     assert held(target) == {"1": "10", "3": "31"}
 
 
+def test_a_document_too_large_for_one_request_is_told_and_the_rest_written(
+    directory: BackupDirectory, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "is_one_request", lambda write: write.key != b"3")
+    done = restore.restore(SPARK, OPTIONS, directory, manifest=1)
+    assert (done.written, done.too_large) == (2, ("3",))
+    assert held(target) == {"1": "10", "2": "20"}
+
+
 def test_what_is_there_stays_unless_it_is_to_be_replaced(
     directory: BackupDirectory, target: Target
 ) -> None:
