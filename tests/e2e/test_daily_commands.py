@@ -209,6 +209,33 @@ def test_what_tail_prints_is_loaded_into_another_bucket(node: NodeProcess) -> No
     assert call(node.http, "GET", "/to/_design/d")[1]["views"] == design["views"]
 
 
+def test_what_tail_prints_is_loaded_as_it_comes(node: NodeProcess) -> None:
+    command = [sys.executable, "-m", "millstream"]
+    where = ["--connect", node.ready["kv"]]
+    for name in ("live", "followed"):
+        done(node, "bucket", "create", name)
+    with (
+        subprocess.Popen(
+            [*command, "tail", "live", "--from-start", *where], stdout=subprocess.PIPE
+        ) as tail,
+        subprocess.Popen(
+            [*command, "load", "followed", "-", *where], stdin=tail.stdout, stderr=subprocess.PIPE
+        ) as load,
+        millstream.connect(node.ready["kv"], bucket="live") as source,
+        millstream.connect(node.ready["kv"], bucket="followed") as target,
+    ):
+        try:
+            source.upsert("k", {"n": 1})
+            until(lambda: target.exists("k"))
+            source.remove("k")
+            until(lambda: not target.exists("k"))
+        finally:
+            tail.terminate()
+            _, said = load.communicate(timeout=COMMAND_S)
+    assert load.returncode == 0
+    assert b"2 rows" in said
+
+
 def test_an_array_is_loaded_and_what_is_there_unchanged_is_told(
     node: NodeProcess, tmp_path: Path
 ) -> None:

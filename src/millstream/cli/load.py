@@ -15,12 +15,10 @@ Source: docs/reference/load.md.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -47,7 +45,8 @@ from millstream.cli.connect import (
 from millstream.cli.designs import database_of
 from millstream.cli.load_changes import is_mark, is_unchanged, write_of_row
 from millstream.cli.load_rows import RowError, RowReader, format_of, open_rows
-from millstream.cli.load_state import LoadState
+from millstream.cli.load_state import LoadState, NoState
+from millstream.cli.load_stream import STDIN, StreamReader
 from millstream.cli.progress import progress_of
 from millstream.client.databases import DESIGN, Database
 from millstream.client.documents import Stored
@@ -63,7 +62,7 @@ BATCH_BYTES: Final = 8 * 1024 * 1024
 SAVE_EVERY_S: Final = 1.0
 PERSIST_TIMEOUT_S: Final = 60.0
 
-_STDIN: Final = Path("-")
+_GOES_ON: Final = "the same command goes on where this one was"
 _ANY_KEY: Final = b"millstream"
 FilesArgument = Annotated[
     list[Path],
@@ -131,20 +130,14 @@ def command(
 ) -> None:
     """Load documents from files; the same command goes on after an interruption.
 
-    - is standard input, as JSON lines or an array; it is kept in a temporary file first. What is
-    there unchanged is not written again.
+    - is standard input, as JSON lines or an array, loaded as it comes. What is there unchanged is
+    not written again.
     """
-    if _STDIN in files:
-        if len(files) > 1 or state is not None:
-            raise UsageError("- is loaded alone, and without --state", code="bad_arguments")
-        with TemporaryDirectory(prefix="millstream-load-") as folder:
-            copy = Path(folder, "stdin.jsonl")
-            with copy.open("wb") as kept:
-                shutil.copyfileobj(sys.stdin.buffer, kept)
-            command(bucket, [copy], key, None, text, address, user, password_file, tls_ca, json)
-        return
+    if STDIN in files and (len(files) > 1 or state is not None):
+        raise UsageError("- is loaded alone, and without --state", code="bad_arguments")
     for file in files:
-        format_of(file)
+        if file != STDIN:
+            format_of(file)
     if state is not None and not state.is_dir():
         raise UsageError(f"--state {state}: no such directory", code="bad_state_dir")
 
@@ -157,12 +150,16 @@ def command(
     with client_of(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:
-        states = [LoadState(file, bucket, client.cluster_map.bucket_uuid, state) for file in files]
+        uuid = client.cluster_map.bucket_uuid
+        states = [
+            NoState() if file == STDIN else LoadState(file, bucket, uuid, state) for file in files
+        ]
         target = _Target(client, database, _may_read(client))
         try:
             count = _load_all(target, files, states, key=key, keeps_text=text, is_quiet=json)
         except KeyboardInterrupt:
-            print("stopped; the same command goes on where this one was", file=sys.stderr)
+            what = "what was read is loaded" if STDIN in files else _GOES_ON
+            print(f"stopped; {what}", file=sys.stderr)
             raise typer.Exit(1) from None
     for done in states:
         done.remove()
@@ -172,7 +169,7 @@ def command(
 def _load_all(
     target: _Target,
     files: list[Path],
-    states: list[LoadState],
+    states: Sequence[LoadState | NoState],
     *,
     key: str,
     keeps_text: bool,
@@ -181,7 +178,11 @@ def _load_all(
     total = _Count()
     with _progress(is_quiet) as progress:
         for file, state in zip(files, states, strict=True):
-            reader = open_rows(file, state.place, keeps_text=keeps_text)
+            reader: RowReader
+            if file == STDIN:
+                reader = StreamReader(sys.stdin.buffer)
+            else:
+                reader = open_rows(file, state.place, keeps_text=keeps_text)
             bar = progress.add_task(file.name, total=max(reader.size, 1), completed=reader.done)
             is_new = not any(place.high_seqno for place in target.client.positions())
             here = target._replace(is_new=is_new)
@@ -208,7 +209,7 @@ def _progress(is_quiet: bool) -> Progress:
 
 
 def _load_one(
-    target: _Target, file: Path, reader: RowReader, state: LoadState, key: str
+    target: _Target, file: Path, reader: RowReader, state: LoadState | NoState, key: str
 ) -> Iterator[_Count]:
     """Write batch by batch; yield their counts."""
     items = _items(file, reader, key)
@@ -308,20 +309,26 @@ def _put_design(target: _Target, write: Write) -> None:
     database.put(key, content)
 
 
-def _keep(client: Client, state: LoadState, reader: RowReader, *, is_done: bool = False) -> None:
+def _keep(
+    client: Client, state: LoadState | NoState, reader: RowReader, *, is_done: bool = False
+) -> None:
     """Keep the place of the row written last, once everything up to it is on disk."""
     client.wait_persisted(PERSIST_TIMEOUT_S)
     state.save(reader.place, is_done=is_done)
 
 
 def _next_batch(
-    items: Iterator[_Item], reader: RowReader
+    items: Iterator[_Item | None], reader: RowReader
 ) -> tuple[list[_Item], MillstreamError | None]:
     """Return the next rows, and the error that cut them short."""
     batch: list[_Item] = []
     done_max = reader.done + BATCH_BYTES
     try:
         for item in items:
+            if item is None:
+                if batch:
+                    break
+                continue
             batch.append(item)
             if len(batch) >= BATCH_ROWS or reader.done >= done_max:
                 break
@@ -330,21 +337,24 @@ def _next_batch(
     return batch, None
 
 
-def _items(file: Path, reader: RowReader, key: str) -> Iterator[_Item]:
-    """Yield what each row writes; raises RowError."""
-    now_s = time.time_ns() // 10**9
+def _items(file: Path, reader: RowReader, key: str) -> Iterator[_Item | None]:
+    """Yield what each row writes, None where no more is there yet; raises RowError."""
     for row in reader.rows():
+        if row is None:
+            yield None
+            continue
         try:
             if is_mark(row.fields):
                 continue
-            write = write_of_row(row.fields, row.value, key, now_s)
+            write = write_of_row(row.fields, row.value, key, time.time_ns() // 10**9)
         except UsageError as error:
             raise _refused(file, row.line, error) from error
         yield _Item(write, row.line)
 
 
 def _refused(file: Path, line: int, error: MillstreamError) -> RowError:
-    return RowError(f"{file}, line {line}: {error}", code=error.code)
+    where = "standard input" if file == STDIN else file
+    return RowError(f"{where}, line {line}: {error}", code=error.code)
 
 
 def _report(bucket: str, file_count: int, count: _Count, seconds: float, *, json: bool) -> None:

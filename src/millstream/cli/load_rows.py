@@ -24,16 +24,19 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from millstream.cli.json_array import elements, is_array
+from millstream.cli.json_array import Element, elements, is_array
 from millstream.errors import MillstreamError, UsageError
 
-__all__ = ["Place", "Row", "RowError", "RowReader", "format_of", "open_rows"]
+__all__ = [
+    "Place", "Row", "RowError", "RowReader", "array_rows", "format_of", "json_row", "open_rows",
+]  # fmt: skip
 
 LINE_BYTES_MAX: Final = 32 * 1024 * 1024
 CSV_FIELD_BYTES_MAX: Final = 20 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
 PARQUET_BATCH_ROWS: Final = 4096
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _TRUTHS: Final = {"true": True, "false": False}
 _FORMATS: Final = {
     ".jsonl": "json",
@@ -73,8 +76,9 @@ class RowError(MillstreamError):
 class RowReader(Protocol):
     """Rows of one file after a place."""
 
-    size: int
-    """Bytes of a text file, rows of a Parquet file: what `done` grows to."""
+    @property
+    def size(self) -> int:
+        """Bytes of a text file, rows of a Parquet file: what `done` grows to."""
 
     @property
     def done(self) -> int:
@@ -84,8 +88,8 @@ class RowReader(Protocol):
     def place(self) -> Place:
         """The place after the row taken last."""
 
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows that follow; raises RowError."""
+    def rows(self) -> Iterator[Row | None]:
+        """Yield the rows that follow, and None where no more is there yet; raises RowError."""
 
     def close(self) -> None:
         """Close the file."""
@@ -179,40 +183,71 @@ class _TextReader:
 
 class _JsonReader(_TextReader):
     def rows(self) -> Iterator[Row]:
-        decode = msgspec.json.Decoder(dict[str, Any]).decode
         for line in self._lines():
-            text = line.strip()
-            if not text:
-                continue
-            try:
-                fields = decode(text)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise self._bad(f"one JSON object a line is expected: {error}") from error
-            yield Row(fields, msgspec.Raw(text), self._line)
+            row = json_row(self._path, line, self._line)
+            if row is not None:
+                yield row
+
+
+def json_row(where: object, line: bytes, number: int) -> Row | None:
+    """Return the row of a line, None if it is empty.
+
+    Raises:
+        RowError: it is no JSON object; names `where`, the file, and the number of the line.
+    """
+    text = line.strip()
+    if not text:
+        return None
+    try:
+        fields = _decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RowError(
+            f"{where}, line {number}: one JSON object a line is expected: {error}"
+        ) from error
+    return Row(fields, msgspec.Raw(text), number)
 
 
 class _ArrayReader(_TextReader):
     """Objects of one JSON array."""
 
     def rows(self) -> Iterator[Row]:
-        decode = msgspec.json.Decoder(dict[str, Any]).decode
-        self._line = max(self._line, 1)  # it counts the lines that have begun
-        found = elements(self._file.read, is_begun=self._offset > 0)
-        while True:
-            try:
-                element = next(found, None)
-                if element is None:
-                    return
-                self._line += element.before.count(b"\n")
-                fields = decode(element.text)
-            except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-                raise self._bad(f"an array of JSON objects is expected: {error}") from error
-            line = self._line
-            self._line += element.text.count(b"\n")
-            self._offset += len(element.before) + len(element.text)
-            self._digest.update(element.before)
-            self._digest.update(element.text)
-            yield Row(fields, msgspec.Raw(element.text), line)
+        is_begun, line = self._offset > 0, max(self._line, 1)
+        for row, element in array_rows(self._path, self._file.read, is_begun=is_begun, line=line):
+            for piece in element:
+                self._offset += len(piece)
+                self._digest.update(piece)
+            self._line = row.line + element.text.count(b"\n")
+            yield row
+
+
+def array_rows(
+    where: object, read: Callable[[int], bytes], *, is_begun: bool, line: int
+) -> Iterator[tuple[Row, Element]]:
+    """Yield the rows of an array, each with what was read for it.
+
+    Args:
+        where: the file, for errors.
+        read: as of `json_array.elements`.
+        is_begun: it is read from behind an element on.
+        line: that is read, from 1.
+
+    Raises:
+        RowError: it is no array of objects.
+    """
+    found = elements(read, is_begun=is_begun)
+    while True:
+        try:
+            element = next(found, None)
+            if element is None:
+                return
+            line += element.before.count(b"\n")
+            fields = _decode(element.text)
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            raise RowError(
+                f"{where}, line {line}: an array of JSON objects is expected: {error}"
+            ) from error
+        yield Row(fields, msgspec.Raw(element.text), line), element
+        line += element.text.count(b"\n")
 
 
 def _is_array(path: Path) -> bool:

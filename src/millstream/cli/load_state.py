@@ -20,7 +20,7 @@ from millstream.cli.load_rows import Place
 from millstream.errors import UnavailableError, UsageError
 from millstream.runtime.files import write_atomically
 
-__all__ = ["LoadState"]
+__all__ = ["LoadState", "NoState"]
 
 _VERSION = 1
 
@@ -33,6 +33,19 @@ class _Form(msgspec.Struct):
     offset: int
     digest: str
     is_done: bool
+
+
+class NoState:
+    """The place in what cannot be gone on with."""
+
+    place = Place()
+    is_done = False
+
+    def save(self, place: Place, *, is_done: bool = False) -> None:
+        """Keep nothing."""
+
+    def remove(self) -> None:
+        """There is nothing to forget."""
 
 
 class LoadState:

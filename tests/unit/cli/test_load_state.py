@@ -3,10 +3,17 @@ from pathlib import Path
 import pytest
 
 from millstream.cli.load_rows import Place
-from millstream.cli.load_state import LoadState
+from millstream.cli.load_state import LoadState, NoState
 from millstream.errors import UnavailableError, UsageError
 
 PLACE = Place(7, 123, "ab")
+
+
+def test_what_cannot_be_gone_on_with_has_no_place() -> None:
+    state = NoState()
+    state.save(PLACE, is_done=True)
+    state.remove()
+    assert (state.place, state.is_done) == (Place(), False)
 
 
 def test_places_are_kept_beside_the_file(tmp_path: Path) -> None:
