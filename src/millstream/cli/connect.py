@@ -81,7 +81,7 @@ KeyArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-STARTING_S_MAX: Final = 5.0
+STARTING_S_MAX: Final = 15.0
 """How long a command waits for a node that is starting: nothing listens there yet."""
 STARTING_PAUSE_S: Final = 0.1
 CONNECT_DEFAULT = "127.0.0.1:11210"

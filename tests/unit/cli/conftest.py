@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
-from millstream.cli import delete, get, load, put
+from millstream.cli import connect, delete, get, load, put
 from millstream.cli.main import main
 from millstream.client.documents import Document, Stored, content_of
 from millstream.client.extensions import PartitionPosition, Versioned
@@ -95,6 +95,12 @@ class FakeClient:
 
     def wait_persisted(self, timeout_s: float) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits long for a node that never starts."""
+    monkeypatch.setattr(connect, "STARTING_S_MAX", 0.05)
 
 
 @pytest.fixture
