@@ -17,6 +17,7 @@ from millstream.coordination.core.namespace.audience import Audience, Subscripti
 from millstream.coordination.core.namespace.marks import Marks
 from millstream.coordination.core.namespace.updates import Place, Update
 from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.versions import Version
 
 SEEDS = 10
 """About 5 s of processor time."""
@@ -66,8 +67,8 @@ def lost_in_silence(subscription: Subscription, payloads: Sequence[bytes]) -> bo
     return True
 
 
-def one_too_many(op: str, lsn: int) -> bytes:
-    return REMARK(op, lsn + 5 if op == "overrun" else lsn)
+def one_too_many(op: str, lsn: int, version: Version | None = None) -> bytes:
+    return REMARK(op, lsn + 5 if op == "overrun" else lsn, version)
 
 
 def begun_again(self: Marks, session: int, name: bytes, lsn: int) -> None:
