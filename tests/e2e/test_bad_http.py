@@ -37,7 +37,7 @@ GROWTH_BYTES_MAX = 2 * ROOM_BYTES_MAX
 SERVED_S = 5.0
 MANY = 100
 MANY_LARGE = 40
-"""Of requests for 16 MiB: each takes the loop some 80 ms, and the other client comes behind all."""
+"""Of requests for 16 MiB: each takes the loop some 80 ms, and the other client is behind all."""
 KEPT = b'{"kept":1}'
 MIB = 1024 * 1024
 LEAVES = int(os.environ.get("MILLSTREAM_LEAVES", "1000"))
