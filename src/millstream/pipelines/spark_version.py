@@ -12,8 +12,9 @@ from typing import Final
 __all__ = ["PYSPARK_MIN", "require_pyspark"]
 
 PYSPARK_MIN: Final = (4, 2)
-_BESIDES: Final = ("pyarrow", "pandas")
-"""Packages that Python sources of Spark need and PySpark does not install."""
+_BESIDES: Final = ("pyarrow",)
+"""Packages that Python sources of Spark need and PySpark does not install. (Pandas is needed on the
+driver alone, and not by all pipelines: docs/guides/spark-cluster.md.)"""
 _WANTED: Final = "pip install 'millstream[spark]'"
 
 

@@ -34,7 +34,7 @@ def test_none_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
         require_pyspark()
 
 
-@pytest.mark.parametrize("package", ["pyarrow", "pandas"])
+@pytest.mark.parametrize("package", ["pyarrow"])
 def test_a_pyspark_without_its_companions_is_told_how_to_get_them(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
