@@ -13,8 +13,8 @@ __all__ = ["PYSPARK_MIN", "require_pyspark"]
 
 PYSPARK_MIN: Final = (4, 2)
 _BESIDES: Final = ("pyarrow",)
-"""Packages that Python sources of Spark need and PySpark does not install. (Pandas is needed on the
-driver alone, and not by all pipelines: docs/guides/spark-cluster.md.)"""
+"""Packages that Python sources of Spark need and PySpark does not install. (Only drivers need
+pandas, and not for all pipelines: docs/guides/spark-cluster.md.)"""
 _WANTED: Final = "pip install 'millstream[spark]'"
 
 
