@@ -21,7 +21,7 @@ class FalseDatabase:
     def __init__(self) -> None:
         self.documents: dict[str, Any] = {}
         self.local: dict[str, LocalDocument] = {}
-        self.settings = Settings(1000, b"{}")
+        self.settings = Settings(1000, b"{}", "f" * 32)
         self.seqno = 0
 
 

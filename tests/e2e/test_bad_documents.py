@@ -464,3 +464,26 @@ def test_attachments_that_are_not_what_they_say(ask: Asking) -> None:
     assert ask.refused(404, "GET", "/db/att") == "not_found"
     good = as_json({"_attachments": {"a": {"data": b64encode(b"x" * 100).decode()}}})
     assert ask("PUT", "/db/att", good).status in (201, 409)
+
+
+def test_old_contents_are_gone_with_their_database_and_with_a_purge(ask: Asking) -> None:
+    """Also where a document of the same id has the same revision again, and no content of it."""
+
+    def bring(doc_id: str, *ids: str, **members: int) -> None:
+        path = {"_rev": f"{len(ids)}-{ids[0]}", "_revisions": {"start": len(ids), "ids": ids}}
+        sent = as_json(members | path)
+        assert ask("PUT", f"/old/{doc_id}?new_edits=false", sent).status == 201
+
+    assert ask("PUT", "/old").status == 201
+    for doc_id in ("purged", "kept"):
+        bring(doc_id, "a", n=1)
+        bring(doc_id, "b", "a", n=2)
+        assert ask("GET", f"/old/{doc_id}?rev=1-a").json["n"] == 1
+    assert ask("POST", "/old/_purge", as_json({"purged": ["2-b"]})).status == 201
+    bring("purged", "c", "a")
+    assert ask("GET", "/old/purged?rev=1-a").status == 404
+    assert ask("DELETE", "/old").status == 200
+    assert ask("PUT", "/old").status == 201
+    bring("kept", "b", "a")
+    assert ask("GET", "/old/kept?rev=1-a").status == 404
+    assert ask("DELETE", "/old").status == 200

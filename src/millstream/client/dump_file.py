@@ -173,7 +173,7 @@ class DumpFile:
             self.header = self._read_header()
             self.end = self._read_end()
             self._check()
-        except BaseException:
+        except BaseException:  # also when interrupted: nobody else closes the file
             self._file.close()
             raise
 

@@ -275,7 +275,7 @@ class Documents:
         """Return what is set for a database."""
         running = self._buckets.engine(bucket)
         security = _numbered(running.local.setting(_SECURITY)).value or _NO_SECURITY
-        return Settings(self._revs_limit(running), security)
+        return Settings(self._revs_limit(running), security, running.bucket.uuid)
 
     def _revs_limit(self, running: BucketEngine) -> int:
         uuid = running.bucket.uuid

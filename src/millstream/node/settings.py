@@ -115,8 +115,7 @@ LISTENERS: Final[Mapping[str, Address]] = {
     "ninep": Address("127.0.0.1", 5640),
     "peer": Address("127.0.0.1", 7380),
 }
-
-"""The order is that of --port-base: the first listener has its port, each further one the next."""
+"""Their defaults. With --port-base the first listener has that port, each further one the next."""
 PORT_BASE_MAX: Final = 65535 - len(LISTENERS) + 1
 
 

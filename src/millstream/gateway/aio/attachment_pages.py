@@ -62,7 +62,8 @@ async def _get(request: web.Request) -> web.StreamResponse:
     document = await documents.read(bucket, doc_id, is_durable="rev" in request.query)
     rev = named_rev(request.query, None)
     if rev is not None:
-        document = request.app[OLD].shown(bucket, doc_id, document)
+        uuid = (await documents.settings(bucket)).uuid
+        document = request.app[OLD].shown(uuid, doc_id, document)
     if document is None or not document.exists or (rev is None and document.winner.is_deleted):
         raise ConditionError("missing", code="not_found")
     [leaf] = open_leaves(document, [rev or document.winner.rev], latest=False)

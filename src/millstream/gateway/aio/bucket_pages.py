@@ -79,7 +79,8 @@ async def _delete(request: web.Request) -> web.Response:
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info["name"])
-    request.app[OLD].forget(request.match_info["name"])
+    settings = await request.app[HOST].documents.settings(request.match_info["name"])
+    request.app[OLD].forget(settings.uuid)
     return answer({"ok": True}, status=202)
 
 

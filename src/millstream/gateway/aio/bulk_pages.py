@@ -274,6 +274,9 @@ async def _purge(request: web.Request) -> web.Response:
     if edits:
         async with request.app[HOST].changes.purging(bucket):
             made = await request.app[HOST].documents.update(bucket, edits, is_durable=True)
+        uuid = (await request.app[HOST].documents.settings(bucket)).uuid
+        for doc_id, _ in edits:
+            request.app[OLD].forget_document(uuid, doc_id)
         for one in made:
             if isinstance(one, MillstreamError):
                 raise one
@@ -378,8 +381,9 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
         if isinstance(content.get(name), bool):
             given.setdefault(name, "true" if content[name] else "false")
     shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
+    documents = request.app[HOST].documents
     getting = _Getting(
-        request.app[HOST].documents, request.app[OLD], bucket, shown,
+        documents, request.app[OLD], bucket, (await documents.settings(bucket)).uuid, shown,
         latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),
     )  # fmt: skip
     accept = request.headers.get("Accept", "")
@@ -421,13 +425,14 @@ class _Getting:
         documents: DocumentHost,
         old: OldRevisions,
         bucket: str,
+        uuid: str,
         shown: Shown,
         *,
         latest: bool,
         attachments: bool,
     ) -> None:
         self._documents, self._bucket, self._shown = documents, bucket, shown
-        self._old = old
+        self._old, self._uuid = old, uuid
         self._latest, self._attachments = latest, attachments
 
     async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[bytes]:
@@ -489,7 +494,7 @@ class _Getting:
         if revs is None and (document is None or not document.exists):
             return document, ["undefined"]
         if revs is not None:
-            document = self._old.shown(self._bucket, one.id, document)
+            document = self._old.shown(self._uuid, one.id, document)
         return document, open_leaves(document, revs, latest=self._latest)
 
     @staticmethod

@@ -196,7 +196,8 @@ async def _purged_infos(request: web.Request) -> web.Response:
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info[DATABASE])
-    request.app[OLD].forget(request.match_info[DATABASE])
+    settings = await request.app[HOST].documents.settings(request.match_info[DATABASE])
+    request.app[OLD].forget(settings.uuid)
     return answer({"ok": True}, status=202)
 
 

@@ -105,7 +105,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
     is_durable = options.rev is not None or options.open_revs is not None
     found = await documents.read(bucket, doc_id, is_durable=is_durable)
     if is_durable or options.shown.revs_info:
-        found = request.app[OLD].shown(bucket, doc_id, found)
+        found = request.app[OLD].shown((await documents.settings(bucket)).uuid, doc_id, found)
     if options.local_seq and found is not None:
         options = options._replace(shown=options.shown._replace(local_seq=found.seqno))
     if options.open_revs is not None:

@@ -126,7 +126,7 @@ async def write(
             if not isinstance(answer, MillstreamError):
                 one = pending[at]
                 if one.after is not None:
-                    request.app[OLD].keep(bucket, one.edit.doc_id, one.before, one.after)
+                    request.app[OLD].keep(settings.uuid, one.edit.doc_id, one.before, one.after)
                 done[at] = Stored(one.rev, answer.seqno > 0)
             elif answer.code != _MOVED:
                 done[at] = answer

@@ -78,6 +78,8 @@ class Settings(NamedTuple):
     revs_limit: int
     security: bytes
     """A JSON object: `_security`."""
+    uuid: str
+    """Of the database: another one of its name has another."""
 
 
 class DocumentHost(Protocol):

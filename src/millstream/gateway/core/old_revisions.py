@@ -5,7 +5,8 @@ was replaced by way of its HTTP port in memory, as far as there is room.
 
 Invariants:
 1. At most `OLD_BYTES_MAX` are kept; what was kept longest goes first.
-2. A content is shown only for a document whose tree has its revision.
+2. A content is shown only for a document whose tree has its revision, of the same database: one
+   that is made anew under the name of another has nothing of it. A purge forgets its document.
 3. What is shown is never written: a document with old contents is a copy.
 
 Elsewhere: reading (`documents.reading`), writing (`gateway.aio.writing`).
@@ -26,7 +27,7 @@ OLD_BYTES_MAX: Final = 32 * 1024 * 1024
 _ENTRY_BYTES: Final = 400
 """Beside the bytes of an entry."""
 _Place = tuple[str, str, str]
-"""Database, document, revision."""
+"""Uuid of the database, document, revision."""
 
 
 class OldRevisions:
@@ -40,37 +41,42 @@ class OldRevisions:
         self._bytes_max = bytes_max
         self._kept: OrderedDict[_Place, Content] = OrderedDict()
         self._revs: dict[tuple[str, str], set[str]] = {}
-        """Database, document -> revisions that are kept."""
+        """Uuid of the database, document -> revisions that are kept."""
         self.bytes = 0
 
     def keep(
-        self, bucket: str, doc_id: str, before: StoredDocument | None, after: StoredDocument
+        self, uuid: str, doc_id: str, before: StoredDocument | None, after: StoredDocument
     ) -> None:
         """Keep what a change of a document took out of it."""
         if before is None or not before.exists:
             return
         for rev, content in before.contents.items():
             if rev not in after.contents and after.tree.contains(rev):
-                self._add((bucket, doc_id, rev), content)
+                self._add((uuid, doc_id, rev), content)
 
     def shown(
-        self, bucket: str, doc_id: str, document: StoredDocument | None
+        self, uuid: str, doc_id: str, document: StoredDocument | None
     ) -> StoredDocument | None:
         """Return a document with those of its old contents that are kept."""
-        revs = self._revs.get((bucket, doc_id))
+        revs = self._revs.get((uuid, doc_id))
         if document is None or not revs or not document.exists:
             return document
-        old = {rev: self._kept[bucket, doc_id, rev] for rev in revs if document.tree.contains(rev)}
+        old = {rev: self._kept[uuid, doc_id, rev] for rev in revs if document.tree.contains(rev)}
         copy = StoredDocument(
             document.tree, {**old, **document.contents}, is_purged=document.is_purged
         )
         copy.seqno = document.seqno
         return copy
 
-    def forget(self, bucket: str) -> None:
+    def forget(self, uuid: str) -> None:
         """Forget what is kept of a database: it is compacted."""
-        for place in [place for place in self._kept if place[0] == bucket]:
+        for place in [place for place in self._kept if place[0] == uuid]:
             self._remove(place)
+
+    def forget_document(self, uuid: str, doc_id: str) -> None:
+        """Forget what is kept of a document: it is purged."""
+        for rev in list(self._revs.get((uuid, doc_id), ())):
+            self._remove((uuid, doc_id, rev))
 
     def _add(self, place: _Place, content: Content) -> None:
         if place in self._kept:

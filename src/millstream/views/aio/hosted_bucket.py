@@ -582,8 +582,10 @@ class HostedBucket:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(COMPACT_CHECK_S)
-            if any(each.retry != "never" for each in self._refusals.values()):
-                await self.apply(self._order)  # what could not be opened is tried again
+            # What could not be opened is tried again, what was opened late is taken in.
+            can_be_tried = any(each.retry != "never" for each in self._refusals.values())
+            if can_be_tried or self._opening.signatures:
+                await self.apply(self._order)
             for hosted in list(self._open.values()):
                 await asyncio.to_thread(hosted.staging.expire)
                 sizes = hosted.index.sizes()

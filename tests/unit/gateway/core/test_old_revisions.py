@@ -45,6 +45,17 @@ def test_what_was_replaced_is_shown_beside_what_is_there() -> None:
     assert (old.bytes, old.shown("b", "d", now)) == (0, now)
 
 
+def test_a_purged_document_is_forgotten_alone() -> None:
+    old = OldRevisions()
+    for name in ("d", "e"):
+        old.keep("b", name, document(1), document(2))
+    old.forget_document("b", "d")
+    old.forget_document("b", "none")
+    now = document(2)
+    assert old.shown("b", "d", now) is now
+    assert old.shown("b", "e", now) is not now
+
+
 def test_what_stays_or_was_never_there_is_not_kept() -> None:
     old = OldRevisions()
     old.keep("b", "d", None, document(1))
