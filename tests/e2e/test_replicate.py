@@ -111,11 +111,13 @@ def test_documents_that_are_too_deep_end_no_run_and_are_tried_again(pair: Pair) 
     with millstream.connect(a.ready["kv"], bucket="deep") as client:
         for depth in (300, 900):  # over HTTP they would be refused
             client.upsert(f"deep{depth}", b'{"x":' + b"[" * depth + b"]" * depth + b"}")
+        client.wait_persisted()  # what is not durable is not replicated
     first = replicate(b, f"{a.http}/deep", "deep", create_target=True)["history"][0]
     assert (first["docs_written"], first["doc_write_failures"]) == (30, 2)
     done(a, "PUT", "/deep/later", {})
     with millstream.connect(a.ready["kv"], bucket="deep") as client:
         client.upsert("deep300", b"{}")
+        client.wait_persisted()
     again = replicate(b, f"{a.http}/deep", "deep")["history"][0]
     assert (again["docs_written"], again["doc_write_failures"]) == (2, 1)
     assert state(a, "deep").keys() - state(b, "deep").keys() == {"deep900"}
