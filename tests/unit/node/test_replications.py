@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from millstream.node import replications
 from millstream.node.engine import Engine
 from millstream.node.replicator import utc_text
 from millstream.node.settings import Settings
-from millstream.replication.core.jobs import parse_job
+from millstream.replication.core.jobs import Job, parse_job
 
 
 @pytest.fixture
@@ -128,11 +129,23 @@ async def test_a_run_that_somebody_waits_for_is_cancelled(node: Engine) -> None:
 
 async def test_only_so_many_are_waited_for(node: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replications, "ONCE_MAX", 1)
+    started, may_end = asyncio.Event(), asyncio.Event()
+    original = node.replications._opened
+
+    @contextlib.asynccontextmanager
+    async def opened(one: Job) -> AsyncIterator[Any]:
+        async with original(one) as ends:
+            started.set()
+            await may_end.wait()
+            yield ends
+
+    monkeypatch.setattr(node.replications, "_opened", opened)
     waiting = asyncio.ensure_future(node.replications.run(job()))
-    await until(node.replications.jobs)
+    await started.wait()
     with pytest.raises(UnavailableError) as caught:
         await node.replications.run(job(doc_ids=["x"]))
     assert caught.value.code == "too_many_jobs"
+    may_end.set()
     assert (await waiting)["ok"] is True
 
 

@@ -27,7 +27,7 @@ async def test_what_is_set_anywhere_counts_everywhere(nodes: SpreadNodes) -> Non
         await node.spread.set_security(BUCKET, b'{"n":%d}' % number)
         for other in nodes.all:
             found = await other.spread.settings(BUCKET)
-            assert found == (10 + number, b'{"n":%d}' % number)
+            assert found[:2] == (10 + number, b'{"n":%d}' % number)
     assert nodes["b"].own.shared_settings(BUCKET).revs_limit == (3, b"12")
 
 
@@ -101,7 +101,7 @@ async def test_a_node_that_hangs_delays_nobody_for_long(
 async def test_settings_of_before_they_were_numbered(nodes: SpreadNodes) -> None:
     await nodes["a"].running.local.set("revs_limit", b"33")
     await nodes["a"].running.local.set("security", b'{"admins":{}}')
-    assert await nodes["a"].own.settings(BUCKET) == (33, b'{"admins":{}}')
-    assert await nodes["b"].spread.settings(BUCKET) == (33, b'{"admins":{}}')
+    assert (await nodes["a"].own.settings(BUCKET))[:2] == (33, b'{"admins":{}}')
+    assert (await nodes["b"].spread.settings(BUCKET))[:2] == (33, b'{"admins":{}}')
     await nodes["b"].spread.set_revs_limit(BUCKET, 34)
     assert (await nodes["a"].spread.settings(BUCKET)).revs_limit == 34
