@@ -130,12 +130,12 @@ ci: export PYTEST_ADDOPTS = --randomly-seed=1
 ci: test ## the same with every outside client, and slow Spark tests; a skipped test fails (some minutes more)
 	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
-	@PYTHONPATH=tests $(PY) -m spark_faults --schedules 10
-	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8 --seed 1
-	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8 --seed 1 --proxies
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 10
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1 --proxies
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
-	@PYTHONPATH=tests $(PY) -m spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
 
 clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, local-cluster, master and workers
 	@$(PYTEST) tests/clusters
@@ -161,33 +161,33 @@ soak-views: $(TEST) ## 20,000 examples of the view engine's machine (EXAMPLES=..
 	  $(PYTEST) tests/crash/test_views_machine.py
 
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
-	@PYTHONPATH=tests $(PY) -m simulation --seeds 20000 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.simulation --seeds 20000 $(ARGS)
 
 sites: $(TEST) ## databases that replicate while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
-	@PYTHONPATH=tests $(PY) -m sites --seeds $(or $(SEEDS),2000) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.sites --seeds $(or $(SEEDS),2000) $(ARGS)
 
 fuzz: $(FUZZ) ## bytes nobody would send, at the coordination service, SECONDS=60 for each target; ARGS="twins --file F" repeats
 	@mkdir -p artifacts
-	@PYTHONPATH=tests $(PY) -m coordination_fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 sim: $(TEST) accelerator ## coordination groups in false time, SEED=0 COUNT=100; ARGS="--trace all --shrink"
-	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(ARGS)
 
 sim-change: $(TEST) accelerator ## 20 simulated hours of coordination groups (about 5 min)
-	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),100000) --hours 20 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --seed $(or $(SEED),100000) --hours 20 $(ARGS)
 
 sim-long: $(TEST) accelerator ## HOURS=1000 simulated hours of coordination groups (some hours), seeds from SEED on
-	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),1000000) --hours $(or $(HOURS),1000) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --seed $(or $(SEED),1000000) --hours $(or $(HOURS),1000) $(ARGS)
 
 sim-mutants: $(TEST) accelerator ## planted mistakes, each searched for in 200 short runs; at least 15 have to be found
-	@PYTHONPATH=tests $(PY) -m coordination_sim --all-plants --table docs/reliability.md
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --all-plants --table docs/reliability.md
 
 kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rounds per sink (ROUNDS=...; 15 min)
 	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) $(PYTEST) tests/e2e/test_following.py
 
 nemesis: $(TEST) accelerator ## five nodes, killed, stopped, cut off, slow, full, with wrong clocks, for MINUTES=30; ARGS="--seed 7 --proxies"
 	@mkdir -p artifacts
-	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes $(or $(MINUTES),30) --history artifacts/nemesis.jsonl $(ARGS)
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes $(or $(MINUTES),30) --history artifacts/nemesis.jsonl $(ARGS)
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
 	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest $(QUICK_SUITES)

@@ -19,7 +19,11 @@ import time
 from collections import deque
 from pathlib import Path
 
-from millstream.coordination.core.effects import (
+from millstream.coordination.core.registers import Registers
+from millstream.runtime.disk import OsDisk
+from millstream.runtime.process import BRIEFLY, calm_collector
+from millstream.vsr.core.disk.journal import Journal, format_group
+from millstream.vsr.core.effects import (
     CallSoon,
     DiskDone,
     Event,
@@ -29,13 +33,9 @@ from millstream.coordination.core.effects import (
     Start,
     Timer,
 )
-from millstream.coordination.core.entries import Body
-from millstream.coordination.core.journal import Journal, format_group
-from millstream.coordination.core.register import Registers
-from millstream.coordination.core.replica import Replica
-from millstream.coordination.core.standing import founded
-from millstream.runtime.disk import OsDisk
-from millstream.runtime.process import BRIEFLY, calm_collector
+from millstream.vsr.core.entries import Body
+from millstream.vsr.core.hard_state import founded
+from millstream.vsr.core.replica.replica import Replica
 
 BATCH = 64
 GROUP, NODE = b"g" * 16, b"n" * 16

@@ -24,8 +24,8 @@ from typing import Any
 
 from millstream import Node
 from millstream.kv.core.flush import FlushPlan
-from millstream.kv.core.mutation_queue import Entry, MutationQueue
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.queue.mutation_queue import Entry, MutationQueue
 from millstream.model.partitions import partition_of
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk

@@ -24,12 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.model.position import FailoverEntry, Position
-from millstream.views.aio.index_store import LmdbIndexStore
-from millstream.views.core.back_index import back_key, back_value
+from millstream.views.aio.indexing.index_store import LmdbIndexStore
 from millstream.views.core.collation import encode_key
-from millstream.views.core.header import DocumentRows, Judged, PartRead, Row
-from millstream.views.core.index import Index, IndexShape
-from millstream.views.core.reductions import ViewReducer
+from millstream.views.core.index.back_index import back_key, back_value
+from millstream.views.core.index.header import DocumentRows, Judged, PartRead, Row
+from millstream.views.core.index.index import Index, IndexShape
+from millstream.views.core.reduce.reductions import ViewReducer
 from millstream.views.core.rows import row_key, row_value
 
 DOCUMENTS = 200_000

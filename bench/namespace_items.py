@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from millstream.coordination.core.entries import Body
 from millstream.coordination.core.namespace.machine import Namespace
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.state import Job
-from millstream.coordination.core.versions import Version
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.namespace.state.state import Job
+from millstream.vsr.core.entries import Body
+from millstream.vsr.core.versions import Version
 
 ITEMS: Final = 100_000
 BATCH: Final = 1000

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import chain
 
-from millstream.kv.core.blocks import BLOCK_SLOTS
-from millstream.kv.core.mutation_queue import Entry, MutationQueue
+from millstream.kv.core.queue.blocks import BLOCK_SLOTS
+from millstream.kv.core.queue.mutation_queue import Entry, MutationQueue
 
 ITEMS = 300_000
 FRAME = bytes(272)

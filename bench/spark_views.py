@@ -19,9 +19,9 @@ from millstream.client.databases import Database
 from millstream.client.http import http_of
 from millstream.demo.flights import find_flights, read_flights
 from millstream.pipelines import local_session
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
 from millstream.pipelines.index.setup import find_specs
-from millstream.pipelines.options import parse_options
 
 BUILDS = 5
 WARM_UPS = 2

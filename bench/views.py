@@ -37,7 +37,7 @@ from typing import Any
 
 import index_commits
 import millstream
-from millstream.views.core.reductions import ViewReducer
+from millstream.views.core.reduce.reductions import ViewReducer
 from report import Verdict
 from servers import HERE, TICKS_PER_S, Node
 
@@ -192,7 +192,7 @@ def _index_cpu_s(node: Node) -> float:
     ticks = 0
     pids = [
         pid for pid in node.pids()
-        if b"millstream.node.index_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"millstream.node.processes.index_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]  # fmt: skip
     for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/children"):

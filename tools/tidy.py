@@ -33,7 +33,7 @@ Rule = Callable[[Path], Iterator[str]]
 
 TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "kv/aio/flusher.py": "one with the engine: tests/unit/kv/aio/test_engine.py, on real files",
-    "cli/cluster_up.py": "processes of its own: tests/e2e/test_cluster_up.py",
+    "cli/serving/cluster_up.py": "processes of its own: tests/e2e/test_cluster_up.py",
     "pipelines/document_frames.py": "Spark's own work: tests/pipelines/test_documents.py",
 }
 """Module or folder under src/millstream -> which tests cover it, and why not unit tests."""
@@ -41,7 +41,7 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
 ENTRY_POINTS: Final = {
     "millstream.cli.main",
     "millstream.__main__",
-    "millstream.coordination.core.pool",  # stepped by who serves groups
+    "millstream.coordination.core.pool.pool",  # stepped by who serves groups
 }
 
 _LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")

@@ -1,5 +1,5 @@
 """Found by Spark, which looks for modules named `pyspark_*`: registers `millstream.view`."""
 
-from millstream.pipelines.view_source import ViewDataSource as DefaultSource
+from millstream.pipelines.views.source import ViewDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from node_process import NodeProcess, free_port
-from spark_bucket import BucketUnderTest
-from waiting import until
+from support.node.node_process import NodeProcess, free_port
+from support.node.waiting import until
+from support.pipelines.spark_bucket import BucketUnderTest
 
 TARGETS = ("copy", "applied", "upserted")
 PARTITIONS = 4

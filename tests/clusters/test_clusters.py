@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from spark_bucket import BucketUnderTest
-from spark_cluster import (
+from support.pipelines.spark_bucket import BucketUnderTest
+from support.pipelines.spark_cluster import (
     Job,
     StandaloneCluster,
     bare_python,

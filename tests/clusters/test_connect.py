@@ -13,9 +13,15 @@ import pytest
 
 from millstream.client.databases import Database
 from millstream.client.http import http_of
-from node_process import NodeProcess
-from spark_bucket import BucketUnderTest
-from spark_cluster import JOBS, SOURCE, ConnectServer, environment, without_traces
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import BucketUnderTest
+from support.pipelines.spark_cluster import (
+    JOBS,
+    SOURCE,
+    ConnectServer,
+    environment,
+    without_traces,
+)
 
 KEYS = [f"k{n}" for n in range(3_000)]
 DESIGN = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from node_process import FREE, NodeProcess
+from support.node.node_process import FREE, NodeProcess
 
 USER, PASSWORD = "ada", "correct horse, battery=staple"
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]

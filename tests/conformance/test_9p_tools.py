@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from node_process import FREE, NodeProcess
+from support.node.node_process import FREE, NodeProcess
 
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
 Run = Callable[..., str]

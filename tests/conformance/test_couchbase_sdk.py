@@ -14,8 +14,8 @@ import pytest
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode
-from node_process import NodeProcess
-from raw_client import RawClient
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
 
 pytest.importorskip("couchbase", reason="the couchbase SDK is not installed")
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 MAP = "function (doc) { emit(doc.n, 1) }"
 DESIGN = {"views": {"by": {"map": MAP, "reduce": "_sum"}}}

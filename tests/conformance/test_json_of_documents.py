@@ -10,8 +10,8 @@ import base64
 import json
 import random
 
-from millstream.views.core.documents import document_text
-from npm_peers import run_node
+from millstream.views.core.design.documents import document_text
+from support.node.npm_peers import run_node
 
 READ = """
 const texts = JSON.parse(require("fs").readFileSync(0, "utf8"));

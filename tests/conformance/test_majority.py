@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
-from nodes_with_map import activate_first, give_map
+from support.kv.nodes_with_map import activate_first, give_map
+from support.node.node_process import NodeProcess
 
 pytest.importorskip("couchbase", reason="the couchbase SDK is not installed")
 
@@ -40,7 +40,7 @@ from couchbase.options import (
     UpsertOptions,
 )
 
-from waiting import until
+from support.node.waiting import until
 
 LOGIN = ("ada", "lovelace and more")
 SECRET = {"MILLSTREAM_CLUSTER_SECRET": "of the nodes of this test alone"}

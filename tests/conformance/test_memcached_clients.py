@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
 CAPABILITIES = (

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import pytest
 
-from node_process import NodeProcess, kept_ports
-from nodes_with_map import activate_first, give_map
-from npm_peers import FOLDER, node_program
-from token_issuer import RULES, claims, jwks, token
+from support.kv.nodes_with_map import activate_first, give_map
+from support.node.node_process import NodeProcess, kept_ports
+from support.node.npm_peers import FOLDER, node_program
+from support.node.token_issuer import RULES, claims, jwks, token
 
 SECONDS_MAX = 120
 

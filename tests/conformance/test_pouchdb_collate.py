@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from millstream.views.core.collation import encode_key
-from npm_peers import run_node
+from support.node.npm_peers import run_node
 
 COLLATE = """
 const collate = require("pouchdb-collate");

@@ -1,7 +1,7 @@
 """CouchDB's replicator and PouchDB, as they were recorded, with a node: request by request.
 
 The recordings (`exchanges/`) were written by hand from what CouchDB 3.4 and PouchDB 9 send; how
-they are played, and what is looked at in every answer, is in `tests/exchanges.py`.
+they are played, and what is looked at in every answer, is in `tests/support/http/exchanges.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from exchanges import FOLDER, Player, recorded
-from node_process import NodeProcess
+from support.http.exchanges import FOLDER, Player, recorded
+from support.node.node_process import NodeProcess
 
 RECORDED = {
     "couchdb-pull": 40, "couchdb-push": 35, "pouchdb-pull": 12, "pouchdb-push": 12,

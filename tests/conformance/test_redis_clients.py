@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
 Login = tuple[str, str]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
-from nodes_with_map import activate_first, ask, give_map
+from support.kv.nodes_with_map import activate_first, ask, give_map
+from support.node.node_process import NodeProcess
 
 pytest.importorskip("couchbase", reason="the couchbase SDK is not installed")
 

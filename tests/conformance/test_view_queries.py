@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 import millstream
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 DOCUMENTS = 100_000
 PAGE_BYTES = 4096

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from backup_double import FalseBackup
-from node_double import FalseNode
+from support.pipelines.backup_double import FalseBackup
+from support.pipelines.node_double import FalseNode
 
 SCHEDULES = 500
 BLOCKS = 3

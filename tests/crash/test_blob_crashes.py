@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.kv.aio import blobs
-from millstream.kv.aio.blobs import BlobFiles
+from millstream.kv.aio.documents import blobs
+from millstream.kv.aio.documents.blobs import BlobFiles
 
 DATA = b"bytes of an attachment" * 1000
 NAME = hashlib.sha256(DATA).hexdigest()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blob_plants import PLANTS
-from blob_world import World
+from simulators.blob_plants import PLANTS
+from simulators.blob_world import World
 
 SECONDS_MAX = 20
 PLANTED_SEEDS_MAX = 200

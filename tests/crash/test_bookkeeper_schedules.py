@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from keeping_reader import World
 from millstream.errors import MillstreamError
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.bookkeeper import (
@@ -25,6 +24,7 @@ from millstream.upr.core.bookkeeper import (
     Restore,
     Sweep,
 )
+from support.streams.keeping_reader import World
 
 SEEDS_PER_TEST = 250
 

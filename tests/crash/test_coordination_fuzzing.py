@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from coordination_fuzz.codecs import codecs
-from coordination_fuzz.fronts import fronts
-from coordination_fuzz.twins import twins
-from millstream.coordination.core.front import Front
 from millstream.coordination.core.namespace import tables
-from millstream.coordination.core.namespace.run import Run
+from millstream.coordination.core.namespace.state.run import Run
+from millstream.coordination.core.resp.session import Front
+from simulators.coordination_fuzz.codecs import codecs
+from simulators.coordination_fuzz.fronts import fronts
+from simulators.coordination_fuzz.twins import twins
 
 Target = Callable[[bytes], None]
 

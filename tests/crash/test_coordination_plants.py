@@ -2,8 +2,8 @@
 
 import pytest
 
-import coordination_world
-from coordination_plants import PLANTS
+from simulators import coordination_world
+from simulators.coordination_plants import PLANTS
 
 SEEDS_MAX = 1000
 FOUND_BY = {

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from coordination_sim.__main__ import fixed
-from coordination_sim.plants import PLANTS, Plant
-from coordination_sim.runs import Outcome, command, run, shrink
-from coordination_sim.search import Found, search, table
-from coordination_sim.weather import FAULTS, LATER, Options, Weather
-from coordination_sim.world import World
-from millstream.coordination.core.replica import Replica
+from millstream.vsr.core.replica.replica import Replica
+from simulators.coordination_sim.__main__ import fixed
+from simulators.coordination_sim.plants import PLANTS, Plant
+from simulators.coordination_sim.runs import Outcome, command, run, shrink
+from simulators.coordination_sim.search import Found, search, table
+from simulators.coordination_sim.weather import FAULTS, LATER, Options, Weather
+from simulators.coordination_sim.world import World
 
 HOURS = float(os.environ.get("MILLSTREAM_SIM_HOURS", "5"))
 """Simulated ones, of all cases together; some 150 s of processor time, and each case less than one
@@ -174,7 +174,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
         found = subprocess.run(
-            [sys.executable, "-m", "coordination_sim", "--seed", "5"],
+            [sys.executable, "-m", "simulators.coordination_sim", "--seed", "5"],
             env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
             text=True,
         )  # fmt: skip

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import pytest
 
 from millstream.kv.aio.engine import _StoreReader
-from millstream.kv.core import moves
+from millstream.kv.core.copies import moves
 from millstream.kv.core.flush import FlushPlan
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, Position
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import LogStore
 from millstream.wire.frames import deletion, mutation
-from simulated_disk import Crash, SimulatedById, SimulatedDisk
+from support.kv.simulated_disk import Crash, SimulatedById, SimulatedDisk
 
 NOW = 1_700_000_000_000_000_000
 SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)

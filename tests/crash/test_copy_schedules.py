@@ -29,12 +29,11 @@ from typing import NamedTuple
 
 import pytest
 
-from compacting import compact
 from millstream.kv.aio.engine import _StoreReader
-from millstream.kv.core import moves
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies import moves
 from millstream.kv.core.flush import FlushPlan
-from millstream.kv.core.partition import Partition, value_of
+from millstream.kv.core.partition.partition import Partition, value_of
 from millstream.model.lineage import Lineage, decode
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, Position, entry_below
@@ -54,7 +53,8 @@ from millstream.wire.frames import (
     seqno_of,
 )
 from millstream.wire.mcbp import Opcode, OpenFlag, Status
-from simulated_disk import Crash, SimulatedById, SimulatedDisk
+from support.kv.compacting import compact
+from support.kv.simulated_disk import Crash, SimulatedById, SimulatedDisk
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_COPY_SCHEDULES", "1200"))
 BATCH = 150

@@ -9,7 +9,7 @@ from pathlib import Path
 def test_a_kill_between_two_effects_on_small_files_is_no_damage(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-m", "directory_life", str(tmp_path)],
+        [sys.executable, "-m", "support.kv.directory_life", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(tests)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -29,9 +29,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from simulated_copies import ACTIVE, REPLICA
-from simulated_disk import FAULTS, Fault
-from simulated_engine import KEYS, PARTITIONS, SECOND, SimulatedEngine
+from support.kv.simulated_copies import ACTIVE, REPLICA
+from support.kv.simulated_disk import FAULTS, Fault
+from support.kv.simulated_engine import KEYS, PARTITIONS, SECOND, SimulatedEngine
 
 SECONDS = 60
 EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from simulated_disk import FAULTS, Fault
-from simulated_engine import DELETE, KEYS, SimulatedEngine
+from support.kv.simulated_disk import FAULTS, Fault
+from support.kv.simulated_engine import DELETE, KEYS, SimulatedEngine
 
 EFFECTS_MAX = 600
 """More than the script has of any kind; a test fails if it is not."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from simulated_disk import Fault
-from simulated_engine import DELETE, KEYS, PUT, SimulatedEngine
+from support.kv.simulated_disk import Fault
+from support.kv.simulated_engine import DELETE, KEYS, PUT, SimulatedEngine
 
 SEEDS = 150
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from coordinators import admin, ask, until
 from millstream.coordination.aio import groups as groups_module
 from millstream.coordination.aio import pool_copies
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.runtime import disk as disk_module
 from millstream.runtime import files as files_module
 from millstream.runtime.disk import OsDisk, OsFile
+from support.coordination.coordinators import admin, ask, until
 
 EFFECTS_MAX = 120
 """More than there are; a test fails if it is not."""

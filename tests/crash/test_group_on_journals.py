@@ -12,12 +12,12 @@ from itertools import count
 
 import pytest
 
-from coordination_world import Node, World
-from millstream.coordination.core.durable import header_file_name, segment_name, snapshot_name
-from millstream.coordination.core.effects import DiskEffect
-from millstream.coordination.core.entries import HEADER_BYTES
-from millstream.coordination.core.journal import Journal, format_group
-from simulated_disk import Crash, SimulatedDisk
+from millstream.vsr.core.disk.durable_steps import header_file_name, segment_name, snapshot_name
+from millstream.vsr.core.disk.journal import Journal, format_group
+from millstream.vsr.core.effects import DiskEffect
+from millstream.vsr.core.entries import HEADER_BYTES
+from simulators.coordination_world import Node, World
+from support.kv.simulated_disk import Crash, SimulatedDisk
 
 SEEDS = 12
 SEGMENT_BYTES = 3000

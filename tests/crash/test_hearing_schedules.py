@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from hearing_schedules import run
-from millstream.coordination.core import client_table
-from millstream.coordination.core.client_table import Past, Verdict
 from millstream.coordination.core.namespace import audience as audience_module
-from millstream.coordination.core.namespace import updates as updates_module
 from millstream.coordination.core.namespace.audience import Audience, Subscription
-from millstream.coordination.core.namespace.marks import Marks
-from millstream.coordination.core.namespace.updates import Place, Update
-from millstream.coordination.core.replica import Replica
-from millstream.coordination.core.versions import Version
+from millstream.coordination.core.namespace.state import updates as updates_module
+from millstream.coordination.core.namespace.state.marks import Marks
+from millstream.coordination.core.namespace.state.updates import Place, Update
+from millstream.vsr.core import client_table
+from millstream.vsr.core.client_table import Past, Verdict
+from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.versions import Version
+from simulators.hearing_schedules import run
 
 SEEDS = 10
 """About 5 s of processor time."""

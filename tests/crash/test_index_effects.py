@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from filled_index import SHAPE
-from index_life import STEPS, contents, expected, is_complete, opened, publish
-from index_world import World, Wrong
-from memory_index_store import Crash, MemoryIndexStore
 from millstream.errors import UnavailableError
-from millstream.views.aio import index_store
-from millstream.views.aio.index_store import LmdbIndexStore
-from millstream.views.core.index_check import IndexCheck, check_index
+from millstream.views.aio.indexing import index_store
+from millstream.views.aio.indexing.index_store import LmdbIndexStore
+from millstream.views.core.index.index_check import IndexCheck, check_index
 from millstream.views.core.rows import pairs_of
+from simulators.index_world import World, Wrong
+from support.views.filled_index import SHAPE
+from support.views.index_life import STEPS, contents, expected, is_complete, opened, publish
+from support.views.memory_index_store import Crash, MemoryIndexStore
 
 KILLS = 24
 KILLS_AT_RANDOM = 6

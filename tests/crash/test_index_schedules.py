@@ -2,9 +2,9 @@
 
 import pytest
 
-from index_plants import PLANTS
-from index_world import World, Wrong
 from millstream.errors import CorruptionError
+from simulators.index_plants import PLANTS
+from simulators.index_world import World, Wrong
 
 SCHEDULES = 300
 SCHEDULES_PER_PLANT_MAX = 3000

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulated_disk import FAULTS, Fault
-from simulated_journal import JournalWorld
+from support.coordination.simulated_journal import JournalWorld
+from support.kv.simulated_disk import FAULTS, Fault
 
 EFFECTS_MAX = 400
 """More than the script has of any kind; a test fails if it is not."""

@@ -7,13 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from millstream.coordination.core import journal as module
-from millstream.coordination.core.careful_files import CarefulFiles
-from millstream.coordination.core.durable import SUPERBLOCK, Layout, header_file_name, segment_name
-from millstream.coordination.core.journal import Journal
-from millstream.coordination.core.recovery import Survey, survey
-from simulated_disk import FAULTS, Fault
-from simulated_journal import DAMAGES, SEGMENT_BYTES, JournalWorld, damage
+from millstream.vsr.core.disk import journal as module
+from millstream.vsr.core.disk.careful_files import CarefulFiles
+from millstream.vsr.core.disk.durable_steps import (
+    SUPERBLOCK,
+    Layout,
+    header_file_name,
+    segment_name,
+)
+from millstream.vsr.core.disk.journal import Journal
+from millstream.vsr.core.disk.startup import Survey, survey
+from support.coordination.simulated_journal import DAMAGES, SEGMENT_BYTES, JournalWorld, damage
+from support.kv.simulated_disk import FAULTS, Fault
 
 LIVES_MAX = 400
 """Random lives in which a planted fault must be found; most are in the first ten."""

@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-import namespace_callers
-from namespace_plants import PLANTS
-from namespace_truth import WrongError
+from simulators import namespace_callers
+from simulators.namespace_plants import PLANTS
+from simulators.namespace_truth import WrongError
 
 SEEDS = 150
 SEEDS_MAX = 100

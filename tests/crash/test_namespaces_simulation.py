@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from coordination_sim.runs import Outcome, run
-from coordination_sim.search import search
-from coordination_sim.weather import Options, Weather
+from simulators.coordination_sim.runs import Outcome, run
+from simulators.coordination_sim.search import search
+from simulators.coordination_sim.weather import Options, Weather
 
 TESTS = Path(__file__).parents[1]
 WEATHER = {
@@ -54,7 +54,8 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
         found = subprocess.run(
-            [sys.executable, "-m", "coordination_sim", "--seed=3", "--only=namespaces,crash"],
+            [sys.executable, "-m", "simulators.coordination_sim", "--seed=3",
+            "--only=namespaces,crash"],
             env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
             text=True,
         )  # fmt: skip

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from keyed_double import DictTarget, FalseOrigin
 from millstream.client.extensions import PartitionPosition
 from millstream.errors import UsageError
 from millstream.model.position import FailoverLog, Position
-from millstream.pipelines import planner
-from millstream.pipelines.offsets import OffsetEntry
-from millstream.pipelines.planner import Planner
-from millstream.pipelines.ranges import RangeRead
+from millstream.pipelines.change_stream import planner
+from millstream.pipelines.change_stream.offsets import OffsetEntry
+from millstream.pipelines.change_stream.planner import Planner
+from millstream.pipelines.change_stream.ranges import RangeRead
 from millstream.pipelines.sinks.repairing import RepairingSink, Row
-from pipeline_world import World, text_of
+from simulators.pipeline_world import World, text_of
+from support.streams.keyed_double import DictTarget, FalseOrigin
 
 SCHEDULES_MAX = 12_000
 FOUND_AT = {"FetchedTombstone": 5_300}

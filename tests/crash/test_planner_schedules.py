@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_world import World
+from simulators.pipeline_world import World
 
 SCHEDULES = 1_500
 BLOCKS = 3

@@ -15,14 +15,14 @@ import pytest
 
 from millstream.kv.aio import engine as engine_module
 from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.core import mutation_queue
-from millstream.kv.core.partition import Partition, value_of
+from millstream.kv.core.partition.partition import Partition, value_of
+from millstream.kv.core.queue import mutation_queue
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import Position
 from millstream.upr.aio.server import StreamSession
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
 from millstream.wire.mcbp import RESPONSE, Opcode, Packet, Status, cut_packets
-from stream_witness import Place, content_of, failovers_of
+from support.streams.stream_witness import Place, content_of, failovers_of
 
 SEED = random.randrange(2**32)
 PARTITIONS = 3

@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from simulation.plants import PLANTS
-from simulation.schedules import check, run
+from simulators.simulation.plants import PLANTS
+from simulators.simulation.schedules import check, run
 
 SEEDS = int(os.environ.get("MILLSTREAM_SIMULATION_SEEDS", "400"))
 BATCH = 50

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from sites.plants import PLANTS
-from sites.world import World
+from simulators.sites.plants import PLANTS
+from simulators.sites.world import World
 
 SECONDS_MAX = 45
 """For schedules of the right rules; `make sites` runs 2,000."""

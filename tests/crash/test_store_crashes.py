@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from compacting import compact, compacting
 from millstream.errors import CorruptionError
 from millstream.model.limits import FAILOVER_ENTRIES_MAX
 from millstream.model.position import FailoverEntry
@@ -34,7 +33,8 @@ from millstream.storage.core.records import Kind, key_of
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import change_of, deletion, mutation, seqno_of
-from simulated_disk import SYNCS, Crash, SimulatedById, SimulatedDisk
+from support.kv.compacting import compact, compacting
+from support.kv.simulated_disk import SYNCS, Crash, SimulatedById, SimulatedDisk
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_CRASH_SCHEDULES", "2000"))
 BATCH = 250

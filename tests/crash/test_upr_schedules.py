@@ -11,10 +11,10 @@ import random
 
 import pytest
 
-from fake_source import FakeBucket, FakePartition
 from millstream.upr.core import shared_slices
 from millstream.upr.core.shared_slices import SharedSlices
-from stream_line import Line
+from support.streams.fake_source import FakeBucket, FakePartition
+from support.streams.stream_line import Line
 
 SEEDS_PER_TEST = 250
 

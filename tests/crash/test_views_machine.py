@@ -32,12 +32,13 @@ from hypothesis.stateful import (
 
 from millstream.errors import MillstreamError, UsageError
 from millstream.trees.core.reader import TreeReader
-from millstream.views.aio import answering
-from millstream.views.aio.index_mapping import IndexMapper
-from millstream.views.core import commits, executor, index, rollback
-from millstream.views.core.query import MISSING, Query
-from millstream.views.core.reductions import ViewReducer
-from simulated_views import FOLDS, KEY_VALUES, KEYS, VIEWS, SimulatedViews
+from millstream.views.aio.indexing.index_mapping import IndexMapper
+from millstream.views.aio.serving import answering
+from millstream.views.core.index import commits, index, rollback
+from millstream.views.core.query import executor
+from millstream.views.core.query.parameters import MISSING, Query
+from millstream.views.core.reduce.reductions import ViewReducer
+from support.views.simulated_views import FOLDS, KEY_VALUES, KEYS, VIEWS, SimulatedViews
 
 SECONDS = 60
 EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from coordination_sim.runs import command
-from coordination_sim.weather import Options
-from coordination_sim.whole import WholeWorld, run
-from pool_plants import PLANTS as POOL_PLANTS
+from simulators.coordination_sim.runs import command
+from simulators.coordination_sim.weather import Options
+from simulators.coordination_sim.whole import WholeWorld, run
+from simulators.pool_plants import PLANTS as POOL_PLANTS
 
 TESTS = Path(__file__).parents[1]
 SEEDS, CASES = 8, 4
@@ -70,7 +70,8 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
         found = subprocess.run(
-            [sys.executable, "-m", "coordination_sim", "--whole", "--only=namespaces,crash"],
+            [sys.executable, "-m", "simulators.coordination_sim", "--whole",
+            "--only=namespaces,crash"],
             env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
             text=True,
         )  # fmt: skip

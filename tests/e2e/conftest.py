@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node_process import NodeProcess, free_port
+from support.node.node_process import NodeProcess, free_port
 
 MakeNode = Callable[..., NodeProcess]
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import millstream
-from attached_documents import LARGE, SMALL, attached, files_of, fill, put, shown
-from backup_double import FalseSpark
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.errors import CorruptionError
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake.backup import back_up, compact
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.restore import restore
 from millstream.pipelines.lake.verify import verify_bucket, verify_files
-from millstream.pipelines.options import SourceOptions
-from node_process import NodeProcess
+from support.http.attached_documents import LARGE, SMALL, attached, files_of, fill, put, shown
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.node.node_process import NodeProcess
+from support.pipelines.backup_double import FalseSpark
 
 KEYS = [f"k{n}" for n in range(120)]
 LATER = 4_000_000_000

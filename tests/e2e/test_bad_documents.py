@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from bystander import Bystander
 from millstream.documents.json_text import VALUES_MAX
 from millstream.documents.revisions import GENERATION_SENT_MAX
-from millstream.gateway.aio.bulk_pages import REVISIONS_ASKED_MAX
+from millstream.gateway.aio.documents.bulk_pages import REVISIONS_ASKED_MAX
 from millstream.gateway.aio.room import ROOM_BYTES_MAX
-from millstream.kv.aio.local_store import LOCAL_ID_BYTES_MAX
+from millstream.kv.aio.documents.local_store import LOCAL_ID_BYTES_MAX
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Status
-from node_process import NodeProcess
-from raw_client import RawClient
-from raw_http import Answer, RawHttp
+from support.http.raw_http import Answer, RawHttp
+from support.kv.raw_client import RawClient
+from support.node.bystander import Bystander
+from support.node.node_process import NodeProcess
 
 GROWTH_BYTES_MAX = ROOM_BYTES_MAX + 256 * 1024 * 1024
 """Memory that a request may cost, whatever it holds: its body, and values made of it."""

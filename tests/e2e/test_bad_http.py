@@ -22,15 +22,15 @@ from typing import Any
 
 import pytest
 
-from bystander import Bystander
 from millstream.documents.stored import SIDECAR_BYTES_MAX
-from millstream.gateway.aio.documents_out import INLINE_BYTES_MAX
-from millstream.gateway.aio.local_pages import LOCAL_BYTES_MAX
+from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
+from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX
 from millstream.gateway.aio.room import ROOM_BYTES_MAX
-from millstream.kv.aio.local_store import LOCAL_STORE_BYTES_MAX
-from node_process import NodeProcess
-from raw_http import Answer, Closed, RawHttp, request
-from waiting import until
+from millstream.kv.aio.documents.local_store import LOCAL_STORE_BYTES_MAX
+from support.http.raw_http import Answer, Closed, RawHttp, request
+from support.node.bystander import Bystander
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 GROWTH_BYTES_MAX = 2 * ROOM_BYTES_MAX
 """What requests hold, and what the allocator keeps of it."""

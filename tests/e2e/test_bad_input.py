@@ -18,9 +18,9 @@ import pytest
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import HEADER, REQUEST, RESPONSE, Opcode, Packet, Status, request
-from node_process import NodeProcess
-from raw_client import Closed, RawClient
-from stream_witness import documents_of, merged
+from support.kv.raw_client import Closed, RawClient
+from support.node.node_process import NodeProcess
+from support.streams.stream_witness import documents_of, merged
 
 SEED = int(os.environ.get("MILLSTREAM_SEED") or random.randrange(2**32))
 PARTITIONS = 16

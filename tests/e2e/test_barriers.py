@@ -10,8 +10,8 @@ from millstream.upr.core.messages import (
     encode_stream_request,
 )
 from millstream.wire.mcbp import Opcode, Status, request
-from node_process import NodeProcess
-from raw_client import RawClient
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
 
 OPEN = Struct(">II")
 PARTITIONS = range(8)

@@ -9,9 +9,9 @@ from typing import Any
 
 import redis
 
-from node_process import FREE, NodeProcess
-from token_issuer import RULES, claims, jwks, token
-from waiting import until
+from support.node.node_process import FREE, NodeProcess
+from support.node.token_issuer import RULES, claims, jwks, token
+from support.node.waiting import until
 
 
 def of_issuer(name: str, *groups: str, **others: Any) -> str:

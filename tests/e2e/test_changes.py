@@ -8,8 +8,8 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 import millstream
-from http_calls import call
-from node_process import NodeProcess
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess
 
 
 def changes(node: NodeProcess, since: str = "0", **options: str) -> dict[str, Any]:

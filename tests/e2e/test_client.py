@@ -22,7 +22,7 @@ from millstream.model.revision import Revisions
 from millstream.upr import Consumer
 from millstream.upr.aio.client import Changes
 from millstream.wire.frames import change_of
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
 

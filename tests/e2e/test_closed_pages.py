@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from millstream.gateway.aio.server import make_application
-from node_process import NodeProcess
-from raw_http import Answer, RawHttp
+from support.http.raw_http import Answer, RawHttp
+from support.node.node_process import NodeProcess
 
 ADMIN, READER, STRANGER = "ada", "bob", "eve"
 OPEN = {

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from millstream.cli import cluster_up
 from millstream.cli.connect import Who
-from millstream.cli.coord import Coordination, ask_primary
+from millstream.cli.coordination.coord import Coordination, ask_primary
 from millstream.cli.main import EXIT_FAILED
+from millstream.cli.serving import cluster_up
 from millstream.model.addresses import parse_address
 
 READY_S = 90.0

@@ -7,9 +7,9 @@ import signal
 import subprocess
 from pathlib import Path
 
-from node_process import FREE, free_port
-from small_disk import in_small_disk
-from waiting import until
+from support.kv.small_disk import in_small_disk
+from support.node.node_process import FREE, free_port
+from support.node.waiting import until
 
 TLS = Path(__file__).parent / "tls"
 SECRET = "a secret of the nodes"

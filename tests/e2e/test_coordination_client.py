@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinators import WAIT_S, Nodes
 from millstream.coordination import AsyncClient, Client
 from millstream.errors import AccessError, UnavailableError
-from node_process import FREE, NodeProcess
+from support.coordination.coordinators import WAIT_S, Nodes
+from support.node.node_process import FREE, NodeProcess
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "coordination.md"
 TLS = Path(__file__).parent / "tls"

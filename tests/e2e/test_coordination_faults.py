@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from coordination_faults.callers import Shared
-from coordination_faults.clients import Client
-from coordination_faults.network import Proxies
-from coordination_faults.stand_in import LIES, StandIn
-from coordination_faults.stand_in_tree import TREE_LIES
-from coordination_faults.workloads import WORKLOADS, Queueing
-from histories.check import Verdict, check
-from histories.events import Recorder, operations, read_events
-from histories.versions import pinned
-from node_process import free_port
-from waiting import until
+from simulators.coordination_faults.callers import Shared
+from simulators.coordination_faults.clients import Client
+from simulators.coordination_faults.network import Proxies
+from simulators.coordination_faults.stand_in import LIES, StandIn
+from simulators.coordination_faults.stand_in_tree import TREE_LIES
+from simulators.coordination_faults.workloads import WORKLOADS, Queueing
+from simulators.histories.check import Verdict, check
+from simulators.histories.events import Recorder, operations, read_events
+from simulators.histories.versions import pinned
+from support.node.node_process import free_port
+from support.node.waiting import until
 
 ANSWERS = 1_500
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from coordinators import WAIT_S, until
 from millstream.coordination import AsyncClient
-from millstream.coordination.aio.subscription import Subscription
+from millstream.coordination.aio.client.subscription import Subscription
 from millstream.errors import MillstreamError, OutcomeUnknownError
-from node_process import FREE, NodeProcess, free_port
+from support.coordination.coordinators import WAIT_S, until
+from support.node.node_process import FREE, NodeProcess, free_port
 
 SHORT_S = 0.2
 """Shorter than any change of the primary takes."""

@@ -2,9 +2,9 @@
 
 import redis
 
-from millstream.coordination.core.namespace.elements import OWNED_MAX
-from node_process import FREE
-from waiting import until
+from millstream.coordination.core.namespace.state.elements import OWNED_MAX
+from support.node.node_process import FREE
+from support.node.waiting import until
 
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 AT_ONCE = 100

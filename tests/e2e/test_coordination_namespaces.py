@@ -5,8 +5,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 from millstream.coordination.core.namespace.names import UNDO_MS
-from node_process import FREE, free_port
-from waiting import until
+from support.node.node_process import FREE, free_port
+from support.node.waiting import until
 
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 SETTLED = ("OK", "EXISTS")

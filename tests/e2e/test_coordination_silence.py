@@ -3,8 +3,8 @@
 import redis
 
 from millstream.coordination import BlockingClient
-from node_process import FREE
-from waiting import until
+from support.node.node_process import FREE
+from support.node.waiting import until
 
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 HEARTBEAT = "NAMESPACE.SESSION.HEARTBEAT.DURATION"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from authorities import Authority
-from node_process import FREE, NodeProcess
+from support.node.authorities import Authority
+from support.node.node_process import FREE, NodeProcess
 
 WAIT_S = 60
 GREETING = b"millstream-peer 1\n"

@@ -13,9 +13,9 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from node_process import FREE, NodeProcess
-from token_issuer import RULES, claims, jwks, token
-from waiting import until
+from support.node.node_process import FREE, NodeProcess
+from support.node.token_issuer import RULES, claims, jwks, token
+from support.node.waiting import until
 
 TLS = Path(__file__).parent / "tls"
 AUTHORITY = str(TLS / "authority.pem")

@@ -13,8 +13,8 @@ import millstream
 from millstream.errors import RoutingError
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, Status
-from node_process import NodeProcess
-from raw_client import RawClient
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
 
 ACTIVE, REPLICA, PENDING, DEAD = b"\1", b"\2", b"\3", b"\4"
 DURABLE = b"\x11\3"

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 import millstream
-from http_calls import call
-from node_process import FREE, NodeProcess, is_gone
-from waiting import until
+from support.http.http_calls import call
+from support.node.node_process import FREE, NodeProcess, is_gone
+from support.node.waiting import until
 
 COMMAND_S = 120.0
 KV = {

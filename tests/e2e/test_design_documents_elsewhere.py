@@ -15,9 +15,9 @@ import pytest
 
 import millstream
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
-from nodes_with_map import activate_first, give_map
-from waiting import until
+from support.kv.nodes_with_map import activate_first, give_map
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 ROWS = [["a", "b"]] * 4 + [["b", "a"]] * 4
 DESIGN = {"views": {"v": {"map": "d => emit(d._id)"}}}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.shell_link import Link
-from millstream.coordination.core.effects import Code
-from millstream.coordination.core.resp import words_of
-from node_process import FREE, NodeProcess
+from millstream.cli.coordination.shell_link import Link
+from millstream.coordination.core.resp.protocol import words_of
+from millstream.vsr.core.effects import Code
+from support.node.node_process import FREE, NodeProcess
 
 TESTS = Path(__file__).parents[1]
 ELSEWHERE = {

@@ -9,7 +9,7 @@ from millstream.upr import Consumer
 from millstream.upr.aio.client import Changes
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
 

@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 
 from millstream.wire.mcbp import Opcode, Status, request
-from node_process import NodeProcess
-from raw_client import Closed, RawClient
-from small_disk import in_small_disk
-from waiting import until
+from support.kv.raw_client import Closed, RawClient
+from support.kv.small_disk import in_small_disk
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 BUCKET = "default"
 HOUR_S = 3600

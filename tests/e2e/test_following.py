@@ -24,9 +24,9 @@ from millstream.upr import BucketReader, SqliteSink
 from millstream.upr.aio import following
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 from millstream.wire.mcbp import Opcode
-from node_process import NodeProcess, is_gone
-from raw_client import RawClient
-from waiting import until
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess, is_gone
+from support.node.waiting import until
 
 MakeNode = Callable[..., NodeProcess]
 CHILD = Path(__file__).parent.parent / "following_child.py"

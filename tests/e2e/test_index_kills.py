@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import millstream
-from http_calls import call
 from millstream.errors import MillstreamError
-from node_process import NodeProcess
-from waiting import until
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 KILLS = int(os.environ.get("MILLSTREAM_KILLS", "4"))
 SEED = int(os.environ.get("MILLSTREAM_SEED") or random.randrange(2**32))
@@ -136,7 +136,7 @@ def test_views_agree_with_the_documents_whatever_is_killed(make_node: MakeNode) 
             time.sleep(chance.uniform(0.1, 1))  # somewhere in the course of things
             what = chance.choice(["index", "engine", "both", "node", "stop", "compact"])
             if what in ("index", "both"):
-                for pid in of_family(node, "node.index_child"):
+                for pid in of_family(node, "node.processes.index_child"):
                     os.kill(pid, signal.SIGKILL)
             if what in ("engine", "both"):
                 for pid in of_family(node, "node.engine_process"):

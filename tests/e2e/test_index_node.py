@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import millstream
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess, free_port
-from nodes_with_map import activate_first, give_map
-from waiting import until
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.kv.nodes_with_map import activate_first, give_map
+from support.node.node_process import NodeProcess, free_port
+from support.node.waiting import until
 
 MakeNode = Callable[..., NodeProcess]
 TLS = Path(__file__).parent / "tls"

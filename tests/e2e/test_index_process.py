@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from http_calls import call
 from millstream import EmbeddedNode, connect
-from node_process import NodeProcess, is_gone
-from waiting import until
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess, is_gone
+from support.node.waiting import until
 
 MakeNode = Callable[..., NodeProcess]
 DESIGN = {
@@ -38,7 +38,7 @@ def children_of(pid: int, what: str) -> list[int]:
 
 
 def index_pid(node: NodeProcess) -> int:
-    return until(lambda: children_of(node.pid, "node.index_child"))[0]
+    return until(lambda: children_of(node.pid, "node.processes.index_child"))[0]
 
 
 def engine_pid(node: NodeProcess) -> int:
@@ -74,7 +74,7 @@ def not_away(answer: tuple[int, Any]) -> tuple[int, Any] | None:
 
 
 def test_killed_it_comes_back_and_nobody_else_notices(node: NodeProcess) -> None:
-    assert not children_of(node.pid, "node.index_child"), "nothing needs it yet"
+    assert not children_of(node.pid, "node.processes.index_child"), "nothing needs it yet"
     put_design(node.http)
     first, engine = index_pid(node), engine_pid(node)
     until(lambda: info(node.http)[0] == 200, node.log)
@@ -92,7 +92,7 @@ def test_it_ends_with_the_engine_and_comes_back_with_it(node: NodeProcess) -> No
     index, engine = index_pid(node), engine_pid(node)
     os.kill(engine, signal.SIGKILL)
     until(lambda: is_gone(engine) and is_gone(index))
-    until(lambda: children_of(node.pid, "node.index_child"))
+    until(lambda: children_of(node.pid, "node.processes.index_child"))
     until(lambda: info(node.http)[0] == 200)
 
 
@@ -138,10 +138,10 @@ def test_where_the_path_is_too_long_for_sockets_views_work_all_the_same(
 def test_an_embedded_node_has_one_too(tmp_path: Path) -> None:
     with EmbeddedNode(tmp_path / "node", buckets=["default"]) as node:
         base = f"http://{node.http}"
-        assert not children_of(os.getpid(), "node.index_child")
+        assert not children_of(os.getpid(), "node.processes.index_child")
         put_design(base)
         until(lambda: info(base)[0] == 200)
-        (index,) = children_of(os.getpid(), "node.index_child")
+        (index,) = children_of(os.getpid(), "node.processes.index_child")
     assert is_gone(index)
 
 
@@ -159,7 +159,7 @@ def test_it_ends_with_the_program_around_an_embedded_node(tmp_path: Path) -> Non
         assert process.stdout is not None
         base = f"http://{process.stdout.readline().decode().strip()}"
         put_design(base)
-        (index,) = until(lambda: children_of(process.pid, "node.index_child"))
+        (index,) = until(lambda: children_of(process.pid, "node.processes.index_child"))
         process.kill()
         until(lambda: is_gone(index))
 

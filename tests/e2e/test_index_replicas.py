@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 
-from http_calls import call
 from millstream import connect
-from node_process import NodeProcess, free_port
-from nodes_with_map import activate_first, ask, give_map, map_of, states
-from waiting import until
+from support.http.http_calls import call
+from support.kv.nodes_with_map import activate_first, ask, give_map, map_of, states
+from support.node.node_process import NodeProcess, free_port
+from support.node.waiting import until
 
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS

@@ -23,9 +23,9 @@ import pytest
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, request
-from node_process import NodeProcess
-from raw_client import Closed, RawClient
-from stream_witness import (
+from support.kv.raw_client import Closed, RawClient
+from support.node.node_process import NodeProcess
+from support.streams.stream_witness import (
     Content,
     History,
     Witness,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import millstream
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 ROWS = (60_000, 240_000, 960_000)
 DEFAULT_SIGNALS = ("env", "--default-signal=INT")

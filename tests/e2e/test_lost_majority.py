@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from node_process import FREE, free_port
-from waiting import until
+from support.node.node_process import FREE, free_port
+from support.node.waiting import until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "lost-majority.md"
 OPEN = ("--no-kv", "--no-memcached", "--no-http")

@@ -11,10 +11,10 @@ from struct import Struct
 from millstream.model.position import Position
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
 from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status
-from node_process import NodeProcess
-from nodes_with_map import activate_first, give_map
-from raw_client import RawClient
-from waiting import WAIT_S, until
+from support.kv.nodes_with_map import activate_first, give_map
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
+from support.node.waiting import WAIT_S, until
 
 POSITION = Struct(">HB5x8Q")
 ROWS = [["a", "b"]]

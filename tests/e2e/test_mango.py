@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from http_calls import call
 from millstream.client.kv import connect
 from millstream.views.core.mango.selectors import parse_selector
-from node_process import NodeProcess
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
 SELECTORS: tuple[dict[str, Any], ...] = (

@@ -11,10 +11,10 @@ import pytest
 import millstream
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Status
-from node_process import NodeProcess
-from nodes_with_map import UUID, activate_first, ask, give_map, map_of, states
-from raw_client import RawClient
-from waiting import until
+from support.kv.nodes_with_map import UUID, activate_first, ask, give_map, map_of, states
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 ROWS = [["a", "b"]] * 4 + [["b", "a"]] * 4
 Nodes = dict[str, NodeProcess]

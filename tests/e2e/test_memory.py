@@ -16,9 +16,9 @@ from struct import Struct
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, Status, request
-from node_process import NodeProcess
-from raw_client import RawClient
-from stream_witness import content_of, documents_of, merged
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
+from support.streams.stream_witness import content_of, documents_of, merged
 
 BUCKET = "default"
 PARTITIONS = 16

@@ -13,10 +13,18 @@ from millstream.client.http import http_of
 from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines.index.offered import OfferedBuilds
 from millstream.pipelines.index.setup import index_state_of
-from millstream.views.core import indexer
-from node_process import NodeProcess
-from outside_index import DESIGN, Bucket, bucket, catch_up, here, index_node, own_bucket
-from waiting import until
+from millstream.views.core.index import indexer
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
+from support.views.outside_index import (
+    DESIGN,
+    Bucket,
+    bucket,
+    catch_up,
+    here,
+    index_node,
+    own_bucket,
+)
 
 __all__ = ["bucket", "index_node", "own_bucket"]
 
@@ -326,7 +334,7 @@ def test_any_schedule_ends_right(bucket, monkeypatch, seed):
 
 
 SMALL_OFFERS = """
-import millstream.views.core.offers as offers
+import millstream.views.core.index.offers as offers
 offers.OFFER_CHANGES_MIN = 50
 """
 

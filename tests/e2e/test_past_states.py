@@ -6,8 +6,8 @@ from struct import Struct, unpack
 from millstream.model.position import Position
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
 from millstream.wire.mcbp import Opcode, Packet, Status
-from node_process import NodeProcess
-from raw_client import RawClient
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
 OPEN = Struct(">II")

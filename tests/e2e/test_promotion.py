@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 
 import millstream
-from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
 from millstream.cluster.pages import Pages
 from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
 from millstream.upr import BucketReader, SqliteSink
 from millstream.wire.mcbp import Status
-from node_process import NodeProcess, kept_ports
-from nodes_with_map import map_of
-from waiting import until
+from support.kv.bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
+from support.kv.nodes_with_map import map_of
+from support.node.node_process import NodeProcess, kept_ports
+from support.node.waiting import until
 
 Make = Callable[[int, list[str]], BucketNodes]
 TLS = Path(__file__).parent / "tls"

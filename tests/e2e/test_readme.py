@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from node_process import free_port
+from support.node.node_process import free_port
 
 README = Path(__file__).parents[2] / "README.md"
 

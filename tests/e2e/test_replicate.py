@@ -11,8 +11,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 import millstream
-from node_process import NodeProcess, kept_ports
-from waiting import until
+from support.node.node_process import NodeProcess, kept_ports
+from support.node.waiting import until
 
 LOGGED = ("--log-level", "debug")
 Pair = tuple[NodeProcess, NodeProcess]

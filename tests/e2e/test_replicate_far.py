@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from node_process import NodeProcess
-from proxy_double import ProxyDouble
-from waiting import until
+from support.http.proxy_double import ProxyDouble
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 TLS = Path(__file__).parent / "tls"
 AUTHORITY = str(TLS / "authority.pem")

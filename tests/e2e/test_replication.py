@@ -25,10 +25,10 @@ from millstream.upr.core.consumer import ChangesReceived, ConsumerCore, StreamEn
 from millstream.upr.core.follower import StreamOptions
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode, StreamFlag
-from node_process import NodeProcess, free_port
-from nodes_with_map import activate_first, ask, give_map, map_of, states
-from raw_client import RawClient
-from waiting import until
+from support.kv.nodes_with_map import activate_first, ask, give_map, map_of, states
+from support.kv.raw_client import RawClient
+from support.node.node_process import NodeProcess, free_port
+from support.node.waiting import until
 
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS

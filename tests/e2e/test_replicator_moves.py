@@ -9,9 +9,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
-from nodes_with_map import activate_first, ask, give_map
-from waiting import until
+from support.kv.nodes_with_map import activate_first, ask, give_map
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 JOBS = "_replicator"
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 import millstream
-from http_calls import call
 from millstream.model.lineage import born
-from millstream.views.aio.index_mapping import IndexMapper
-from millstream.views.aio.sandbox import Sandbox
+from millstream.views.aio.indexing.index_mapping import IndexMapper
+from millstream.views.aio.sandbox.process import Sandbox
 from millstream.views.core.collation import encode_key
-from millstream.views.core.design import parse_design
-from millstream.views.core.documents import Changes
+from millstream.views.core.design.design_documents import parse_design
+from millstream.views.core.design.documents import Changes
 from millstream.views.core.rows import row_key, row_value
 from millstream.wire.frames import mutation
-from node_process import NodeProcess
-from waiting import until
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 TIME_LIMIT_S = 0.2
 MEMORY_BYTES = 64 * 1024 * 1024

@@ -16,8 +16,8 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, UnavailableError
-from node_process import FREE, free_port
-from waiting import until
+from support.node.node_process import FREE, free_port
+from support.node.waiting import until
 
 TLS = Path(__file__).parent / "tls"
 CLOSED = [f"--no-{name}" for name in ("memcached", "http", "coord", "ninep", "peer")]

@@ -15,9 +15,9 @@ import time
 
 import pytest
 
-from node_process import FREE, NodeProcess
-from said_in_shell import Said, address, exchanges
-from waiting import until
+from support.coordination.said_in_shell import Said, address, exchanges
+from support.node.node_process import FREE, NodeProcess
+from support.node.waiting import until
 
 WAIT_S = 60.0
 

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from millstream.coordination.core.shell_commands import COMMANDS
-from node_process import FREE, NodeProcess
-from said_in_shell import Said, exchanges
-from waiting import until
+from millstream.coordination.core.shell.commands import COMMANDS
+from support.coordination.said_in_shell import Said, exchanges
+from support.node.node_process import FREE, NodeProcess
+from support.node.waiting import until
 
 TRANSCRIPTS = {
     "elements": """

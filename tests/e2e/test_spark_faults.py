@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import millstream
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.model.partitions import partition_of
 from millstream.pipelines.source import MillstreamDataSource
-from node_process import NodeProcess
-from nodes_with_map import ask
-from spark_rows import rows_of
-from spark_stream import SCHEMA, StreamUnderTest
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.kv.nodes_with_map import ask
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_rows import rows_of
+from support.pipelines.spark_stream import SCHEMA, StreamUnderTest
 
 MakeNode = Callable[..., NodeProcess]
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import millstream
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.client.databases import Database
 from millstream.client.http import http_of
 from millstream.errors import MillstreamError, UsageError
 from millstream.model.partitions import partition_of
-from millstream.pipelines.meta_source import MetaDataSource
-from millstream.pipelines.view_source import ViewDataSource
-from node_process import NodeProcess
-from spark_rows import rows_of
+from millstream.pipelines.change_stream.meta_source import MetaDataSource
+from millstream.pipelines.views.source import ViewDataSource
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_rows import rows_of
 
 MakeNode = Callable[..., NodeProcess]
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]

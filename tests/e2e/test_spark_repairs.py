@@ -18,17 +18,17 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from millstream.pipelines.options import parse_options
-from millstream.pipelines.schema import ARROW_SCHEMA
+from millstream.pipelines.change_stream.options import parse_options
+from millstream.pipelines.change_stream.schema import ARROW_SCHEMA
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.change_rows import rows_from
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import Applied, RepairingSink, Row
 from millstream.pipelines.source import MillstreamDataSource
-from node_process import NodeProcess
-from spark_bucket import BucketUnderTest
-from spark_rows import planned_end
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import BucketUnderTest
+from support.pipelines.spark_rows import planned_end
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "15"))
 BLOCKS = 3

@@ -19,14 +19,14 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StringType, StructType
 
 import millstream
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.errors import AccessError, ConditionError, UsageError
-from millstream.pipelines import control
+from millstream.pipelines.change_stream import control
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.repairing import OP_PUT, Origin, OriginPosition, RepairingSink, Row
 from millstream.pipelines.source import MillstreamDataSource
-from node_process import NodeProcess, free_port
-from nodes_with_map import ask
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.kv.nodes_with_map import ask
+from support.node.node_process import NodeProcess, free_port
 
 MakeNode = Callable[..., NodeProcess]
 SCHEMA = StructType().add("key", StringType()).add("value", StringType())

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-import sink_driver
-from node_process import NodeProcess
-from sink_driver import ROWS, TASKS
-from spark_bucket import BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines import sink_driver
+from support.pipelines.sink_driver import ROWS, TASKS
+from support.pipelines.spark_bucket import BucketUnderTest
 
 BATCHES = 6
 KILLS_MAX = 9

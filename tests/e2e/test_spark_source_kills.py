@@ -23,9 +23,9 @@ from pyspark.sql.types import (
 
 from millstream.errors import RollbackRequiredError
 from millstream.pipelines.source import MillstreamDataSource
-from node_process import NodeProcess
-from spark_bucket import BucketUnderTest
-from spark_rows import planned_end
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import BucketUnderTest
+from support.pipelines.spark_rows import planned_end
 
 ROUNDS = 40
 SEEDS = [int(seed) for seed in os.environ.get("MILLSTREAM_SEED", "1").split(",")]

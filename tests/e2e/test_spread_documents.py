@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import pytest
 
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess, kept_ports
-from nodes_with_map import activate_first, ask, give_map
-from waiting import until
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.kv.nodes_with_map import activate_first, ask, give_map
+from support.node.node_process import NodeProcess, kept_ports
+from support.node.waiting import until
 
 MakeNode = Callable[..., NodeProcess]
 NAMES = "abc"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
-from nodes_with_map import UUID, activate_first, give_map
-from waiting import WAIT_S, until
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.kv.nodes_with_map import UUID, activate_first, give_map
+from support.node.node_process import NodeProcess
+from support.node.waiting import WAIT_S, until
 
 MakeNode = Callable[..., NodeProcess]
 ROWS = [list(row) for row in ("abc", "bca", "cab", "acb", "bac", "cba", "abc", "bca")]

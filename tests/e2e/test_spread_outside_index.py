@@ -13,10 +13,10 @@ from millstream.pipelines.index import on_spark
 from millstream.pipelines.index.mapping import MapSpec, TaskDone
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.setup import index_state_of
-from node_process import NodeProcess
-from outside_index import here
-from spread_index import ROWS, Spread
-from waiting import until
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
+from support.views.outside_index import here
+from support.views.spread_index import ROWS, Spread
 
 MakeNode = Callable[..., NodeProcess]
 TURNS = threading.Lock()

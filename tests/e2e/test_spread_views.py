@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import millstream
-from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess, free_port
-from nodes_with_map import activate_first, ask, give_map, map_of
-from waiting import until
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.kv.nodes_with_map import activate_first, ask, give_map, map_of
+from support.node.node_process import NodeProcess, free_port
+from support.node.waiting import until
 
 MakeNode = Callable[..., NodeProcess]
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]

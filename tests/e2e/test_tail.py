@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import millstream
-from node_process import NodeProcess, kept_ports
+from support.node.node_process import NodeProcess, kept_ports
 
 MakeNode = Callable[..., NodeProcess]
 MEMBERS = [

@@ -26,10 +26,10 @@ from millstream.wire.mcbp import (
     StreamFlag,
     request,
 )
-from node_process import NodeProcess
-from nodes_with_map import activate_first, ask, give_map, states
-from raw_client import Closed, RawClient
-from waiting import WAIT_S, until
+from support.kv.nodes_with_map import activate_first, ask, give_map, states
+from support.kv.raw_client import Closed, RawClient
+from support.node.node_process import NodeProcess
+from support.node.waiting import WAIT_S, until
 
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS

@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from bucket_nodes import BUCKET, BucketNodes
-from node_process import NodeProcess
+from support.kv.bucket_nodes import BUCKET, BucketNodes
+from support.node.node_process import NodeProcess
 
 AT_ONCE_S = 3.0
 """Far below the ten seconds for which a majority is waited for where it can be reached."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from attached_documents import attached, fill, http_of, shown
-from http_calls import call
-from node_process import NodeProcess
-from waiting import until
+from support.http.attached_documents import attached, fill, http_of, shown
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 
 def test_what_was_sent_with_a_refused_document_goes(

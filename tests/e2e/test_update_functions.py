@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from http_calls import call
-from node_process import NodeProcess
+from support.http.http_calls import call
+from support.node.node_process import NodeProcess
 
 DESIGN = {
     "validate_doc_update": (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from node_process import NodeProcess
+from support.node.node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
 DESIGN = {

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from millstream.pipelines import local_session
-from node_process import NodeProcess, free_port
-from spark_bucket import BucketUnderTest
+from support.node.node_process import NodeProcess, free_port
+from support.pipelines.spark_bucket import BucketUnderTest
 
 # Java that lives for a minute: half the time of a start on two busy processors is its compiler's.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -12,8 +12,8 @@ from pyspark.errors import StreamingQueryException
 
 from millstream.pipelines import BucketTarget, ParquetTarget, apply_changes
 from millstream.pipelines.sinks.repairing import Applied
-from node_process import NodeProcess
-from spark_bucket import TIMEOUT_S, BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import TIMEOUT_S, BucketUnderTest
 
 KEYS = [f"k{n}" for n in range(3_000)]
 

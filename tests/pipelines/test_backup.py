@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from attached_documents import files_of, fill, shown
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake.backup import back_up, compact
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.restore import restore
 from millstream.pipelines.lake.verify import verify_bucket, verify_files
-from millstream.pipelines.options import SourceOptions
-from node_process import NodeProcess
-from spark_bucket import BucketUnderTest
+from support.http.attached_documents import files_of, fill, shown
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import BucketUnderTest
 
 KEYS = [f"k{n}" for n in range(400)]
 

@@ -10,8 +10,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from node_process import NodeProcess
-from spark_bucket import BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import BucketUnderTest
 
 VALUE_BYTES_MAX = 20 * 1024 * 1024
 

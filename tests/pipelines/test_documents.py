@@ -12,8 +12,8 @@ import pytest
 
 from millstream.errors import UsageError
 from millstream.pipelines import BucketTarget, ParquetTarget, changes
-from node_process import NodeProcess
-from spark_bucket import TIMEOUT_S, BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import TIMEOUT_S, BucketUnderTest
 
 KEYS = [f"k{n}" for n in range(400)]
 NAMES = {"AA": "American", "UA": "United", "DL": "Delta"}

@@ -15,9 +15,9 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 import millstream
 from millstream.pipelines import BucketTarget, apply_changes
-from node_process import NodeProcess
-from nodes_with_map import ask
-from spark_bucket import TIMEOUT_S
+from support.kv.nodes_with_map import ask
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import TIMEOUT_S
 
 FIRST, SECOND = "the first word of it", "the second word of it"
 

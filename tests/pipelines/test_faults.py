@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from spark_faults import __main__ as program
-from spark_faults import nodes, world
-from spark_faults.causes import Causes
-from spark_faults.points import Points, ToldToFail
-from spark_faults.schedule import ROUNDS, SINKS, schedule_of
-from spark_faults.world import Difference, Executors, Outcome, Play, World
+from simulators.spark_faults import __main__ as program
+from simulators.spark_faults import nodes, world
+from simulators.spark_faults.causes import Causes
+from simulators.spark_faults.points import Points, ToldToFail
+from simulators.spark_faults.schedule import ROUNDS, SINKS, schedule_of
+from simulators.spark_faults.world import Difference, Executors, Outcome, Play, World
 
 FEW = [("faults", 4), ("faults", 14), ("rollbacks", 1)]
 """Table and bucket whose driver is killed; a transactional sink; lost tails, and a view, too."""

@@ -21,8 +21,8 @@ import pytest
 from typer.testing import CliRunner
 
 from millstream.cli.main import application
-from node_process import NodeProcess, free_port
-from spark_bucket import BucketUnderTest
+from support.node.node_process import NodeProcess, free_port
+from support.pipelines.spark_bucket import BucketUnderTest
 
 pytestmark = pytest.mark.slow
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"

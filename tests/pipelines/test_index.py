@@ -7,12 +7,12 @@ import urllib.request
 import pytest
 
 from millstream.errors import ConditionError
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index.on_spark import IndexPipeline
 from millstream.pipelines.index.setup import find_specs
-from millstream.pipelines.options import parse_options
-from node_process import NodeProcess
-from spread_index import Spread
-from waiting import until
+from support.node.node_process import NodeProcess
+from support.node.waiting import until
+from support.views.spread_index import Spread
 
 KINDS = "function (doc) { emit([doc.kind, doc._rev.split('-')[0]], doc.n); }"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from millstream.pipelines.lake.following import TableForm, newest_rows, table_of_form
 from millstream.pipelines.lake.table_query import TableQuery
-from node_process import NodeProcess
-from spark_bucket import BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import BucketUnderTest
 
 FORMS: tuple[TableForm, ...] = ("parquet", "delta")
 KEYS = [f"k{n}" for n in range(300)]

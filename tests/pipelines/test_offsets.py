@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_bucket import BucketUnderTest, KeyedState
+from support.pipelines.spark_bucket import BucketUnderTest, KeyedState
 
 FIRST = {f"k{n}": {"n": n} for n in range(100)}
 SECOND = {f"m{n}": {"n": n} for n in range(50)}

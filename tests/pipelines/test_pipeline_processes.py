@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake.backup import back_up
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.table_query import TableQuery
-from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from node_process import NodeProcess
-from pipeline_process import PipelineProcess
-from spark_bucket import BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines.pipeline_process import PipelineProcess
+from support.pipelines.spark_bucket import BucketUnderTest
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = {f"k{n}": {"n": n} for n in range(2000)}

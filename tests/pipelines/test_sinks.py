@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from millstream.wire.mcbp import Opcode
-from node_process import NodeProcess
-from spark_bucket import TIMEOUT_S, BucketUnderTest
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import TIMEOUT_S, BucketUnderTest
 
 ROWS = 200
 KEYS = 50

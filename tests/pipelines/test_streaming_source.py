@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from millstream.pipelines.change_stream.offsets import OffsetEntry
+from millstream.pipelines.change_stream.options import ROW_BYTES_ESTIMATE
 from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
-from millstream.pipelines.offsets import OffsetEntry
-from millstream.pipelines.options import ROW_BYTES_ESTIMATE
 from millstream.pipelines.runs import lag_of_report
-from node_process import NodeProcess
-from spark_bucket import TIMEOUT_S, BucketUnderTest, KeyedState
+from support.node.node_process import NodeProcess
+from support.pipelines.spark_bucket import TIMEOUT_S, BucketUnderTest, KeyedState
 
 NO_FLUSH = ("--flush-interval", "600000")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.client.databases import Database
 from millstream.client.http import http_of
-from spark_bucket import BucketUnderTest
+from support.pipelines.spark_bucket import BucketUnderTest
 
 DESIGN = {
     "views": {

@@ -10,9 +10,9 @@ import pytest
 import millstream
 from millstream.client.databases import Database
 from millstream.client.http import http_of
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index.setup import index_state_of
-from millstream.pipelines.options import parse_options
-from pipeline_process import PipelineProcess
+from support.pipelines.pipeline_process import PipelineProcess
 
 DESIGN = {"engine": "spark", "views": {"v": {"map": "d => emit(d.g, d.n)", "reduce": "_sum"}}}
 

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import millstream.coordination.core.durable
 import millstream.coordination.core.namespace.tables
-import millstream.kv.core.session
+import millstream.kv.core.session.session
 import millstream.storage.core.records  # noqa: F401 - the modules that have twins
 from millstream import accelerated
 

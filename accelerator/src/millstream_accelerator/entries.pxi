@@ -43,7 +43,7 @@ cdef _expect(kind, Py_ssize_t fields):
 
 
 def decode_entries(data, at, count):
-    """Twin of `millstream.coordination.core.entries.decode_entries`."""
+    """Twin of `millstream.vsr.core.entries.decode_entries`."""
     if type(data) is bytes and type(at) is int and type(count) is int and 0 <= at <= len(data):
         found = _decode_entries(<bytes>data, at, count)
         if found is not None:
@@ -142,7 +142,7 @@ def bind_check_chain(entries, python, link):
 
 
 def check_chain(link, group_id, entries):
-    """Twin of `millstream.coordination.core.entries.check_chain`."""
+    """Twin of `millstream.vsr.core.entries.check_chain`."""
     if (type(entries) is list or type(entries) is tuple) and type(group_id) is bytes:
         found = _check_chain(link, <bytes>group_id, entries)
         if found is not None:
@@ -201,7 +201,7 @@ def chain(
     link, *, group_id, epoch, view, kind, ts_ms, body=UNSAID, instance=UNSAID, session=0, csn=0,
     claim=False,
 ):
-    """Twin of `millstream.coordination.core.entries.chain`."""
+    """Twin of `millstream.vsr.core.entries.chain`."""
     if body is not UNSAID and instance is not UNSAID:
         found = _chain(
             link, group_id, epoch, view, kind, ts_ms, body, instance, session, csn, claim
@@ -338,7 +338,7 @@ def bind_decode_body(entries, python, body):
 
 
 def decode_body(data):
-    """Twin of `millstream.coordination.core.entries.decode_body`; it, too, knows the last one."""
+    """Twin of `millstream.vsr.core.entries.decode_body`; it, too, knows the last one."""
     global decoded_data, decoded_body
     if decoded_data is not None and data is decoded_data:
         return decoded_body
@@ -396,7 +396,7 @@ def bind_encode_log(durable, python):
 
 
 def encode_log(entries, segment, offset):
-    """Twin of `millstream.coordination.core.durable.encode_log`."""
+    """Twin of `millstream.vsr.core.disk.durable_steps.encode_log`."""
     if type(entries) is list or type(entries) is tuple:
         found = _encode_log(entries, segment, offset)
         if found is not None:

@@ -405,7 +405,7 @@ cdef bint _is_missing(session, object table, Py_ssize_t vbucket, bytes key) exce
 
 
 def receive(session, data, now_ns, at=None, budget=None):
-    """Twin of `millstream.kv.core.session.KvSession.receive`."""
+    """Twin of `millstream.kv.core.session.session.KvSession.receive`."""
     cdef PyObject *owner = <PyObject *>session
     cdef uint64_t now, mask, deferred_bytes
     if (
@@ -683,7 +683,7 @@ def bind_sweep(residents, python, entry, memory, departed, entry_bytes):
 
 
 def sweep(self, hand, steps, floor, left_at, low_bytes):
-    """Twin of `millstream.kv.core.residents.Residents.sweep`."""
+    """Twin of `millstream.kv.core.partition.residents.Residents.sweep`."""
     cdef PyObject *owner = <PyObject *>self
     cdef uint64_t top, newest, table_bytes, mask = 0, seqno, number
     cdef int64_t low
@@ -776,7 +776,7 @@ def bind_freeze(queue, python, block, entry, frozen):
 
 
 def freeze(self):
-    """Twin of `millstream.kv.core.mutation_queue.MutationQueue.freeze`."""
+    """Twin of `millstream.kv.core.queue.mutation_queue.MutationQueue.freeze`."""
     cdef PyObject *queue = <PyObject *>self
     cdef uint64_t high, frozen, number
     cdef PyObject *found

@@ -9,7 +9,7 @@ Invariants:
 2. A password leaves the machine only inside SCRAM, or as PLAIN on an encrypted connection.
 3. The strongest mechanism that the node offers is taken.
 
-Elsewhere: the server's side (`kv.core.handshake`), sockets (`client.connection`,
+Elsewhere: the server's side (`kv.core.session.handshake`), sockets (`client.connection`,
 `upr.aio.client`).
 """
 

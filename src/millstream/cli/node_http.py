@@ -1,6 +1,7 @@
 """The HTTP port of the node whose kv port a command was given.
 
-Elsewhere: what is asked there (`cli.bucket`, `cli.user`), the pages (docs/reference/http.md).
+Elsewhere: what is asked there (`cli.serving.bucket`, `cli.serving.user`), the pages
+(docs/reference/http.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants:
 1. Pure: figures and seconds in, numbers out. What is not known is None, never 0: no figure, or a
    counter that began anew.
 
-Elsewhere: asking the node (`cli.node_figures`), showing it (`cli.top`).
+Elsewhere: asking the node (`cli.serving.node_figures`), showing it (`cli.serving.top`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Invariants:
 1. Options are named as the parameters of the HTTP query; keys are written as JSON.
 2. The node answers, whoever keeps the index.
 
-Elsewhere: the rules of queries (`views.core.query`), asking the node (`cli.view_asking`), how
-answers look (`cli.view_output`).
+Elsewhere: the rules of queries (`views.core.query.parameters`), asking the node
+(`cli.view_asking`), how answers look (`cli.view_output`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from millstream.cli.view_asking import ask_node
 from millstream.cli.view_output import plot as plot_rows
 from millstream.cli.view_output import print_csv, print_table
 from millstream.errors import UsageError
-from millstream.pipelines.bucket_changes import Endpoint
-from millstream.views.core.query import parse_query
+from millstream.pipelines.change_stream.bucket_changes import Endpoint
+from millstream.views.core.query.parameters import parse_query
 
 __all__ = ["command"]
 

@@ -24,8 +24,8 @@ from millstream.cli.connect import awaited
 from millstream.client.databases import Database
 from millstream.client.http import HttpClient, http_of
 from millstream.errors import ConditionError, MillstreamError, UsageError
-from millstream.pipelines.bucket_changes import Endpoint
-from millstream.views.core.query import QUERY_TIMEOUT_MS_MAX
+from millstream.pipelines.change_stream.bucket_changes import Endpoint
+from millstream.views.core.query.parameters import QUERY_TIMEOUT_MS_MAX
 
 __all__ = ["ask_node"]
 

@@ -13,8 +13,8 @@ Invariants:
 2. A document keeps its revisions in any bucket: where they are computed from the bucket's uuid,
    and the bucket is another one, they are stored beside the document.
 
-Elsewhere: the file (`client.dump_file`), who reads a bucket (`cli.dump`) and writes one
-(`cli.restore`).
+Elsewhere: the file (`client.dump_file`), who reads a bucket (`cli.bulk.dump`) and writes one
+(`cli.bulk.restore`).
 
 Source: docs/reference/dump.md.
 """

@@ -1,6 +1,7 @@
 """What a node says of itself over its kv port.
 
-Elsewhere: the figures (docs/reference/statistics.md), what they say to people (`cli.health`).
+Elsewhere: the figures (docs/reference/statistics.md), what they say to people
+(`cli.serving.health`).
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from millstream.coordination.aio.async_client import AsyncClient
-    from millstream.coordination.aio.blocking import BlockingClient
-    from millstream.coordination.aio.client import Client
+    from millstream.coordination.aio.client.async_client import AsyncClient
+    from millstream.coordination.aio.client.blocking import BlockingClient
+    from millstream.coordination.aio.client.group_client import Client
 
 __all__ = ["AsyncClient", "BlockingClient", "Client"]
 
 _MODULES: Final = {
-    "AsyncClient": "millstream.coordination.aio.async_client",
-    "BlockingClient": "millstream.coordination.aio.blocking",
-    "Client": "millstream.coordination.aio.client",
+    "AsyncClient": "millstream.coordination.aio.client.async_client",
+    "BlockingClient": "millstream.coordination.aio.client.blocking",
+    "Client": "millstream.coordination.aio.client.group_client",
 }
 
 

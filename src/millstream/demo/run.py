@@ -38,9 +38,9 @@ from millstream.demo.flights import Replay, find_flights, read_flights
 from millstream.demo.truth import Truth, compute_truth
 from millstream.demo.views import DESIGNS
 from millstream.errors import UnavailableError, UsageError
-from millstream.pipelines.bucket_changes import Endpoint, scan
+from millstream.pipelines.change_stream.bucket_changes import Endpoint, scan
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.index.setup import index_state_of
-from millstream.pipelines.options import SourceOptions
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ Invariants:
    seqno that the partition has not is an answer of the rule, partition by partition.
 4. A token per row costs what changed: its own partition's bytes.
 
-Elsewhere: the rule (`model.position`), the feed (`kv.core.changes_feed`).
+Elsewhere: the rule (`model.position`), the feed (`kv.core.revisions.changes_feed`).
 """
 
 from __future__ import annotations

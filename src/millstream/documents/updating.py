@@ -12,7 +12,7 @@ Invariants:
 4. At most `revs_limit` generations of each leaf are left.
 
 Elsewhere: trees (`documents.tree`, `documents.pruning`), what clients send (`documents.sent`),
-keeping the bytes of attachments before (`gateway.aio.attaching`).
+keeping the bytes of attachments before (`gateway.aio.documents.attaching`).
 Source: CouchDB's document API and replication protocol.
 """
 

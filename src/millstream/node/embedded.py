@@ -4,7 +4,7 @@ Invariants:
 1. Leaving the `with` block stops the node cleanly, also after an exception.
 2. Without other wishes both listen on loopback with free ports, and create the buckets named.
 
-Elsewhere: the node as processes of its own (`node.supervise`).
+Elsewhere: the node as processes of its own (`node.processes.supervisor`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from millstream.errors import UnavailableError
-from millstream.gateway.core.host import BucketStatus
+from millstream.gateway.core.api.node import BucketStatus
 from millstream.kv.core.bucket import Bucket
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.node.engine import Engine

@@ -26,35 +26,45 @@ from typing import Any, Final
 
 from millstream.access.kv_login import Login
 from millstream.access.users import NODE_USER, UserStore
+from millstream.cluster.cluster_state import NodeAt
+from millstream.data_directory.map_file import PlacedMap
+from millstream.data_directory.ownership import DataDirectory, refuse_lost_coordination
+from millstream.databases.buckets import Buckets
+from millstream.databases.design_documents import Designs
+from millstream.databases.design_functions import DesignFunctions
+from millstream.databases.documents.distributed_documents import SpreadDocuments
+from millstream.databases.documents.document_scan import DocumentScans
+from millstream.databases.documents.local_documents import Documents
+from millstream.databases.documents.local_parts import OwnParts
+from millstream.databases.documents.peer_requests import StoredDocuments
+from millstream.databases.documents.remote_nodes import DocumentNodes
+from millstream.databases.jobs.coverage import Coverage
+from millstream.databases.jobs.job_rows import JobRows
+from millstream.databases.jobs.replications import OwnAddress, Replications
+from millstream.databases.jobs.replicator import ReplicatorDocuments
+from millstream.databases.purges import Purges
+from millstream.databases.remote_parts import HttpPartLink
+from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.server import BACKLOG, HttpServer
-from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
-from millstream.gateway.core.replication_host import REPLICATOR
+from millstream.gateway.core.api.node import (
+    BucketStatus,
+    FollowStatus,
+    NodeMetrics,
+    PartitionStatus,
+)
+from millstream.gateway.core.api.replications import REPLICATOR
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.partition import Partition
-from millstream.kv.core.standing import standing_of
+from millstream.kv.core.copies.copy_status import standing_of
+from millstream.kv.core.partition.partition import Partition
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
-from millstream.node.buckets import Buckets
-from millstream.node.changes import NodeChanges
-from millstream.node.coord_child import CoordOrder
-from millstream.node.coord_process import NO_FIGURES, CoordProcess
-from millstream.node.coverage import Coverage
-from millstream.node.data_directory import DataDirectory, refuse_lost_coordination
-from millstream.node.design_documents import Designs
-from millstream.node.design_functions import DesignFunctions
-from millstream.node.document_nodes import DocumentNodes
-from millstream.node.document_scan import DocumentScans
-from millstream.node.documents import Documents
-from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
-from millstream.node.job_rows import JobRows
 from millstream.node.known_users import keep_users
-from millstream.node.learned import NodeAt
 from millstream.node.listeners import (
     BUILT,
     COORDINATION,
@@ -64,13 +74,10 @@ from millstream.node.listeners import (
     tls_context,
     trust_of,
 )
-from millstream.node.map_file import PlacedMap
-from millstream.node.other_nodes import OtherNodes
-from millstream.node.own_parts import OwnParts
-from millstream.node.part_links import HttpPartLink
-from millstream.node.purges import Purges
-from millstream.node.replications import OwnAddress, Replications
-from millstream.node.replicator import ReplicatorDocuments
+from millstream.node.peer_buckets import OtherNodes
+from millstream.node.processes.coord_child import CoordOrder
+from millstream.node.processes.coord_process import NO_FIGURES, CoordProcess
+from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
     LISTENERS,
@@ -79,8 +86,6 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
-from millstream.node.spread_documents import SpreadDocuments
-from millstream.node.stored_documents import StoredDocuments
 from millstream.node.token_order import keep_tokens, token_order
 from millstream.runtime.metrics import (
     LoopLag,
@@ -91,7 +96,7 @@ from millstream.runtime.metrics import (
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, UNIX, Link
 from millstream.upr.aio.server import StreamSession
-from millstream.views.aio.gathering import NodeAccess
+from millstream.views.aio.serving.gathering import NodeAccess
 
 __all__ = ["DEFAULT_BUCKET", "Engine"]
 

@@ -9,7 +9,7 @@ Invariants:
 2. SIGTERM stops it cleanly; SIGINT is left to the supervisor, which shares the terminal.
 3. Nothing but the one line goes to the supervisor; stray prints go to stderr.
 
-Elsewhere: who starts and watches it (`node.supervise`).
+Elsewhere: who starts and watches it (`node.processes.supervisor`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from millstream import accelerated
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.engine import Engine
 from millstream.node.index_node import IndexNode
+from millstream.node.processes.supervisor import EXIT_DISK_FAILED
 from millstream.node.settings import Settings
-from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.logs import set_up_logs
 from millstream.runtime.process import (
     calm_collector,

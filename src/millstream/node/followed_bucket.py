@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream.gateway.core.host import ViewAnswer
-from millstream.kv.core.design_documents import StoredDesign
-from millstream.node.documents_elsewhere import DocumentsElsewhere
-from millstream.node.included_documents import WithDocuments
+from millstream.cluster.cluster_state import Learned, NodeAt
+from millstream.cluster.peers import Neighbours
+from millstream.databases.documents.included_documents import WithDocuments
+from millstream.databases.documents.remote_documents import DocumentsElsewhere
+from millstream.gateway.core.api.node import ViewAnswer
+from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.indexes import not_heard
-from millstream.node.learned import Learned, NodeAt
-from millstream.node.neighbours import Neighbours
-from millstream.views.core.design import told_designs
+from millstream.views.core.design.design_documents import told_designs
 
 __all__ = ["FollowedBucket"]
 

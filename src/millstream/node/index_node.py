@@ -14,7 +14,7 @@ Invariants:
 4. A bucket is forgotten, and its indexes are removed, once all nodes answer and none lists it,
    served or not.
 
-Elsewhere: what is learned (`node.learned`, `node.neighbours`), a node with data (`node.engine`).
+Elsewhere: what is learned (`node.learned`, `cluster.peers`), a node with data (`node.engine`).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from millstream.access.users import NODE_USER, UserStore
+from millstream.cluster.cluster_state import Learned, NodeAt, learn
+from millstream.cluster.cluster_state_files import FOLLOWED, find_learned, keep_learned
+from millstream.cluster.peers import NODE_ASK_S, Neighbours
+from millstream.data_directory.ownership import DataDirectory
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.aio.server import HttpServer
-from millstream.gateway.core.host import BucketStatus, NodeMetrics
-from millstream.kv.core.design_documents import StoredDesign
-from millstream.node.data_directory import DataDirectory
+from millstream.gateway.core.api.node import BucketStatus, NodeMetrics
+from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.followed_bucket import FollowedBucket
-from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
-from millstream.node.learned import Learned, NodeAt, learn
-from millstream.node.learned_files import FOLLOWED, find_learned, keep_learned
 from millstream.node.listeners import bind_all, bound_address, peer_tls_context, tls_context
-from millstream.node.neighbours import NODE_ASK_S, Neighbours
+from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
 from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import UNIX
-from millstream.views.aio.gathering import NodeAccess
+from millstream.views.aio.serving.gathering import NodeAccess
 
 __all__ = ["IndexNode"]
 
@@ -280,7 +280,7 @@ class IndexNode:
 
 
 class _FollowedDesigns:
-    """Has the shape of `gateway.core.host.DesignHost`; only reads."""
+    """Has the shape of `gateway.core.api.node.DesignHost`; only reads."""
 
     def __init__(self, find: Callable[[str], FollowedBucket]) -> None:
         self._find = find

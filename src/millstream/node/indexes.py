@@ -10,8 +10,9 @@ Invariants:
 3. A bucket's files are removed only after the index process has let go of them, or has ended.
 4. While the index process is away calls end with `index_unavailable` after `TOLD_S_MAX`.
 
-Elsewhere: the process (`node.index_process`), what it does (`views.aio.index_host`), what is so
-of a bucket (`node.own_bucket`, `node.followed_bucket`).
+Elsewhere: the process (`node.processes.index_process`), what it does
+(`views.aio.serving.index_host`), what is so
+of a bucket (`databases.own_bucket`, `node.followed_bucket`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
-from millstream.gateway.core.host import PartRequest, ViewAnswer, WriterCall
-from millstream.node.index_child import IndexOrder
-from millstream.node.index_process import IndexProcess
+from millstream.gateway.core.api.node import PartRequest, ViewAnswer, WriterCall
+from millstream.node.processes.index_child import IndexOrder
+from millstream.node.processes.index_process import IndexProcess
 from millstream.runtime.tasks import Tasks
-from millstream.views.aio.index_link import IndexLink, StreamedAnswer, unavailable
-from millstream.views.aio.staging import receive
+from millstream.views.aio.indexing.staging import receive
+from millstream.views.aio.serving.index_link import IndexLink, StreamedAnswer, unavailable
 
 __all__ = [
     "FIGURES_INTERVAL_S",
@@ -101,7 +102,8 @@ class ToldBucket(Protocol):
         """Whether there may be design documents that are not known here yet."""
 
     async def order(self) -> dict[str, Any]:
-        """Return what is to be told now, the members of `views.aio.bucket_order.BucketOrder`.
+        """Return what is to be told now, the members of
+        `views.aio.serving.bucket_order.BucketOrder`.
 
         Raises:
             UnavailableError: that is not known now.
@@ -112,7 +114,7 @@ class ToldBucket(Protocol):
 
 
 class Indexes:
-    """Has the shape of `gateway.core.host.IndexHost`; begins by `start`, ends by `stop`.
+    """Has the shape of `gateway.core.api.node.IndexHost`; begins by `start`, ends by `stop`.
 
     Args:
         order: what the index process is told at its start.
@@ -271,7 +273,7 @@ class Indexes:
     async def write(
         self, bucket: str, design: str, call: WriterCall, arguments: Mapping[str, object]
     ) -> dict[str, Any]:
-        """Do what a writer outside asks for; see `views.aio.outside_writer`."""
+        """Do what a writer outside asks for; see `views.aio.serving.outside_writer`."""
         known, link = await self._there(bucket, design)
         return await link.ask(call, uuid=known.uuid, design=design, **arguments)
 

@@ -8,7 +8,7 @@ Invariants:
 1. The directory lets nobody in but the node's user (0700): whoever may connect is the node.
 2. What an earlier node left behind, there and elsewhere, is removed at the start.
 
-Elsewhere: who listens there (`node.engine`, `views.aio.index_server`).
+Elsewhere: who listens there (`node.engine`, `views.aio.serving.index_server`).
 """
 
 from __future__ import annotations

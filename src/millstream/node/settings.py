@@ -8,7 +8,8 @@ Invariants:
 5. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
    memcached listener never leaves loopback.
 
-Elsewhere: opening the listeners (`node.engine`), the options as shown by help (`cli.serve`).
+Elsewhere: opening the listeners (`node.engine`), the options as shown by help
+(`cli.serving.serve`).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from millstream.errors import UsageError
-from millstream.gateway.core.cors import ANY_ORIGIN
-from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
-from millstream.model.addresses import is_key_source, is_loopback
-from millstream.node.bucket_names import (
+from millstream.data_directory.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
+from millstream.errors import UsageError
+from millstream.gateway.core.cors import ANY_ORIGIN
+from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.model.addresses import is_key_source, is_loopback
 from millstream.runtime.logs import LEVELS
-from millstream.views.core.reductions import REDUCE_LIMITS, ReduceLimit
+from millstream.views.core.reduce.reductions import REDUCE_LIMITS, ReduceLimit
 
 __all__ = [
     "CLUSTER_SECRET_BYTES_MAX",

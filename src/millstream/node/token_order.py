@@ -57,7 +57,7 @@ def token_keys(order: TokenOrder | None) -> TokenKeys | None:
 
 
 class NodeTokens:
-    """Judges tokens that are shown over HTTP: a `gateway.core.token_host.TokenHost`.
+    """Judges tokens that are shown over HTTP: a `gateway.core.api.tokens.TokenHost`.
 
     Args:
         own: judges those of whom the node was told, if it was.

@@ -12,7 +12,7 @@ Invariants:
 4. Only what is understood is changed: local directories, one source that is ours, no state.
 
 Elsewhere: offsets (`offsets`), whether a pipeline runs (`runs`), the command
-(`cli.pipeline_offsets`).
+(`cli.pipelines.offsets`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millstream.errors import ConditionError, UsageError
-from millstream.pipelines.offsets import Offset, offset_from_json, offset_to_json
+from millstream.pipelines.change_stream.offsets import Offset, offset_from_json, offset_to_json
 
 __all__ = ["Standing", "read_checkpoint", "reset_checkpoint"]
 

@@ -32,10 +32,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
+from millstream.pipelines.change_stream.control import again
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.classic import require_classic
-from millstream.pipelines.control import again
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
-from millstream.pipelines.options import parse_options
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
 from millstream.pipelines.sinks.repairing import KeyedTarget

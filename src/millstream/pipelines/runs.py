@@ -36,7 +36,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
-from millstream.pipelines.offsets import lag_between, offset_from_json
+from millstream.pipelines.change_stream.offsets import lag_between, offset_from_json
 from millstream.runtime.process import FileLock, lock_holder
 
 __all__ = [

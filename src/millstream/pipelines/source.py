@@ -41,19 +41,23 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
-from millstream.pipelines.batch_plan import plan_batch
-from millstream.pipelines.meta_source import MetaDataSource
-from millstream.pipelines.offsets import offset_from_json
-from millstream.pipelines.options import ROW_BYTES_ESTIMATE, SourceOptions, parse_options
-from millstream.pipelines.pushdown import Pushed, push
-from millstream.pipelines.query import Query
-from millstream.pipelines.ranges import RangeRead, ranges_between, spread
-from millstream.pipelines.reading import committed_batches, pinned_batches
-from millstream.pipelines.schema import SPARK_SCHEMA, RowForm, row_form
+from millstream.pipelines.change_stream.batch_plan import plan_batch
+from millstream.pipelines.change_stream.meta_source import MetaDataSource
+from millstream.pipelines.change_stream.offsets import offset_from_json
+from millstream.pipelines.change_stream.options import (
+    ROW_BYTES_ESTIMATE,
+    SourceOptions,
+    parse_options,
+)
+from millstream.pipelines.change_stream.pushdown import Pushed, push
+from millstream.pipelines.change_stream.query import Query
+from millstream.pipelines.change_stream.ranges import RangeRead, ranges_between, spread
+from millstream.pipelines.change_stream.reading import committed_batches, pinned_batches
+from millstream.pipelines.change_stream.schema import SPARK_SCHEMA, RowForm, row_form
 from millstream.pipelines.sinks.sink_options import parse_sink_options
 from millstream.pipelines.sinks.transactional import TransactionalStreamWriter
 from millstream.pipelines.sinks.writers import BatchWriter, UpsertStreamWriter
-from millstream.pipelines.view_source import ViewDataSource
+from millstream.pipelines.views.source import ViewDataSource
 
 __all__ = [
     "PYSPARK_MIN",

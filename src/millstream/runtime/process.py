@@ -5,7 +5,7 @@ Invariants:
 2. A lock is released by the kernel whenever its holder ends, however it ends.
 3. Who looks at a lock writes nothing, and is no holder to others who look.
 
-Elsewhere: who starts whom (`node.supervise`).
+Elsewhere: who starts whom (`node.processes.supervisor`).
 """
 
 from __future__ import annotations

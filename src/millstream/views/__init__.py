@@ -5,6 +5,6 @@ Elsewhere: where rows are kept and how they are kept current (`pipelines`).
 
 from __future__ import annotations
 
-from millstream.views.core.registered import register
+from millstream.views.core.design.registered import register
 
 __all__ = ["register"]

@@ -12,7 +12,7 @@ from millstream.access import token_keys
 from millstream.access.token_keys import REFRESH_S, RETRY_S, TokenKeys, wants
 from millstream.access.tokens import KEY_SET_BYTES_MAX
 from millstream.errors import AccessError
-from token_issuer import NOW_S, RULES, jwk, jwks, rsa_key, token
+from support.node.token_issuer import NOW_S, RULES, jwk, jwks, rsa_key, token
 
 NEW = token(key=rsa_key(1), kid="new")
 

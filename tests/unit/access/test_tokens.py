@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from millstream.access import tokens
 from millstream.access.tokens import LEEWAY_S, Bearer, KeyName, believed, key_name, parse_keys
 from millstream.errors import AccessError, UsageError
-from token_issuer import NOW_S, RULES, claims, ec_key, jwk, jwks, rsa_key, token
+from support.node.token_issuer import NOW_S, RULES, claims, ec_key, jwk, jwks, rsa_key, token
 
 KEYS = parse_keys(jwks())
 

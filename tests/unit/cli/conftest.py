@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
-from millstream.cli import connect, delete, get, load, put
+from millstream.cli import connect, delete, get, put
+from millstream.cli.bulk import load
 from millstream.cli.main import main
 from millstream.client.documents import Document, Stored, content_of
 from millstream.client.extensions import PartitionPosition, Versioned

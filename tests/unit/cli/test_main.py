@@ -139,7 +139,7 @@ def test_completion_loads_everything(monkeypatch):
     monkeypatch.setattr(main_module, "import_module", load)
     monkeypatch.setenv("_MILLSTREAM_COMPLETE", "complete_bash")
     application([])
-    assert "millstream.cli.serve" in loaded
+    assert "millstream.cli.serving.serve" in loaded
     assert "millstream.cli.version" in loaded
 
 

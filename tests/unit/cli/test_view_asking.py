@@ -20,8 +20,8 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.node.embedded import EmbeddedNode
-from millstream.pipelines.bucket_changes import Endpoint
-from millstream.views.core.query import QUERY_TIMEOUT_MS_MAX
+from millstream.pipelines.change_stream.bucket_changes import Endpoint
+from millstream.views.core.query.parameters import QUERY_TIMEOUT_MS_MAX
 
 
 class FakeAnswer:

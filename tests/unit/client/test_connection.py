@@ -7,7 +7,7 @@ import pytest
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, RemoteProtocolError, UnavailableError
 from millstream.wire.mcbp import Opcode, Status, request, response
-from node_process import free_port
+from support.node.node_process import free_port
 
 
 def test_features_and_bucket_are_asked_for(node: Any) -> None:

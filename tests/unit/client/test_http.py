@@ -23,7 +23,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.node.embedded import EmbeddedNode
-from node_process import free_port
+from support.node.node_process import free_port
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from millstream.client.writes import (
     meta_encoder,
 )
 from millstream.errors import ConditionError, UsageError
-from millstream.kv.core.with_meta import given_change
+from millstream.kv.core.partition.with_meta import given_change
 from millstream.model.lineage import born
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Status, cut_packets, response

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from false_nodes import ABSENT, ACTIVE, REPLICA, UUID, FalseNode, FalseNodes
 from millstream.cluster.promoting import ROUNDS_MAX, Promoter, Report
 from millstream.errors import UnavailableError, UsageError
+from support.node.false_nodes import ABSENT, ACTIVE, REPLICA, UUID, FalseNode, FalseNodes
 
 THREE = (("a", "b", "c"), ("b", "c", "a"))
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histories import registers
-from histories.__main__ import main
-from histories.check import UNDECIDED_MAX, check, total
-from histories.events import Operation, Recorder, operations, read_events, to_line
-from histories.search import Answer, search
-from histories.versions import disorders, pinned
+from simulators.histories import registers
+from simulators.histories.__main__ import main
+from simulators.histories.check import UNDECIDED_MAX, check, total
+from simulators.histories.events import Operation, Recorder, operations, read_events, to_line
+from simulators.histories.search import Answer, search
+from simulators.histories.versions import disorders, pinned
 
 VALUES = st.sampled_from(["a", "b"])
 

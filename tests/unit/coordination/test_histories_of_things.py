@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from histories.check import check
-from histories.events import Operation, Version
+from simulators.histories.check import check
+from simulators.histories.events import Operation, Version
 
 Row = tuple[str, tuple[str, ...], Any, int, int | None]
 

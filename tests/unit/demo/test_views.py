@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millstream.demo.views import DESIGNS
-from millstream.views.aio.mapping import open_mapper
-from millstream.views.core.design import parse_design
+from millstream.views.aio.sandbox.mapping import open_mapper
+from millstream.views.core.design.design_documents import parse_design
 
 
 def emitted(name, document):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from millstream.documents.pruning import purged, stemmed
 from millstream.documents.revisions import Path
 from millstream.documents.tree import EMPTY, Branch, RevisionTree
-from revision_forests import NaiveTree, worlds
+from support.http.revision_forests import NaiveTree, worlds
 
 EXAMPLES = settings(max_examples=250, deadline=None)
 

@@ -24,7 +24,7 @@ from millstream.model.lineage import born, with_run
 from millstream.model.revision import Revisions
 from millstream.model.sides import side_of
 from millstream.wire.frames import deletion, expiration, mutation
-from revision_forests import worlds
+from support.http.revision_forests import worlds
 
 BUCKET = "b" * 32
 KEY = b"key"

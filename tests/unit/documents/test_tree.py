@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millstream.documents.revisions import Path
 from millstream.documents.tree import EMPTY, Leaf
-from revision_forests import NaiveTree, order, worlds
+from support.http.revision_forests import NaiveTree, order, worlds
 
 EXAMPLES = settings(max_examples=150, deadline=None)
 

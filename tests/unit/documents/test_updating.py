@@ -17,7 +17,7 @@ from millstream.errors import ConditionError, UsageError
 from millstream.model.lineage import born
 from millstream.model.sides import side_of
 from millstream.wire.frames import deletion, mutation
-from revision_forests import NaiveTree, order, worlds
+from support.http.revision_forests import NaiveTree, order, worlds
 
 EMPTY_REV = "1-967a00dff5e02add41819138abb3284d"
 BUCKET = "b" * 32

@@ -5,22 +5,27 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from changing_bucket import ChangingBucket
-from false_documents import FalseDocuments
 from millstream.access.users import UserStore
+from millstream.data_directory.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.errors import ConditionError, UnavailableError, UsageError
-from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
-from millstream.gateway.core.stored_host import Done
-from millstream.kv.aio.design_documents import DesignStore
+from millstream.gateway.core.api.node import (
+    BucketStatus,
+    FollowStatus,
+    NodeMetrics,
+    PartitionStatus,
+)
+from millstream.gateway.core.api.stored import Done
+from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.design_documents import DesignDocuments
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.revisions.design_documents import DesignDocuments
 from millstream.kv.core.statistics import Figures, Histogram
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.model.standing import Standing
-from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
-from millstream.views.core.design_code import Updated
+from millstream.views.core.design.design_code import Updated
+from support.http.false_documents import FalseDocuments
+from support.streams.changing_bucket import ChangingBucket
 
 NOW = 1_700_000_000 * 10**9
 

@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
+from millstream.cluster.cluster_state import Learned, NodeAt, Place, SharedDesign
 from millstream.errors import RoutingError
 from millstream.node.followed_bucket import FollowedBucket
-from millstream.node.learned import Learned, NodeAt, Place, SharedDesign
 
 PLACES = [Place("a", "h", 1, 2, [0, 2]), Place("b", "i", 3, 4, [1])]
 LEARNED = Learned("b", "u1", 4, PLACES, [SharedDesign("d", "1-x", {"views": {}})], 1, [0, 1, 2, 3])

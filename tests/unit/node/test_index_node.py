@@ -7,11 +7,13 @@ import signal
 
 import pytest
 
+from millstream.cluster import peers as neighbours
 from millstream.errors import ConditionError, MillstreamError, RoutingError, UnavailableError
-from millstream.node import child_process, index_node, neighbours
+from millstream.node import index_node
 from millstream.node.index_node import IndexNode
+from millstream.node.processes import child_process
 from millstream.node.settings import Address, Credential
-from two_engines import BUCKET, FREE, asked_of, port_of, settings_at, two_engines, until
+from support.kv.two_engines import BUCKET, FREE, asked_of, port_of, settings_at, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc.n); }"}}}
 NOT_YET = {

@@ -9,9 +9,10 @@ import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
-from millstream.node import child_process, indexes
+from millstream.node import indexes
 from millstream.node.engine import Engine
-from millstream.views.core.staged import END
+from millstream.node.processes import child_process
+from millstream.views.core.index.staged import END
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 

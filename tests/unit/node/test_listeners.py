@@ -4,7 +4,6 @@ from contextlib import suppress
 
 import pytest
 
-from authorities import Authority
 from millstream.errors import UnavailableError, UsageError
 from millstream.node.listeners import (
     bind,
@@ -17,6 +16,7 @@ from millstream.node.listeners import (
     trust_of,
 )
 from millstream.node.settings import Address
+from support.node.authorities import Authority
 
 
 def test_a_free_port_is_told(make_settings):

@@ -5,7 +5,7 @@ import pytest
 from millstream.errors import AccessError
 from millstream.node.settings import Settings
 from millstream.node.token_order import keep_tokens, token_keys, token_order
-from token_issuer import RULES, claims, jwks, token
+from support.node.token_issuer import RULES, claims, jwks, token
 
 
 async def test_tokens_are_taken_where_settings_say_whose(tmp_path):

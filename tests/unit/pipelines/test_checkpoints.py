@@ -7,8 +7,8 @@ import pytest
 
 from millstream.errors import ConditionError, UsageError
 from millstream.pipelines import checkpoints
+from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry, offset_to_json
 from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
-from millstream.pipelines.offsets import Offset, OffsetEntry, offset_to_json
 
 BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":7,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 

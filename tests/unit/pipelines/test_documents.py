@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from keyed_double import DictTarget, FalseOrigin, false_row
 from millstream.errors import UnavailableError, UsageError
 from millstream.pipelines import documents
 from millstream.pipelines.documents import Documents, changes
 from millstream.pipelines.sinks import applying
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.repairing import Row
-from node_double import FalseNode
-from spark_rows import struct_of
+from support.pipelines.node_double import FalseNode
+from support.pipelines.spark_rows import struct_of
+from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
 SCHEMA: Any = struct_of("carrier string, delay int")
 

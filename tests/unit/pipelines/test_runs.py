@@ -13,7 +13,7 @@ from msgspec import structs
 
 from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines import runs
-from millstream.pipelines.offsets import Offset, OffsetEntry, offset_to_json
+from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry, offset_to_json
 from millstream.pipelines.runs import (
     BATCHES_KEPT_MAX,
     ERROR_CHARS_MAX,

@@ -20,14 +20,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from millstream.errors import UsageError
-from millstream.pipelines import control, reading, source
+from millstream.pipelines import source
+from millstream.pipelines.change_stream import control, reading
 from millstream.pipelines.source import (
     MillstreamDataSource,
     MillstreamReader,
     MillstreamStreamReader,
 )
-from node_double import FalseClient, FalseNode, FalseRanges
 from pyspark_millstream import DefaultSource
+from support.pipelines.node_double import FalseClient, FalseNode, FalseRanges
 
 SCHEMA = StructType([StructField("op", StringType()), StructField("key", StringType())])
 

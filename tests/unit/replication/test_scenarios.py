@@ -7,8 +7,8 @@ import pytest
 from millstream.replication.core.asking import Changes, ReadRecords, StoreRecords, WriteLocal
 from millstream.replication.core.coverage import HOPS_MAX
 from millstream.replication.core.logs import parse_log
-from sites.database import Database, leaves
-from sites.world import World
+from simulators.sites.database import Database, leaves
+from simulators.sites.world import World
 
 A, B, C, D = range(4)
 EVEN = {"selector": {"even": True}}

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from millstream.coordination.core.namespace.keys import KEYS, MEANINGS
+from millstream.coordination.core.namespace.state.keys import KEYS, MEANINGS
 
 ROOT = Path(__file__).parents[3]
 
@@ -78,9 +78,9 @@ def tree(tmp_path: Path) -> Path:
     (source / "part.py").write_text(LIMITS)
     (source / "kv/core").mkdir(parents=True)
     (source / "kv/core/statistics.py").write_text(FIGURES)
-    keys = "coordination/core/namespace/keys.py"
+    keys = "coordination/core/namespace/state/keys.py"
     (source / keys).parent.mkdir(parents=True)
-    for name in (keys, "coordination/core/client_table.py"):
+    for name in (keys, "vsr/core/client_table.py"):
         shutil.copy(ROOT / "src/millstream" / name, source / name)
     return tmp_path
 

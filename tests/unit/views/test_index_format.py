@@ -6,8 +6,8 @@ import zlib
 import lmdb
 import msgspec
 
-from filled_index import DOCUMENTS, SHAPE, document, filled_index
 from millstream.views.core.collation import encode_key
+from support.views.filled_index import DOCUMENTS, SHAPE, document, filled_index
 
 
 class Stranger:

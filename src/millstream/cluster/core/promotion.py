@@ -15,7 +15,8 @@ Invariants:
    complete end), never the one with the newest branch: a copy knows branches before it has data.
 4. A decision is made from standings that were told after the promises, never from older ones.
 
-Elsewhere: asking the nodes (`cluster.promoting`), a copy's standing (`kv.core.standing`).
+Elsewhere: asking the nodes (`cluster.promoting`), a copy's standing
+(`kv.core.copies.copy_status`).
 
 Source: docs/design/0006-copies.md.
 """

@@ -25,13 +25,13 @@ from millstream.coordination.core.backup import (
     format_restored,
     read_backup,
 )
-from millstream.coordination.core.durable import is_of_one
-from millstream.coordination.core.pool_effects import Refusal
-from millstream.coordination.core.snapshots import Snapshot
-from millstream.coordination.core.standing import Standing
+from millstream.coordination.core.pool.effects import Refusal
 from millstream.errors import MillstreamError
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.files import sync_directory
+from millstream.vsr.core.disk.durable_steps import is_of_one
+from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.snapshots import Snapshot
 
 __all__ = ["RESTORED_BYTES_MAX", "Restored", "back_up", "restore"]
 

@@ -18,17 +18,17 @@ from millstream.coordination.aio.group_runner import GroupRunner
 from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import NO_ASKER, Done, ValueDone, Where
-from millstream.coordination.core.effects import Code, Reply, Resume
-from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.forcing import FORCE, without_force
+from millstream.coordination.core.namespace.commands.forcing import FORCE, without_force
+from millstream.coordination.core.namespace.commands.subscriptions import Begun, Wish
 from millstream.coordination.core.namespace.paths import Path
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.subscribing import Begun, Wish
-from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.sessions import Shown
-from millstream.coordination.core.values import array, bulk, error, integer, mapping
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.vsr.core.effects import Code, Reply, Resume
+from millstream.vsr.core.entries import NOBODY, Body, Kind
+from millstream.vsr.core.replica.session_expiry import Shown
+from millstream.vsr.core.values import array, bulk, error, integer, mapping
 
 __all__ = ["ClientRequests"]
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.access.users import NODE_USER, UserStore
-from millstream.coordination.aio.client import Client
+from millstream.coordination.aio.client.group_client import Client
 from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.handshakes import Handshakes
@@ -43,14 +43,14 @@ from millstream.coordination.aio.provider import PROVIDER_KEYS
 from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer
 from millstream.coordination.aio.shared_users import SharedUsers
 from millstream.coordination.aio.user_guard import UserGuard
-from millstream.coordination.core.effects import Timer
-from millstream.coordination.core.messages import Envelope, decode, encode
-from millstream.coordination.core.namespace.run import Notice
-from millstream.coordination.core.pool import Pool
-from millstream.coordination.core.pool_effects import GroupChanged, Marked, NodeStart, Stray
-from millstream.coordination.core.pool_messages import Address, decode_pool, is_pool_frame
+from millstream.coordination.core.namespace.state.run import Notice
+from millstream.coordination.core.pool.effects import GroupChanged, Marked, NodeStart, Stray
+from millstream.coordination.core.pool.messages import Address, decode_pool, is_pool_frame
+from millstream.coordination.core.pool.pool import Pool
 from millstream.errors import MillstreamError
 from millstream.runtime.tasks import Tasks
+from millstream.vsr.core.effects import Timer
+from millstream.vsr.core.messages import Envelope, decode, encode
 
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys

@@ -22,9 +22,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from millstream.coordination.aio.journal import JournalThread
-from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.effects import (
+from millstream.coordination.core.pool.effects import GroupChanged
+from millstream.coordination.core.registers import StateMachine
+from millstream.errors import CorruptionError
+from millstream.ports.disk import Disk
+from millstream.vsr.aio.journal import JournalThread
+from millstream.vsr.core.configuration import Configuration
+from millstream.vsr.core.effects import (
     CallSoon,
     Code,
     CopyState,
@@ -48,15 +52,11 @@ from millstream.coordination.core.effects import (
     Timer,
     Touch,
 )
-from millstream.coordination.core.entries import NOBODY, Body, Header, Kind
-from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import Envelope
-from millstream.coordination.core.pool_effects import GroupChanged
-from millstream.coordination.core.register import StateMachine
-from millstream.coordination.core.replica import Replica
-from millstream.coordination.core.versions import Version, version_of
-from millstream.errors import CorruptionError
-from millstream.ports.disk import Disk
+from millstream.vsr.core.entries import NOBODY, Body, Header, Kind
+from millstream.vsr.core.messages import Envelope
+from millstream.vsr.core.replica.member import Status
+from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.versions import Version, version_of
 
 __all__ = ["STEP_EVENTS_MAX", "TURN_S", "GroupRunner", "OnReply", "SendTo"]
 

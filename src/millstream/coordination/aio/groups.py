@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Final
 
 from millstream.coordination.aio.group_runner import GroupRunner, SendTo
-from millstream.coordination.core.careful_files import CarefulFiles
-from millstream.coordination.core.entries import ID_BYTES
-from millstream.coordination.core.group_check import REMOVED, RESTORED
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.journal import format_group, is_formatted
-from millstream.coordination.core.member import Status
-from millstream.coordination.core.namespace.run import Notice
-from millstream.coordination.core.pool_effects import GroupChanged
-from millstream.coordination.core.standing import Standing
+from millstream.coordination.core.namespace.state.run import Notice
+from millstream.coordination.core.pool.effects import GroupChanged
+from millstream.coordination.core.pool.group_check import REMOVED, RESTORED
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.runtime.files import sync_directory
+from millstream.vsr.core.disk.careful_files import CarefulFiles
+from millstream.vsr.core.disk.journal import format_group, is_formatted
+from millstream.vsr.core.entries import ID_BYTES
+from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.replica.member import Status
 
 __all__ = ["Groups"]
 

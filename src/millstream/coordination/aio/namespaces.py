@@ -24,18 +24,15 @@ from millstream.coordination.aio.group_runner import GroupRunner
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import Done
-from millstream.coordination.core.configuration import generation
-from millstream.coordination.core.effects import Code, Reply
-from millstream.coordination.core.entries import Body
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.namespace.access_lists import READ, passes
-from millstream.coordination.core.namespace.configuration import GLOBAL
 from millstream.coordination.core.namespace.names import NAMES_MAX, OWN, Standing
-from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.settling import Ask, Settled, Settler, wanted_of
-from millstream.coordination.core.namespace.state import State
-from millstream.coordination.core.pool_effects import FIRST_GROUP, Posted
-from millstream.coordination.core.pool_messages import (
+from millstream.coordination.core.namespace.state.access_lists import READ, passes
+from millstream.coordination.core.namespace.state.configuration import GLOBAL
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.namespace.state.state import State
+from millstream.coordination.core.pool.effects import FIRST_GROUP, Posted
+from millstream.coordination.core.pool.messages import (
     BOARD_NAMES_MAX,
     Board,
     Carried,
@@ -44,7 +41,10 @@ from millstream.coordination.core.pool_messages import (
     PoolPayload,
     encode_pool,
 )
-from millstream.coordination.core.values import error
+from millstream.vsr.core.configuration import generation
+from millstream.vsr.core.effects import Code, Reply
+from millstream.vsr.core.entries import Body
+from millstream.vsr.core.values import error
 
 __all__ = ["TICK_S", "Namespaces", "state_of"]
 

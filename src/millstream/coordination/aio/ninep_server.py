@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, cast
 
-from millstream.coordination.aio.client import Client
+from millstream.coordination.aio.client.group_client import Client
 from millstream.coordination.core.backend import Guard
 from millstream.coordination.core.ninep.connection import (
     Begin,

@@ -27,10 +27,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.boots import CHANCES, next_incarnation, next_mark
-from millstream.coordination.core.entries import ID_BYTES
+from millstream.coordination.core.pool.boot_stamps import CHANCES, next_incarnation, next_mark
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.files import sync_directory
+from millstream.vsr.core.entries import ID_BYTES
 
 __all__ = [
     "NODE_FILE",

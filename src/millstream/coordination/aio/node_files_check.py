@@ -13,9 +13,9 @@ from pathlib import Path
 
 from millstream.coordination.aio.node_file import read_identity
 from millstream.coordination.aio.pool_copies import read_pool_file
-from millstream.coordination.core.boots import starts
-from millstream.coordination.core.group_check import Known
-from millstream.coordination.core.pool_file import decode_node_file, lost_pool_file
+from millstream.coordination.core.pool.boot_stamps import starts
+from millstream.coordination.core.pool.file_format import decode_node_file, lost_pool_file
+from millstream.coordination.core.pool.group_check import Known
 from millstream.errors import CorruptionError, UsageError
 
 __all__ = ["NodeFilesCheck", "check_node_files"]

@@ -32,10 +32,10 @@ from typing import Final
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.aio.handshakes import Handshakes
-from millstream.coordination.core.messages import FRAME_BYTES_MAX, LENGTH
-from millstream.coordination.core.pool_messages import Address
+from millstream.coordination.core.pool.messages import Address
 from millstream.errors import AccessError, MillstreamError, RemoteProtocolError
 from millstream.runtime.tasks import Tasks
+from millstream.vsr.core.messages import FRAME_BYTES_MAX, LENGTH
 
 __all__ = [
     "BACKOFF_S",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.coordination.aio.node_file import directory_unusable
-from millstream.coordination.core.pool_file import decode_node_file
+from millstream.coordination.core.pool.file_format import decode_node_file
 from millstream.errors import CorruptionError
 from millstream.runtime.files import write_atomically
 

@@ -26,10 +26,7 @@ from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.node_file import keep_refusal
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import keep_pool_file
-from millstream.coordination.core.effects import Code, DiskDone, Reply, SetTimer, Timer
-from millstream.coordination.core.entries import NOBODY
-from millstream.coordination.core.pool import Pool
-from millstream.coordination.core.pool_effects import (
+from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
     AskBackup,
@@ -55,16 +52,19 @@ from millstream.coordination.core.pool_effects import (
     Told,
     Warn,
 )
-from millstream.coordination.core.pool_file import Phase
-from millstream.coordination.core.pool_messages import (
+from millstream.coordination.core.pool.file_format import Phase
+from millstream.coordination.core.pool.messages import (
     Address,
     Hello,
     PoolEnvelope,
     encode_pool,
 )
+from millstream.coordination.core.pool.pool import Pool
 from millstream.errors import MillstreamError, RemoteProtocolError, UnavailableError
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
+from millstream.vsr.core.effects import Code, DiskDone, Reply, SetTimer, Timer
+from millstream.vsr.core.entries import NOBODY
 
 __all__ = ["DISK_FULL_RETRY_S", "OPEN_RETRY_S", "PoolRunner"]
 

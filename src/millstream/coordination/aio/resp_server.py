@@ -30,11 +30,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 from millstream.coordination.core.backend import Backend, Guard, Principal
-from millstream.coordination.core.front import OUT_BYTES_MAX, Front
-from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GROUP_COMMANDS
-from millstream.coordination.core.namespace.run import Notice
+from millstream.coordination.core.namespace.state.run import Notice
 from millstream.coordination.core.register_commands import Parser
+from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.session import OUT_BYTES_MAX, Front
 
 __all__ = [
     "CONNECTIONS_MAX",

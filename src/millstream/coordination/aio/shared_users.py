@@ -29,15 +29,15 @@ from millstream.access.shared_record import (
     with_user,
 )
 from millstream.access.users import UserStore, fresh_verifiers
-from millstream.coordination.aio.client import Client
+from millstream.coordination.aio.client.group_client import Client
 from millstream.coordination.core.backend import Backend
-from millstream.coordination.core.effects import Code, Reply
-from millstream.coordination.core.entries import Body
-from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.resp import render
-from millstream.coordination.core.versions import NEVER, Version, parse_version
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.coordination.core.resp.protocol import render
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.runtime.tasks import Tasks
+from millstream.vsr.core.effects import Code, Reply
+from millstream.vsr.core.entries import Body
+from millstream.vsr.core.versions import NEVER, Version, parse_version
 
 __all__ = ["CHANGE_TRIES", "SHARED_FAR_S", "SHARED_S", "USERS_PATH", "SharedUsers"]
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from millstream.access.users import User, UserStore
 from millstream.coordination.aio.provider import Provider
 from millstream.coordination.core.backend import Checked, Principal, UserChange, ValueDone
-from millstream.coordination.core.values import OK, array, bulk, error, mapping
 from millstream.errors import (
     AccessError,
     ConditionError,
@@ -29,6 +28,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.runtime.tasks import Tasks
+from millstream.vsr.core.values import OK, array, bulk, error, mapping
 
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys

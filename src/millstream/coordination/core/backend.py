@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from millstream.coordination.core.effects import Reply
-from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.commands.subscriptions import Wish
 from millstream.coordination.core.namespace.paths import Path
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.subscribing import Wish
-from millstream.coordination.core.values import error
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.vsr.core.effects import Reply
+from millstream.vsr.core.entries import NOBODY, Body, Kind
+from millstream.vsr.core.values import error
 
 __all__ = [
     "NO_LOGIN", "Backend", "Checked", "Done", "Guard", "Principal", "UserChange", "ValueDone",

@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from millstream.coordination.core.configuration import Configuration, forked_epoch
-from millstream.coordination.core.durable import decode_snapshot, encode_snapshot_head
-from millstream.coordination.core.journal import Journal, format_group
-from millstream.coordination.core.member import epoch_in
 from millstream.coordination.core.namespace.machine import STATE_FORMAT
-from millstream.coordination.core.snapshots import Snapshot
-from millstream.coordination.core.standing import Standing
 from millstream.errors import UsageError
 from millstream.ports.disk import Disk
+from millstream.vsr.core.configuration import Configuration, forked_epoch
+from millstream.vsr.core.disk.durable_steps import decode_snapshot, encode_snapshot_head
+from millstream.vsr.core.disk.journal import Journal, format_group
+from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.replica.member import epoch_in
+from millstream.vsr.core.snapshots import Snapshot
 
 __all__ = ["OF_ONE", "backup_parts", "format_restored", "read_backup"]
 

@@ -13,20 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from millstream.coordination.core.client_table import Verdict
-from millstream.coordination.core.effects import Code, Reply
-from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS, admit
 from millstream.coordination.core.namespace.audience import Audience, Subscriber
-from millstream.coordination.core.namespace.configuration import GROUP, Settings
+from millstream.coordination.core.namespace.commands.subscriptions import (
+    FROM_THE_START,
+    Begun,
+    subscribe,
+)
+from millstream.coordination.core.namespace.commands.subscriptions import Wish as Hearing
 from millstream.coordination.core.namespace.machine import Namespace
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.refused import Refused
-from millstream.coordination.core.namespace.subscribing import FROM_THE_START, Begun, subscribe
-from millstream.coordination.core.namespace.subscribing import Wish as Hearing
-from millstream.coordination.core.register import Answer, Offer, Registers
+from millstream.coordination.core.namespace.state.configuration import GROUP, Settings
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser, Wish
-from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.registers import Answer, Offer, Registers
+from millstream.vsr.core.client_table import Verdict
+from millstream.vsr.core.effects import Code, Reply
+from millstream.vsr.core.entries import Body, Entry
+from millstream.vsr.core.snapshots import Pieces
 
 __all__ = ["GROUP_COMMANDS", "GroupState"]
 

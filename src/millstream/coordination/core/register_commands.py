@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.values import error
+from millstream.vsr.core.values import error
 
 __all__ = ["KEY_BYTES_MAX", "REGISTER_COMMANDS", "VALUE_BYTES_MAX", "Parser", "Wish"]
 

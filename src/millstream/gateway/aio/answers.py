@@ -16,10 +16,10 @@ from aiohttp import web
 from millstream.access.users import Right, User
 from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.room import hold
+from millstream.gateway.core.api.node import NodeHost
+from millstream.gateway.core.api.tokens import TokenHost
 from millstream.gateway.core.cookies import CookieSigner
-from millstream.gateway.core.host import NodeHost
 from millstream.gateway.core.old_revisions import OldRevisions
-from millstream.gateway.core.token_host import TokenHost
 from millstream.runtime.guests import Guests
 
 __all__ = [

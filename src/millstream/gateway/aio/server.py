@@ -24,47 +24,45 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
-from millstream.gateway.aio import (
-    administration_pages,
-    attachment_pages,
+from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SIGNER, TOKENS, answer
+from millstream.gateway.aio.databases import (
     bucket_pages,
-    bucket_part_pages,
-    bulk_pages,
-    changes_pages,
     coverage_pages,
     database_pages,
-    dataless_pages,
     design_pages,
-    document_pages,
-    index_pages,
-    listing_pages,
-    local_pages,
-    mango_index_pages,
-    mango_pages,
     map_pages,
-    node_pages,
-    part_pages,
     partition_pages,
-    pool_pages,
     promotion_pages,
     replication_pages,
-    session_pages,
-    shared_pages,
-    stored_pages,
+)
+from millstream.gateway.aio.documents import (
+    attachment_pages,
+    bulk_pages,
+    changes_pages,
+    document_pages,
+    listing_pages,
+    local_pages,
     update_pages,
+)
+from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
+from millstream.gateway.aio.node import (
+    administration_pages,
+    dataless_pages,
+    node_pages,
+    pool_pages,
+    session_pages,
     user_document_pages,
     user_pages,
-    view_pages,
 )
-from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SIGNER, TOKENS, answer
-from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
-from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
+from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
+from millstream.gateway.aio.peers import bucket_part_pages, part_pages, shared_pages, stored_pages
+from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
 from millstream.gateway.aio.room import ROOM, Room
+from millstream.gateway.core.api.node import FrontHost, NodeHost
+from millstream.gateway.core.api.tokens import TokenHost
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
-from millstream.gateway.core.host import FrontHost, NodeHost
 from millstream.gateway.core.old_revisions import OldRevisions
-from millstream.gateway.core.token_host import TokenHost
 from millstream.runtime.guests import Guests
 
 __all__ = [

@@ -4,8 +4,8 @@ Invariants:
 1. A digest is that of the bytes as they are stored; `length` is that of the bytes as they were.
 2. What is served under `Content-Encoding: gzip` is asked for by who can read it.
 
-Elsewhere: tables of attachments (`documents.stored`), the pages (`gateway.aio.attachment_pages`),
-keeping the bytes (`gateway.aio.attaching`).
+Elsewhere: tables of attachments (`documents.stored`), the pages
+(`gateway.aio.documents.attachment_pages`), keeping the bytes (`gateway.aio.documents.attaching`).
 Source: CouchDB's attachments.
 """
 

@@ -15,8 +15,8 @@ Invariants:
 1. A stream that ends without message 1, 3 or 4 was cut off.
 2. Nothing that is received is believed: a message is as it was asked for, or it is refused.
 
-Elsewhere: who answers (`node.own_parts`), who asks (`node.part_links`), the pages
-(`gateway.aio.bucket_part_pages`).
+Elsewhere: who answers (`databases.documents.local_parts`), who asks (`databases.remote_parts`),
+the pages (`gateway.aio.peers.bucket_part_pages`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import msgspec
 
 from millstream.documents.tokens import is_position
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.changes_feed import Piece, Snapshot
+from millstream.kv.core.revisions.changes_feed import Piece, Snapshot
 from millstream.model.position import FailoverLog, Position
 from millstream.wire.frames import description_bytes, seqno_of
 from millstream.wire.mcbp import HEADER_BYTES, Opcode
@@ -125,7 +125,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, array_like=True, tag=0, frozen=True):
-    """Changes of one partition: see `kv.core.changes_feed.Piece`."""
+    """Changes of one partition: see `kv.core.revisions.changes_feed.Piece`."""
 
     partition: int
     uuid: int

@@ -5,7 +5,7 @@ Invariants:
    for functions see them.
 2. A heartbeat takes the place of the timeout.
 
-Elsewhere: rows (`changes_rows`), the pages (`gateway.aio.changes_pages`), tokens
+Elsewhere: rows (`changes_rows`), the pages (`gateway.aio.documents.changes_pages`), tokens
 (`documents.tokens`).
 Source: CouchDB's `_changes`.
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.documents.tokens import Vector, parse_token
 from millstream.errors import UsageError
-from millstream.gateway.core.coverage_host import Puller
+from millstream.gateway.core.api.coverage import Puller
 
 __all__ = [
     "ALL",

@@ -5,7 +5,7 @@ Invariants:
    user's record (the verifier is part of what is signed), and when its holder logs out.
 2. Nothing in a cookie is secret; nothing in it is believed without its signature.
 
-Elsewhere: the page that hands them out (`gateway.aio.session_pages`).
+Elsewhere: the page that hands them out (`gateway.aio.node.session_pages`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Invariants:
    the special ones.
 2. A revision given in several places is the same in all of them, or the request is refused.
 
-Elsewhere: the pages (`gateway.aio.design_pages`), the revisions themselves (`model.revision`).
-Source: CouchDB's document API.
+Elsewhere: the pages (`gateway.aio.databases.design_pages`), the revisions themselves
+(`model.revision`). Source: CouchDB's document API.
 """
 
 from __future__ import annotations

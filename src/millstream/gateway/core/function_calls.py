@@ -8,8 +8,8 @@ Invariants:
    a browser runs nothing of it as a page of this node.
 3. An answer that makes no sense is refused before anything is stored.
 
-Elsewhere: the functions (`gateway.core.host.FunctionHost`), the pages (`gateway.aio.update_pages`,
-`gateway.aio.changes_pages`).
+Elsewhere: the functions (`gateway.core.api.node.FunctionHost`), the pages
+(`gateway.aio.documents.update_pages`, `gateway.aio.documents.changes_pages`).
 Source: CouchDB's request and response objects.
 """
 

@@ -4,8 +4,8 @@ Invariants:
 1. Ids are in the order of their bytes, not in that of views.
 2. `keys` are answered in their order, duplicates repeated, and what is not there as an error row.
 
-Elsewhere: parameters (`views.core.query`), pages (`gateway.aio.design_pages`).
-Source: CouchDB's `_all_docs`.
+Elsewhere: parameters (`views.core.query.parameters`), pages
+(`gateway.aio.databases.design_pages`). Source: CouchDB's `_all_docs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from millstream.errors import UsageError
 from millstream.gateway.core.documents import document_text
-from millstream.views.core.query import MISSING, Query
+from millstream.views.core.query.parameters import MISSING, Query
 
 __all__ = ["Listed", "list_documents"]
 

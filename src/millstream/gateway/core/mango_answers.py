@@ -4,7 +4,8 @@ Invariants:
 1. A document is answered only if it matches as it is now, whatever the row that led to it says.
 2. The bookmark names the last row that was passed on or skipped; that row is not answered again.
 
-Elsewhere: where rows come from (`gateway.aio.mango_pages`), queries (`views.core.mango.finding`).
+Elsewhere: where rows come from (`gateway.aio.queries.mango_pages`), queries
+(`views.core.mango.finding`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants:
    that is made anew under the name of another has nothing of it. A purge forgets its document.
 3. What is shown is never written: a document with old contents is a copy.
 
-Elsewhere: reading (`documents.reading`), writing (`gateway.aio.writing`).
+Elsewhere: reading (`documents.reading`), writing (`gateway.aio.documents.writing`).
 Source: CouchDB, which keeps all old revisions until the next compaction.
 """
 

@@ -13,7 +13,7 @@ Invariants:
 3. What is shown of a user, sent back, means the same.
 4. A group is never shown as `_admin`, or as a right.
 
-Elsewhere: the records (`access.records`), the pages (`gateway.aio.user_document_pages`).
+Elsewhere: the records (`access.records`), the pages (`gateway.aio.node.user_document_pages`).
 Source: CouchDB's authentication database, and what its validation function says.
 """
 

@@ -16,8 +16,8 @@ Invariants:
 5. After `stop` nothing is written; a run that is not swapped yet leaves no trace.
 6. Unused attachments are swept between two passes, never during one.
 
-Elsewhere: the policy (`kv.core.low_points`, `storage.core.compaction_plan`), the work
-(`storage.core.reclaiming`), the sweep (`kv.aio.blob_sweeping`).
+Elsewhere: the policy (`kv.core.queue.low_points`, `storage.core.compaction_plan`), the work
+(`storage.core.reclaiming`), the sweep (`kv.aio.documents.blob_sweeping`).
 
 Source: docs/design/0004-compaction.md.
 """
@@ -33,10 +33,10 @@ from time import thread_time
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import CorruptionError, UnavailableError
-from millstream.kv.aio.blob_sweeping import Pacing
+from millstream.kv.aio.documents.blob_sweeping import Pacing
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow, allowed_points
+from millstream.kv.core.queue.low_points import PURGE_AGE_S, HistoryWindow, allowed_points
 from millstream.model.partitions import PartitionState
 from millstream.runtime.pace import REST_FACTOR, STEP_S
 from millstream.runtime.tasks import Tasks

@@ -1,4 +1,4 @@
-"""One socket of the kv and memcached listeners, around a `kv.core.session`.
+"""One socket of the kv and memcached listeners, around a `kv.core.session.session`.
 
 Invariants:
 1. All replies of one wake-up are one write.
@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from millstream.access.users import User
 from millstream.errors import CorruptionError, RemoteProtocolError
-from millstream.kv.aio.feeding import FeedSession
-from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
-from millstream.kv.core.blob_commands import BLOB_COMMANDS
-from millstream.kv.core.blobs import Upload
+from millstream.kv.aio.pushed_streams import FeedSession
 from millstream.kv.core.bucket import Bucket, Streaming
-from millstream.kv.core.documents import DOCUMENT_COMMANDS
-from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS
-from millstream.kv.core.host import Host, StreamPort
-from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
-from millstream.kv.core.requests import http_refusal
-from millstream.kv.core.session import Command, KvSession
+from millstream.kv.core.partition.blobs import Upload
+from millstream.kv.core.session.administration import ADMINISTRATION_COMMANDS
+from millstream.kv.core.session.blob_commands import BLOB_COMMANDS
+from millstream.kv.core.session.document_commands import DOCUMENT_COMMANDS
+from millstream.kv.core.session.handshake import BEFORE_LOGIN, SESSION_COMMANDS
+from millstream.kv.core.session.host import Host, StreamPort
+from millstream.kv.core.session.introspection import INTROSPECTION_COMMANDS
+from millstream.kv.core.session.requests import http_refusal
+from millstream.kv.core.session.session import Command, KvSession
 from millstream.model.limits import (
     CONNECTION_OUT_BYTES_MAX,
     NOTED_BYTES_MIN,

@@ -8,8 +8,8 @@ Invariants:
 2. What a rollback takes is told: streams end, leases are lost, those who wait for the disk fail.
 3. If the disk is full nothing has changed; any other error of the disk stops the bucket.
 
-Elsewhere: legal moves (`kv.core.states`), the partition in memory (`kv.core.partition`), on disk
-(`storage.core.store`).
+Elsewhere: legal moves (`kv.core.partition.states`), the partition in memory
+(`kv.core.partition.partition`), on disk (`storage.core.store`).
 
 Source: docs/design/0006-copies.md.
 """
@@ -24,9 +24,9 @@ from typing import NamedTuple
 from millstream.errors import ConditionError, UsageError
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.moves import activate, rename, restore
-from millstream.kv.core.partition import Partition
-from millstream.kv.core.states import FOLLOWING, SERVING, Move, move_between
+from millstream.kv.core.copies.moves import activate, rename, restore
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.partition.states import FOLLOWING, SERVING, Move, move_between
 from millstream.model.partitions import PartitionState
 from millstream.storage.core.store import LogStore
 

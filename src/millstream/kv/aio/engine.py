@@ -27,33 +27,33 @@ import msgspec
 
 from millstream.documents.tokens import History, is_valid, parse_token
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
-from millstream.kv.aio.blob_fetching import BlobFetcher
-from millstream.kv.aio.blob_sweeping import BlobSweep
-from millstream.kv.aio.blobs import BlobFiles, BlobUpload
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
-from millstream.kv.aio.design_documents import DesignStore
+from millstream.kv.aio.documents.blob_fetching import BlobFetcher
+from millstream.kv.aio.documents.blob_sweeping import BlobSweep
+from millstream.kv.aio.documents.blobs import BlobFiles, BlobUpload
+from millstream.kv.aio.documents.design_documents import DesignStore
+from millstream.kv.aio.documents.local_store import LocalStore, Version
+from millstream.kv.aio.documents.revision_store import DocumentStore
 from millstream.kv.aio.flusher import DISK_FULL, Flusher
-from millstream.kv.aio.local_store import LocalStore, Version
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.aio.reserve import Reserve
-from millstream.kv.aio.revised import DocumentStore
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.design_documents import DesignDocuments
-from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
-from millstream.kv.core.memory import (
+from millstream.kv.core.copies.map_agreement import places_of
+from millstream.kv.core.partition.memory import (
     BY_ID_SHARE,
     PENDING_CHANGE_BYTES,
     QUEUE_SHARE,
     UNLIMITED,
     Memory,
 )
-from millstream.kv.core.mutation_queue import Entry
-from millstream.kv.core.partition import Partition
-from millstream.kv.core.places import places_of
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.queue.low_points import PURGE_AGE_S, HistoryWindow
+from millstream.kv.core.queue.mutation_queue import Entry
+from millstream.kv.core.revisions.design_documents import DesignDocuments
 from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState

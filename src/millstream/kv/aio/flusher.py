@@ -32,7 +32,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.statistics import COUNTS, SECONDS, Histogram
 from millstream.runtime.pace import Pace
 from millstream.storage.core.store import EncodedCommit, LogStore

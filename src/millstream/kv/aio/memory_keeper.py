@@ -10,7 +10,7 @@ Invariants:
 4. A look costs nothing that grows with the number of partitions; what the queues hold is counted
    every `COUNT_INTERVAL_S` while something happens.
 
-Elsewhere: what goes (`kv.core.eviction`), how a write is refused (`kv.core.bucket`).
+Elsewhere: what goes (`kv.core.partition.eviction`), how a write is refused (`kv.core.bucket`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.eviction import Evictor
-from millstream.kv.core.memory import Memory
+from millstream.kv.core.partition.eviction import Evictor
+from millstream.kv.core.partition.memory import Memory
 from millstream.runtime.pace import REST_FACTOR, Pace
 from millstream.runtime.tasks import Tasks
 

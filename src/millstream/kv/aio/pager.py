@@ -2,7 +2,8 @@
 
 Every `EXPIRY_INTERVAL_S` the pager turns documents whose time is over into expirations, which
 streams carry like every change, also those that nobody has in memory. If the index of expiries
-(`kv.core.expiry`) does not reach far enough, it is filled from a scan of the partition, log first.
+(`kv.core.partition.expiry`) does not reach far enough, it is filled from a scan of the partition,
+log first.
 
 Invariants:
 1. A step takes about `runtime.pace.STEP_S`, and some four times as long belongs to others.
@@ -13,7 +14,8 @@ Invariants:
    expiry: it is written at a clean stop, and removed, durably, before the first such document is
    accepted. With it a start needs no scan.
 
-Elsewhere: what is due (`kv.core.expiry`), the look at a document (`kv.core.partition`).
+Elsewhere: what is due (`kv.core.partition.expiry`), the look at a document
+(`kv.core.partition.partition`).
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from typing import Final, NamedTuple
 from millstream.errors import CorruptionError
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.expiry import (
+from millstream.kv.core.partition.expiry import (
     EXPIRIES_MAX,
     EXPIRIES_PER_PARTITION_MAX,
     FOREVER,
     Expiries,
     expiries_of,
 )
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.model.partitions import PartitionState
 from millstream.runtime.files import sync_directory, write_atomically

@@ -11,7 +11,8 @@ Invariants:
 2. At most `READS_WAITING_MAX` look-ups wait for threads; more are refused.
 3. After `stop` no thread reads any more.
 
-Elsewhere: what waits meanwhile (`kv.core.session`), what goes into memory (`kv.core.residents`).
+Elsewhere: what waits meanwhile (`kv.core.session.session`), what goes into memory
+(`kv.core.partition.residents`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from millstream.errors import CorruptionError
-from millstream.kv.core.log_reader import Fetched
-from millstream.kv.core.mutation_queue import Entry
-from millstream.kv.core.residents import NotInMemory
+from millstream.kv.core.partition.residents import NotInMemory
+from millstream.kv.core.queue.log_reader import Fetched
+from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.model.sides import side_of
 from millstream.storage.core.by_id import ByIdValue
 from millstream.storage.core.store import LogStore, StoredChange
@@ -134,7 +135,7 @@ class ReadingBack:
         """Documents read back by threads."""
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
-        """See `kv.core.log_reader.LogReader`; hot path of reading back."""
+        """See `kv.core.queue.log_reader.LogReader`; hot path of reading back."""
         if self._offer is not None and self._is_offered(partition_id, key):
             found = self._offer.change
             self.fetched_total += 1
@@ -158,7 +159,7 @@ class ReadingBack:
         )
 
     def fetch(self, partition_id: int, key: bytes, done: Fetched) -> bool:
-        """See `kv.core.log_reader.LogReader`."""
+        """See `kv.core.queue.log_reader.LogReader`."""
         if self.waiting_count >= READS_WAITING_MAX:
             return False
         located = self._store.locate(partition_id, key)

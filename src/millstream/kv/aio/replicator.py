@@ -1,7 +1,7 @@
 """Keeps the copies of one bucket following their sources, as the bucket's map has it.
 
-For each copy here that follows (`kv.core.states.FOLLOWING`) and whose row of the map names another
-node first there is a stream, on one connection to each such node.
+For each copy here that follows (`kv.core.partition.states.FOLLOWING`) and whose row of the map
+names another node first there is a stream, on one connection to each such node.
 
 Invariants:
 1. What a copy follows is judged anew after each map, each move of a copy and each rollback.
@@ -11,8 +11,9 @@ Invariants:
 4. After `stop` nothing is applied any more.
 5. An error that nobody foresaw is logged, and everything is tried again after the longest pause.
 
-Elsewhere: what comes over a connection (`kv.core.feed`), the map (`model.bucket_map`), rollbacks
-(`kv.aio.copies`), acknowledgements on the other side (`kv.core.acknowledged`).
+Elsewhere: what comes over a connection (`kv.core.copies.replica_stream`), the map
+(`model.bucket_map`), rollbacks
+(`kv.aio.copies`), acknowledgements on the other side (`kv.core.partition.acknowledgement`).
 
 Source: docs/design/0006-copies.md.
 """
@@ -38,7 +39,7 @@ from millstream.errors import (
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.feed import (
+from millstream.kv.core.copies.replica_stream import (
     FULL_WAIT_S,
     ChangeState,
     FeedFigures,
@@ -48,9 +49,9 @@ from millstream.kv.core.feed import (
     Undo,
     Wait,
 )
-from millstream.kv.core.residents import NotInMemory
-from millstream.kv.core.states import FOLLOWING
-from millstream.kv.core.taking_feed import TakingFeed
+from millstream.kv.core.copies.takeover_stream import TakingFeed
+from millstream.kv.core.partition.residents import NotInMemory
+from millstream.kv.core.partition.states import FOLLOWING
 from millstream.model.bucket_map import NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks

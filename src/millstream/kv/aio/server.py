@@ -1,4 +1,4 @@
-"""The kv and memcached listeners: sockets around `kv.core.session`.
+"""The kv and memcached listeners: sockets around `kv.core.session.session`.
 
 Invariants:
 1. A connection that streams closes an older one of the same name in the same bucket.
@@ -26,13 +26,13 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.kv.aio.connection import COMMANDS, KvConnection, Streamer
-from millstream.kv.aio.feeding import FeedSession
-from millstream.kv.core.blobs import BlobPiece
+from millstream.kv.aio.pushed_streams import FeedSession
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.cluster_config import cluster_config
-from millstream.kv.core.handshake import VERSION
-from millstream.kv.core.host import StreamPort
-from millstream.kv.core.session import KvSession
+from millstream.kv.core.copies.cluster_config import cluster_config
+from millstream.kv.core.partition.blobs import BlobPiece
+from millstream.kv.core.session.handshake import VERSION
+from millstream.kv.core.session.host import StreamPort
+from millstream.kv.core.session.session import KvSession
 from millstream.kv.core.statistics import as_text
 from millstream.runtime.guests import Guests
 from millstream.wire.mcbp import Feature, Status

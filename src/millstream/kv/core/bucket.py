@@ -10,8 +10,8 @@ Invariants:
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
 5. The revisions of the maps it is given only grow. A map changes no partition.
 
-Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.core.commands`), the
-map's file (`node.map_file`).
+Elsewhere: what a hold keeps (`kv.core.queue.mutation_queue`), the wire forms
+(`kv.core.commands`), the map's file (`data_directory.map_file`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
-from millstream.kv.core.acknowledged import Acknowledged
-from millstream.kv.core.blobs import NOT_KEPT, BlobPiece, Blobs, Upload
-from millstream.kv.core.mutation_queue import Entry
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.blobs import NOT_KEPT, BlobPiece, Blobs, Upload
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.kv.core.statistics import (
     Changes,
     Documents,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
 from millstream.storage.core.store import FlushBatch
 
 __all__ = [

@@ -1,7 +1,7 @@
 """What an executor does for an index: reads ranges, maps them, stages what came of it.
 
-The maps are those of the node (`views.aio.index_mapping`), fed with the same frames and sides:
-documents look the same, and JavaScript runs in the same sandbox.
+The maps are those of the node (`views.aio.indexing.index_mapping`), fed with the same frames and
+sides: documents look the same, and JavaScript runs in the same sandbox.
 
 Invariants:
 1. A task that is tried again, or runs twice, stages files of other names; which of them count,
@@ -25,19 +25,19 @@ from typing import Any, Final
 import msgspec
 
 from millstream.errors import RoutingError, StreamError
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.reading import NodeRanges
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress, IndexShard
-from millstream.pipelines.options import SourceOptions
-from millstream.pipelines.reading import NodeRanges
 from millstream.runtime.process import calm_collector
 from millstream.upr.core.descriptions import cut_run, is_of_a_pair
-from millstream.views.aio.first_rows import FirstRows
-from millstream.views.aio.index_mapping import IndexMapper, MappedChanges
-from millstream.views.aio.modules import load_modules
-from millstream.views.core.design import parse_design
-from millstream.views.core.documents import Changes
-from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure
-from millstream.views.core.staged import blocks_of
+from millstream.views.aio.indexing.first_rows import FirstRows
+from millstream.views.aio.indexing.index_mapping import IndexMapper, MappedChanges
+from millstream.views.aio.sandbox.modules import load_modules
+from millstream.views.core.design.design_documents import parse_design
+from millstream.views.core.design.documents import Changes
+from millstream.views.core.index.header import MAP_ERRORS_KEPT_MAX, MapFailure
+from millstream.views.core.index.staged import blocks_of
 from millstream.wire.mcbp import HEADER
 
 __all__ = ["MAP_BYTES", "MAP_CHANGES", "MapSpec", "TaskDone", "run_task"]

@@ -9,7 +9,7 @@ Invariants:
 3. A node hears of its build from a thread of its own until that is over, also while a stop waits
    for it: whatever else is away, or takes long, has no build taken back.
 
-Elsewhere: what is offered when (`views.core.offers`), the commit (`writer`).
+Elsewhere: what is offered when (`views.core.index.offers`), the commit (`writer`).
 
 Source: docs/design/0017-views-on-spark.md.
 """
@@ -28,13 +28,13 @@ import msgspec
 
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.pipelines.control import open_client
+from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.index.nodes import hosts_of
 from millstream.pipelines.index.on_spark import spark_tasks
 from millstream.pipelines.index.setup import offered_at, offered_spec
 from millstream.pipelines.index.shard import IndexAddress, offers_at
 from millstream.pipelines.index.writer import Cycle, IndexWriter, RunTasks
-from millstream.pipelines.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

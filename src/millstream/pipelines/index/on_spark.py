@@ -37,9 +37,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.pipelines.batch_edge import BatchGate
+from millstream.pipelines.change_stream.batch_edge import BatchGate
+from millstream.pipelines.change_stream.control import open_client
 from millstream.pipelines.classic import require_classic
-from millstream.pipelines.control import open_client
 from millstream.pipelines.index.mapping import MapSpec, TaskDone, run_task
 from millstream.pipelines.index.nodes import hosts_of, index_addresses, shown
 from millstream.pipelines.index.planning import PartPlan

@@ -10,7 +10,8 @@ Invariants:
 4. A partition of which more than that would be read again is never read in pieces: only building
    the index anew brings it on (`is_past_pieces`).
 
-Elsewhere: the rule by which parts are published (`views.core.publishing`), the cycle (`writer`).
+Elsewhere: the rule by which parts are published (`views.core.index.publishing`), the cycle
+(`writer`).
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ from millstream.client.databases import DESIGN, Database
 from millstream.client.http import HttpClient
 from millstream.client.kv import Client
 from millstream.errors import ConditionError, UnavailableError, UsageError
-from millstream.pipelines.bucket_changes import Endpoint, scan
-from millstream.pipelines.control import open_client
+from millstream.pipelines.change_stream.bucket_changes import Endpoint, scan
+from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.index.mapping import MapSpec
 from millstream.pipelines.index.nodes import hosts_of, http_at, index_addresses
 from millstream.pipelines.index.shard import ANSWER_S, IndexAddress, IndexShard, IndexState
-from millstream.pipelines.options import SourceOptions
-from millstream.views.aio.mapping import open_mapper
-from millstream.views.aio.modules import load_modules as modules_of
-from millstream.views.core.design import DesignDocument, design_name, parse_design
+from millstream.views.aio.sandbox.mapping import open_mapper
+from millstream.views.aio.sandbox.modules import load_modules as modules_of
+from millstream.views.core.design.design_documents import DesignDocument, design_name, parse_design
 
 __all__ = [
     "files_of_modules", "find_specs", "index_state_of", "offered_at", "offered_spec", "put_design",

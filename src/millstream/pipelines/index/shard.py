@@ -3,7 +3,7 @@
 Invariants:
 1. A file is sent as it is made: what is in memory of it is bounded by one piece.
 
-Elsewhere: the pages (docs/reference/http.md), what they do (`views.aio.outside_writer`).
+Elsewhere: the pages (docs/reference/http.md), what they do (`views.aio.serving.outside_writer`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from millstream.client.http import HttpClient
 from millstream.model.position import Position, position_from_json
-from millstream.views.core.staged import END
+from millstream.views.core.index.staged import END
 
 __all__ = ["COMMIT_S", "IndexAddress", "IndexShard", "IndexState", "offers_at"]
 

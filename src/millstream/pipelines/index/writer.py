@@ -16,7 +16,7 @@ Invariants:
 5. What tasks staged stays while others are at work, however long: the node hears of this writer.
    Should it be gone all the same, the tasks that it was of run once more, before the commit.
 
-Elsewhere: the tasks (`mapping`), the rule of publishing (`views.core.publishing`).
+Elsewhere: the tasks (`mapping`), the rule of publishing (`views.core.index.publishing`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 from millstream.client.extensions import LeaseHold
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.model.position import FailoverLog, Position, position_to_json
-from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.change_stream.control import LeaseKeeper, NodeControl
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
 from millstream.pipelines.index.nodes import hosts_of
 from millstream.pipelines.index.planning import (
@@ -44,8 +44,8 @@ from millstream.pipelines.index.planning import (
     wants_lease,
 )
 from millstream.pipelines.index.shard import IndexShard, IndexState
-from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure
-from millstream.views.core.indexer import Place, is_worth_building
+from millstream.views.core.index.header import MAP_ERRORS_KEPT_MAX, MapFailure
+from millstream.views.core.index.indexer import Place, is_worth_building
 from millstream.wire.cluster_map import ClusterMap
 
 __all__ = [

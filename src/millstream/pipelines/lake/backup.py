@@ -30,7 +30,9 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
-from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.change_stream.control import LeaseKeeper, NodeControl
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.reading import NodeRanges
 from millstream.pipelines.lake.blobs import blob_client
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.copying import CopyTask, MergeTask, copy_part, merge_parts
@@ -38,8 +40,6 @@ from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.increment import by_lease, plan_part
 from millstream.pipelines.lake.manifest import Manifest, Part
 from millstream.pipelines.lake.tasks import Watch, Work, results_of, run_tasks
-from millstream.pipelines.options import SourceOptions
-from millstream.pipelines.reading import NodeRanges
 
 __all__ = ["back_up", "compact"]
 

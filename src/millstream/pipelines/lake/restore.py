@@ -32,7 +32,8 @@ from millstream.client.writes import GivenWrite, is_one_request
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import key_from_text, text_of_key
-from millstream.pipelines.control import open_client
+from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake.blobs import BlobRestore, blob_client
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.copying import newest_batches
@@ -40,7 +41,6 @@ from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.manifest import Part
 from millstream.pipelines.lake.parquet import SCHEMA
 from millstream.pipelines.lake.tasks import Watch, Work, results_of
-from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.sinks.writing import Persistence
 
 __all__ = ["Restored", "restore", "restore_part", "writes_of"]

@@ -19,7 +19,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.errors import UsageError
-from millstream.pipelines.batch_edge import BatchGate
+from millstream.pipelines.change_stream.batch_edge import BatchGate
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.lake.directory import only_writer
 from millstream.pipelines.lake.following import FollowedTable, TableForm

@@ -25,7 +25,9 @@ from millstream.client.columns import Columns, cut_columns
 from millstream.client.extensions import LeaseHold
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.model.position import Position
-from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.change_stream.control import LeaseKeeper, NodeControl
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.reading import NodeRanges
 from millstream.pipelines.lake.blobs import BlobTask, check_blobs, read_names
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.comparing import Compared, Comparison
@@ -35,8 +37,6 @@ from millstream.pipelines.lake.increment import by_lease, plan_part
 from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
 from millstream.pipelines.lake.parquet import file_digest, read_batches
 from millstream.pipelines.lake.tasks import Watch, Work, results_of, run_tasks
-from millstream.pipelines.options import SourceOptions
-from millstream.pipelines.reading import NodeRanges
 
 __all__ = ["check_file", "compare_group", "verify_bucket", "verify_files"]
 

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
-from millstream.pipelines.control import again
-from millstream.pipelines.options import parse_options
+from millstream.pipelines.change_stream.control import again
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.sinks.change_rows import check_columns, rows_from
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import Applied, KeyedTarget, RepairingSink

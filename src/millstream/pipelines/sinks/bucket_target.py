@@ -32,9 +32,9 @@ from millstream.client.writes import Write
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.partitions import key_from_text, partition_of
 from millstream.model.position import Position
-from millstream.pipelines.control import open_client
-from millstream.pipelines.options import SourceOptions, parse_options
-from millstream.pipelines.reading import NodeRanges
+from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.options import SourceOptions, parse_options
+from millstream.pipelines.change_stream.reading import NodeRanges
 from millstream.pipelines.sinks.companions import (
     COMPANION_PREFIX,
     Ring,

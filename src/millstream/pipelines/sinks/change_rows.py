@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from millstream.errors import UsageError
-from millstream.pipelines.schema import ARROW_SCHEMA
+from millstream.pipelines.change_stream.schema import ARROW_SCHEMA
 from millstream.pipelines.sinks.repairing import OP_ROLLBACK, OP_SWEEP, Row
 
 __all__ = ["check_columns", "rows_from", "table_of"]

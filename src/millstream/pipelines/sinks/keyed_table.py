@@ -23,7 +23,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from millstream.pipelines.schema import ARROW_SCHEMA
+from millstream.pipelines.change_stream.schema import ARROW_SCHEMA
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row, StoredVersion
 

@@ -18,11 +18,11 @@ from millstream.client.extensions import Versioned
 from millstream.client.kv import Client
 from millstream.errors import UnavailableError
 from millstream.model.partitions import key_from_text
-from millstream.pipelines.control import ask_again, open_again
-from millstream.pipelines.options import SourceOptions
-from millstream.pipelines.ranges import RangeRead
-from millstream.pipelines.reading import pinned_batches
-from millstream.pipelines.schema import ARROW_SCHEMA, RowForm
+from millstream.pipelines.change_stream.control import ask_again, open_again
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.ranges import RangeRead
+from millstream.pipelines.change_stream.reading import pinned_batches
+from millstream.pipelines.change_stream.schema import ARROW_SCHEMA, RowForm
 from millstream.pipelines.sinks.change_rows import rows_from
 from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, OriginPosition, Row
 

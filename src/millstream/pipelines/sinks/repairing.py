@@ -27,7 +27,8 @@ Invariants:
    has. A later batch that finds no state at all, of no partition, finds another store, or one that
    lost what the batches before have written: it is refused.
 
-Elsewhere: which rollback rows there are (`pipelines.planner`, `pipelines.ranges`), the source's
+Elsewhere: which rollback rows there are (`pipelines.change_stream.planner`,
+`pipelines.change_stream.ranges`), the source's
 side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
 `sinks.delta_target`, `sinks.callback_target`), Spark's side (`sinks.applying`).
 """

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from millstream.client.documents import Durability
 from millstream.errors import UsageError
-from millstream.pipelines.options import (
+from millstream.pipelines.change_stream.options import (
     OPTIONS,
     SourceOptions,
     parse_options,

@@ -32,7 +32,7 @@ from millstream.client.writes import Write
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.partitions import text_of_key
-from millstream.pipelines.control import ask_again
+from millstream.pipelines.change_stream.control import ask_again
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.writing import SinkBucket
 

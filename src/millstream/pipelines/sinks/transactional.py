@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from millstream.errors import MillstreamError
-from millstream.pipelines.control import ask_again, open_again, open_client
+from millstream.pipelines.change_stream.control import ask_again, open_again, open_client
 from millstream.pipelines.sinks.rows import RowRules
 from millstream.pipelines.sinks.sink_options import SinkOptions
 from millstream.pipelines.sinks.staging import Segment, stage

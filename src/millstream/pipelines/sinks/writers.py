@@ -29,10 +29,10 @@ from pyspark.sql.types import StructType
 from millstream.client.writes import Write
 from millstream.errors import UnavailableError
 from millstream.model.partitions import key_from_text
-from millstream.pipelines.batch_plan import plan_batch
-from millstream.pipelines.control import ask_again, open_again, open_client
-from millstream.pipelines.reading import pinned_batches
-from millstream.pipelines.schema import RowForm
+from millstream.pipelines.change_stream.batch_plan import plan_batch
+from millstream.pipelines.change_stream.control import ask_again, open_again, open_client
+from millstream.pipelines.change_stream.reading import pinned_batches
+from millstream.pipelines.change_stream.schema import RowForm
 from millstream.pipelines.sinks.rows import RowRules
 from millstream.pipelines.sinks.sink_options import SinkOptions
 from millstream.pipelines.sinks.writing import SinkBucket, Written, write_all

@@ -29,7 +29,7 @@ from millstream.client.routing import Backoff
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, RoutingError, UnavailableError
 from millstream.model.partitions import text_of_key
-from millstream.pipelines.control import ask_again
+from millstream.pipelines.change_stream.control import ask_again
 
 __all__ = ["Persistence", "SinkBucket", "Written", "write_all"]
 

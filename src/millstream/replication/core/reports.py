@@ -4,7 +4,7 @@ Invariants:
 1. No secret of a job is told.
 2. A job has one name for as long as what it asks for stays the same.
 
-Elsewhere: pages (`gateway.aio.replication_pages`), the log itself (`logs`).
+Elsewhere: pages (`gateway.aio.databases.replication_pages`), the log itself (`logs`).
 Source: CouchDB's replicator.
 """
 

@@ -4,7 +4,7 @@ Invariants:
 1. Nothing is written.
 2. What is told as damage is something that a reader would be told wrongly, or could not be told.
 
-Elsewhere: opening the log (`segment_log`), the directory around it (`node.check`).
+Elsewhere: opening the log (`segment_log`), the directory around it (`data_directory.check`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants:
    but on one line, its numbers as written.
 2. The lines of a sink that keeps loads say them as "load", the last member.
 
-Elsewhere: `millstream tail` (`cli.tail`), the sink (`upr.aio.sinks`).
+Elsewhere: `millstream tail` (`cli.bulk.tail`), the sink (`upr.aio.sinks`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants:
 2. At most `SHARED_BYTES_MAX` are kept, the oldest go first.
 
 Elsewhere: streams (`upr.core.stream`), what a connection makes of a slice (`upr.core.profile`),
-the blocks (`kv.core.mutation_queue`).
+the blocks (`kv.core.queue.mutation_queue`).
 
 Source: docs/design/0009-stream-path.md.
 """

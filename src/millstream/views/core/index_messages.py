@@ -9,7 +9,7 @@ Invariants:
 1. A frame longer than the reader's bound is refused before any of it is kept.
 2. An error arrives as the class, code, retry and sentence with which it left.
 
-Elsewhere: sockets (`views.aio.index_server`, `views.aio.index_link`).
+Elsewhere: sockets (`views.aio.serving.index_server`, `views.aio.serving.index_link`).
 """
 
 from __future__ import annotations

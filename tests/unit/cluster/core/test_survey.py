@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from false_nodes import ACTIVE, DEAD, standing
 from millstream.cluster.core.survey import (
     Survey,
     choose,
@@ -12,6 +11,7 @@ from millstream.cluster.core.survey import (
     sort_out,
 )
 from millstream.model.bucket_map import BucketMap, NodeAddress
+from support.node.false_nodes import ACTIVE, DEAD, standing
 
 NODES = tuple(NodeAddress(name, "h", n + 1, n + 9) for n, name in enumerate("abc"))
 MAP = BucketMap(4, NODES, (("a", "b", "c"), ("b", "c", "a")))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from coordinators import Nodes, admin, ask, until
 from millstream.coordination import AsyncClient
 from millstream.coordination.aio import backups
-from millstream.coordination.core.effects import Code
-from millstream.coordination.core.values import items
+from millstream.vsr.core.effects import Code
+from millstream.vsr.core.values import items
+from support.coordination.coordinators import Nodes, admin, ask, until
 
 REGISTERS = {b"a": b"1", b"b": b"2" * 100_000}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from coordinators import until
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.core.backend import Where
-from millstream.coordination.core.effects import Code, Reply
-from millstream.coordination.core.entries import Body, Kind
-from millstream.coordination.core.pool_directory import Seen
-from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.values import bulk, integer, items
+from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.vsr.core.effects import Code, Reply
+from millstream.vsr.core.entries import Body, Kind
+from millstream.vsr.core.values import bulk, integer, items
+from support.coordination.coordinators import until
 
 
 async def test_a_group_that_runs_here(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import Nodes, admin, ask, bound, until
 from millstream.coordination.aio import coordinator, groups, peers
 from millstream.coordination.aio.coordinator import Coordinator, Listening
-from millstream.coordination.core import changing
-from millstream.coordination.core.durable import SUPERBLOCK
-from millstream.coordination.core.effects import Code
-from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.pool_messages import Address
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.coordination.core.pool.messages import Address
 from millstream.errors import CorruptionError
+from millstream.vsr.core.disk.durable_steps import SUPERBLOCK
+from millstream.vsr.core.effects import Code
+from millstream.vsr.core.replica import requested_changes as changing
+from support.coordination.coordinators import Nodes, admin, ask, bound, until
 
 
 async def leading(directory: Path) -> Coordinator:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from coordinators import WAIT_S
 from millstream.coordination import AsyncClient, BlockingClient, Client
-from namespace_node import namespace_client, one_node
+from support.coordination.coordinators import WAIT_S
+from support.coordination.namespace_node import namespace_client, one_node
 
 MODULES = ("async_client", "blocking", "client", "holding", "structured", "subscription")
 OTHERS = re.compile(r"(Args|Returns|Raises|Iterating may raise):$")

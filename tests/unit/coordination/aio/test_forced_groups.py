@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from coordinators import Nodes, admin, until
 from millstream.coordination import AsyncClient
-from millstream.coordination.core import forcing, pool_asking
-from millstream.coordination.core.configuration import generation
-from millstream.coordination.core.member import Status
-from millstream.coordination.core.pool_effects import FIRST_GROUP
+from millstream.coordination.core.pool import admin_requests as pool_asking
+from millstream.coordination.core.pool.effects import FIRST_GROUP
 from millstream.errors import ConditionError
+from millstream.vsr.core.configuration import generation
+from millstream.vsr.core.replica import forced_groups as forcing
+from millstream.vsr.core.replica.member import Status
+from support.coordination.coordinators import Nodes, admin, until
 
 FORCE = (b"GROUP", b"FORCE", b"1")
 CONFIRMED = (*FORCE, b"CONFIRM", b"1")

@@ -12,18 +12,18 @@ from itertools import count
 
 import pytest
 
-from coordinators import GROUP, ask, until
-from millstream.coordination.aio import journal as journal_module
 from millstream.coordination.aio.group_runner import STEP_EVENTS_MAX, GroupRunner
-from millstream.coordination.core.durable import SUPERBLOCK, SUPERBLOCK_BYTES
-from millstream.coordination.core.effects import Code, Effect, Event, Reply, Request, Timer
-from millstream.coordination.core.entries import Body
-from millstream.coordination.core.journal import format_group
-from millstream.coordination.core.messages import Envelope
-from millstream.coordination.core.register import Registers
-from millstream.coordination.core.standing import founded
+from millstream.coordination.core.registers import Registers
 from millstream.errors import CorruptionError, UnavailableError
-from simulated_disk import SYNC, WRITE, SimulatedDisk
+from millstream.vsr.aio import journal as journal_module
+from millstream.vsr.core.disk.durable_steps import SUPERBLOCK, SUPERBLOCK_BYTES
+from millstream.vsr.core.disk.journal import format_group
+from millstream.vsr.core.effects import Code, Effect, Event, Reply, Request, Timer
+from millstream.vsr.core.entries import Body
+from millstream.vsr.core.hard_state import founded
+from millstream.vsr.core.messages import Envelope
+from support.coordination.coordinators import GROUP, ask, until
+from support.kv.simulated_disk import SYNC, WRITE, SimulatedDisk
 
 NODE, OTHER, THIRD = b"a" * 16, b"b" * 16, b"c" * 16
 

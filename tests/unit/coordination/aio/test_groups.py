@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import GROUP, ask, until
 from millstream.coordination.aio import groups as module
 from millstream.coordination.aio.groups import Groups
-from millstream.coordination.core.careful_files import CarefulFiles
-from millstream.coordination.core.durable import SUPERBLOCK
-from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.journal import is_formatted
-from millstream.coordination.core.member import Status
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.subscribing import Wish
-from millstream.coordination.core.pool_effects import GroupChanged
-from millstream.coordination.core.standing import founded
+from millstream.coordination.core.namespace.commands.subscriptions import Wish
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.pool.effects import GroupChanged
 from millstream.errors import UnavailableError
-from simulated_disk import SYNC_DIRECTORY, Crash, SimulatedDisk, nothing_happens
+from millstream.vsr.core.disk.careful_files import CarefulFiles
+from millstream.vsr.core.disk.durable_steps import SUPERBLOCK
+from millstream.vsr.core.disk.journal import is_formatted
+from millstream.vsr.core.effects import Code, Reply
+from millstream.vsr.core.hard_state import founded
+from millstream.vsr.core.replica.member import Status
+from support.coordination.coordinators import GROUP, ask, until
+from support.kv.simulated_disk import SYNC_DIRECTORY, Crash, SimulatedDisk, nothing_happens
 
 NODE, OTHER = b"n" * 16, b"o" * 16
 

@@ -13,11 +13,11 @@ from typing import cast
 
 import pytest
 
-from coordinators import WAIT_S, bound, until
 from millstream.coordination.aio import coordinator, handshakes
 from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.aio.handshakes import Handshakes
-from millstream.coordination.core.pool_effects import FIRST_GROUP
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from support.coordination.coordinators import WAIT_S, bound, until
 
 TLS = Path(__file__).parents[3] / "e2e" / "tls"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import Nodes, until
-from millstream.coordination.aio.async_client import AsyncClient
-from millstream.coordination.core.namespace.run import Asker
-from talking import follow, once
+from millstream.coordination.aio.client.async_client import AsyncClient
+from millstream.coordination.core.namespace.state.run import Asker
+from support.coordination.coordinators import Nodes, until
+from support.kv.talking import follow, once
 
 
 async def two_groups(nodes: Nodes) -> None:

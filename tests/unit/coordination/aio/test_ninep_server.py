@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import Nodes, until
 from millstream.access.users import UserStore
 from millstream.coordination.aio.ninep_server import CONNECTIONS_MAX, NinepServer
 from millstream.coordination.core.ninep.fids import ATTACHES_MAX, FIDS_MAX
 from millstream.coordination.core.ninep.packets import Kind
-from ninep_client import NinepClient, Refused
+from support.coordination.coordinators import Nodes, until
+from support.coordination.ninep_client import NinepClient, Refused
 
 READ, WRITE, UNLOCK = 0, 1, 2
 BLOCK = 1

@@ -19,9 +19,9 @@ from millstream.coordination.aio.node_file import (
     keep_refusal,
     read_identity,
 )
-from millstream.coordination.core.boots import Kin, kin_of, starts
+from millstream.coordination.core.pool.boot_stamps import Kin, kin_of, starts
 from millstream.errors import CorruptionError, UnavailableError, UsageError
-from simulated_disk import Crash
+from support.kv.simulated_disk import Crash
 
 
 def test_an_id_is_made_once_and_incarnations_are_counted(tmp_path: Path) -> None:

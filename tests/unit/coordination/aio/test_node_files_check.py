@@ -8,7 +8,7 @@ import pytest
 
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.aio.node_files_check import NodeFilesCheck, check_node_files
-from millstream.coordination.core.pool_file import Phase
+from millstream.coordination.core.pool.file_format import Phase
 
 
 @pytest.fixture

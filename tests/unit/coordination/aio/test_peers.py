@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from coordinators import GROUP, bound, until
 from millstream.access.failed_logins import FAILED_LOGINS_MAX
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.aio import peers as module
 from millstream.coordination.aio.peers import Peers
-from millstream.coordination.core.messages import (
+from millstream.coordination.core.pool.messages import Address
+from millstream.vsr.core.messages import (
     FRAME_BYTES_MAX,
     LENGTH,
     Envelope,
@@ -26,7 +26,7 @@ from millstream.coordination.core.messages import (
     decode,
     encode,
 )
-from millstream.coordination.core.pool_messages import Address
+from support.coordination.coordinators import GROUP, bound, until
 
 NODE = b"n" * 16
 SECRET = "a secret of sixteen"

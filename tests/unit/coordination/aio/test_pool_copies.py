@@ -14,8 +14,8 @@ from millstream.coordination.aio.pool_copies import (
     mend_pool_file,
     read_pool_file,
 )
-from millstream.coordination.core.pool_file import NodeFile, encode_node_file
-from millstream.coordination.core.pool_messages import Address, NodeInfo, Tables
+from millstream.coordination.core.pool.file_format import NodeFile, encode_node_file
+from millstream.coordination.core.pool.messages import Address, NodeInfo, Tables
 from millstream.errors import CorruptionError, UnavailableError
 
 ME = NodeInfo(b"m" * 16, 3, 1, Address("h", 1), Address("h", 0))

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from coordinators import admin, until
 from millstream.coordination.aio import pool_copies
 from millstream.coordination.aio import pool_runner as module
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.aio.pool_copies import POOL_FILES
-from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.pool_gossip import REMOVED
-from millstream.coordination.core.pool_messages import Address, Deleted, Hello, PoolEnvelope
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.coordination.core.pool.gossip import REMOVED
+from millstream.coordination.core.pool.messages import Address, Deleted, Hello, PoolEnvelope
 from millstream.errors import CorruptionError, RemoteProtocolError
 from millstream.runtime.disk import OsFile
 from millstream.runtime.files import write_atomically
+from support.coordination.coordinators import admin, until
 
 NUMBER = b"%d" % FIRST_GROUP
 

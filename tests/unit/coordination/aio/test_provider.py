@@ -13,7 +13,7 @@ from millstream.access.users import UserStore
 from millstream.coordination.aio.provider import Provider, Said
 from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.backend import Principal
-from token_issuer import RULES, claims, jwks, token
+from support.node.token_issuer import RULES, claims, jwks, token
 
 FAR_S = 4e9
 """An hour of the next century: tokens that last until then are good now."""

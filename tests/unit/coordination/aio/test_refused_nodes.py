@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from coordinators import Nodes, admin, bound, until
 from millstream.coordination.aio import coordinator
 from millstream.coordination.aio.coordinator import Coordinator, Listening
-from millstream.coordination.core.effects import Code
-from millstream.coordination.core.member import Status
-from millstream.coordination.core.pool_effects import FIRST_GROUP
+from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.vsr.core.effects import Code
+from millstream.vsr.core.replica.member import Status
+from support.coordination.coordinators import Nodes, admin, bound, until
 
 REFUSED = "takes part in nothing any more"
 

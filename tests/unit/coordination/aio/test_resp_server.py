@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-from coordination_backend import FakeGuard, RegisterBackend
 from millstream.access import token_keys
 from millstream.access.token_keys import TokenKeys
 from millstream.access.tokens import LEEWAY_S
@@ -17,8 +16,9 @@ from millstream.coordination.aio import resp_server, user_guard
 from millstream.coordination.aio.resp_server import RespServer
 from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.backend import Guard
-from millstream.coordination.core.entries import Body
-from token_issuer import NOW_S, RULES, jwks, token
+from millstream.vsr.core.entries import Body
+from support.coordination.coordination_backend import FakeGuard, RegisterBackend
+from support.node.token_issuer import NOW_S, RULES, jwks, token
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

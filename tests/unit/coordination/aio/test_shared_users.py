@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import Nodes, until
 from millstream.access.users import UserStore
 from millstream.coordination import Client
 from millstream.coordination.aio import shared_users
@@ -13,6 +12,7 @@ from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.aio.shared_users import USERS_PATH
 from millstream.coordination.core.backend import UserChange
 from millstream.errors import AccessError
+from support.coordination.coordinators import Nodes, until
 
 SECRET = "a secret of the nodes"
 

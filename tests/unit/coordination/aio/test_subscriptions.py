@@ -12,7 +12,7 @@ from typing import Any
 
 import hiredis
 
-from coordinators import WAIT_S, Nodes, until
+from support.coordination.coordinators import WAIT_S, Nodes, until
 
 PATH = b"/ns/a"
 

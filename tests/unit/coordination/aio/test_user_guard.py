@@ -11,7 +11,7 @@ from millstream.access.users import UserStore
 from millstream.coordination.aio import user_guard
 from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.backend import Principal, UserChange
-from token_issuer import NOW_S, RULES, claims, jwks, token
+from support.node.token_issuer import NOW_S, RULES, claims, jwks, token
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from millstream.coordination.core.backup import (
     format_restored,
     read_backup,
 )
-from millstream.coordination.core.configuration import generation
-from millstream.coordination.core.effects import Start
-from millstream.coordination.core.entries import Link
-from millstream.coordination.core.journal import Journal
-from millstream.coordination.core.register import Registers
-from millstream.coordination.core.replica import Replica
-from millstream.coordination.core.snapshots import PART_BYTES, Snapshot, snapshot_of
-from millstream.coordination.core.standing import founded
+from millstream.coordination.core.registers import Registers
 from millstream.errors import CorruptionError, UsageError
 from millstream.runtime.disk import OsDisk
+from millstream.vsr.core.configuration import generation
+from millstream.vsr.core.disk.journal import Journal
+from millstream.vsr.core.effects import Start
+from millstream.vsr.core.entries import Link
+from millstream.vsr.core.hard_state import founded
+from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.snapshots import PART_BYTES, Snapshot, snapshot_of
 
 ME = b"m" * 16
 NEW = founded(b"n" * 16, ME, (ME,))

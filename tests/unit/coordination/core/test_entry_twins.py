@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import accelerated
-from millstream.coordination.core import durable  # noqa: F401 - it has a twin
-from millstream.coordination.core.entries import (
+from millstream.vsr.core.entries import (
     BODY_BYTES_MAX,
     GENESIS,
     Body,

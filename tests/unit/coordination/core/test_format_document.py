@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millstream.coordination.core.entries import (
+from millstream.vsr.core.entries import (
     GENESIS,
     Body,
     Kind,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordination_logs import entry_of
-from millstream.coordination.core.entries import Body
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.updates import Place, Scope
-from millstream.coordination.core.register import Registers
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.namespace.state.updates import Place, Scope
 from millstream.coordination.core.register_commands import Wish
-from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.registers import Registers
+from millstream.vsr.core.entries import Body
+from millstream.vsr.core.snapshots import Pieces
+from support.coordination.coordination_logs import entry_of
 
 LINES = [
     (b"SET", b"k", b"1"), (b"CAS", b"k", b"1", b"2"), (b"CREATENAMESPACE", b"/ns"),

@@ -2,14 +2,14 @@
 
 import pytest
 
-from millstream.coordination.core.entries import Body
-from millstream.coordination.core.register import Registers
 from millstream.coordination.core.register_commands import (
     KEY_BYTES_MAX,
     REGISTER_COMMANDS,
     VALUE_BYTES_MAX,
     Wish,
 )
+from millstream.coordination.core.registers import Registers
+from millstream.vsr.core.entries import Body
 
 
 def parsed(*argv: bytes) -> Wish | bytes:

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from coordination_group import Group
-from millstream.coordination.core.client_table import WINDOW_MAX
-from millstream.coordination.core.effects import Code, Reply, Request, Resume
-from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.messages import QuorumCheckOk
-from millstream.coordination.core.snapshots import Pieces
+from millstream.vsr.core.client_table import WINDOW_MAX
+from millstream.vsr.core.effects import Code, Reply, Request, Resume
+from millstream.vsr.core.entries import Body, Kind
+from millstream.vsr.core.messages import QuorumCheckOk
+from millstream.vsr.core.snapshots import Pieces
+from support.coordination.coordination_group import Group
 
 ME = b"i" * 16
 PENDING = b"+PENDING"

@@ -8,14 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from coordination_group import Group
-from coordination_logs import GROUP, chained
-from millstream.coordination.core.configuration import Configuration, closing_body, is_closing
-from millstream.coordination.core.effects import Code, Message, TakeSnapshot
-from millstream.coordination.core.entries import Body, Entry, Header, Kind, Link, chain, hash_of
-from millstream.coordination.core.log import Mark
-from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import (
+from millstream.errors import RemoteProtocolError
+from millstream.vsr.core.configuration import Configuration, closing_body, is_closing
+from millstream.vsr.core.effects import Code, Message, TakeSnapshot
+from millstream.vsr.core.entries import Body, Entry, Header, Kind, Link, chain, hash_of
+from millstream.vsr.core.log import Mark
+from millstream.vsr.core.messages import (
     LENGTH,
     Commit,
     DoViewChange,
@@ -46,9 +44,11 @@ from millstream.coordination.core.messages import (
     decode,
     encode,
 )
-from millstream.coordination.core.replica import Replica
-from millstream.coordination.core.snapshots import SnapshotId
-from millstream.errors import RemoteProtocolError
+from millstream.vsr.core.replica.member import Status
+from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.snapshots import SnapshotId
+from support.coordination.coordination_group import Group
+from support.coordination.coordination_logs import GROUP, chained
 
 
 def filled(writes: int = 5, learners: int = 0) -> tuple[Group, int]:

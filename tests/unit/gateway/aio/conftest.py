@@ -9,7 +9,7 @@ from millstream.access.token_keys import TokenKeys
 from millstream.errors import UnavailableError
 from millstream.gateway.aio.server import make_application
 from millstream.node.token_order import NodeTokens
-from token_issuer import NOW_S, RULES, claims, jwks, token
+from support.node.token_issuer import NOW_S, RULES, claims, jwks, token
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changing_bucket import ChangingBucket
 from millstream.errors import RemoteProtocolError
 from millstream.gateway.core.bucket_parts import (
     MESSAGE_BYTES_MAX,
@@ -21,6 +20,7 @@ from millstream.gateway.core.bucket_parts import (
     is_change,
 )
 from millstream.model.position import Position
+from support.streams.changing_bucket import ChangingBucket
 
 MESSAGES = [
     Changed(3, 0xA, 0, 4, None, 4, 0xB, "0.1", [b"x", b""]),

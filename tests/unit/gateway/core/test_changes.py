@@ -3,8 +3,8 @@
 import pytest
 
 from millstream.errors import UsageError
+from millstream.gateway.core.api.coverage import Puller
 from millstream.gateway.core.changes import ALL, ChangesQuery, FilterAsked, parse_changes
-from millstream.gateway.core.coverage_host import Puller
 
 
 def test_without_parameters_everything_is_wanted_once():

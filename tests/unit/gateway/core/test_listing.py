@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import UsageError
 from millstream.gateway.core.listing import Listed, list_documents
-from millstream.views.core.query import parse_query
+from millstream.views.core.query.parameters import parse_query
 
 NAMES = ["A", "a", "b", "c", "é"]
 DOCUMENTS = [Listed(f"_design/{name}", f"1-{number}", b"{}") for number, name in enumerate(NAMES)]

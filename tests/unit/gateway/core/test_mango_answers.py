@@ -7,7 +7,7 @@ import pytest
 from millstream.gateway.core.mango_answers import Selection, rows_in
 from millstream.views.core.mango.finding import Place, bookmark_of, parse_find
 from millstream.views.core.mango.planning import plan_query
-from millstream.views.core.rendering import SEPARATOR, head_text, tail_text
+from millstream.views.core.query.rendering import SEPARATOR, head_text, tail_text
 
 
 def selection(**options):

@@ -16,8 +16,8 @@ from millstream.kv.aio import compactor as module
 from millstream.kv.aio import engine as engine_module
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket as CoreBucket
-from millstream.kv.core.low_points import HistoryWindow
-from millstream.kv.core.partition import value_of
+from millstream.kv.core.partition.partition import value_of
+from millstream.kv.core.queue.low_points import HistoryWindow
 from millstream.model.position import Position
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.upr.core.messages import StreamRequest, encode_stream_request

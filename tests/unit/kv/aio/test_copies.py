@@ -10,7 +10,7 @@ import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.core.partition import Partition, value_of
+from millstream.kv.core.partition.partition import Partition, value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position

@@ -11,7 +11,7 @@ from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import BucketEngine, new_failover_entry
 from millstream.kv.aio.flusher import DISK_FULL_STOP_SECONDS_MAX
 from millstream.kv.aio.reading_back import with_documents
-from millstream.kv.core.partition import value_of
+from millstream.kv.core.partition.partition import value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.storage.core.by_id import ByIdBatch
 from millstream.storage.core.store import EncodedCommit

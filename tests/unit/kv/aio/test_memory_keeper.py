@@ -10,7 +10,7 @@ from log_double import NOW, new_bucket, persist
 from millstream.kv.aio import memory_keeper
 from millstream.kv.aio.memory_keeper import MEMORY, WAKE_MAX, MemoryKeeper
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.memory import Memory
+from millstream.kv.core.partition.memory import Memory
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from millstream.errors import CorruptionError
 from millstream.kv.aio import pager as pager_module
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode

@@ -12,8 +12,8 @@ import pytest
 from millstream.errors import CorruptionError
 from millstream.kv.aio import reading_back
 from millstream.kv.aio.reading_back import ReadingBack, with_documents
-from millstream.kv.core.memory import Memory
-from millstream.kv.core.residents import Residents
+from millstream.kv.core.partition.memory import Memory
+from millstream.kv.core.partition.residents import Residents
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.storage.aio.by_id import LmdbByIdMap

@@ -13,21 +13,21 @@ from millstream.errors import ConditionError, MillstreamError, UnavailableError,
 from millstream.kv.aio import replicator as replicator_module
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import plain_link
-from millstream.kv.core import feed as feed_module
-from millstream.kv.core.blob_commands import PIECE_BYTES_MAX
-from millstream.kv.core.blobs import BlobPiece
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.partition import value_of
-from millstream.kv.core.revising import write_document
-from millstream.kv.core.session import KvSession
-from millstream.kv.core.taking_feed import TakingFeed
+from millstream.kv.core.copies import replica_stream as feed_module
+from millstream.kv.core.copies.takeover_stream import TakingFeed
+from millstream.kv.core.partition.blobs import BlobPiece
+from millstream.kv.core.partition.partition import value_of
+from millstream.kv.core.partition.revision_changes import write_document
+from millstream.kv.core.session.blob_commands import PIECE_BYTES_MAX
+from millstream.kv.core.session.session import KvSession
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.lineage import decode
 from millstream.model.partitions import PartitionState
 from millstream.upr.aio.server import StreamSession
 from millstream.wire.mcbp import Feature, Opcode, Packet, cut_packets, request
-from revised_documents import signature, with_leaf
+from support.http.revised_documents import signature, with_leaf
 
 ACTIVE, REPLICA, PENDING, DEAD = (
     PartitionState[name] for name in ("ACTIVE", "REPLICA", "PENDING", "DEAD")

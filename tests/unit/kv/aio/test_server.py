@@ -13,8 +13,8 @@ from server_double import SlowUsers, StreamerDouble, connect, new_server
 from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import server as server_module
 from millstream.kv.aio.server import KvServer
-from millstream.kv.core.blob_commands import put_extras
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.session.blob_commands import put_extras
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import PartitionState, partition_of

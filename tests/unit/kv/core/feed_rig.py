@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from session_double import HostDouble, StreamDouble, new_session
 
 from millstream.kv.aio.engine import _StoreReader
-from millstream.kv.core import moves
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.feed import ChangeState, Read, Send, TakenOver, Undo, Wait
+from millstream.kv.core.copies import moves
+from millstream.kv.core.copies.replica_stream import ChangeState, Read, Send, TakenOver, Undo, Wait
+from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.flush import FlushPlan
-from millstream.kv.core.partition import Partition
-from millstream.kv.core.session import KvSession
-from millstream.kv.core.states import FOLLOWING
-from millstream.kv.core.taking_feed import TakingFeed
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.partition.states import FOLLOWING
+from millstream.kv.core.session.session import KvSession
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.segment_log import LogSizes
@@ -29,7 +29,7 @@ from millstream.storage.core.store import LogStore
 from millstream.upr.core.producer import Producer
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
-from simulated_disk import SimulatedById, SimulatedDisk
+from support.kv.simulated_disk import SimulatedById, SimulatedDisk
 
 KEYS = [b"key%d" % number for number in range(7)]
 NOW = 1_700_000_000_000_000_000

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.log_reader import Fetched
-from millstream.kv.core.memory import Memory
-from millstream.kv.core.mutation_queue import Entry
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.memory import Memory
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.queue.log_reader import Fetched
+from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.model.position import FailoverEntry
 from millstream.model.sides import side_of, split
 from millstream.storage.core.store import FlushBatch

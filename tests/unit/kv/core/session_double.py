@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from millstream.kv.aio.server import COMMANDS
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.handshake import BEFORE_LOGIN
-from millstream.kv.core.session import KvSession
+from millstream.kv.core.session.handshake import BEFORE_LOGIN
+from millstream.kv.core.session.session import KvSession
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.mcbp import Packet, cut_packets
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from log_double import NOW, SECOND, LogDouble, new_bucket, persist
 
-from millstream.kv.core import moves
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.partition import value_of
+from millstream.kv.core.copies import moves
+from millstream.kv.core.partition.partition import value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures

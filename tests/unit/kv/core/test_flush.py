@@ -5,7 +5,7 @@ from log_double import NOW, new_partition
 
 from millstream.kv.core import flush
 from millstream.kv.core.flush import SLOW_COMMIT_S, FlushPlan, GroupCommit
-from millstream.kv.core.partition import Partition
+from millstream.kv.core.partition.partition import Partition
 
 
 def new_plan(count: int = 3) -> tuple[FlushPlan[str], list[Partition]]:

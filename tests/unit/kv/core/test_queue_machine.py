@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_double import NOW, LogDouble, items_of, new_partition
 
 from millstream.documents.stored import load, pack
-from millstream.kv.core.holds import with_kept
-from millstream.kv.core.mutation_queue import Entry, MutationQueue
-from millstream.kv.core.revising import write_document
+from millstream.kv.core.partition.revision_changes import write_document
+from millstream.kv.core.queue.holds import with_kept
+from millstream.kv.core.queue.mutation_queue import Entry, MutationQueue
 from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.model.position import FailoverEntry
 from millstream.model.sides import split
@@ -30,7 +30,7 @@ from millstream.wire.frames import (
     mutation,
     seqno_of,
 )
-from revised_documents import signature, with_leaf
+from support.http.revised_documents import signature, with_leaf
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 

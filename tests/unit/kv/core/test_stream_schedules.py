@@ -19,7 +19,7 @@ from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.model.position import FailoverEntry
 from millstream.upr.core import shared_slices
 from millstream.wire.frames import change_of, seqno_of
-from stream_line import Line
+from support.streams.stream_line import Line
 
 SEEDS_PER_TEST = 50
 

@@ -14,9 +14,9 @@ from session_double import HostDouble, new_session
 
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.acknowledged import Acknowledged
-from millstream.kv.core.partition import Partition
-from millstream.kv.core.session import DEFERRED_MAX
+from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.session.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
 from millstream.upr.core.source import Hold

@@ -11,16 +11,16 @@ import pytest
 from millstream.errors import RoutingError, StreamError, UnavailableError
 from millstream.model.lineage import born
 from millstream.model.position import Position
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index import mapping
 from millstream.pipelines.index.mapping import MapSpec, run_task
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress
-from millstream.pipelines.options import parse_options
 from millstream.views import register
-from millstream.views.aio.sandbox import Sandbox
-from millstream.views.core import staged
-from millstream.views.core.design import parse_design
-from millstream.views.core.staged import BLOCK_BYTES, END, read_documents, read_rows
+from millstream.views.aio.sandbox.process import Sandbox
+from millstream.views.core.design.design_documents import parse_design
+from millstream.views.core.index import staged
+from millstream.views.core.index.staged import BLOCK_BYTES, END, read_documents, read_rows
 from millstream.wire.frames import deletion, described, mutation, snapshot_marker
 
 DESIGN = {

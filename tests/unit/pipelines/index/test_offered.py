@@ -5,15 +5,15 @@ import threading
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index import offered as module
 from millstream.pipelines.index.mapping import MapSpec
 from millstream.pipelines.index.offered import ASK_S, TELL_S, OfferedBuilds
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.writer import Cycle
-from millstream.pipelines.options import parse_options
-from millstream.views.core.offers import ATTACHED_S, OFFER_S
+from millstream.views.core.index.offers import ATTACHED_S, OFFER_S
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
-from waiting import until
+from support.node.waiting import until
 
 NODES = (NodeAddress("a", 1), NodeAddress("b", 2))
 

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index import on_spark
 from millstream.pipelines.index.mapping import MapSpec, TaskDone
 from millstream.pipelines.index.on_spark import IndexPipeline, _done_of, _run_rows
 from millstream.pipelines.index.shard import IndexAddress, IndexState
 from millstream.pipelines.index.writer import Cycle
-from millstream.pipelines.options import parse_options
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 
 SPEC = MapSpec(

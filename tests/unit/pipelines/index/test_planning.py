@@ -14,7 +14,7 @@ from millstream.pipelines.index.planning import (
     wants_lease,
 )
 from millstream.pipelines.index.writer import ROWS_PER_COMMIT
-from millstream.views.aio.outside_writer import DOCUMENTS_MAX
+from millstream.views.aio.serving.outside_writer import DOCUMENTS_MAX
 
 LOG = (FailoverEntry(7, 50, 2), FailoverEntry(5, 0, 1))
 ZERO = Position()

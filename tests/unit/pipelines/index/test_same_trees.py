@@ -17,29 +17,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_index_store import MemoryIndexStore
 from millstream.model.lineage import born
 from millstream.model.position import FailoverEntry, Position, position_at, position_to_json
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index import mapping
 from millstream.pipelines.index.mapping import Failures, MapSpec, run_task
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.writer import _bounded, _load, divided
-from millstream.pipelines.options import parse_options
 from millstream.trees.core.reader import TreeReader
 from millstream.views import register
-from millstream.views.aio.first_rows import FirstRows
-from millstream.views.aio.index_mapping import IndexMapper
-from millstream.views.aio.outside_writer import OutsideWriter
-from millstream.views.aio.served import Gathered, ServedIndex
-from millstream.views.aio.staging import PART, Staging
-from millstream.views.core.design import parse_design
-from millstream.views.core.documents import Changes
-from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, Judged
-from millstream.views.core.index import Index, IndexShape
-from millstream.views.core.indexer import Part, Place
-from millstream.views.core.staged import END
+from millstream.views.aio.indexing.first_rows import FirstRows
+from millstream.views.aio.indexing.index_mapping import IndexMapper
+from millstream.views.aio.indexing.served_index import Gathered, ServedIndex
+from millstream.views.aio.indexing.staging import PART, Staging
+from millstream.views.aio.serving.outside_writer import OutsideWriter
+from millstream.views.core.design.design_documents import parse_design
+from millstream.views.core.design.documents import Changes
+from millstream.views.core.index.header import MAP_ERRORS_KEPT_MAX, Judged
+from millstream.views.core.index.index import Index, IndexShape
+from millstream.views.core.index.indexer import Part, Place
+from millstream.views.core.index.staged import END
 from millstream.wire.frames import deletion, described, mutation, snapshot_marker
+from support.views.memory_index_store import MemoryIndexStore
 
 UUID = "0123456789abcdef0123456789abcdef"
 PARTITIONS = (0, 1, 2)

@@ -7,10 +7,10 @@ from typing import ClassVar
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index import setup
 from millstream.pipelines.index.setup import files_of_modules, index_state_of, put_design
 from millstream.pipelines.index.shard import IndexState
-from millstream.pipelines.options import parse_options
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 
 DESIGN = {"_id": "_design/d", "views": {"v": {"map": "function (doc) { emit(1); }"}}}

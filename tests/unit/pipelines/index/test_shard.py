@@ -9,7 +9,7 @@ import pytest
 from millstream.errors import ConditionError
 from millstream.model.position import Position
 from millstream.pipelines.index.shard import IndexAddress, IndexShard
-from millstream.views.core.staged import END
+from millstream.views.core.index.staged import END
 
 STATE = {
     "signature": "s", "engine": "spark", "writer": "w", "fence": 4, "commit": 9,

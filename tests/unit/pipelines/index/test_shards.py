@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from index_world import Wrong
 from millstream.errors import AccessError, ConditionError, UnavailableError
 from millstream.pipelines.index import shards as module
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.shards import Shards
 from millstream.pipelines.index.writer import Cycle, IndexWriter
-from spread_world import Node, placed
-from waiting import until
+from simulators.index_world import Wrong
+from simulators.spread_world import Node, placed
+from support.node.waiting import until
 
 SEEDS = 60
 

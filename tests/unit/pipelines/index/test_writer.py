@@ -8,6 +8,7 @@ from millstream.client.extensions import LeaseHold, PartitionPosition
 from millstream.errors import ConditionError, UsageError
 from millstream.model.limits import PARTITIONS_MAX
 from millstream.model.position import FailoverEntry, Position, position_from_json, position_to_json
+from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.index import writer as module
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
 from millstream.pipelines.index.planning import AGAIN_CHANGES_MAX, PartPlan
@@ -20,10 +21,9 @@ from millstream.pipelines.index.writer import (
     divided,
     rows_per_commit,
 )
-from millstream.pipelines.options import parse_options
-from millstream.views.aio.outside_writer import DOCUMENTS_MAX
-from millstream.views.aio.staging import STAGED_LEASE_S
-from millstream.views.core.header import MapFailure
+from millstream.views.aio.indexing.staging import STAGED_LEASE_S
+from millstream.views.aio.serving.outside_writer import DOCUMENTS_MAX
+from millstream.views.core.index.header import MapFailure
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from backup_double import FalseControl, FalseKeeper, FalseSource, FalseSpark
 from millstream.errors import (
     CorruptionError,
     MillstreamError,
@@ -16,13 +15,14 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake import backup
 from millstream.pipelines.lake.backup import ROUNDS_MAX, back_up, compact
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.copying import newest_batches
 from millstream.pipelines.lake.directory import BackupDirectory
-from millstream.pipelines.options import SourceOptions
-from node_double import FalseNode
+from support.pipelines.backup_double import FalseControl, FalseKeeper, FalseSource, FalseSpark
+from support.pipelines.node_double import FalseNode
 
 OPTIONS = SourceOptions(hosts="h", bucket="b")
 

@@ -24,7 +24,7 @@ from millstream.pipelines.lake.blobs import (
     named_in,
     read_names,
 )
-from revised_documents import signature, with_leaf
+from support.http.revised_documents import signature, with_leaf
 
 LINEAGE = b"\1\1"
 DATA = {hashlib.sha256(data).digest(): data for data in (b"one", b"two" * 1000, b"")}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from backup_double import DescribedRanges
 from millstream.documents.stored import pack
 from millstream.errors import StreamError, UnavailableError
 from millstream.pipelines.lake.blobs import read_names
@@ -21,8 +20,9 @@ from millstream.pipelines.lake.copying import (
 )
 from millstream.pipelines.lake.increment import plan_part
 from millstream.pipelines.lake.manifest import Part
-from node_double import FalseNode
-from revised_documents import signature, with_leaf
+from support.http.revised_documents import signature, with_leaf
+from support.pipelines.backup_double import DescribedRanges
+from support.pipelines.node_double import FalseNode
 
 
 def nothing_to_fetch(partition_id: int, name: bytes) -> Iterator[bytes]:

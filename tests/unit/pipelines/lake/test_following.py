@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from keyed_double import FalseOrigin, false_row
 from millstream.errors import UsageError
 from millstream.pipelines.lake import following
 from millstream.pipelines.lake.following import (
@@ -16,8 +15,9 @@ from millstream.pipelines.lake.following import (
 )
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import FalseOrigin, false_row
 
 SCHEDULES = 25
 DELTA_SCHEDULES = 6

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import pytest
 
-from backup_double import LINEAGE, FalseControl, FalseKeeper, FalseSource, FalseSpark
 from millstream.client.columns import Columns, encode_meta
 from millstream.client.documents import Stored
 from millstream.client.extensions import PartitionPosition
@@ -20,6 +19,7 @@ from millstream.errors import (
 )
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake import backup, restore
 from millstream.pipelines.lake.backup import back_up
 from millstream.pipelines.lake.directory import BackupDirectory
@@ -27,8 +27,14 @@ from millstream.pipelines.lake.manifest import Part
 from millstream.pipelines.lake.parquet import PartWriter
 from millstream.pipelines.lake.restore import RestoreTask, writes_of
 from millstream.pipelines.lake.tasks import Watch
-from millstream.pipelines.options import SourceOptions
-from node_double import FalseNode
+from support.pipelines.backup_double import (
+    LINEAGE,
+    FalseControl,
+    FalseKeeper,
+    FalseSource,
+    FalseSpark,
+)
+from support.pipelines.node_double import FalseNode
 
 OPTIONS = SourceOptions(hosts="h", bucket="b")
 SPARK: Any = FalseSpark()

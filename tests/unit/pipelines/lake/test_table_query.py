@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from keyed_double import FalseOrigin, false_row
 from millstream.errors import ConditionError, UsageError
 from millstream.pipelines.lake import table_query
 from millstream.pipelines.lake.directory import only_writer
@@ -16,7 +15,8 @@ from millstream.pipelines.lake.following import FollowedTable
 from millstream.pipelines.lake.table_query import TableQuery
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import PartitionState, RepairingSink
-from node_double import FalseNode
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import FalseOrigin, false_row
 
 
 class FalseSession:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JError
 
-from backup_double import FalseSpark
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.pipelines.lake.tasks import (
     WAVE_ROWS,
@@ -20,6 +19,7 @@ from millstream.pipelines.lake.tasks import (
     spread_items,
     waves_of,
 )
+from support.pipelines.backup_double import FalseSpark
 
 
 def halve(number: int) -> int:

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from backup_double import FalseControl, FalseKeeper, FalseSource, FalseSpark
 from millstream.model.partitions import partition_of
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake import backup, verify
 from millstream.pipelines.lake.backup import back_up
 from millstream.pipelines.lake.comparing import Compared
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.verify import verify_bucket, verify_files
-from millstream.pipelines.options import SourceOptions
-from node_double import FalseNode
+from support.pipelines.backup_double import FalseControl, FalseKeeper, FalseSource, FalseSpark
+from support.pipelines.node_double import FalseNode
 
 OPTIONS = SourceOptions(hosts="h", bucket="b")
 SPARK: Any = FalseSpark()

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from bucket_double import FalseBucket
-from keyed_double import DictTarget, FalseOrigin
 from millstream.errors import UnavailableError, UsageError
-from millstream.pipelines import control
+from millstream.pipelines.change_stream import control
 from millstream.pipelines.sinks import applying, bucket_target
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.repairing import Applied, Row
-from node_double import FalseNode
+from support.kv.bucket_double import FalseBucket
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import DictTarget, FalseOrigin
 
 
 class Frame:

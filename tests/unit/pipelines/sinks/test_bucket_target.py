@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from bucket_double import FalseBucket
-from keyed_double import FalseOrigin, false_row, name_of
 from millstream.client.documents import Stored
 from millstream.client.writes import Write
 from millstream.errors import CorruptionError, UnavailableError, UsageError
@@ -19,8 +17,10 @@ from millstream.pipelines.sinks.repairing import (
     RepairingSink,
     Row,
 )
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.kv.bucket_double import FalseBucket
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import FalseOrigin, false_row, name_of
 
 SCHEDULES = 500
 OPTIONS = {"bucket": "copy"}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from keyed_double import DictTarget
 from millstream.errors import CorruptionError
 from millstream.pipelines.sinks import callback_target
 from millstream.pipelines.sinks.callback_target import CallbackTarget, Rollback, Sweep, Upsert
 from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, Row
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.streams.keyed_double import DictTarget
 
 SCHEDULES = 200
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import UsageError
-from millstream.pipelines.schema import ARROW_SCHEMA, MarkRow, RowForm
+from millstream.pipelines.change_stream.schema import ARROW_SCHEMA, MarkRow, RowForm
 from millstream.pipelines.sinks.change_rows import check_columns, rows_from, table_of
 from millstream.pipelines.sinks.repairing import OP_ROLLBACK, Row
 

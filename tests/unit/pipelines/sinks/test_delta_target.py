@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from keyed_double import FalseOrigin, false_row
 from millstream.errors import UnavailableError, UsageError
 from millstream.pipelines.sinks.delta_target import DeltaTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, RepairingSink, Row
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import FalseOrigin, false_row
 
 deltalake = pytest.importorskip("deltalake", reason="the extra delta is not installed")
 SCHEDULES = 8

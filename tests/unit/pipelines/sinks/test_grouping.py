@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from keyed_double import DictTarget, FalseOrigin, false_row
 from millstream.model.limits import KEY_BYTES_MAX
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable, group_name
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from millstream.pipelines.sinks.transforming import TransformingTarget
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
 SCHEDULES = 40
 MISTAKE_SCHEDULES_MAX = 60

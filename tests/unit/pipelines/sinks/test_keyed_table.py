@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from keyed_double import FalseOrigin, false_row
 from millstream.pipelines.sinks.keyed_table import (
     TABLE_SCHEMA,
     VERSION_COLUMNS,
@@ -16,8 +15,9 @@ from millstream.pipelines.sinks.keyed_table import (
     loaded_table,
 )
 from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, RepairingSink, Row
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import FalseOrigin, false_row
 
 SCHEDULES = 60
 

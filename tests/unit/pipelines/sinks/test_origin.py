@@ -7,11 +7,11 @@ import pytest
 
 from millstream.client.extensions import Versioned
 from millstream.errors import UnavailableError
-from millstream.pipelines import control, reading
-from millstream.pipelines.options import SourceOptions
+from millstream.pipelines.change_stream import control, reading
+from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import OriginPosition, Row
-from node_double import FalseClient, FalseNode, FalseRanges
+from support.pipelines.node_double import FalseClient, FalseNode, FalseRanges
 
 
 class Client(FalseClient):

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from keyed_double import FalseOrigin, false_row
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import FalseOrigin, false_row
 
 SCHEDULES = 40
 

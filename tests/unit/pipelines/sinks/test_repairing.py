@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import pytest
 
-from keyed_double import DictTarget, FalseOrigin, false_row
 from millstream.errors import UsageError
 from millstream.pipelines.sinks.repairing import (
     OP_ROLLBACK,
@@ -17,7 +16,8 @@ from millstream.pipelines.sinks.repairing import (
     RepairingSink,
     Row,
 )
-from node_double import FalseNode
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
 
 class Rig:

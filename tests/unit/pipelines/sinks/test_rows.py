@@ -18,7 +18,7 @@ from millstream.client.documents import FLAGS_BINARY, FLAGS_JSON
 from millstream.client.writes import Write
 from millstream.errors import UsageError
 from millstream.model.partitions import text_of_key
-from millstream.pipelines.schema import SPARK_SCHEMA
+from millstream.pipelines.change_stream.schema import SPARK_SCHEMA
 from millstream.pipelines.sinks.rows import RowRules
 
 POINT = t.StructType().add("a", t.IntegerType()).add("at", t.TimestampType())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.client.writes import Write
 from millstream.errors import CorruptionError, UnavailableError, UsageError
-from millstream.pipelines import control
+from millstream.pipelines.change_stream import control
 from millstream.pipelines.sinks import staging
 from millstream.pipelines.sinks.staging import (
     STAGED_SECONDS,
@@ -17,7 +17,7 @@ from millstream.pipelines.sinks.staging import (
     rows_of_chunk,
     stage,
 )
-from sink_bucket import SinkBucketDouble
+from support.pipelines.sink_bucket import SinkBucketDouble
 
 ROWS = st.lists(
     st.builds(

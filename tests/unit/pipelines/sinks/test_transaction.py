@@ -19,13 +19,13 @@ import pytest
 from millstream.client.documents import Stored
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
-from millstream.pipelines.control import ask_again
+from millstream.pipelines.change_stream.control import ask_again
 from millstream.pipelines.sinks import staging, transaction
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.staging import STAGED_SECONDS, Segment, stage
 from millstream.pipelines.sinks.transaction import TransactionalSink
 from millstream.pipelines.sinks.writing import Persistence
-from sink_bucket import Killed, SinkBucketDouble
+from support.pipelines.sink_bucket import Killed, SinkBucketDouble
 
 HEADER = SINK_PREFIX + "s"
 BATCHES = 3

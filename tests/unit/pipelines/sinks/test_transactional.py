@@ -17,7 +17,7 @@ from millstream.pipelines.sinks import transactional
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.transactional import StagedMessage, TransactionalStreamWriter
 from millstream.pipelines.source import MillstreamDataSource
-from sink_bucket import SinkBucketDouble
+from support.pipelines.sink_bucket import SinkBucketDouble
 
 SCHEMA = StructType().add("key", StringType()).add("value", StringType())
 

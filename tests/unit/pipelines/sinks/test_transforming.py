@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from keyed_double import DictTarget, FalseOrigin, false_row
 from millstream.errors import UsageError
 from millstream.model.partitions import text_of_key
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from millstream.pipelines.sinks.transforming import TransformingTarget
-from node_double import FalseNode
-from pipeline_world import World
+from simulators.pipeline_world import World
+from support.pipelines.node_double import FalseNode
+from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
 SCHEDULES = 600
 TABLE_SCHEDULES = 25

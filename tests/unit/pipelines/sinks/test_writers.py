@@ -18,7 +18,7 @@ from millstream.pipelines.sinks import writers
 from millstream.pipelines.sinks.writers import BatchWriter, TaskMessage, UpsertStreamWriter
 from millstream.pipelines.sinks.writing import Written, write_all
 from millstream.pipelines.source import MillstreamDataSource
-from sink_bucket import SinkBucketDouble
+from support.pipelines.sink_bucket import SinkBucketDouble
 
 SCHEMA = StructType().add("key", StringType()).add("value", StringType())
 

@@ -11,10 +11,10 @@ import pytest
 from millstream.client.documents import FLAGS_BINARY
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, UnavailableError, UsageError
-from millstream.pipelines import control
+from millstream.pipelines.change_stream import control
 from millstream.pipelines.sinks import writing
 from millstream.pipelines.sinks.writing import Persistence, Written, write_all
-from sink_bucket import Killed, SinkBucketDouble
+from support.pipelines.sink_bucket import Killed, SinkBucketDouble
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from couch_double import Base, Couch, revision
 from millstream.errors import AccessError, ConditionError, RemoteProtocolError, UnavailableError
 from millstream.replication.aio import peer as peers
 from millstream.replication.aio.peer import http_peers
@@ -25,7 +24,8 @@ from millstream.replication.core.asking import (
     WriteLocal,
 )
 from millstream.replication.core.jobs import parse_job
-from proxy_double import ProxyDouble
+from support.http.couch_double import Base, Couch, revision
+from support.http.proxy_double import ProxyDouble
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from millstream.errors import UnavailableError
 from millstream.replication.aio.runner import Runner
 from millstream.replication.core import tasks
 from millstream.replication.core.jobs import parse_job
-from site_peers import SitePeer
-from sites.database import Database
+from simulators.sites.database import Database
+from support.http.site_peers import SitePeer
 
 ENDS = {"source": "a", "target": "b"}
 

@@ -10,8 +10,8 @@ from millstream.errors import UnavailableError, UsageError
 from millstream.replication.aio.scheduler import Scheduler
 from millstream.replication.core.jobs import parse_job
 from millstream.replication.core.scheduling import PENALTY_MIN_MS, TURN_MS, Schedule
-from site_peers import SitePeer
-from sites.database import Database
+from simulators.sites.database import Database
+from support.http.site_peers import SitePeer
 
 MS = 1_000_000
 

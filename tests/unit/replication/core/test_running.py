@@ -6,7 +6,7 @@ from millstream.errors import AccessError, UnavailableError
 from millstream.replication.core.logs import EXCEPTIONS_MAX, parse_log
 from millstream.replication.core.reports import answer_of, figures_of
 from millstream.replication.core.running import GOING_BACK_MAX, MISSING_MAX, RETRIED_AT_ONCE
-from sites.world import World
+from simulators.sites.world import World
 
 A, B = 0, 1
 

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from compacting import compact, compacting, mark, rewrite
 from millstream.errors import CorruptionError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
@@ -16,7 +15,8 @@ from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import deletion, mutation, seqno_of
-from simulated_disk import SimulatedById, SimulatedDisk
+from support.kv.compacting import compact, compacting, mark, rewrite
+from support.kv.simulated_disk import SimulatedById, SimulatedDisk
 
 
 def written(directory, rounds=6, keys=10):

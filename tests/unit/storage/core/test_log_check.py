@@ -1,6 +1,5 @@
 import pytest
 
-from compacting import compact, mark
 from millstream.errors import CorruptionError
 from millstream.runtime.disk import OsDisk
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -8,6 +7,7 @@ from millstream.storage.core.by_id import ById
 from millstream.storage.core.log_check import check_log
 from millstream.storage.core.segment_log import SegmentLog
 from millstream.storage.core.store import FlushBatch
+from support.kv.compacting import compact, mark
 
 
 def checked(directory, *, with_by_id=True):

@@ -1,12 +1,12 @@
 import pytest
 
-from compacting import compact, mark
 from millstream.runtime.disk import OsFile
 from millstream.storage.core import marking
 from millstream.storage.core.marking import PurgeScan, points_in_force
 from millstream.storage.core.records import LowPoints
 from millstream.storage.core.summary import PartitionSummary
 from millstream.wire.frames import seqno_of
+from support.kv.compacting import compact, mark
 
 
 def flags(store, p):

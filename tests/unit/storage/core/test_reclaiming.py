@@ -1,6 +1,6 @@
-from compacting import compact, mark
 from millstream.storage.core.compaction_plan import SegmentCounts
 from millstream.storage.core.reclaiming import PartitionCounts
+from support.kv.compacting import compact, mark
 
 
 def counted(store):

@@ -2,7 +2,6 @@ import shutil
 
 import pytest
 
-from compacting import compact
 from millstream.errors import CorruptionError
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core import recovery
@@ -14,6 +13,7 @@ from millstream.storage.core.records import (
     rollback_record,
 )
 from millstream.wire.frames import mutation
+from support.kv.compacting import compact
 
 
 def logs(store):

@@ -13,7 +13,7 @@ from millstream.trees.core.nodes import (
     set_of,
 )
 from millstream.trees.core.shapes import Root
-from tree_model import NO_REDUCER, Sums, Tree, key, rows_from
+from support.views.tree_model import NO_REDUCER, Sums, Tree, key, rows_from
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from millstream.trees.core.filtered import FilteredCache
 from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import NodeCache, Nodes, leaf_body, sealed
 from millstream.trees.core.reader import TreeReader
-from tree_model import Rows, Store, Sums, Tree, key, rows_from, small_nodes
+from support.views.tree_model import Rows, Store, Sums, Tree, key, rows_from, small_nodes
 
 HALF = 0x5555555555555555
 

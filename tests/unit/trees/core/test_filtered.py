@@ -4,7 +4,7 @@ from millstream.trees.core import reader
 from millstream.trees.core.filtered import FilteredCache
 from millstream.trees.core.nodes import NodeCache
 from millstream.trees.core.reader import TreeReader
-from tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
+from support.views.tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
 
 HALF = 0x5555555555555555
 COUNT = 3000

@@ -11,7 +11,7 @@ from millstream.trees.core.nodes import Nodes, leaf_body
 from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Leaf
-from tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
+from support.views.tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
 
 COUNT = 3000
 

@@ -20,7 +20,7 @@ from millstream.trees.core.nodes import (
     sealed,
     set_of,
 )
-from tree_model import Store
+from support.views.tree_model import Store
 
 LEAF = leaf_body([b"a", b"b"], [b"1", b""], [3, 700])
 INNER = inner_body([b"b", b"f"], [4, 9], [2, 70], [1 << 3, 1 << 700], [b"x", b""])

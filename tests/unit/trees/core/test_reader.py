@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Leaf
-from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, rows_of, small_nodes, span_of
+from support.views.tree_model import (
+    Joins,
+    Sums,
+    Tree,
+    key,
+    keys_of,
+    rows_from,
+    rows_of,
+    small_nodes,
+    span_of,
+)
 
 COUNT = 4000
 bounds = st.none() | st.tuples(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.trees.core import rewriting
 from millstream.trees.core.writer import TreeWriter
-from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, small_nodes
+from support.views.tree_model import Joins, Sums, Tree, key, keys_of, rows_from, small_nodes
 
 numbers = st.integers(0, 400)
 applied = st.tuples(

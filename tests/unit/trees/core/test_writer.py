@@ -12,7 +12,7 @@ from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import NO_REDUCER
 from millstream.trees.core.writer import TreeWriter
-from tree_model import Joins, Store, Sums, Tree, key, rows_from, rows_of
+from support.views.tree_model import Joins, Store, Sums, Tree, key, rows_from, rows_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 57, 4096, 4097, 30_000])

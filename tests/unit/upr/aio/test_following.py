@@ -23,7 +23,7 @@ from millstream.upr.core.consumer import ConsumerCore
 from millstream.upr.core.durable import Judgement
 from millstream.upr.core.kept import Kept
 from millstream.wire.mcbp import Feature, Opcode
-from raw_client import RawClient
+from support.kv.raw_client import RawClient
 
 
 @pytest.fixture

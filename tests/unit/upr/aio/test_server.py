@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fake_source import FakeBucket, FakePartition
 from millstream.errors import UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
@@ -22,6 +21,7 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
+from support.streams.fake_source import FakeBucket, FakePartition
 
 
 class Connection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fake_source import FakeBucket, FakePartition
 from millstream.errors import RemoteProtocolError
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.answers import StateRequested
@@ -27,7 +26,8 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
-from stream_talk import filled
+from support.streams.fake_source import FakeBucket, FakePartition
+from support.streams.stream_talk import filled
 
 TAKE_OVER = StreamOptions(flags=StreamFlag.TAKEOVER)
 ACTIVE, REPLICA, PENDING, DEAD = (

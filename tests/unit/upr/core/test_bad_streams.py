@@ -13,7 +13,7 @@ from millstream.upr.core import producer as producer_module
 from millstream.upr.core.control import Settings
 from millstream.upr.core.stream import Stream
 from millstream.wire.mcbp import Opcode, Packet, Status, StreamFlag, request
-from stream_talk import OPAQUE, Talk, filled
+from support.streams.stream_talk import OPAQUE, Talk, filled
 
 FIELDS = Struct(">IIQQQQQ")
 HIGH = 5

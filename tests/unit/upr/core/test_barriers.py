@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_source import FakePartition
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
 from millstream.upr.core import barriers as barriers_module
@@ -18,8 +17,9 @@ from millstream.upr.core.messages import (
     encode_stream_request,
 )
 from millstream.wire.mcbp import Opcode, Packet, Status, request
-from stream_talk import Talk, filled, packets_of
-from stream_talk import words as words_of_stream
+from support.streams.fake_source import FakePartition
+from support.streams.stream_talk import Talk, filled, packets_of
+from support.streams.stream_talk import words as words_of_stream
 
 
 def words(packet: Packet) -> str:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from keeping_reader import World
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.bookkeeper import (
     FETCH_KEYS_MAX,
@@ -20,6 +19,7 @@ from millstream.upr.core.bookkeeper import (
 from millstream.upr.core.kept import Kept
 from millstream.upr.core.ring import Recent
 from millstream.wire.frames import deletion, mutation
+from support.streams.keeping_reader import World
 
 A, B, C = FailoverEntry(0xA, 0, 1), FailoverEntry(0xB, 4, 2), FailoverEntry(0xC, 3, 3)
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from fake_source import FakePartition
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import Position
 from millstream.upr.core import shared_slices
 from millstream.upr.core.messages import StreamRequest, encode_barrier, encode_stream_request
 from millstream.upr.core.shared_slices import SharedSlices
 from millstream.wire.mcbp import REQUEST, Opcode, Packet, Status, StreamFlag, request
-from stream_talk import Talk, packets_of
+from support.streams.fake_source import FakePartition
+from support.streams.stream_talk import Talk, packets_of
 
 SEEDS_PER_TEST = 250
 CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION)

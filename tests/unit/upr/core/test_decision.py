@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from fake_source import FakeBucket, FakePartition
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.decision import Grant, RollbackError, decide
 from millstream.upr.core.messages import RefusedError, StreamRequest
 from millstream.wire.mcbp import Status, StreamFlag
+from support.streams.fake_source import FakeBucket, FakePartition
 
 A, B, C, Z = 0xA, 0xB, 0xC, 0xFF
 LOG = (FailoverEntry(C, 300, 3), FailoverEntry(B, 200, 2), FailoverEntry(A, 0, 1))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_source import FakePartition, lineage_of
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 from millstream.model.lineage import born, with_run
 from millstream.model.position import FailoverEntry
@@ -35,7 +34,8 @@ from millstream.wire.frames import (
     stream_end,
 )
 from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status, cut_packets, request, response
-from stream_talk import Talk, filled, packets_of, words
+from support.streams.fake_source import FakePartition, lineage_of
+from support.streams.stream_talk import Talk, filled, packets_of, words
 
 PARTITION = 5
 LOG = (FailoverEntry(0xA, 0, 3),)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_source import FakeBucket, FakePartition
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.decision import Grant, RollbackError, decide
 from millstream.upr.core.messages import StreamRequest
+from support.streams.fake_source import FakeBucket, FakePartition
 
 KEYS = "abcd"
 

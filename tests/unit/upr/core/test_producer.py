@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_source import FakePartition
 from millstream.model.limits import STREAM_STEP_ITEMS_MAX, UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
@@ -25,7 +24,8 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
-from stream_talk import BEGINNING, OPAQUE, Talk, filled, packets_of, words
+from support.streams.fake_source import FakePartition
+from support.streams.stream_talk import BEGINNING, OPAQUE, Talk, filled, packets_of, words
 
 # -- requests
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from fake_source import FakePartition
 from millstream.upr.core import stream as stream_module
 from millstream.upr.core.decision import Grant
 from millstream.upr.core.profile import Profile
 from millstream.upr.core.stream import Stream, StreamState
 from millstream.wire.mcbp import StreamEndReason
+from support.streams.fake_source import FakePartition
 
 
 def test_a_mark_waits_for_its_turn_to_read_the_log() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from fake_source import FakePartition
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.upr.core import takeover as takeover_module
@@ -21,7 +20,8 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
-from stream_talk import OPAQUE, Talk, filled, packets_of, words
+from support.streams.fake_source import FakePartition
+from support.streams.stream_talk import OPAQUE, Talk, filled, packets_of, words
 
 TAKE_OVER = int(StreamFlag.TAKEOVER)
 ACTIVE, PENDING, DEAD = PartitionState.ACTIVE, PartitionState.PENDING, PartitionState.DEAD

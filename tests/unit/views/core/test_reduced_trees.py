@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.writer import TreeWriter
 from millstream.views.core.collation import encode_key
-from millstream.views.core.reductions import ReduceCall, ViewReducer
+from millstream.views.core.reduce.reductions import ReduceCall, ViewReducer
 from millstream.views.core.rows import ekey_of, row_key, row_value
-from reduce_model import model
-from tree_model import Store, small_nodes
+from support.views.reduce_model import model
+from support.views.tree_model import Store, small_nodes
 
 OWN = "function (keys, values) { return sum(values); }"
 REDUCES = ["_approx_count_distinct", "_bottom_3", "_count", "_first", "_last", "_stats", "_sum",

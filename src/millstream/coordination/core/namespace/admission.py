@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from millstream.coordination.core.namespace.commands import parse
-from millstream.coordination.core.namespace.forcing import FORCE
+from millstream.coordination.core.namespace.commands.command import parse
+from millstream.coordination.core.namespace.commands.forcing import FORCE
+from millstream.coordination.core.namespace.commands.transactions import Transaction, look_at
 from millstream.coordination.core.namespace.machine import COMMANDS, QUEUED
 from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
-from millstream.coordination.core.namespace.transactions import Transaction, look_at
 from millstream.coordination.core.register_commands import Parser, Wish
-from millstream.coordination.core.values import error
+from millstream.vsr.core.values import error
 
 __all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction", "forced"]
 

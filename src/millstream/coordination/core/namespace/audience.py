@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from millstream.coordination.core.namespace.run import Asker, Notice
-from millstream.coordination.core.namespace.updates import (
+from millstream.coordination.core.namespace.state.run import Asker, Notice
+from millstream.coordination.core.namespace.state.updates import (
     Place,
     Sight,
     Update,
@@ -34,7 +34,7 @@ from millstream.coordination.core.namespace.updates import (
     remark,
     seen_by,
 )
-from millstream.coordination.core.versions import Version
+from millstream.vsr.core.versions import Version
 
 __all__ = [
     "PROGRESS_MS",

@@ -22,32 +22,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from millstream.coordination.core.client_table import Past, Verdict
-from millstream.coordination.core.entries import Body, Entry, argv_of
-from millstream.coordination.core.namespace.access_lists import READ
-from millstream.coordination.core.namespace.acl import ACL
 from millstream.coordination.core.namespace.audience import Audience, Subscription
-from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
-from millstream.coordination.core.namespace.commands import Call, Command, Words, parse
-from millstream.coordination.core.namespace.configuring import CONFIG
-from millstream.coordination.core.namespace.counters import COUNTER
-from millstream.coordination.core.namespace.forcing import FORCE, force_of, without_force
-from millstream.coordination.core.namespace.lists import LIST
-from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
-from millstream.coordination.core.namespace.naming import NAMESPACE, NAMING_COMMANDS
+from millstream.coordination.core.namespace.commands.acl import ACL
+from millstream.coordination.core.namespace.commands.barriers import BARRIER_COMMANDS
+from millstream.coordination.core.namespace.commands.command import Call, Command, Words, parse
+from millstream.coordination.core.namespace.commands.counters import COUNTER
+from millstream.coordination.core.namespace.commands.forcing import FORCE, force_of, without_force
+from millstream.coordination.core.namespace.commands.lists import LIST
+from millstream.coordination.core.namespace.commands.locks import LOCK_COMMANDS
+from millstream.coordination.core.namespace.commands.naming import NAMESPACE, NAMING_COMMANDS
+from millstream.coordination.core.namespace.commands.queues import QUEUE
+from millstream.coordination.core.namespace.commands.semaphores import SEMAPHORE_COMMANDS
+from millstream.coordination.core.namespace.commands.sets import SET
+from millstream.coordination.core.namespace.commands.settings import CONFIG
+from millstream.coordination.core.namespace.commands.subscriptions import (
+    SUBSCRIBE_COMMANDS,
+    announce,
+)
+from millstream.coordination.core.namespace.commands.transactions import CHECK, exec_of, names_in
+from millstream.coordination.core.namespace.commands.tree import TREE_COMMANDS, list_names
 from millstream.coordination.core.namespace.paths import parse_path
-from millstream.coordination.core.namespace.queues import QUEUE
 from millstream.coordination.core.namespace.refused import Refused
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.semaphores import SEMAPHORE_COMMANDS
-from millstream.coordination.core.namespace.sets import SET
-from millstream.coordination.core.namespace.state import Job, State
-from millstream.coordination.core.namespace.subscribing import SUBSCRIBE_COMMANDS, announce
-from millstream.coordination.core.namespace.transactions import CHECK, exec_of, names_in
-from millstream.coordination.core.namespace.tree import TREE_COMMANDS, list_names
-from millstream.coordination.core.register import Answer, Offer
-from millstream.coordination.core.snapshots import Pieces
-from millstream.coordination.core.versions import NEVER, version_of
+from millstream.coordination.core.namespace.state.access_lists import READ
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.namespace.state.state import Job, State
+from millstream.coordination.core.registers import Answer, Offer
+from millstream.vsr.core.client_table import Past, Verdict
+from millstream.vsr.core.entries import Body, Entry, argv_of
+from millstream.vsr.core.snapshots import Pieces
+from millstream.vsr.core.versions import NEVER, version_of
 
 __all__ = ["COMMANDS", "QUEUED", "Namespace"]
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from millstream.coordination.core.versions import NEVER, Version
+from millstream.vsr.core.versions import NEVER, Version
 
 __all__ = [
     "NAMES_MAX",

@@ -8,7 +8,7 @@ Elsewhere: which codes there are (the reference of the commands).
 
 from __future__ import annotations
 
-from millstream.coordination.core.values import error
+from millstream.vsr.core.values import error
 
 __all__ = ["Refused"]
 

@@ -22,7 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.namespace.forcing import FORCE, without_force
+from millstream.coordination.core.namespace.commands.forcing import FORCE, without_force
+from millstream.coordination.core.namespace.commands.naming import (
+    AWAITED,
+    DELETING,
+    RESERVED,
+    answer_in,
+    words_of,
+)
 from millstream.coordination.core.namespace.names import (
     Answer,
     Do,
@@ -32,15 +39,8 @@ from millstream.coordination.core.namespace.names import (
     Step,
     step_after,
 )
-from millstream.coordination.core.namespace.naming import (
-    AWAITED,
-    DELETING,
-    RESERVED,
-    answer_in,
-    words_of,
-)
-from millstream.coordination.core.values import OK, error, status
-from millstream.coordination.core.versions import parse_version
+from millstream.vsr.core.values import OK, error, status
+from millstream.vsr.core.versions import parse_version
 
 __all__ = [
     "ASK_MS",

@@ -19,8 +19,8 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from millstream import accelerated
 from millstream.coordination.core import sorted_map
-from millstream.coordination.core.snapshots import Pieces, unknown_state
 from millstream.coordination.core.sorted_map import Cut, SortedMap
+from millstream.vsr.core.snapshots import Pieces, unknown_state
 
 __all__ = ["Table", "Tables", "as_bytes"]
 

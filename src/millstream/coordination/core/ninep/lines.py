@@ -13,7 +13,7 @@ import shlex
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS
-from millstream.coordination.core.namespace.commands import parse
+from millstream.coordination.core.namespace.commands.command import parse
 from millstream.coordination.core.namespace.machine import QUEUED
 from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused

@@ -11,8 +11,8 @@ Invariants:
 1. The key of a document is a function of the definition and the document alone.
 2. `parse_definition(definition.as_json()) == definition`.
 
-Elsewhere: design documents as a whole (`views.core.design`), the rows (`views.aio.mapping`),
-which index serves a query (`views.core.mango.planning`).
+Elsewhere: design documents as a whole (`views.core.design.design_documents`), the rows
+(`views.aio.sandbox.mapping`), which index serves a query (`views.core.mango.planning`).
 Source: CouchDB's Mango.
 """
 

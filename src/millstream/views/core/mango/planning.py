@@ -8,7 +8,7 @@ Invariants:
 3. Of several the one of which most leading fields are restricted serves, then the one with fewest
    fields, then the first by name; the list of all documents only if there is none.
 
-Elsewhere: reading and filtering (`gateway.aio.mango_pages`).
+Elsewhere: reading and filtering (`gateway.aio.queries.mango_pages`).
 Source: CouchDB's Mango, its codes and reasons.
 """
 

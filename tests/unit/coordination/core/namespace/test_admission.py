@@ -6,7 +6,7 @@ from millstream.coordination.core.namespace.admission import (
     begin_transaction,
     forced,
 )
-from millstream.coordination.core.namespace.transactions import pack_command
+from millstream.coordination.core.namespace.commands.transactions import pack_command
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Wish
 
 

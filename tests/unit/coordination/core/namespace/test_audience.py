@@ -18,9 +18,9 @@ from millstream.coordination.core.namespace.audience import (
     Subscriber,
     Subscription,
 )
-from millstream.coordination.core.namespace.run import Asker
-from millstream.coordination.core.namespace.updates import Place, Scope, Update
-from millstream.coordination.core.versions import Version
+from millstream.coordination.core.namespace.state.run import Asker
+from millstream.coordination.core.namespace.state.updates import Place, Scope, Update
+from millstream.vsr.core.versions import Version
 
 TREE = Place(1, Scope.TREE)
 OTHER = Place(2, Scope.ELEMENT)

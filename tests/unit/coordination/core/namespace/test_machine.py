@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordination_logs import entry_of
 from millstream.coordination.core.namespace.machine import COMMANDS, Namespace
-from namespace_machine import Tree
+from support.coordination.coordination_logs import entry_of
+from support.coordination.namespace_machine import Tree
 
 
 @given(st.lists(st.sampled_from([*COMMANDS, b"/ns", b"/ns/a", b"7"]) | st.binary(max_size=5)))

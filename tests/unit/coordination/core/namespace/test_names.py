@@ -19,7 +19,7 @@ from millstream.coordination.core.namespace.names import (
     step_after,
     step_of,
 )
-from millstream.coordination.core.versions import NEVER, Version
+from millstream.vsr.core.versions import NEVER, Version
 
 
 def version(lsn: int) -> Version:

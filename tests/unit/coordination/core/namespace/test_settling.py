@@ -7,6 +7,7 @@ import random
 import pytest
 
 from millstream.coordination.core.namespace import names as steps
+from millstream.coordination.core.namespace.commands.naming import answer_in
 from millstream.coordination.core.namespace.names import (
     UNDO_MS,
     Answer,
@@ -14,7 +15,6 @@ from millstream.coordination.core.namespace.names import (
     NameKeeper,
     Standing,
 )
-from millstream.coordination.core.namespace.naming import answer_in
 from millstream.coordination.core.namespace.settling import (
     CHAINS_MAX,
     SETTLE_MS,
@@ -24,8 +24,8 @@ from millstream.coordination.core.namespace.settling import (
     Settler,
     wanted_of,
 )
-from millstream.coordination.core.versions import Version
-from namespace_machine import Tree
+from millstream.vsr.core.versions import Version
+from support.coordination.namespace_machine import Tree
 
 SEEDS = range(150)
 ROOTS = ("/n", "/m")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core.namespace.tables import Tables, as_bytes
-from millstream.coordination.core.snapshots import Pieces
 from millstream.errors import CorruptionError
+from millstream.vsr.core.snapshots import Pieces
 
 pytestmark = pytest.mark.usefixtures("variant")
 KEYS = st.binary(max_size=2)

@@ -24,7 +24,7 @@ from millstream.coordination.core.ninep.packets import (
     decode,
     encode,
 )
-from ninep_talk import FOUND, Talk
+from support.coordination.ninep_talk import FOUND, Talk
 
 
 @pytest.fixture

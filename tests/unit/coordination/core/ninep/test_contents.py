@@ -8,7 +8,7 @@ from millstream.coordination.core.ninep.fids import KEPT_BYTES_MAX, Failed
 from millstream.coordination.core.ninep.packets import (
     Kind,
 )
-from ninep_talk import FOUND, Talk
+from support.coordination.ninep_talk import FOUND, Talk
 
 
 @pytest.fixture

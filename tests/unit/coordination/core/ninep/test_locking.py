@@ -10,7 +10,7 @@ from millstream.coordination.core.ninep.connection import (
 from millstream.coordination.core.ninep.packets import (
     Kind,
 )
-from ninep_talk import FOUND, Talk
+from support.coordination.ninep_talk import FOUND, Talk
 
 
 @pytest.fixture

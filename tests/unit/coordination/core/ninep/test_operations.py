@@ -12,7 +12,7 @@ from millstream.coordination.core.ninep.packets import (
     NO_FID,
     Kind,
 )
-from ninep_talk import FOUND, Talk
+from support.coordination.ninep_talk import FOUND, Talk
 
 
 @pytest.fixture

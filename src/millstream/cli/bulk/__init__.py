@@ -1,0 +1,1 @@
+"""Commands that move many documents: load, dump, restore, replicate, tail."""

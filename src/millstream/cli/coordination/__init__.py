@@ -1,0 +1,1 @@
+"""Commands of coordination, and its shell."""

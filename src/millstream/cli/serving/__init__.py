@@ -1,0 +1,1 @@
+"""Commands that run a node or a cluster, and look after it."""

@@ -1,0 +1,156 @@
+"""`millstream user`: add, list and remove users, and set their passwords.
+
+Invariants:
+1. A new password comes from a file, a terminal or standard input, never from the command line.
+
+Elsewhere: what the node does (`gateway.aio.node.user_pages`).
+
+Source: docs/reference/user.md.
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream.cli.connect import (
+    CONNECT_DEFAULT,
+    PASSWORD_BYTES_MAX,
+    ConnectOption,
+    JsonOption,
+    PasswordFileOption,
+    TlsCaOption,
+    UserOption,
+    password_in,
+)
+from millstream.cli.node_http import node_http, path_of, print_object
+from millstream.client.http import HttpClient
+from millstream.errors import ConditionError, UsageError
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user.")]
+RoleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="admin, RIGHT:BUCKET (read, write, stream, design) or group:NAME; repeatable.",
+    ),
+]
+NewPasswordOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--new-password-file",
+        metavar="FILE",
+        help="File with the new password; else it is asked for, or read from standard input.",
+    ),
+]
+
+
+@app.command("add")
+def add(
+    name: NameArgument,
+    role: RoleOption = None,
+    new_password_file: NewPasswordOption = None,
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+) -> None:
+    """Add a user; the first one of a node must be an administrator (--role admin)."""
+    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    if _roles_of(http, name) is not None:
+        raise UsageError(
+            f"there is a user {name!r} already; `millstream user password` sets a password",
+            code="user_exists",
+        )
+    content = {"password": _new_password(name, new_password_file), "roles": role or []}
+    http.request("PUT", _path(name), content)
+    print(f"user {name}: added")
+
+
+@app.command("list")
+def list_users(
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List users and their roles."""
+    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    found = http.request("GET", path_of("_millstream", "users"))
+    if json:
+        print_object(found)
+        return
+    for one in found["users"]:
+        print(one["name"], *one["roles"])
+
+
+@app.command("remove")
+def remove(
+    name: NameArgument,
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+) -> None:
+    """Remove a user; the connections of that user end."""
+    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http.request("DELETE", _path(name))
+    print(f"user {name}: removed")
+
+
+@app.command("password")
+def set_password(
+    name: NameArgument,
+    new_password_file: NewPasswordOption = None,
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+) -> None:
+    """Set the password of a user; the roles stay as they are."""
+    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    roles = _roles_of(http, name)
+    if roles is None:
+        raise ConditionError(f"no user {name!r}", code="user_not_found")
+    content = {"password": _new_password(name, new_password_file), "roles": roles}
+    http.request("PUT", _path(name), content)
+    print(f"user {name}: has a new password")
+
+
+def _path(name: str) -> str:
+    return path_of("_millstream", "users", name)
+
+
+def _roles_of(http: HttpClient, name: str) -> list[str] | None:
+    """Return the roles of a user, None if there is no such user."""
+    for one in http.request("GET", path_of("_millstream", "users"))["users"]:
+        if one["name"] == name:
+            return list(one["roles"])
+    return None
+
+
+def _new_password(name: str, file: Path | None) -> str:
+    if file is not None:
+        return password_in(file)
+    if sys.stdin.isatty():
+        password = getpass.getpass(f"New password of {name}: ")
+        if getpass.getpass("Once more: ") != password:
+            raise UsageError("the two passwords differ", code="bad_password")
+    else:
+        password = sys.stdin.readline(PASSWORD_BYTES_MAX).rstrip("\r\n")
+    if not password:
+        raise UsageError(
+            "there is no new password: give --new-password-file, or a line on standard input",
+            code="no_password",
+        )
+    return password

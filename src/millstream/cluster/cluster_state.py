@@ -1,0 +1,242 @@
+"""What a node learns of a bucket from other nodes: where partitions are active, design documents.
+
+Every node says of a bucket which partitions are active there, the design documents of those, and
+the map that it has. What several say is put together here.
+
+Invariants:
+1. A design document is taken from the node that has its partition active by the newest map, if
+   that node says so, too. Until then it stays as it was known, so that no index is given up
+   because a partition is moving.
+2. What was learned says everything that an index process is told: it can be kept in a file.
+3. Where partitions are is never taken from an older map than the one that was known: who has the
+   newest may be silent for a while, and older ones be told meanwhile.
+4. A design document is taken for missing only if an owner of its partition ever said which it has.
+
+Elsewhere: asking (`cluster.peers`), what is told to others (`node.shared`), the files
+(`node.index_node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from millstream.kv.core.revisions.design_documents import StoredDesign
+from millstream.model.bucket_map import BucketMap, bucket_map_from_json
+from millstream.model.partitions import DESIGN_PREFIX, partition_of
+
+__all__ = [
+    "Learned",
+    "ListedBucket",
+    "NodeAt",
+    "Place",
+    "SharedBucket",
+    "SharedDesign",
+    "SharedList",
+    "Told",
+    "designs_of",
+    "learn",
+    "owners",
+    "places_of",
+]
+
+
+class NodeAt(NamedTuple):
+    """Where the pages of a node are."""
+
+    host: str
+    """IPv6 without brackets."""
+    http: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.http}" if ":" in self.host else f"{self.host}:{self.http}"
+
+
+class SharedDesign(msgspec.Struct, frozen=True):
+    """A design document that is persisted."""
+
+    name: str
+    rev: str
+    document: dict[str, Any]
+    """Without `_id` and `_rev`."""
+
+    def partition(self, partitions: int) -> int:
+        """Return the partition that has it, of so many."""
+        return _partition_of_design(self.name, partitions)
+
+    def stored(self, partitions: int) -> StoredDesign:
+        """Return it as pages show it."""
+        body = msgspec.json.encode(self.document)
+        partition = self.partition(partitions)
+        return StoredDesign(self.name, self.rev, body, False, partition, 0, True)
+
+
+class ListedBucket(msgspec.Struct, frozen=True):
+    """A bucket in a node's list."""
+
+    name: str
+    uuid: str
+    partitions: int
+    revision: str
+    """Another one each time what the node says of it changes; empty: the bucket is not served."""
+
+
+class SharedList(msgspec.Struct, frozen=True):
+    """What a node says of itself."""
+
+    uuid: str
+    kv: int
+    """Port; 0 if it is closed."""
+    buckets: list[ListedBucket]
+
+
+class SharedBucket(msgspec.Struct, frozen=True):
+    """What a node says of a bucket."""
+
+    name: str
+    uuid: str
+    partitions: int
+    revision: str
+    this: str
+    """What the map calls the node."""
+    map: dict[str, Any] | None
+    active: list[int]
+    designs: list[SharedDesign]
+    """Those whose partition is active there."""
+
+    def bucket_map(self) -> BucketMap | None:
+        """Return the map, None if there is none."""
+        return None if self.map is None else bucket_map_from_json(self.map)
+
+
+class Told(NamedTuple):
+    """What was said, and by whom."""
+
+    node: NodeAt
+    kv: int
+    bucket: SharedBucket
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A node, and the partitions that are active there."""
+
+    name: str
+    host: str
+    kv: int
+    http: int
+    partitions: list[int]
+
+    @property
+    def node(self) -> NodeAt:
+        """Where its pages are."""
+        return NodeAt(self.host, self.http)
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """What is known of a bucket."""
+
+    name: str
+    uuid: str
+    partitions: int
+    places: list[Place]
+    designs: list[SharedDesign]
+    revision: int = 0
+    """Of the map that says the places; 0: there was none."""
+    heard: list[int] = []
+    """The partitions of which an owner ever said the design documents."""
+
+    def lacks_designs(self) -> bool:
+        """Whether there may be design documents that no owner has said yet."""
+        return len(self.heard) < self.partitions
+
+    def has_heard(self, name: str) -> bool:
+        """Whether the partition that has a design document of this name is one of `heard`."""
+        return _partition_of_design(name, self.partitions) in self.heard
+
+
+def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
+    """Put together what nodes say of one bucket.
+
+    Args:
+        told: at least one; what the first one says counts where there is no map.
+        before: what was known; its places stay where only older maps are told.
+
+    Raises:
+        UsageError: a map that is none.
+    """
+    one = told[0].bucket
+    bucket_map = newest_map(told)
+    revision = 0 if bucket_map is None else bucket_map.revision
+    if before is not None and revision < before.revision:
+        revision, places = before.revision, before.places
+    elif bucket_map is None:
+        places = [
+            Place(
+                "", told[0].node.host, told[0].kv, told[0].node.http, list(range(one.partitions))
+            )
+        ]
+    else:
+        places = places_of(bucket_map)
+    owned = owners(told, places)
+    known = (before.designs, before.heard) if before is not None else ((), ())
+    return Learned(
+        one.name,
+        one.uuid,
+        one.partitions,
+        places,
+        designs_of(owned, one.partitions, known[0]),
+        revision,
+        sorted(owned.keys() | set(known[1])),
+    )
+
+
+def _partition_of_design(name: str, partitions: int) -> int:
+    return partition_of(DESIGN_PREFIX + name.encode(errors="surrogatepass"), partitions)
+
+
+def newest_map(told: Sequence[Told]) -> BucketMap | None:
+    """Return the newest map that any of the nodes has."""
+    maps = [found for each in told if (found := each.bucket.bucket_map()) is not None]
+    return max(maps, key=lambda one: one.revision, default=None)
+
+
+def places_of(bucket_map: BucketMap) -> list[Place]:
+    """Return the nodes that have active partitions, by name."""
+    active: dict[str, list[int]] = {}
+    for partition in range(len(bucket_map.rows)):
+        name = bucket_map.active(partition)
+        if name is not None:
+            active.setdefault(name, []).append(partition)
+    nodes = map(bucket_map.node, sorted(active))
+    return [Place(node.name, node.host, node.kv, node.http, active[node.name]) for node in nodes]
+
+
+def owners(told: Sequence[Told], places: Sequence[Place]) -> dict[int, SharedBucket]:
+    """Return partition -> what its owner said, where that says so, too."""
+    by_name = {each.bucket.this: each.bucket for each in reversed(told)}
+    return {
+        partition: owner
+        for place in places
+        if (owner := by_name.get(place.name)) is not None
+        for partition in set(place.partitions) & set(owner.active)
+    }
+
+
+def designs_of(
+    owned: Mapping[int, SharedBucket], partitions: int, before: Collection[SharedDesign]
+) -> list[SharedDesign]:
+    """Return the design documents by name, each as its owner has it.
+
+    Args:
+        owned: partition -> what its owner said, as `owners` returns it.
+        partitions: how many the bucket has.
+        before: what was known; it stays where no owner says anything.
+    """
+    found = {one.name: one for one in before if one.partition(partitions) not in owned}
+    for partition, owner in owned.items():
+        for design in owner.designs:
+            if design.partition(partitions) == partition:
+                found[design.name] = design
+    return [found[name] for name in sorted(found)]

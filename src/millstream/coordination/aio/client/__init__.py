@@ -1,0 +1,1 @@
+"""The Python clients of coordination: asyncio, and blocking."""

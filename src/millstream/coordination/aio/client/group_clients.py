@@ -1,0 +1,132 @@
+"""Which group has a path, and a client with a session for each group that is used.
+
+Invariants:
+1. A group is asked for its places once; a path that is missing is looked up again, since it may
+   be elsewhere by now.
+2. A stale read shows nothing older than what this client has seen. A connection goes on only where
+   its session does: at a node that a quorum confirms, which has all that was acknowledged until
+   then, and from then on the node itself goes only forward on it. What came over other
+   connections, as changes do, is noted here, and named in each stale read (`SEEN`).
+
+Elsewhere: the commands (`aio.async_client`), connections and repeats (`aio.client`).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+from millstream.coordination.aio.client.durable_positions import DurablePlaces
+from millstream.coordination.aio.client.group_client import DEADLINE_S, Client
+from millstream.coordination.core.client.errors import MissingError
+from millstream.coordination.core.client.replies import places_of, root_of
+from millstream.vsr.core.client_table import TIME_OUT_MS
+
+__all__ = ["GroupClients", "words_of"]
+
+_SYSTEM: Final = 1
+"""The group that keeps the names of namespaces."""
+
+
+class GroupClients:
+    """A client for each group that is used; each has a session of its own.
+
+    Arguments: as of `aio.async_client.AsyncClient`.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, user: str | None = None, password: str = "",
+        deadline_s: float = DEADLINE_S, session_s: float = TIME_OUT_MS / 1000,
+        tls: ssl.SSLContext | None = None, on_session_lost: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        def made(group: int) -> Client:
+            return Client(
+                addresses, user=user, password=password, deadline_s=deadline_s,
+                session_s=session_s, tls=tls, on_session_lost=on_session_lost, group=group,
+            )  # fmt: skip
+
+        login = ("AUTH", user, password) if user is not None else ()
+        self.greeting = words_of(("HELLO", "3", *login))
+        self.addresses, self.tls = list(addresses), tls
+        """How other connections of this client begin."""
+        self._made = made
+        self.raw = made(_SYSTEM)
+        """The client of the system group: any command (`execute`), and registers."""
+        self._groups = {_SYSTEM: self.raw}
+        self._where: dict[str, int] = {}
+        self._seen: dict[Client, int] = {}
+        self.places = DurablePlaces()
+        self.held: set[bytes] = set()
+        """Paths of what this client's locks and the like hold or await."""
+
+    async def __aenter__(self) -> Self:
+        await self.raw.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        await self.close()
+
+    async def close(self) -> None:
+        """End the session, and with it all that it holds; calls that wait end with errors."""
+        for raw in self._groups.values():
+            await raw.close()
+
+    @property
+    def client_id(self) -> str | None:
+        """The session's name, once there is one; attributes and locks name it."""
+        return self.raw.client_id
+
+    async def at(self, path: str) -> Client:
+        """Return the client of the group that has a path; it has a session of its own there."""
+        root = root_of(path)
+        if root and root not in self._where:
+            with suppress(MissingError):  # then the system group says that there is none
+                found = await self.raw.execute(b"VDS", root.encode(), is_change=False)
+                self._where |= places_of(found)
+        group = self._where.get(root, _SYSTEM)
+        if group not in self._groups:
+            self._groups[group] = raw = self._made(group)
+            await raw.__aenter__()
+        return self._groups[group]
+
+    async def execute(self, *words: str | bytes, is_change: bool) -> Any:
+        """Have any command done; return its reply as the wire has it.
+
+        Args:
+            words: the command; without a number, which it gets if it is a change. It goes to the
+                group that has the first path in it.
+            is_change: whether it is logged; reads are not numbered.
+        """
+        found = words_of(words)
+        path = next((word for word in found if word.startswith(b"/")), b"")
+        return await self.execute_at(path.decode(errors="replace"), *found, is_change=is_change)
+
+    def note_seen(self, group: Client, lsn: int) -> None:
+        """Remember an LSN of a group that was seen over another connection."""
+        self._seen[group] = max(lsn, self._seen.get(group, 0))
+
+    async def read_stale(self, path: str, *words: bytes) -> Any:
+        """Have something read without asking a quorum; nothing older than was seen before."""
+        lsn = self._seen.get(await self.at(path), 0)
+        seen = (b"SEEN", b"0:0:%d" % lsn) if lsn else ()
+        return await self.execute_at(path, *seen, *words, b"STALEREAD", is_change=False)
+
+    async def execute_at(self, path: str, *words: bytes, is_change: bool) -> Any:
+        """Have a command done by the group that has a path."""
+        raw = await self.at(path)
+        try:
+            return await raw.execute(*words, is_change=is_change)
+        except MissingError:
+            self._where.pop(root_of(path), None)  # perhaps it is elsewhere by now
+            raise
+
+
+def words_of(words: Sequence[str | bytes]) -> tuple[bytes, ...]:
+    """Return a command's words as bytes."""
+    return tuple(word.encode() if isinstance(word, str) else word for word in words)

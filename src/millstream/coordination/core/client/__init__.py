@@ -1,0 +1,1 @@
+"""A client of coordination without I/O: finding the primary, repeating, typed replies, errors."""

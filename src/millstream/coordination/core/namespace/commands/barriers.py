@@ -1,0 +1,122 @@
+"""BARRIER INIT size path, WAIT, CANCEL, DESTROY.
+
+Invariants:
+1. Sessions leave a barrier in sets of its size: the one that completes a set is told GO at once,
+   each of the others OK, once, when it comes again. It never comes into the next set by that.
+2. A session that ends, or cancels, before its set is complete does not count; afterwards it no
+   longer matters.
+
+Elsewhere: waits (`waits`).
+
+Source: V2R2, "Barriers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from millstream.coordination.core.namespace.commands.command import (
+    Call,
+    Command,
+    Words,
+    sub_commands,
+)
+from millstream.coordination.core.namespace.commands.locks import guarded, need_session, there
+from millstream.coordination.core.namespace.commands.semaphores import SIZE_MAX, begin
+from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.state.claims import Mode, Phase
+from millstream.coordination.core.namespace.state.holders import Primitive
+from millstream.coordination.core.namespace.state.state import Job
+from millstream.coordination.core.namespace.state.waits import PENDING
+from millstream.vsr.core.values import OK, error, status
+
+__all__ = ["BARRIER_COMMANDS"]
+
+
+def _init(words: Words) -> Call:
+    size = words.number(1, SIZE_MAX)
+    path = parse_path(words.take())
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        return begin(job, path, Primitive(is_barrier=True, size=size))
+
+    return Call(execute, (path,), needs_session=True)
+
+
+def _wait(words: Words) -> Call:
+    path = parse_path(words.take())
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        (element,) = guarded(job, (path,))
+        return _arrived(job, element)
+
+    return Call(execute, (path,), needs_session=True)
+
+
+def _arrived(job: Job, element: int) -> bytes:
+    sync = job.state.synchronisation
+    claims, waits = sync.claims, sync.waits
+    name = waits.mine(job.asker.session, Mode.PLACE, (element,))
+    if name is not None:
+        waits.join(job, name)
+        return sync.claim(job, name) if waits.there(name).offer else PENDING
+    barrier = sync.primitive(element)
+    if barrier is None or not barrier.is_barrier:
+        raise Refused("SYNCTYPE", "there is no barrier; BARRIER INIT makes one")
+    if claims.number(element, Phase.WAITING, Mode.PLACE) + 1 < barrier.size:
+        return sync.wait(job, Mode.PLACE, (element,))
+    for arrived in [arrived for arrived, _ in claims.of(element, Phase.WAITING, Mode.PLACE)]:
+        waits.offer(job, arrived)
+    sync.set_primitive(element, barrier._replace(generation=barrier.generation + 1))
+    return status(b"GO")
+
+
+def _cancel(words: Words) -> Call:
+    path = parse_path(words.take())
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        job.state.synchronisation.cancel(job, there(job, (path,)), (Mode.PLACE,))
+        return OK
+
+    return Call(execute, (path,), needs_session=True)
+
+
+def _destroy(words: Words) -> Call:
+    path = parse_path(words.take())
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        need_session(job)
+        if job.state.elements.find(path) is None:
+            return OK  # so a request that is repeated under another number ends well
+        (element,) = guarded(job, (path,))
+        sync = job.state.synchronisation
+        barrier = sync.primitive(element)
+        if barrier is None or not barrier.is_barrier:
+            return OK
+        sync.set_primitive(element, None)
+        answer = error("DESTROYED", "the barrier is no more")
+        for name in [name for name, _ in sync.claims.of(element, Phase.WAITING, Mode.PLACE)]:
+            sync.waits.finish(job, name, lambda _asked: answer, with_notice=True)
+        return OK
+
+    return Call(execute, (path,), needs_session=True)
+
+
+BARRIER_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
+    b"BARRIER": (
+        "BARRIER INIT size path, or BARRIER WAIT|CANCEL|DESTROY path",
+        sub_commands({
+            b"INIT": (f"BARRIER INIT 1..{SIZE_MAX} path", _init),
+            b"WAIT": ("BARRIER WAIT path", _wait),
+            b"CANCEL": ("BARRIER CANCEL path", _cancel),
+            b"DESTROY": ("BARRIER DESTROY path", _destroy),
+        }),
+    ),
+}  # fmt: skip
+"""Name -> how it is written, and how it is understood."""

@@ -1,0 +1,1 @@
+"""What a namespace is: elements with contents, rights, settings, holders, waiters, events."""

@@ -1,0 +1,82 @@
+"""What a kind of things that elements can have hears of the others: locks, limits, histories.
+
+Invariants:
+1. A family is asked and told in the order that `state` lists them, which is the same everywhere.
+2. Who raises `Refused` in `guard`, `created`, `resized`, `counted` or `moved` forbids the whole
+   command.
+
+Elsewhere: which families there are (`state`), who calls (`elements`, `machine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from millstream.coordination.core.namespace.state.run import Run
+
+__all__ = ["Family", "Want", "hearing"]
+
+
+class Want(Enum):
+    """What a command is about to do with an element."""
+
+    READ = "r"
+    """Its data, or names below it."""
+    WRITE = "w"
+    """Its data or attributes, or which children it has."""
+    PLACE = "p"
+    """What is moved shall be below it: as WRITE, and what locks are offered counts, too."""
+    SYNC = "s"
+    """Locks, semaphores and barriers: `w` is needed, and no lock keeps it from being asked for."""
+    LOOK = "l"
+    """Attributes without data: `r` is needed, and no lock is looked at."""
+    TREE = "t"
+    """Deleting or moving it with all below: as WRITE, and what is locked below counts, too."""
+    RULE = "o"
+    """Its access list or configuration: only its owner and administrators may."""
+
+
+class Family:
+    """The hooks; each does nothing unless a family has something to do."""
+
+    def guard(self, run: Run, element: int, want: Want) -> None:
+        """Raise Refused if the asker may not do this now."""
+
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
+        """An element begins, with so many bytes; its parent's record is up to date.
+
+        A root's parent is 0.
+        """
+
+    def resized(self, run: Run, element: int, more: int) -> None:
+        """An element's data has so many bytes more; fewer if negative."""
+
+    def counted(self, run: Run, element: int, more: int) -> None:
+        """Take notice that it holds so many bytes more, or less, besides its data."""
+
+    def moved(self, run: Run, element: int) -> None:
+        """An element, with all below it, is at another place now."""
+
+    def deleted(self, run: Run, element: int) -> None:
+        """An element is about to end; it has no children any more, and its path is still known."""
+
+    def is_wanted(self, element: int) -> bool:
+        """Whether somebody holds something on it or waits for that: it outlives its session."""
+        return False
+
+    def session_ended(self, run: Run, session: int) -> None:
+        """A session has ended: what was its alone goes."""
+
+    def finished(self, run: Run) -> None:
+        """All that the entry asked for is done: see what has become possible."""
+
+    def attributes(self, run: Run, element: int) -> Iterable[tuple[bytes, bytes]]:
+        """Give names and values that GET ATTR shows."""
+        return ()
+
+
+def hearing(hook: str, families: Sequence[Family]) -> tuple[Family, ...]:
+    """Return those that have something to do at a hook, in their order."""
+    plain = getattr(Family, hook)
+    return tuple(family for family in families if getattr(type(family), hook) is not plain)

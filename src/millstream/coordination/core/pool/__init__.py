@@ -1,0 +1,1 @@
+"""Nodes that coordinate together: members, the groups they host, administration."""

@@ -1,0 +1,83 @@
+"""Where the groups of a pool are, as far as this node has heard: what discovery (VDS) tells.
+
+Invariants:
+1. Of two words about a group the one of the later epoch and view counts, of equals the newer.
+2. How fresh a word is, is measured from when its group's primary said it: passing it on makes it
+   no younger.
+
+Elsewhere: which groups there are (`pool_tables`), who may ask (the front).
+
+Source: V2R2, "Nomenclature" (VDS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+from millstream.coordination.core.pool.messages import Sighting
+from millstream.vsr.core.configuration import Configuration
+
+__all__ = ["Directory", "Seen"]
+
+
+class Seen(NamedTuple):
+    """What was heard of a group last; `said_ms` by this node's clock."""
+
+    epoch: int
+    view: int
+    members: tuple[bytes, ...]
+    said_ms: float
+    elements: int = 0
+
+    @property
+    def primary(self) -> bytes:
+        """Who leads there."""
+        return Configuration(self.epoch, self.members).primary(self.view)
+
+
+class Directory:
+    """Of one node."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, Seen] = {}
+
+    def note(self, group_id: bytes, seen: Seen) -> bool:
+        """Take a word about a group; return whether the group has moved on."""
+        known = self._seen.get(group_id)
+        if known is not None and (known.epoch, known.view) >= (seen.epoch, seen.view):
+            if known[:2] == seen[:2] and seen.said_ms > known.said_ms:
+                self._seen[group_id] = seen
+            return False
+        self._seen[group_id] = seen
+        return True
+
+    def get(self, group_id: bytes) -> Seen | None:
+        """Return the last word about a group."""
+        return self._seen.get(group_id)
+
+    def forget(self, group_id: bytes) -> None:
+        """Know nothing of a group any more."""
+        self._seen.pop(group_id, None)
+
+    def sightings(self, now_ms: float) -> tuple[Sighting, ...]:
+        """Return all of it, to be passed on."""
+        return tuple(
+            Sighting(
+                group_id,
+                seen.epoch,
+                seen.view,
+                seen.members,
+                max(0, int(now_ms - seen.said_ms)),
+                seen.elements,
+            )
+            for group_id, seen in sorted(self._seen.items())
+        )
+
+    def hear(
+        self, sightings: tuple[Sighting, ...], groups: Container[bytes], now_ms: float
+    ) -> None:
+        """Take what another node has heard of groups that are known here."""
+        for group_id, epoch, view, members, age_ms, elements in sightings:
+            if group_id in groups and members:
+                self.note(group_id, Seen(epoch, view, members, now_ms - age_ms, elements))

@@ -1,0 +1,190 @@
+"""The smallest state machine: registers that are set, compared and set, and read.
+
+Invariants:
+1. The same entries in the same order give the same answers and the same state on every member:
+   no clock, no chance, no order of hashing.
+2. What it does not understand it answers with an error, and changes nothing.
+
+Elsewhere: which entries it is given (`member`), sessions (`client_table`), how clients write
+these commands (`register_commands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+
+from millstream.coordination.core import sorted_map
+from millstream.coordination.core.sorted_map import SortedMap
+from millstream.vsr.core.client_table import Verdict
+from millstream.vsr.core.entries import Body, Entry
+from millstream.vsr.core.snapshots import Pieces
+from millstream.vsr.core.values import array
+from millstream.vsr.core.versions import NEVER, Version, version_of
+
+__all__ = ["Answer", "Offer", "Registers", "StateMachine"]
+
+_LENGTH: Final = Struct(">I")
+_VERSION: Final = Struct(">IIQ")
+
+
+class Answer(NamedTuple):
+    """The final reply of a request that waited."""
+
+    session: int
+    csn: int
+    value: bytes
+
+
+class Offer(NamedTuple):
+    """What a session waited for is there for it: since the entry with this LSN."""
+
+    path: bytes
+    session: int
+    lsn: int
+
+
+class StateMachine(Protocol):
+    """What a group replicates. Replies are `values`."""
+
+    @property
+    def format_max(self) -> int:
+        """The highest state format that this program understands."""
+
+    def use_format(self, number: int) -> None:
+        """Execute entries, and freeze, in this state format from now on; it never falls."""
+
+    def apply(self, entry: Entry) -> bytes:
+        """Execute a committed request and return its reply."""
+
+    def weight(self, session: int) -> int:
+        """Return how much ends with a session, in things that are let go one by one."""
+
+    def silence_ms(self, session: int) -> int | None:
+        """Return how long a session may be silent by what is set in the state, None if nothing."""
+
+    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
+        """Let go what was of these sessions alone: this committed entry has ended them."""
+
+    def end_offers(self, entry: Entry) -> None:
+        """End the offers that this committed entry names."""
+
+    def waiting(self, session: int, csn: int) -> Verdict | None:
+        """Return WAITING with a reply for now, or OFFERED; None: the request waits for nothing."""
+
+    def take_answers(self) -> list[Answer]:
+        """Return the final replies of requests that waited until the last entry, each once."""
+
+    def take_settings(self) -> Mapping[bytes, bytes] | None:
+        """Return what is set for the group, by key, if it may have changed since the last call."""
+
+    def offers(self) -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it in time; nothing may change meanwhile."""
+
+    def read(self, body: Body, session: int = 0) -> bytes:
+        """Return what this session asks for, changing nothing; 0: none."""
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the state of this moment, in small pieces, while changes go on.
+
+        The call itself is quick, and so is each piece. Equal states give equal bytes.
+        """
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let the state be what `freeze` wrote, and nothing else; some work with each step.
+
+        It is not asked for anything before the last step. CorruptionError if it is not understood.
+        """
+
+
+class Registers:
+    """SET key value, CAS key expected value; GET key, GET key META."""
+
+    format_max = 1
+
+    def __init__(self) -> None:
+        self.values: SortedMap[tuple[bytes, Version]] = sorted_map.SortedMap()
+
+    def apply(self, entry: Entry) -> bytes:
+        """Execute SET or CAS."""
+        match entry.content.argv:
+            case (b"SET", key, value):
+                self.values.put(key, (value, version_of(entry.header)))
+                return b"+OK"
+            case (b"CAS", key, expected, value):
+                if self._at(key)[0] != expected:
+                    return b"-CAS_MISMATCH"
+                self.values.put(key, (value, version_of(entry.header)))
+                return b"+OK"
+        return _not_understood(entry.content.argv)
+
+    def use_format(self, number: int) -> None:
+        """Do nothing: there is only one."""
+
+    def _at(self, key: bytes) -> tuple[bytes, Version]:
+        return self.values.get(key) or (b"", NEVER)
+
+    def weight(self, session: int) -> int:
+        """Return 0: registers are nobody's."""
+        return 0
+
+    def silence_ms(self, session: int) -> int | None:
+        """Return nothing: registers have no settings."""
+        return None
+
+    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
+        """Do nothing: registers are nobody's."""
+
+    def end_offers(self, entry: Entry) -> None:
+        """Do nothing: nobody waits for a register."""
+
+    def take_settings(self) -> Mapping[bytes, bytes] | None:
+        """Return nothing: registers have no settings."""
+        return None
+
+    def waiting(self, session: int, csn: int) -> Verdict | None:
+        """Return None: nobody waits."""
+
+    def take_answers(self) -> list[Answer]:
+        """Return nothing: nobody waits."""
+        return []
+
+    def offers(self) -> Iterator[Offer]:
+        """Yield nothing: nobody waits."""
+        return iter(())
+
+    def read(self, body: Body, session: int = 0) -> bytes:
+        """Execute GET; a register that was never set is empty."""
+        match body.argv:
+            case (b"GET", key):
+                return b"=" + self._at(key)[0]
+            case (b"GET", key, b"META"):
+                value, version = self._at(key)
+                return array((b"=" + value, b"=" + version.text))
+        return _not_understood(body.argv)
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return count, then of each register: key and value behind lengths, version."""
+        return _pieces(len(self.values), self.values.items())
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Read what `freeze` wrote."""
+        self.values = sorted_map.SortedMap()
+        for _ in range(pieces.number()):
+            key, value = pieces.text(), pieces.text()
+            version = Version(pieces.number(4), pieces.number(4), pieces.number())
+            self.values.put(key, (value, version))
+            yield
+
+
+def _pieces(count: int, items: Iterator[tuple[bytes, tuple[bytes, Version]]]) -> Iterator[bytes]:
+    yield count.to_bytes(8, "big")
+    for key, (value, version) in items:
+        yield b"".join(
+            (_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value, _VERSION.pack(*version))
+        )
+
+
+def _not_understood(argv: Sequence[bytes]) -> bytes:
+    return b"-BADARG " + (argv[0][:16] if argv else b"nothing")

@@ -1,0 +1,1 @@
+"""Clients of RESP: requests cut and understood, answers in order, pushed messages."""

@@ -1,0 +1,304 @@
+"""Commands that every client of RESP knows: greeting, log-in, the connection, the node.
+
+Invariants:
+1. Stock clients and tools get along: what they ask on connecting is answered, if only by nothing.
+2. A password or a token is checked by the guard alone, and nothing else is done on the connection
+   meanwhile.
+
+Elsewhere: sessions (`front_sessions`), subscriptions (`front_listening`), the state machine's
+commands (`register_commands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from millstream.coordination.core.backend import Principal
+from millstream.coordination.core.namespace.admission import admit, begin_transaction, forced
+from millstream.coordination.core.namespace.commands.settings import PATTERN_BYTES_MAX
+from millstream.coordination.core.namespace.state.keys import in_key_pattern
+from millstream.coordination.core.resp.session_commands import session_command
+from millstream.coordination.core.resp.subscribe_commands import (
+    acknowledge_command,
+    notify_command,
+    subscribe_command,
+    unsubscribe_command,
+)
+from millstream.coordination.core.resp.user_commands import user_command
+from millstream.version import __version__
+from millstream.vsr.core.values import (
+    NULL,
+    OK,
+    array,
+    bulk,
+    error,
+    integer,
+    mapping,
+    status,
+)
+
+if TYPE_CHECKING:
+    from millstream.coordination.core.resp.session import Front, Handler
+
+__all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX", "TOKEN_NAME"]
+
+NAME_BYTES_MAX: Final = 256
+"""Of a connection's name."""
+TOKEN_NAME: Final = b"TOKEN"
+"""Who logs in by this name, in small letters or large, has a token for a password."""
+
+
+# ---- greeting and log-in
+
+
+def _hello(front: Front, argv: list[bytes]) -> bytes | None:
+    version = argv[1] if len(argv) > 1 else b"%d" % front.protocol
+    if version not in (b"2", b"3"):
+        return error("NOPROTO", "protocols 2 and 3 are spoken here")
+    words, login, name = argv[2:], None, None
+    while words:
+        option = words[0].upper()
+        if option == b"AUTH" and len(words) >= 3:
+            login, words = (words[1], words[2]), words[3:]
+        elif option == b"SETNAME" and len(words) >= 2:
+            name, words = words[1], words[2:]
+        else:
+            return error("BADARG", "HELLO [2 or 3 [AUTH name password] [SETNAME name]]")
+    if name is not None and not _is_name(name):
+        return _bad_name()
+
+    def greet() -> None:
+        front.protocol = int(version)
+        if name is not None:
+            front.name = name
+        front.say(_greeting(front))
+
+    if login is None:
+        greet()
+    else:
+        _check(front, *login, greet)
+    return None
+
+
+def _greeting(front: Front) -> bytes:
+    return mapping(
+        (
+            (b"server", bulk(b"millstream")),
+            (b"version", bulk(__version__.encode())),
+            (b"proto", integer(front.protocol)),
+            (b"id", integer(front.number)),
+            (b"mode", bulk(b"coordination")),
+            (b"modules", array(())),
+        )
+    )
+
+
+def _auth(front: Front, argv: list[bytes]) -> bytes | None:
+    if len(argv) != 3:
+        return error("BADARG", "AUTH name password, or AUTH TOKEN token")
+    _check(front, argv[1], argv[2], lambda: front.say(OK))
+    return None
+
+
+def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
+    """Have a password checked, or a token: that is what a user called so has."""
+
+    def checked(found: Principal | str) -> None:
+        if isinstance(found, str):
+            front.say(error("NOAUTH", found))
+        else:
+            front.log_in(found)
+            then()
+
+    def known(found: Principal | str) -> None:
+        front.unblock(lambda: checked(found))
+
+    front.is_blocked = True
+    if name.upper() == TOKEN_NAME:
+        front.give_up = front.guard.check_token(secret, known)
+    else:
+        text = (name.decode("utf-8", "replace"), secret.decode("utf-8", "replace"))
+        front.give_up = front.guard.check(*text, known, front.source)
+    if front.give_up is None:
+        front.is_blocked = False
+        front.say(error("BUSY", "too many are logging in; try again, or another node"))
+
+
+# ---- the connection
+
+
+def _ping(front: Front, argv: list[bytes]) -> bytes:
+    if len(argv) > 2:
+        return error("BADARG", "PING [message]")
+    if front.protocol == 2 and front.listener.is_on:
+        return array((bulk(b"pong"), bulk(b"".join(argv[1:]))))
+    return bulk(argv[1]) if len(argv) == 2 else status(b"PONG")
+
+
+def _echo(_front: Front, argv: list[bytes]) -> bytes:
+    return bulk(argv[1]) if len(argv) == 2 else error("BADARG", "ECHO message")
+
+
+def _quit(front: Front, _argv: list[bytes]) -> bytes:
+    front.listener.end()
+    front.is_closing = True
+    return OK
+
+
+def _reset(front: Front, _argv: list[bytes]) -> bytes:
+    front.detach()
+    front.listener.end()
+    front.transaction = None
+    front.log_in(None)
+    front.protocol, front.name, front.gid = 2, b"", None
+    return status(b"RESET")
+
+
+# ---- transactions
+
+
+def _multi(front: Front, argv: list[bytes]) -> bytes:
+    if len(argv) > 1:
+        return error("BADARG", "MULTI")
+    if front.transaction is not None:
+        return error("ERR", "MULTI within MULTI; EXEC or DISCARD ends it")
+    front.transaction = begin_transaction()
+    return OK
+
+
+def _discard(front: Front, _argv: list[bytes]) -> bytes:
+    if front.transaction is None:
+        return error("ERR", "DISCARD without MULTI")
+    front.transaction = None
+    return OK
+
+
+def _exec(front: Front, argv: list[bytes]) -> bytes | None:
+    if front.transaction is None:
+        return error("ERR", "EXEC without MULTI")
+    if len(argv) > 1:
+        return error("BADARG", "EXEC")
+    words, front.transaction = front.transaction.words(), None
+    if isinstance(words, bytes):
+        return words
+    if len(words) == 1:
+        return array(())
+    wish = admit(words, front.prefixes.stamp)
+    front.wish(forced(wish) if front.prefixes.passes_locks else wish, front.prefixes)
+    return None
+
+
+# ---- compatibility
+
+
+def _select(_front: Front, argv: list[bytes]) -> bytes:
+    return OK if argv[1:] == [b"0"] else error("BADARG", "there is only SELECT 0")
+
+
+def _client(front: Front, argv: list[bytes]) -> bytes:
+    match [word.upper() for word in argv[1:2]], argv[2:]:
+        case [b"SETINFO"], [_, _]:
+            return OK
+        case [b"SETNAME"], [name]:
+            if not _is_name(name):
+                return _bad_name()
+            front.name = name
+            return OK
+        case [b"GETNAME"], []:
+            return bulk(front.name) if front.name else NULL
+        case [b"ID"], []:
+            return integer(front.number)
+        case [b"INFO"], []:
+            user = front.principal.name if front.principal else "anonymous"
+            shown = f"id={front.number} user={user} resp={front.protocol} name="
+            return bulk(shown.encode() + front.name)
+    return error("BADARG", "CLIENT SETINFO, SETNAME, GETNAME, ID or INFO")
+
+
+def _is_name(name: bytes) -> bool:
+    return len(name) <= NAME_BYTES_MAX and all(0x21 <= sign <= 0x7E for sign in name)
+
+
+def _bad_name() -> bytes:
+    return error("BADARG", f"a name is at most {NAME_BYTES_MAX} visible ASCII signs")
+
+
+# ---- the node
+
+
+def _command(_front: Front, argv: list[bytes]) -> bytes:
+    match [word.upper() for word in argv[1:2]]:
+        case []:
+            return array(())
+        case [b"COUNT"]:
+            return integer(0)
+        case [b"DOCS"]:
+            return mapping(())
+        case [b"INFO"] | [b"LIST"]:
+            return array(())
+    return error("BADARG", "COMMAND [COUNT or DOCS]")
+
+
+def _info(front: Front, argv: list[bytes]) -> bytes:
+    wanted = {word.decode("ascii", "replace").lower() for word in argv[1:]} - {"all", "default"}
+    lines: list[str] = []
+    server = {"server_name": "millstream", "version": __version__}
+    for section, figures in {"Server": server, **front.backend.figures()}.items():
+        if not wanted or section.lower() in wanted:
+            lines += [f"# {section}", *(f"{name}:{value}" for name, value in figures.items()), ""]
+    return bulk("\r\n".join(lines).encode())
+
+
+def _config(front: Front, argv: list[bytes]) -> bytes:
+    match [argv[1].upper(), argv[2].upper(), *argv[3:]] if len(argv) > 2 else []:
+        case [b"GET", b"NODE", pattern] if len(pattern) <= PATTERN_BYTES_MAX:
+            return _of_node(front, pattern)
+        case [b"GET", _]:
+            return mapping(())
+    return error("BADARG", "CONFIG GET|SET|UNSET path|GROUP|GLOBAL|NODE key ..., or GET pattern")
+
+
+def _of_node(front: Front, pattern: bytes) -> bytes:
+    if front.principal is not None and not front.principal.is_admin:
+        return error("NOPERM", "CONFIG of a node is for administrators")
+    found = sorted(front.backend.settings().items())
+    return mapping([(key, bulk(value)) for key, value in found if in_key_pattern(key, pattern)])
+
+
+def _vds(front: Front, argv: list[bytes]) -> bytes:
+    return front.backend.vds(tuple(argv), front.asker(0))
+
+
+def _admin(front: Front, argv: list[bytes]) -> bytes | None:
+    if front.principal is not None and not front.principal.is_admin:
+        return error("NOPERM", "ADMIN is for administrators")
+    if [word.upper() for word in argv[1:2]] == [b"USER"]:
+        return user_command(front, argv[2:])
+    front.backend.admin(tuple(argv), front.slot().fill)
+    return None
+
+
+FRONT_COMMANDS: Final[Mapping[bytes, Handler]] = {
+    b"HELLO": _hello,
+    b"AUTH": _auth,
+    b"PING": _ping,
+    b"ECHO": _echo,
+    b"QUIT": _quit,
+    b"MULTI": _multi,
+    b"DISCARD": _discard,
+    b"EXEC": _exec,
+    b"RESET": _reset,
+    b"SELECT": _select,
+    b"CLIENT": _client,
+    b"COMMAND": _command,
+    b"INFO": _info,
+    b"CONFIG": _config,
+    b"VDS": _vds,
+    b"ADMIN": _admin,
+    b"SESSION": session_command,
+    b"SUBSCRIBE": subscribe_command,
+    b"UNSUBSCRIBE": unsubscribe_command,
+    b"NOTIFY": notify_command,
+    b"SUBACK": acknowledge_command,
+}

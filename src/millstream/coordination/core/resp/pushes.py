@@ -1,0 +1,123 @@
+"""What is to be told on a connection unasked: messages of its subscriptions, notices of sessions.
+
+Invariants:
+1. Messages wait with the subscriber, which bounds them, and become output only while there is
+   room for it: who does not read them is told so, and no socket grows.
+2. In RESP2, from the first confirmation until UNSUBSCRIBE leaves none, only what such clients
+   expect then is done.
+3. Notices are hints: of each group's the newest `NOTICES_MAX` wait, and none outlives the
+   connection. In RESP3 they leave by themselves, in RESP2 who asks gets the next one.
+
+Elsewhere: what is told (`namespace.audience`, `namespace.waits`), the commands
+(`front_listening`), when output is sent (`front`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from millstream.coordination.core.namespace.audience import Subscriber, UsedSession
+from millstream.coordination.core.namespace.state.run import Asker, Notice
+from millstream.coordination.core.resp.protocol import render, render_message
+from millstream.vsr.core.values import bulk, error, push
+
+__all__ = ["BARRED", "NOTICES_MAX", "NOTICE_PATH_BYTES_MAX", "Listener"]
+
+NOTICES_MAX: Final = 128
+"""That wait for the client of one session."""
+NOTICE_PATH_BYTES_MAX: Final = 4096
+"""About an element with a longer path there is none."""
+
+BARRED: Final = error(
+    "ERR",
+    "in RESP2 a connection that has subscribed takes only SUBSCRIBE, UNSUBSCRIBE, PING, "
+    "SESSION, RESET and QUIT; HELLO 3 before subscribing, or use another connection",
+)
+_BESIDE_MESSAGES: Final = frozenset(
+    (b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"SESSION", b"QUIT", b"RESET")
+)
+
+
+class Listener:
+    """The part of a connection that is told things.
+
+    `wake`: there is something to take. `sessions`: those that are used on the connection.
+    """
+
+    __slots__ = ("_notices", "_waiters", "_wake", "is_on", "subscriber")
+
+    def __init__(
+        self, wake: Callable[[], None], sessions: Mapping[int, UsedSession] | None = None
+    ) -> None:
+        self.subscriber = Subscriber(wake, Asker(), sessions)
+        self.is_on = False
+        """From the first confirmation until the client has ended all."""
+        self._wake = wake
+        self._waiters: dict[int, list[Callable[[Notice | None], None]]] = {}
+        self._notices: dict[int, deque[Notice]] = {}
+
+    def bars(self, name: bytes, protocol: int) -> bool:
+        """Whether a command would be answered in a way that clients do not expect now."""
+        return self.is_on and protocol == 2 and name not in _BESIDE_MESSAGES
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of messages that are not taken."""
+        return self.subscriber.waiting_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be told."""
+        return not self.subscriber.waiting and not self._notices
+
+    def take(self, bytes_max: int, protocol: int) -> bytes:
+        """Return messages to be sent, about so many bytes of them."""
+        messages = self.subscriber.take(bytes_max)
+        taken = b"".join([render_message(*message, protocol) for message in messages])
+        if protocol == 3 and self._notices:
+            notices, self._notices = self._notices, {}
+            taken += b"".join(
+                [render(_shown(one), 3) for some in notices.values() for one in some]
+            )
+        return taken
+
+    def notify(self, gid: int, notice: Notice) -> None:
+        """Tell the client of a group's session that a request is worth repeating."""
+        if waiters := self._waiters.get(gid):
+            waiters.pop(0)(notice)
+        elif len(notice.path) <= NOTICE_PATH_BYTES_MAX:
+            self._notices.setdefault(gid, deque(maxlen=NOTICES_MAX)).append(notice)
+            self._wake()
+
+    def next_notice(self, gid: int) -> Notice | None:
+        """Return the oldest one of a group's session, and forget it."""
+        some = self._notices.get(gid)
+        return some.popleft() if some else None
+
+    def wait(self, gid: int, told: Callable[[Notice | None], None]) -> None:
+        """Have the next notice of a group's session told, or None once nobody waits for it."""
+        self._waiters.setdefault(gid, []).append(told)
+
+    def give_up(self, gid: int, told: Callable[[Notice | None], None]) -> None:
+        """Wait no more, if it still does."""
+        waiters = self._waiters.get(gid, [])
+        if told in waiters:
+            waiters.remove(told)
+            told(None)
+
+    def forget(self, gid: int) -> None:
+        """Forget the notices of a session that is not used here any more."""
+        self._notices.pop(gid, None)
+        for told in self._waiters.pop(gid, []):
+            told(None)
+
+    def end(self) -> None:
+        """Be told nothing any more."""
+        self.subscriber.end()
+        self.is_on = False
+
+
+def _shown(notice: Notice) -> bytes:
+    return push((bulk(b"retry"), bulk(notice.path), bulk(notice.command)))

@@ -1,0 +1,1 @@
+"""The data directory of a node: its small files, inventory, check and repair."""

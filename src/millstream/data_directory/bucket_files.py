@@ -1,0 +1,287 @@
+"""The directories of buckets: found, made and removed, and what their small files say.
+
+A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
+created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas) beside what the
+engine keeps there, and with `map.json` if it has a map. A directory that is being made ends in
+`.creating`, one that is going away in `.deleted`; the next start removes both.
+
+Invariants:
+1. A directory under its final name is whole, and durable once `make_directory` returns.
+2. Whether there must be a map is said after there is one, and before a new bucket is there.
+3. `bucket.toml` has a checksum, and says of a bucket what the inventory says. A bucket that the
+   inventory names is found, with its damage, whatever became of its directory.
+
+Elsewhere: which buckets there are (`node.buckets`), the map's file (`data_directory.map_file`),
+the log (`storage`).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from millstream.data_directory.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
+from millstream.data_directory.inventory import LOCAL, LOG, MAP, Contents, Entry, accept_hint
+from millstream.data_directory.map_file import MAP_FILE, PlacedMap, damaged, read_map, write_map
+from millstream.data_directory.small_files import FORMAT, as_text, read_toml, sealed
+from millstream.errors import ConditionError, CorruptionError, MillstreamError
+from millstream.kv.core.queue.low_points import PURGE_AGE_S
+from millstream.runtime.files import sync_directory, write_atomically
+from millstream.storage.core.by_id import BY_ID_DAMAGED
+
+__all__ = [
+    "BUCKET_FILE",
+    "BucketRecord",
+    "clean_and_find",
+    "find_map",
+    "find_records",
+    "make_directory",
+    "record_of",
+    "refuse_other",
+    "remove_directory",
+    "store_map",
+    "store_record",
+    "take_back_directory",
+    "way_out",
+]
+
+_LOG = logging.getLogger(__name__)
+BUCKET_FILE: Final = "bucket.toml"
+_PARTS: Final = {"bad_map_file": MAP_FILE, "local_lost": LOCAL}
+_UNFINISHED: Final = (".creating", ".deleted")
+
+
+class BucketRecord(NamedTuple):
+    """What bucket.toml says; of a damaged one the inventory, else the uuid stands for the name."""
+
+    name: str
+    uuid: str
+    partitions: int
+    created: str
+    damage: str = ""
+    purge_age_s: int = PURGE_AGE_S
+    memory_quota_bytes: int | None = None
+    """None: that of the node."""
+    has_map: bool = False
+    """Whether there must be a map; there may be one if not."""
+    index_replicas: bool = False
+    """Whether copies that are not active are indexed too."""
+    is_sealed: bool = True
+    """Whether the file has a checksum; those of older programs have none."""
+
+    @property
+    def entry(self) -> Entry:
+        """Return what the inventory says of a bucket that has nothing yet."""
+        return Entry(self.name, self.partitions, self.created)
+
+
+def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
+    """Return the map of a bucket, None if it never had one. Blocks.
+
+    Raises:
+        CorruptionError: `bad_map_file`: it is damaged, or was there once.
+        UsageError: `newer_format`.
+        OSError: it cannot be read.
+    """
+    placed = read_map(directory, record.partitions)
+    if placed is None and record.has_map:
+        raise damaged(directory, "the file is missing")
+    return placed
+
+
+def find_records(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
+    """Return the buckets in a directory, in the order of their uuids; changes nothing.
+
+    One that the inventory names and that is missing, or whose bucket.toml cannot be believed,
+    comes with its damage.
+
+    Raises:
+        UsageError: `newer_format`.
+        OSError: the directory cannot be read.
+    """
+    there = path.iterdir() if path.is_dir() else ()
+    found = {one.name for one in there if one.suffix not in _UNFINISHED}
+    records = []
+    for uuid in sorted(found | contents.buckets.keys()):
+        entry, directory = contents.buckets.get(uuid), path / uuid
+        if entry is None and not (directory / BUCKET_FILE).is_file():
+            _LOG.warning("%s is no bucket and is left alone", directory)
+            continue
+        try:
+            record = _read_record(directory, is_known=entry is not None)
+            if entry is not None:
+                _refuse_altered(directory, record, entry)
+                record = record._replace(has_map=record.has_map or MAP in entry.parts)
+            records.append(record)
+        except (CorruptionError, OSError) as error:
+            name, partitions, created, _ = entry or Entry(uuid, 0, "")
+            records.append(BucketRecord(name, uuid, partitions, created, str(error)))
+    return records
+
+
+def clean_and_find(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
+    """Do what `find_records` does, once what was being made or removed is gone. Blocks."""
+    path.mkdir(exist_ok=True)
+    for directory in path.iterdir():
+        if directory.suffix in _UNFINISHED:
+            shutil.rmtree(directory)
+    return find_records(path, contents)
+
+
+def way_out(directory: Path, error: Exception) -> str:
+    """Return how to go on in spite of an error of a bucket's files, as the end of what it says."""
+    if not isinstance(error, CorruptionError) or error.code in ("bad_file", BY_ID_DAMAGED):
+        return ""  # the error says it
+    part = directory / _PARTS.get(error.code, LOG)
+    return accept_hint(part, directory.parent.parent)
+
+
+def _refuse_altered(directory: Path, record: BucketRecord, entry: Entry) -> None:
+    """Refuse a whole file that says of the bucket something else than the inventory."""
+    if record.entry != entry._replace(parts=frozenset()):
+        raise CorruptionError(
+            f"{directory / BUCKET_FILE} says {record.name!r}, {record.partitions} partitions, "
+            f"made {record.created}; the inventory says {entry.name!r}, {entry.partitions}, "
+            f"{entry.created}{_hint(directory / BUCKET_FILE)}",
+            code="bad_file",
+        )
+
+
+def _hint(path: Path) -> str:
+    """Return the way out of damage of a bucket's directory or its file."""
+    above = path.parent if path.name != BUCKET_FILE else path.parent.parent
+    return accept_hint(path, above.parent)
+
+
+def _read_record(directory: Path, *, is_known: bool) -> BucketRecord:
+    file = directory / BUCKET_FILE
+    if is_known and not directory.is_dir():
+        raise CorruptionError(
+            f"{directory} is missing, and with it all of the bucket; restore it from a backup or "
+            f"a replica{_hint(directory)}",
+            code="bad_file",
+        )
+    if is_known and not file.is_file():
+        raise CorruptionError(f"{file} is missing{_hint(file)}", code="bad_file")
+    content = read_toml(file, _hint(file))
+    if is_known and content.get("sealed") is not True:
+        raise CorruptionError(f"{file} has lost its checksum{_hint(file)}", code="bad_file")
+    try:
+        record = record_of(content)
+    except (KeyError, ValueError, MillstreamError) as error:
+        raise CorruptionError(
+            f"{file} is damaged: {error}{_hint(file)}", code="bad_file"
+        ) from error
+    if record.uuid != directory.name:
+        raise CorruptionError(
+            f"{directory} holds the bucket {record.uuid}: a copied directory keeps its name",
+            code="bad_file",
+        )
+    return record
+
+
+def record_of(content: Mapping[str, object]) -> BucketRecord:
+    """Return what the file says; raises KeyError, ValueError or MillstreamError if that is bad."""
+    purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
+    if purge_age_s < 0:
+        raise ValueError(f"purge_age_s is {purge_age_s}")
+    quota = content.get("memory_quota_bytes")
+    return BucketRecord(
+        checked_bucket_name(str(content["name"])),
+        str(content["uuid"]),
+        checked_partition_count(int(str(content["partitions"]))),
+        as_text(content["created"]),
+        "",
+        purge_age_s,
+        None if quota is None else checked_memory_quota(int(str(quota))),
+        content.get("has_map") is True,
+        content.get("index_replicas") is True,
+        content.get("sealed") is True,
+    )
+
+
+def make_directory(path: Path, record: BucketRecord, placed: PlacedMap | None) -> None:
+    """Make a bucket's directory, durably; with a map `record.has_map` is true. Blocks."""
+    assert record.has_map == (placed is not None)
+    directory = path / f"{record.uuid}.creating"
+    directory.mkdir()
+    if placed is not None:
+        write_map(directory, placed)
+    write_atomically(directory / BUCKET_FILE, _record_as_toml(record))
+    directory.rename(path / record.uuid)
+    sync_directory(path)
+
+
+def _record_as_toml(record: BucketRecord) -> bytes:
+    content = (
+        f'format = {FORMAT}\nname = "{record.name}"\nuuid = "{record.uuid}"\n'
+        f"partitions = {record.partitions}\ncreated = {record.created}\n"
+    )
+    if record.purge_age_s != PURGE_AGE_S:
+        content += f"purge_age_s = {record.purge_age_s}\n"
+    if record.memory_quota_bytes is not None:
+        content += f"memory_quota_bytes = {record.memory_quota_bytes}\n"
+    if record.has_map:
+        content += "has_map = true\n"
+    if record.index_replicas:
+        content += "index_replicas = true\n"
+    return sealed(content)
+
+
+def store_map(directory: Path, record: BucketRecord, placed: PlacedMap) -> None:
+    """Write a bucket's map, durably. Blocks; raises OSError."""
+    write_map(directory, placed)
+    if not record.has_map:
+        write_atomically(directory / BUCKET_FILE, _record_as_toml(record._replace(has_map=True)))
+
+
+def store_record(path: Path, record: BucketRecord) -> None:
+    """Write what bucket.toml says anew, durably. Blocks; raises OSError."""
+    write_atomically(path / record.uuid / BUCKET_FILE, _record_as_toml(record))
+
+
+def take_back_directory(path: Path, record: BucketRecord) -> None:
+    """Remove what was made of a bucket; what cannot be removed now is at the next start."""
+    made = path / record.uuid
+    if made.is_dir():
+        with suppress(OSError):
+            made.rename(path / f"{record.uuid}.deleted")
+    for suffix in _UNFINISHED:
+        shutil.rmtree(path / f"{record.uuid}{suffix}", ignore_errors=True)
+
+
+def remove_directory(path: Path, record: BucketRecord) -> None:
+    """Remove a bucket, also one whose removal failed half way. Blocks; raises OSError."""
+    doomed = path / f"{record.uuid}.deleted"
+    if (path / record.uuid).is_dir():
+        (path / record.uuid).rename(doomed)
+    sync_directory(path)
+    if doomed.is_dir():
+        shutil.rmtree(doomed)
+
+
+def refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
+    """Refuse a map of a bucket that is not this one.
+
+    Raises:
+        ConditionError: `other_uuid`, `other_partitions`.
+    """
+    if record.uuid != bucket_uuid:
+        raise ConditionError(
+            f"bucket {record.name!r} has the uuid {record.uuid} here, not {bucket_uuid}: copies "
+            "are of one bucket; delete it here if it may go",
+            code="other_uuid",
+        )
+    if record.partitions != partitions:
+        raise ConditionError(
+            f"bucket {record.name!r} has {record.partitions} partitions here, not {partitions}",
+            code="other_partitions",
+        )

@@ -1,0 +1,71 @@
+"""Which names, partition counts and memory quotas a bucket may have.
+
+Invariants:
+1. A name never becomes a path: directories are named by the bucket's uuid.
+2. A name may stand in a URL path once its `/`, `%`, `+` and `$` are percent-encoded; it never
+   begins with `_`, which is the administration's, but for `_replicator`.
+
+Elsewhere: the buckets (`node.buckets`).
+Source: the name rules of CouchDB (lower case, digits, `_$()+-/`) and Couchbase (both cases,
+digits, `_-.%`), joined.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from millstream.errors import UsageError
+from millstream.gateway.core.api.replications import REPLICATOR
+from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.model.limits import BUCKET_NAME_BYTES_MAX, PARTITIONS_MAX
+
+__all__ = ["checked_bucket_name", "checked_memory_quota", "checked_partition_count"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_$()+/.%-]*")
+
+
+def checked_bucket_name(name: str) -> str:
+    """Return the name if it may be a bucket's.
+
+    Raises:
+        UsageError: `bad_bucket_name`.
+    """
+    if name == REPLICATOR:
+        return name
+    if len(name) > BUCKET_NAME_BYTES_MAX or not _NAME.fullmatch(name):
+        shown = name[:40] + "..." if len(name) > 40 else name
+        raise UsageError(
+            f"bucket name {shown!r}: 1 to {BUCKET_NAME_BYTES_MAX} characters, beginning with a "
+            "letter or digit, of letters, digits and _ $ ( ) + / . % -",
+            code="bad_bucket_name",
+        )
+    return name
+
+
+def checked_partition_count(count: int) -> int:
+    """Return the count if a bucket may have it.
+
+    Raises:
+        UsageError: `bad_partitions`.
+    """
+    if not 1 <= count <= PARTITIONS_MAX or count & (count - 1):
+        raise UsageError(
+            f"{count} partitions: a power of two from 1 to {PARTITIONS_MAX} is wanted",
+            code="bad_partitions",
+        )
+    return count
+
+
+def checked_memory_quota(quota_bytes: int) -> int:
+    """Return the quota if a bucket may have it.
+
+    Raises:
+        UsageError: `bad_memory_quota`.
+    """
+    if quota_bytes < MEMORY_QUOTA_BYTES_MIN:
+        raise UsageError(
+            f"a memory quota of {quota_bytes} bytes: at least {MEMORY_QUOTA_BYTES_MIN} are wanted",
+            code="bad_memory_quota",
+        )
+    return quota_bytes

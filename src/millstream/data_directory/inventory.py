@@ -1,0 +1,205 @@
+"""The file `inventory.toml`: what the data directory of a node must hold.
+
+Each bucket with what it has beside its own file, whether there are users, whether the node
+coordinates. What is named here and missing, or altered, stops that part and is never begun anew.
+
+Invariants:
+1. What is made is durable before it is named here, and it is named before whoever asked for it is
+   told. What goes away is taken out first. So a kill between leaves something that is there and
+   not named: it is taken in at the next start.
+2. The file is replaced as a whole, by one process at a time, from what it says then.
+
+Elsewhere: who names what (`node.buckets`, `access.users`, `node.engine`); what to do about what is
+missing (`data_directory.acceptance`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from millstream.data_directory.small_files import FORMAT, as_text, read_toml, sealed
+from millstream.errors import CorruptionError
+from millstream.runtime.files import alone_in, write_atomically
+
+__all__ = [
+    "INVENTORY_FILE", "LOCAL", "LOG", "MAP", "Contents", "Entry", "Inventory", "accept_hint",
+]  # fmt: skip
+
+INVENTORY_FILE: Final = "inventory.toml"
+LOG: Final = "log"
+"""Part of a bucket: its log was opened, and has a receipt."""
+LOCAL: Final = "local"
+"""Part of a bucket: `_local` documents or settings were kept."""
+MAP: Final = "map"
+"""Part of a bucket: it was given a map."""
+
+
+class Entry(NamedTuple):
+    """A bucket of the node."""
+
+    name: str
+    partitions: int
+    created: str
+    parts: frozenset[str] = frozenset()
+
+
+class Contents(NamedTuple):
+    """What the directory must hold."""
+
+    uuid: str = ""
+    has_users: bool = False
+    coordinates: bool = False
+    buckets: Mapping[str, Entry] = {}
+    """By uuid."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever made in the directory."""
+        return not (self.has_users or self.coordinates or self.buckets)
+
+    def with_bucket(self, uuid: str, entry: Entry) -> Contents:
+        """Return it with a bucket more, or another entry of one."""
+        return self._replace(buckets={**self.buckets, uuid: entry})
+
+    def with_part(self, uuid: str, part: str) -> Contents:
+        """Return it with something more that a bucket has, if it is one of these."""
+        entry = self.buckets.get(uuid)
+        if entry is None:
+            return self
+        return self.with_bucket(uuid, entry._replace(parts=entry.parts | {part}))
+
+    def without_bucket(self, uuid: str) -> Contents:
+        """Return it without a bucket."""
+        return self._replace(buckets={u: e for u, e in self.buckets.items() if u != uuid})
+
+
+def accept_hint(path: Path, directory: Path | None = None) -> str:
+    """Return the end of an error: the command that goes on with what is there.
+
+    Args:
+        path: what is missing or damaged.
+        directory: the data directory; the one that the file is in if not said.
+    """
+    directory = path.parent if directory is None else directory
+    what, of = path.relative_to(directory).as_posix(), shlex.quote(str(directory))
+    return f"; to go on with what is there: millstream check {of} --accept {what}"
+
+
+class Inventory:
+    """The inventory of one directory. All calls block; from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file = directory / INVENTORY_FILE
+        self._known: Contents | None = None
+        self._stamp: object = None
+        """Of the file as it was read or written."""
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def is_begun_in(directory: Path) -> bool:
+        """Return whether there is the file."""
+        return (directory / INVENTORY_FILE).exists()
+
+    def begin(self, contents: Contents) -> None:
+        """Write the file whatever there was; raises OSError."""
+        with self._lock:
+            self._write(contents)
+
+    def read(self, *, is_expected: bool = False) -> Contents:
+        """Return what the file says; without it nothing, unless it is expected.
+
+        Raises:
+            CorruptionError: `bad_file`.
+            UsageError: `newer_format`.
+            OSError: it cannot be read.
+        """
+        hint = accept_hint(self._file)
+        if not self._file.exists():
+            if is_expected:
+                raise CorruptionError(
+                    f"{self._file} is missing, and with it which buckets and users there must "
+                    f"be; restore it from a backup{hint}",
+                    code="bad_file",
+                )
+            return self._known or Contents()
+        stamp = _stamp(self._file)
+        if self._known is not None and stamp == self._stamp:
+            return self._known
+        content = read_toml(self._file, hint)
+        try:
+            if content.get("sealed") is not True:
+                raise ValueError("it has no checksum")
+            self._known, self._stamp = _decoded(content), stamp
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptionError(
+                f"{self._file} is damaged: {error}{hint}", code="bad_file"
+            ) from error
+        return self._known
+
+    def change(self, function: Callable[[Contents], Contents]) -> None:
+        """Let the file say what a function makes of it, durably; raises as `read`."""
+        buckets = self.directory / "buckets"
+        buckets.mkdir(exist_ok=True)
+        with self._lock, alone_in(buckets):  # access.users has the lock of the directory itself
+            before = self.read()
+            after = function(before)
+            if after != before or not self._file.exists():
+                self._write(after)
+
+    def _write(self, contents: Contents) -> None:
+        write_atomically(self._file, _encoded(contents))
+        self._known, self._stamp = contents, _stamp(self._file)
+
+    def note_coordination(self) -> None:
+        """Say, durably, that the node coordinates; raises as `read`."""
+        self.change(lambda contents: contents._replace(coordinates=True))
+
+    # -- for the users
+
+    def has_users(self) -> bool:
+        """Return whether the node ever had users; raises as `read`."""
+        return self.read().has_users
+
+    def note_users(self) -> None:
+        """Say, durably, that it has users; raises as `read`."""
+        self.change(lambda contents: contents._replace(has_users=True))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what tells a file from the one that replaces it."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _encoded(contents: Contents) -> bytes:
+    lines = [f"format = {FORMAT}", f'uuid = "{contents.uuid}"']
+    lines += ["users = true"] * contents.has_users
+    lines += ["coordination = true"] * contents.coordinates
+    for uuid, entry in sorted(contents.buckets.items()):
+        parts = ", ".join(f'"{part}"' for part in sorted(entry.parts))
+        lines += [
+            f'[buckets."{uuid}"]', f'name = "{entry.name}"', f"partitions = {entry.partitions}",
+            f"created = {entry.created}", f"parts = [{parts}]",
+        ]  # fmt: skip
+    return sealed("\n".join(lines) + "\n")
+
+
+def _decoded(content: Mapping[str, Any]) -> Contents:
+    buckets = {
+        uuid: Entry(
+            str(entry["name"]), int(entry["partitions"]), as_text(entry["created"]),
+            frozenset(map(str, entry["parts"])),
+        )
+        for uuid, entry in content.get("buckets", {}).items()
+    }  # fmt: skip
+    return Contents(
+        str(content["uuid"]),
+        content.get("users") is True,
+        content.get("coordination") is True,
+        buckets,
+    )

@@ -1,0 +1,1 @@
+"""What a database is over all nodes that have partitions of it."""

@@ -1,0 +1,597 @@
+"""The buckets of a node: found at the start, created and deleted while it runs.
+
+Invariants:
+1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
+2. A bucket created again under an old name has a new uuid and nothing of the old one.
+3. A bucket whose files are damaged stops alone: it is listed with its reason, the others are
+   served. If not even its name can be read, it is listed by its uuid.
+4. A creation that fails leaves nothing; a deletion that fails can be repeated.
+5. A bucket that was given a map is not brought up without one. Maps have growing revisions and one
+   name for this node.
+6. A bucket for which there was no space is tried again until it comes up.
+7. Every bucket is named in the inventory; one that is named there is never made anew, and one that
+   fails says how to go on with what is there.
+
+Elsewhere: what a bucket does (`kv.aio.engine`), its directory (`data_directory.bucket_files`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from millstream.data_directory.bucket_files import (
+    BucketRecord,
+    clean_and_find,
+    find_map,
+    make_directory,
+    refuse_other,
+    remove_directory,
+    store_map,
+    store_record,
+    take_back_directory,
+    way_out,
+)
+from millstream.data_directory.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
+from millstream.data_directory.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory
+from millstream.data_directory.map_file import PlacedMap, is_newer
+from millstream.data_directory.small_files import utc_now
+from millstream.errors import (
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.gateway.core.api.node import BucketStatus
+from millstream.kv.aio.copies import Copies
+from millstream.kv.aio.documents.design_documents import DesignStore
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
+from millstream.kv.core.bucket import Bucket
+from millstream.storage.core.disk_errors import is_full
+
+__all__ = ["BUCKETS_MAX", "Buckets"]
+
+_LOG = logging.getLogger(__name__)
+BUCKETS_MAX: Final = 1000
+_UUID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class Buckets:
+    """All buckets of one node.
+
+    Args:
+        path: the directory `buckets`, made if missing; the inventory is beside it.
+        flush_interval_ms: of every bucket.
+        memory_quota_bytes: of every bucket that has none of its own.
+        on_persisted: called after each group commit.
+        on_fatal: called with a bucket's name and the error that ended its writing; the bucket is
+            not served any more. Not for one that is being deleted.
+        on_stopped: called with a bucket in which a damaged record was met; it is not served any
+            more, the other buckets are.
+        link_to: how other nodes with copies are reached.
+        on_up: called with a bucket that is about to be served, and whether its replicas are to be
+            indexed; and again when that changes.
+        on_gone: awaited with the uuid of a bucket that is not served any more, before its files
+            are removed.
+        open_bucket: how a bucket is brought up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        flush_interval_ms: int,
+        memory_quota_bytes: int,
+        on_persisted: Callable[[], None],
+        on_fatal: Callable[[str, Exception], None],
+        on_stopped: Callable[[Bucket], None],
+        link_to: LinkTo = plain_link,
+        on_up: Callable[[BucketEngine, bool], None] = lambda *_: None,
+        on_gone: Callable[[str], Awaitable[None]] | None = None,
+        open_bucket: Callable[..., Awaitable[BucketEngine]] = BucketEngine.open,
+    ) -> None:
+        self.served: dict[str, Bucket] = {}
+        """What the listeners see; changes in place."""
+        self._path = path
+        self._inventory = Inventory(path.parent)
+        self._flush_interval_ms = flush_interval_ms
+        self._memory_quota_bytes = memory_quota_bytes
+        self._on_persisted = on_persisted
+        self._on_fatal = on_fatal
+        self._on_stopped = on_stopped
+        self._link_to = link_to
+        self._on_up = on_up
+        self._on_gone = on_gone
+        self._open_bucket = open_bucket
+        self._records: dict[str, BucketRecord] = {}
+        self._running: dict[str, BucketEngine] = {}
+        self._failures: dict[str, str] = {}
+        self._lacks_space: set[str] = set()
+        """Those of the failed ones that could not be brought up on a full disk."""
+        self._lacks_map: set[str] = set()
+        """Those of the failed ones that want nothing but their map."""
+        self._leaving = ""
+        """The bucket that is being deleted: nobody finds it any more."""
+        self._change = asyncio.Lock()
+
+    @property
+    def running(self) -> dict[str, BucketEngine]:
+        """The engines by bucket name."""
+        return self._running
+
+    async def open_all(self) -> None:
+        """Bring up what is on disk; a damaged bucket is listed as failed.
+
+        Raises:
+            CorruptionError: `two_buckets_of_one_name`.
+            UsageError: `newer_format`.
+            OSError: the directory cannot be read.
+        """
+        contents, found = await asyncio.to_thread(self._inventory.read), list[BucketRecord]()
+        for record in await asyncio.to_thread(clean_and_find, self._path, contents):
+            if record.name in self._records:
+                raise CorruptionError(
+                    f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
+                    f"{self._records[record.name].uuid}; move one of them away",
+                    code="two_buckets_of_one_name",
+                )
+            self._records[record.name] = record
+            try:
+                if record.damage:
+                    raise CorruptionError(record.damage, code="bad_file")
+                found.append(record)
+                await self._bring_up(record, contents.buckets.get(record.uuid))
+            except (MillstreamError, OSError) as error:
+                self._fail(record, error)
+        await self._name(found)
+
+    async def _name(self, records: Sequence[BucketRecord]) -> None:
+        """Name buckets in the inventory; on a full disk that is left to the next start."""
+        try:
+            await asyncio.to_thread(self._take_in, records)
+        except OSError as error:
+            _LOG.error("the inventory cannot be written: %s", error)
+
+    def _take_in(self, records: Sequence[BucketRecord]) -> None:
+        """Name buckets in the inventory, with what they have; blocks."""
+        for record in records:
+            if not record.is_sealed:
+                store_record(self._path, record)
+
+        def with_them(contents: Contents) -> Contents:
+            buckets = dict(contents.buckets)
+            for record in records:
+                before = buckets.get(record.uuid, record.entry)
+                buckets[record.uuid] = before._replace(parts=before.parts | self._parts_of(record))
+            return contents._replace(buckets=buckets)
+
+        self._inventory.change(with_them)
+
+    def _parts_of(self, record: BucketRecord) -> set[str]:
+        """Return what a bucket has and must have from now on."""
+        if record.name not in self._running:
+            return set()
+        has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
+        return {LOG} | ({MAP} if record.has_map else set()) | ({LOCAL} if has_local else set())
+
+    def _fail(self, record: BucketRecord, error: Exception) -> None:
+        name = record.name
+        self._failures[name] = f"{error}{way_out(self._path / record.uuid, error)}"
+        if isinstance(error, CorruptionError) and error.code == "bad_map_file":
+            self._lacks_map.add(name)
+        if _is_of_space(error):
+            self._lacks_space.add(name)
+            self._failures[name] += "; it is tried again by itself"
+        _LOG.error("bucket %s is not served: %s", name, self._failures[name])
+
+    async def try_again(self) -> list[str]:
+        """Bring up the buckets for which there was no space; return those that came up."""
+        came_up = []
+        for name in sorted(self._lacks_space):
+            async with self._change:
+                record = self._records.get(name)
+                self._lacks_space.discard(name)
+                if record is None or name not in self._failures:
+                    continue
+                try:
+                    contents = await asyncio.to_thread(self._inventory.read)
+                    await self._bring_up(record, contents.buckets.get(record.uuid), is_again=True)
+                    await self._name([record])
+                except (MillstreamError, OSError) as error:
+                    self._fail(record, error)
+                    continue
+            _LOG.info("bucket %s is served: there is space again", name)
+            came_up.append(name)
+        return came_up
+
+    async def ensure(self, name: str, partitions: int | None, default: int) -> None:
+        """Make sure that a bucket exists; `partitions` None accepts any number.
+
+        While a bucket's name cannot be read nothing is created: it may be the one wanted.
+
+        Raises:
+            ConditionError: `other_partitions`, it exists with another number.
+            UsageError, UnavailableError: as `create`.
+        """
+        record = self._records.get(name)
+        unnamed = next((one for one in self._records.values() if one.damage), None)
+        if record is None and unnamed is not None:
+            _LOG.error("bucket %s is not created: it may be %s", name, unnamed.uuid)
+        elif record is None:
+            await self.create(name, partitions or default)
+        elif partitions is not None and record.partitions != partitions:
+            raise ConditionError(
+                f"bucket {name!r} exists with {record.partitions} partitions, not {partitions}: "
+                "the number is fixed when a bucket is created",
+                code="other_partitions",
+            )
+
+    async def create(
+        self, name: str, partitions: int, memory_quota_bytes: int | None = None
+    ) -> BucketStatus:
+        """Create a bucket, durably; without a memory quota it has that of the node.
+
+        Raises:
+            UsageError: `bad_bucket_name`, `bad_partitions`, `bad_memory_quota`.
+            ConditionError: `bucket_exists`.
+            UnavailableError: `too_many_buckets`, `disk_error`, `disk_full`.
+        """
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
+        if memory_quota_bytes is not None:
+            checked_memory_quota(memory_quota_bytes)
+        async with self._change:
+            if name in self._records:
+                raise ConditionError(f"bucket {name!r} exists already", code="bucket_exists")
+            record = BucketRecord(
+                name, uuid.uuid4().hex, partitions, utc_now(),
+                memory_quota_bytes=memory_quota_bytes,
+            )  # fmt: skip
+            await self._make(record)
+        return self._status(record)
+
+    async def _make(self, record: BucketRecord, placed: PlacedMap | None = None) -> None:
+        name = record.name
+        if len(self._records) >= BUCKETS_MAX:
+            raise UnavailableError(
+                f"a node has at most {BUCKETS_MAX} buckets", code="too_many_buckets"
+            )
+        try:
+            await asyncio.to_thread(make_directory, self._path, record, placed)
+            await self._bring_up(record)
+            await asyncio.to_thread(self._take_in, [record])
+        except BaseException as error:  # also when cancelled: no half-made directory stays
+            await self._let_go(record)
+            await asyncio.to_thread(take_back_directory, self._path, record)
+            if isinstance(error, OSError):
+                raise UnavailableError(
+                    f"bucket {name!r} cannot be created: {error}", code="disk_error"
+                ) from error
+            raise
+        self._records[name] = record
+        _LOG.info("created bucket %s", name, extra={"partitions": record.partitions})
+
+    async def _let_go(self, record: BucketRecord) -> None:
+        """Stop a bucket that came up and is not to be, and forget it."""
+        self.served.pop(record.name, None)
+        running = self._running.pop(record.name, None)
+        if running is not None:
+            await running.stop()
+        with suppress(MillstreamError, OSError):  # then the directory is missed at the next start
+            await asyncio.to_thread(self._forget, record.uuid)
+
+    def _forget(self, uuid: str) -> None:
+        self._inventory.change(lambda contents: contents.without_bucket(uuid))
+
+    async def set_index_replicas(self, name: str, wanted: bool) -> None:
+        """Say whether a bucket's replicas here are indexed too, durably.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `disk_error`.
+        """
+        async with self._change:
+            running = self.engine(name)
+            record = self._records[name]._replace(index_replicas=wanted)
+            try:
+                await asyncio.to_thread(store_record, self._path, record)
+            except OSError as error:
+                raise UnavailableError(
+                    f"bucket {name!r} cannot be changed: {error}", code="disk_error"
+                ) from error
+            self._records[name] = record
+            self._on_up(running, wanted)
+
+    # -- maps
+
+    def map_of(self, name: str) -> PlacedMap | None:
+        """Return a served bucket's map, None if it has none; raises as `compact`."""
+        bucket = self.engine(name).bucket
+        return None if bucket.map is None else PlacedMap(bucket.map, bucket.node_name)
+
+    async def set_map(
+        self, name: str, bucket_uuid: str, partitions: int, placed: PlacedMap
+    ) -> None:
+        """Give a bucket its map, durably; make the bucket with this uuid if there is none.
+
+        What the node has not and the map places behind the first becomes a replica. No other
+        state changes: a copy is made active by its own call, and what the map does not place
+        here stays until somebody takes it away. On a new bucket nothing is active.
+
+        Raises:
+            UsageError: `bad_bucket_name`, `bad_bucket_uuid`, `bad_partitions`, `bad_map_rows`.
+            ConditionError: `other_uuid`, `uuid_taken`, `other_partitions`, `other_node_name`,
+                `older_map`, `other_map` (of the same revision).
+            UnavailableError: `too_many_buckets`, `bucket_failed`, `disk_error`, `disk_full`,
+                `disk_failed`: the same map may be given again.
+        """
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
+        if not _UUID.fullmatch(bucket_uuid):
+            raise UsageError(
+                f"uuid {bucket_uuid[:40]!r}: 32 hexadecimal digits in lower case are wanted",
+                code="bad_bucket_uuid",
+            )
+        if len(placed.bucket_map.rows) != partitions:
+            raise UsageError(
+                f"{len(placed.bucket_map.rows)} rows for {partitions} partitions: one for each is "
+                "wanted",
+                code="bad_map_rows",
+            )
+        async with self._change:
+            record = self._records.get(name)
+            if record is None:
+                self._refuse_taken(bucket_uuid)
+                await self._make(
+                    BucketRecord(name, bucket_uuid, partitions, utc_now(), has_map=True), placed
+                )
+            else:
+                refuse_other(record, bucket_uuid, partitions)
+                await self._replace_map(record, placed)
+            await self.engine(name).copies.take_places()
+
+    def _refuse_taken(self, bucket_uuid: str) -> None:
+        for record in self._records.values():
+            if record.uuid == bucket_uuid:
+                raise ConditionError(
+                    f"bucket {record.name!r} has the uuid {bucket_uuid}: a bucket has the same "
+                    "name on all nodes",
+                    code="uuid_taken",
+                )
+
+    async def _replace_map(self, record: BucketRecord, placed: PlacedMap) -> None:
+        name = record.name
+        if name in self._lacks_map:
+            await self._keep_map(record, placed)
+            await self._try_again(record)
+            return
+        bucket = self.engine(name).bucket
+        if bucket.map is not None and not is_newer(bucket.map, bucket.node_name, placed):
+            return
+        await self._keep_map(record, placed)
+        bucket.set_map(*placed)
+        _LOG.info("bucket %s: map %d, this is %s", name, placed[0].revision, placed[1])
+
+    async def _try_again(self, record: BucketRecord) -> None:
+        """Bring up a bucket that lacked its map."""
+        self._lacks_map.discard(record.name)
+        del self._failures[record.name]
+        try:
+            contents = await asyncio.to_thread(self._inventory.read)
+            await self._bring_up(record, contents.buckets.get(record.uuid))
+            await self._name([record])
+        except (MillstreamError, OSError) as error:
+            self._fail(record, error)
+            raise UnavailableError(
+                f"bucket {record.name} has its map and is not served: {error}",
+                code="bucket_failed",
+            ) from error
+
+    async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
+        try:
+            await asyncio.to_thread(store_map, self._path / record.uuid, record, placed)
+            await asyncio.to_thread(self._note_part, record, MAP)
+        except OSError as error:
+            raise UnavailableError(
+                f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
+            ) from error
+        self._records[record.name] = record._replace(has_map=True)
+
+    def _note_part(self, record: BucketRecord, part: str) -> None:
+        self._inventory.change(lambda contents: contents.with_part(record.uuid, part))
+
+    async def delete(self, name: str, before: Callable[[Bucket], None]) -> None:
+        """Delete a bucket; `before` is called once it is not served any more.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `disk_error`.
+        """
+        async with self._change:
+            record = self._records.get(name)
+            if record is None:
+                raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+            self._leaving = name
+            try:
+                await self._delete(record, before)
+            finally:
+                self._leaving = ""
+        _LOG.info("deleted bucket %s", name)
+
+    async def _delete(self, record: BucketRecord, before: Callable[[Bucket], None]) -> None:
+        name = record.name
+        bucket = self.served.pop(name, None)
+        if bucket is not None:
+            before(bucket)
+        running = self._running.pop(name, None)
+        if running is not None and name not in self._failures:
+            try:
+                await running.stop()
+            except (MillstreamError, OSError) as error:
+                _LOG.warning("bucket %s was not stopped cleanly: %s", name, error)
+        if self._on_gone is not None:
+            await self._on_gone(record.uuid)
+        try:
+            await asyncio.to_thread(self._forget, record.uuid)
+            await asyncio.to_thread(remove_directory, self._path, record)
+        except OSError as error:
+            self._failures[name] = f"it could not be deleted: {error}; delete it again"
+            raise UnavailableError(
+                f"bucket {name!r} cannot be deleted: {error}", code="disk_error"
+            ) from error
+        del self._records[name]
+        self._failures.pop(name, None)
+        self._lacks_map.discard(name)
+        self._lacks_space.discard(name)
+
+    def copies(self, name: str) -> Copies:
+        """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
+        return self.engine(name).copies
+
+    def replicator(self, name: str) -> Replicator:
+        """Return what keeps a bucket's copies following; raises as `compact`."""
+        return self.engine(name).replicator
+
+    def designs(self, name: str) -> DesignStore:
+        """Return a bucket's design documents; raises as `compact`."""
+        return self.engine(name).designs
+
+    def compact(self, name: str) -> None:
+        """Have a bucket's log compacted soon, as far as its history may go.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`, it is not served.
+        """
+        self.engine(name).compactor.ask()
+
+    def engine(self, name: str) -> BucketEngine:
+        """Return a served bucket's engine; raises as `compact`."""
+        if name not in self._records or name == self._leaving:
+            raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+        if name not in self.served:
+            reason = self._failures.get(name, "it is being made")
+            raise UnavailableError(f"bucket {name} is not served: {reason}", code="bucket_failed")
+        return self._running[name]
+
+    def records(self) -> list[BucketRecord]:
+        """Return what is written of all buckets, sorted by name; quicker than `statuses`."""
+        return [self._records[name] for name in sorted(self._records)]
+
+    def statuses(self) -> list[BucketStatus]:
+        """Return all buckets, sorted by name."""
+        return [self._status(self._records[name]) for name in sorted(self._records)]
+
+    async def stop(self) -> None:
+        """Stop all buckets cleanly, but those whose disk failed: they need a recovery."""
+        async with self._change:
+            self.served.clear()
+            for name, running in self._running.items():
+                if name not in self._failures:
+                    await running.stop()
+            self._running.clear()
+
+    async def _bring_up(
+        self, record: BucketRecord, entry: Entry | None = None, *, is_again: bool = False
+    ) -> None:
+        """Open a bucket; `entry`: of the inventory; `is_again`: it failed before."""
+        name = record.name
+        parts = entry.parts if entry is not None else frozenset()
+
+        def on_fatal(error: Exception) -> None:
+            if isinstance(error, CorruptionError):
+                on_corrupt(error)
+                return
+            if name not in self._running:
+                _LOG.warning("bucket %s is being deleted, its disk failed: %s", name, error)
+                return
+            self._failures[name] = f"its disk failed: {error}"
+            self.served.pop(name, None)
+            self._on_fatal(name, error)
+
+        def on_corrupt(error: CorruptionError) -> None:
+            bucket = self.served.pop(name, None)
+            if bucket is not None:
+                self._failures[name] = f"{error}{way_out(self._path / record.uuid, error)}"
+                _LOG.critical("bucket %s is stopped: %s", name, error)
+                self._on_stopped(bucket)
+
+        directory = self._path / record.uuid
+        placed = await asyncio.to_thread(find_map, directory, record)
+        running = await self._open_bucket(
+            directory,
+            name=name,
+            uuid=record.uuid,
+            partition_count=record.partitions,
+            flush_interval_ms=self._flush_interval_ms,
+            on_persisted=self._on_persisted,
+            on_fatal=on_fatal,
+            on_corrupt=on_corrupt,
+            purge_age_s=record.purge_age_s,
+            memory_quota_bytes=self._quota_of(record),
+            link_to=self._link_to,
+            bucket_map=placed.bucket_map if placed else None,
+            node_name=placed.node_name if placed else "",
+            is_begun=LOG in parts,
+            has_local=LOCAL in parts,
+            on_local=lambda: self._note_part(record, LOCAL),
+        )
+        self._running[name] = running
+        if is_again:
+            self._failures.pop(name, None)
+        if placed:
+            await self._take_places(name, running)
+        if name not in self._failures:
+            self.served[name] = running.bucket
+            self._on_up(running, record.index_replicas)
+
+    async def _take_places(self, name: str, running: BucketEngine) -> None:
+        """Become what the map says and the last life of the node had no time for."""
+        try:
+            await running.copies.take_places()
+        except UnavailableError as error:
+            _LOG.error("bucket %s: replicas are missing, give it its map again: %s", name, error)
+        except BaseException:  # also when cancelled: nothing half-started runs on
+            del self._running[name]
+            await running.stop()
+            raise
+
+    def _quota_of(self, record: BucketRecord) -> int:
+        own = record.memory_quota_bytes
+        return self._memory_quota_bytes if own is None else own
+
+    def _status(self, record: BucketRecord) -> BucketStatus:
+        reason = self._failures.get(record.name, "")
+        running = self._running.get(record.name)
+        partitions = running.bucket.partitions if running is not None else []
+        return BucketStatus(
+            record.name,
+            record.uuid,
+            record.partitions,
+            record.created,
+            "failed" if reason else "ready",
+            reason,
+            sum(partition.high_seqno for partition in partitions),
+            sum(partition.persisted_seqno for partition in partitions),
+            self._quota_of(record),
+            record.index_replicas,
+        )
+
+
+def _is_of_space(error: Exception) -> bool:
+    """Return whether a start may succeed once there is space."""
+    if isinstance(error, UnavailableError):
+        return error.code in ("disk_full", "by_id_unusable")
+    return isinstance(error, OSError) and is_full(error)

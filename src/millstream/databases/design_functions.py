@@ -1,0 +1,127 @@
+"""The functions of a node's design documents: which of them are asked, and by which revision.
+
+Invariants:
+1. What is asked is the newest revision of a design document, durable or not.
+2. A change that one design document refuses is not shown to the next one.
+3. A design document whose `validate_doc_update` cannot be run refuses every change: what it was to
+   keep out is not known. It can itself be changed and deleted.
+
+Elsewhere: running them (`views.aio.sandbox.functions`), the documents
+(`databases.design_documents`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from millstream.errors import ConditionError, MillstreamError
+from millstream.gateway.core.api.node import DesignHost
+from millstream.kv.core.revisions.design_documents import StoredDesign
+from millstream.views.aio.sandbox.functions import FunctionPool
+from millstream.views.core.design.design_code import (
+    VALIDATE,
+    DesignCode,
+    Revised,
+    Updated,
+    read_code,
+)
+
+__all__ = ["CODES_MAX", "DesignFunctions"]
+
+CODES_MAX: Final = 200
+"""Design documents whose functions are remembered."""
+
+
+class DesignFunctions:
+    """Has the shape of `gateway.core.api.node.FunctionHost`.
+
+    Args:
+        designs: of the node.
+        pool: where the functions run; one of its own by default.
+    """
+
+    def __init__(self, designs: DesignHost, pool: FunctionPool | None = None) -> None:
+        self._designs = designs
+        self._pool = pool or FunctionPool()
+        self._codes: OrderedDict[tuple[str, str, str], DesignCode] = OrderedDict()
+
+    def close(self) -> None:
+        """End what runs."""
+        self._pool.close()
+
+    async def validate(
+        self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
+    ) -> list[MillstreamError | None]:
+        """Ask all design documents about changes; return why each is refused, or None."""
+        found: list[MillstreamError | None] = [None] * len(changes)
+        for design in await self._designs.all(bucket):
+            good = [at for at, refusal in enumerate(found) if refusal is None]
+            asked = [changes[at] for at in good]
+            refusals = await self._refusals(bucket, design, asked, user, security)
+            for at, refusal in zip(good, refusals, strict=True):
+                found[at] = refusal
+        return found
+
+    async def validates(self, bucket: str) -> bool:
+        """Return whether a design document has a say in changes."""
+        designs = await self._designs.all(bucket)
+        return any(self._code(bucket, design).validates for design in designs)
+
+    async def _refusals(
+        self,
+        bucket: str,
+        design: StoredDesign,
+        changes: Sequence[Revised],
+        user: bytes,
+        security: bytes,
+    ) -> Sequence[MillstreamError | None]:
+        code = self._code(bucket, design)
+        if not code.validates:
+            return [None] * len(changes)
+        if VALIDATE in code.faults:
+            fault = MillstreamError(
+                f"_design/{design.name} cannot judge changes: {code.faults[VALIDATE]}; mend or "
+                "delete it",
+                code="invalid_design_doc",
+            )
+            return [fault] * len(changes)
+        return await self._pool.validate(code, changes, user, security)
+
+    async def filter(
+        self, bucket: str, design: str, name: str, documents: Sequence[bytes], request: bytes
+    ) -> list[bool]:
+        """Return which documents a filter passes."""
+        code = await self._found(bucket, design)
+        return await self._pool.filter_batch(code, name, documents, request)
+
+    async def filter_by_view(
+        self, bucket: str, design: str, view: str, documents: Sequence[bytes]
+    ) -> list[bool]:
+        """Return for which documents the map of a view emits anything."""
+        return await self._pool.view_batch(await self._found(bucket, design), view, documents)
+
+    async def update(
+        self, bucket: str, design: str, name: str, document: bytes | None, request: bytes
+    ) -> Updated:
+        """Call an update function."""
+        code = await self._found(bucket, design)
+        return await self._pool.update(code, name, document, request)
+
+    async def _found(self, bucket: str, design: str) -> DesignCode:
+        found = await self._designs.read(bucket, design)
+        if found is None or found.is_deleted:
+            raise ConditionError("deleted" if found else "missing", code="not_found")
+        return self._code(bucket, found)
+
+    def _code(self, bucket: str, design: StoredDesign) -> DesignCode:
+        key = (bucket, design.name, design.rev)
+        code = self._codes.get(key)
+        if code is None:
+            code = self._codes[key] = read_code(*key, design.body)
+            if len(self._codes) > CODES_MAX:
+                self._codes.popitem(last=False)
+        else:
+            self._codes.move_to_end(key)
+        return code

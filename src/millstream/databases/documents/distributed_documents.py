@@ -1,0 +1,201 @@
+"""The documents of a node's databases, wherever their partitions are active.
+
+A bucket that no other node shares is answered as `node.documents` does, and nothing is looked at
+twice. Of one that is spread over nodes, each of them answers for all documents: what it has not
+got it asks for.
+
+Invariants:
+1. What is here is read and changed here.
+2. What is said of one document is what the node says that has its partition active.
+3. Bytes of an attachment that are not here are passed on from a node that has them.
+
+Elsewhere: lists and feeds over nodes; many documents at once
+(`databases.documents.distributed_reads`,
+`databases.documents.distributed_updates`), local documents
+(`databases.documents.distributed_local_documents`), settings
+(`databases.documents.distributed_settings`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.buckets import Buckets
+from millstream.databases.documents.distributed_local_documents import SpreadLocals
+from millstream.databases.documents.distributed_reads import SpreadReads
+from millstream.databases.documents.distributed_settings import SpreadSettings
+from millstream.databases.documents.distributed_updates import SpreadUpdate
+from millstream.databases.documents.document_owners import is_alone, other_nodes
+from millstream.databases.documents.local_documents import Documents
+from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.documents.stored import StoredDocument
+from millstream.errors import MillstreamError
+from millstream.gateway.core.api.documents import (
+    Blob,
+    DatabaseInfo,
+    Decide,
+    LocalDocument,
+    Settings,
+    Written,
+)
+from millstream.gateway.core.api.stored import Commit, Done
+
+__all__ = ["SpreadDocuments"]
+
+
+class SpreadDocuments:
+    """Has the shape of `gateway.core.api.documents.DocumentHost`.
+
+    Args:
+        buckets: of the node.
+        own: the documents that are here.
+        nodes: how others are asked.
+    """
+
+    def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
+        self._buckets, self._own, self._nodes = buckets, own, nodes
+        self._settings = SpreadSettings(buckets, own, nodes)
+        self.local_documents = SpreadLocals(buckets, own, nodes)
+
+    async def info(self, bucket: str) -> DatabaseInfo:
+        """Return what is known of a database."""
+        await self._settings.learn(bucket)
+        return await self._own.info(bucket)
+
+    async def total(self, bucket: str) -> int | None:
+        """Return how many documents there are; see `DocumentHost`."""
+        return await self._own.total(bucket)
+
+    async def stop(self) -> None:
+        """Give up what is done in the background; when the node stops."""
+        await self._own.stop()
+
+    def scan(
+        self, bucket: str, start: bytes, end: bytes, *, descending: bool
+    ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
+        """Return documents by id; deleted ones are left out."""
+        return self._own.scan(bucket, start, end, descending=descending)
+
+    # -- documents
+
+    async def read(
+        self, bucket: str, doc_id: str, *, is_durable: bool = False
+    ) -> StoredDocument | None:
+        """Return a document; None if there was never one."""
+        shared = self._buckets.engine(bucket).bucket
+        if is_alone(shared):
+            return await self._own.read(bucket, doc_id, is_durable=is_durable)
+        async for found in self.read_all(bucket, [doc_id], is_durable=is_durable):
+            if isinstance(found, MillstreamError):
+                raise found
+            return found
+        raise AssertionError("one is asked for, one is answered")
+
+    async def read_all(
+        self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
+        """Yield documents in order, or why one cannot be read."""
+        shared = self._buckets.engine(bucket).bucket
+        if is_alone(shared):
+            found = self._own.read_all(bucket, doc_ids, is_durable=is_durable)
+        else:
+            limit = (await self.settings(bucket)).revs_limit
+            reads = SpreadReads(shared, self._own, self._nodes, limit, is_durable=is_durable)
+            found = reads.read_all(doc_ids)
+        async with aclosing(found):
+            async for one in found:
+                yield one
+
+    async def update(
+        self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
+    ) -> list[Written | MillstreamError]:
+        """Change documents; return what came of each."""
+        shared = self._buckets.engine(bucket).bucket
+        if is_alone(shared):
+            return await self._own.update(bucket, edits, is_durable=is_durable)
+        limit = (await self.settings(bucket)).revs_limit
+        updating = SpreadUpdate(shared, self._own, self._nodes, limit, is_durable=is_durable)
+        return await updating.update(edits)
+
+    async def commit(self, bucket: str) -> None:
+        """Return once all that was accepted before is durable, on all nodes."""
+        shared = self._buckets.engine(bucket).bucket
+
+        async def there(node: NodeAt) -> None:
+            try:
+                await self._nodes.ask(node, bucket, Commit(shared.uuid), Done)
+            except MillstreamError as error:
+                if error.code != "bucket_not_found":  # it is listed, and has nothing of it
+                    raise
+
+        await asyncio.gather(self._own.commit(bucket), *map(there, other_nodes(shared)))
+
+    # -- attachments
+
+    async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
+        """Keep bytes, durably, here: who has the document gets them with the change."""
+        return await self._own.put_blob(bucket, pieces)
+
+    async def open_blob(
+        self, bucket: str, sha256: bytes, begin: int, end: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield a range of bytes, from a node that has them."""
+        shared = self._buckets.engine(bucket).bucket
+        has_begun = False
+        try:
+            async for piece in self._own.open_blob(bucket, sha256, begin, end):
+                has_begun = True
+                yield piece
+            return
+        except MillstreamError as error:
+            if has_begun or error.code != "blob_missing":
+                raise
+            missing = error
+        for node in other_nodes(shared):
+            source = self._nodes.open_blob(node, bucket, sha256, begin, end)
+            try:
+                async with aclosing(source):
+                    async for piece in source:
+                        has_begun = True
+                        yield piece
+                return
+            except MillstreamError as error:
+                if has_begun or error.code not in ("blob_missing", "node_failed"):
+                    raise
+                if error.code == "node_failed":  # it may have the bytes, for all that is known
+                    missing = error
+        raise missing
+
+    # -- local documents
+
+    async def read_local(self, bucket: str, doc_id: str) -> LocalDocument | None:
+        """Return a document that is not replicated."""
+        return await self.local_documents.read(bucket, doc_id)
+
+    async def write_local(
+        self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
+    ) -> int:
+        """Replace or delete one, durably; return its revision's number."""
+        return await self.local_documents.write(bucket, doc_id, body, rev)
+
+    async def locals(self, bucket: str) -> list[LocalDocument]:
+        """Return all of them, by id."""
+        return await self.local_documents.all(bucket)
+
+    # -- settings
+
+    async def settings(self, bucket: str) -> Settings:
+        """Return what is set for a database."""
+        await self._settings.learn(bucket)
+        return await self._own.settings(bucket)
+
+    async def set_revs_limit(self, bucket: str, limit: int) -> None:
+        """Keep so many generations from the next change on, on all nodes."""
+        await self._settings.set_revs_limit(bucket, limit)
+
+    async def set_security(self, bucket: str, content: bytes) -> None:
+        """Replace `_security`, on all nodes."""
+        await self._settings.set_security(bucket, content)

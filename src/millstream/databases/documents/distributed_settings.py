@@ -1,0 +1,161 @@
+"""What is set for a database on all nodes that share it: `_revs_limit` and `_security`.
+
+Each setting has a number that grows whenever it is set, on whatever node; the larger one counts
+(`SharedSettings.joined`). Who sets one asks all nodes which number they have, and tells all of
+them. A node that joins asks the others before it first says what is set, and how often documents
+were purged.
+
+Invariants:
+1. A setting that was answered is durable on all nodes of the map that serve the bucket.
+2. A node asks each other node of the map once; who cannot be reached is asked again, every
+   `ASK_PAUSE_S` at most, and delays nobody for more than `ASK_S_MAX`.
+
+Elsewhere: where they lie (`node.documents`), counting purges (`node.purges`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import reduce
+from typing import Final
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.buckets import Buckets
+from millstream.databases.documents.document_owners import other_nodes
+from millstream.databases.documents.local_documents import Documents
+from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.api.stored import (
+    AskSettings,
+    Done,
+    KeepSettings,
+    Numbered,
+    SharedSettings,
+)
+from millstream.kv.core.bucket import Bucket
+
+__all__ = ["ASK_PAUSE_S", "ASK_S_MAX", "SpreadSettings"]
+
+ASK_S_MAX: Final = 2.0
+"""How long is waited for nodes that are asked what is set."""
+ASK_PAUSE_S: Final = 10.0
+"""Before those that did not answer are asked again."""
+Change = Callable[[SharedSettings], SharedSettings]
+
+
+class _Heard:
+    """What is known of who was asked about one bucket."""
+
+    def __init__(self) -> None:
+        self.nodes = set[NodeAt]()
+        self.next_s = 0.0
+        self.turn = asyncio.Lock()
+
+
+class SpreadSettings:
+    """The settings of a node's buckets.
+
+    Args:
+        buckets: of the node.
+        own: what is set here.
+        nodes: how others are asked.
+        monotonic_s: clock.
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        own: Documents,
+        nodes: NodesAsked,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._buckets, self._own, self._nodes = buckets, own, nodes
+        self._monotonic_s = monotonic_s
+        self._heard: dict[str, _Heard] = {}
+
+    def _of(self, bucket: str) -> tuple[Bucket, list[NodeAt], _Heard]:
+        shared = self._buckets.engine(bucket).bucket
+        return shared, other_nodes(shared), self._heard.setdefault(shared.uuid, _Heard())
+
+    async def learn(self, bucket: str) -> None:
+        """Take over what is set on other nodes, if that was not asked yet."""
+        shared, others, heard = self._of(bucket)
+        if heard.nodes.issuperset(others) or self._monotonic_s() < heard.next_s:
+            return
+        heard.next_s = self._monotonic_s() + ASK_PAUSE_S
+        wanted = [node for node in others if node not in heard.nodes]
+        said = await asyncio.gather(*(self._ask_quickly(node, shared) for node in wanted))
+        for node, (is_said, settings) in zip(wanted, said, strict=True):
+            if is_said:
+                heard.nodes.add(node)
+            if settings is not None:
+                await self._own.keep_settings(bucket, settings)
+
+    async def _ask_quickly(
+        self, node: NodeAt, shared: Bucket
+    ) -> tuple[bool, SharedSettings | None]:
+        """Return whether a node answered, and what it knows."""
+        try:
+            async with asyncio.timeout(ASK_S_MAX):
+                return True, await self._ask(node, shared)
+        except (MillstreamError, TimeoutError):
+            return False, None
+
+    async def change(self, bucket: str, change: Change) -> None:
+        """Set something, on all nodes.
+
+        Args:
+            bucket: of the settings.
+            change: returns what is set afterwards, numbered anew.
+
+        Raises:
+            UnavailableError: `node_failed`, a node cannot be reached, and has to hear of it.
+        """
+        shared, others, heard = self._of(bucket)
+        async with heard.turn:
+            said = await asyncio.gather(*(self._ask(node, shared) for node in others))
+            known = self._own.shared_settings(bucket)
+            newer = change(reduce(SharedSettings.joined, filter(None, said), known))
+            serving = [node for node, one in zip(others, said, strict=True) if one is not None]
+            newer = newer._replace(purges=0)  # of those each node counts its own
+            kept = KeepSettings(shared.uuid, newer)
+            tellings = (self._nodes.ask(node, bucket, kept, Done) for node in serving)
+            told = await asyncio.gather(*tellings, return_exceptions=True)
+            await self._own.keep_settings(bucket, newer)
+        for node, one in zip(serving, told, strict=True):
+            if isinstance(one, MillstreamError):
+                raise UnavailableError(
+                    f"node {node} does not have what was set for {bucket!r}, other nodes do; set "
+                    f"it again: {one}",
+                    code="node_failed",
+                ) from one
+            if isinstance(one, BaseException):
+                raise one
+
+    async def _ask(self, node: NodeAt, shared: Bucket) -> SharedSettings | None:
+        """Return what a node knows; None: it does not serve the bucket."""
+        try:
+            asked = AskSettings(shared.uuid)
+            return (await self._nodes.ask(node, shared.name, asked, KeepSettings)).settings
+        except MillstreamError as error:
+            if error.code == "bucket_not_found":
+                return None
+            raise
+
+    async def set_revs_limit(self, bucket: str, limit: int) -> None:
+        """Keep so many generations from the next change on; raises as `change`."""
+        await self.change(
+            bucket,
+            lambda known: known._replace(
+                revs_limit=Numbered(known.revs_limit.number + 1, b"%d" % limit)
+            ),
+        )
+
+    async def set_security(self, bucket: str, content: bytes) -> None:
+        """Replace `_security`; raises as `change`."""
+        await self.change(
+            bucket,
+            lambda known: known._replace(security=Numbered(known.security.number + 1, content)),
+        )

@@ -1,0 +1,317 @@
+"""Changes documents of a bucket, wherever they are.
+
+What becomes of a document is decided on this node. Of documents that another one has it is asked
+how they are, all of one portion together; then it is sent what they are to be, with the version
+of each that this was decided on. What has changed meanwhile is read and decided again.
+
+Invariants:
+1. A change is made at most once: it is sent again only on the same version of its document.
+2. A change that was sent and not answered is looked for. What is found as it was sent was made;
+   what is another document by then, or cannot be looked at, is `ambiguous`.
+3. Of several edits of one document each is decided on what the one before it made.
+4. Bytes of attachments are with the owner, durably, before the document that names them.
+5. Nodes are asked at the same time. Of each, what is here of its documents is one portion.
+
+Elsewhere: who writes (`databases.documents.peer_requests`), what is decided
+(`documents.updating`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.documents.distributed_reads import loaded, nonsense, read_stored
+from millstream.databases.documents.document_owners import no_owner, place
+from millstream.databases.documents.local_documents import Documents
+from millstream.databases.documents.owner_calls import PAUSE_S, TRIES_MAX, ambiguous, has_moved
+from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.documents.stored import Packed, StoredDocument, pack
+from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
+from millstream.gateway.core.api.documents import Decide, Written
+from millstream.gateway.core.api.stored import (
+    CHANGES_MAX,
+    PORTION_BYTES,
+    Change,
+    Changed,
+    Lacking,
+    Placed,
+    Refused,
+    Stored,
+    WriteStored,
+    WrittenList,
+    error_of,
+)
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.revisions.revision_store import Kept, Version
+from millstream.model.partitions import partition_of
+from millstream.model.sides import split
+from millstream.wire.frames import change_of
+
+__all__ = ["SpreadUpdate"]
+
+_TURN_DOCUMENTS: Final = 100
+"""Decided before others have a turn."""
+
+
+class _Edit:
+    """One change that is wanted, and how far it is."""
+
+    def __init__(self, doc_id: str, decide: Decide) -> None:
+        self.doc_id, self.decide = doc_id, decide
+        self.result: Written | MillstreamError | None = None
+        self.why: MillstreamError | None = None
+        """Why it is tried again."""
+        self.version: Version | None = None
+        """On which it was decided last."""
+        self.after: StoredDocument | None = None
+        self.packed: Packed | None = None
+        """What was decided last, and sent."""
+        self.lost: MillstreamError | None = None
+        """It was sent, and not answered."""
+
+    def fail(self, error: MillstreamError) -> None:
+        """It ends here; a change that may have been made is not said to have failed."""
+        self.result = error if self.lost is None else ambiguous(self.doc_id, self.lost)
+
+    def is_as_sent(self, found: Stored) -> bool:
+        """Whether a document is what the change was to make of it."""
+        change = change_of(found.frame)
+        value = None if change.is_deleted else change.value
+        return Packed(value, split(found.side)[1]) == self.packed
+
+
+class SpreadUpdate:
+    """Changes that are made together to documents of one bucket.
+
+    Args:
+        bucket: it.
+        own: the documents that are here.
+        nodes: how others are asked.
+        revs_limit: generations that are computed of documents that kv wrote.
+        is_durable: each is answered when it cannot get lost any more.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        own: Documents,
+        nodes: NodesAsked,
+        revs_limit: int,
+        *,
+        is_durable: bool,
+    ) -> None:
+        self._bucket, self._own, self._nodes = bucket, own, nodes
+        self._revs_limit, self._is_durable = revs_limit, is_durable
+        self._given = set[tuple[NodeAt, bytes]]()
+        """Which bytes of attachments were given to whom."""
+
+    async def update(self, edits: Sequence[tuple[str, Decide]]) -> list[Written | MillstreamError]:
+        """Change documents; return what came of each, in order."""
+        wanted = [_Edit(doc_id, decide) for doc_id, decide in edits]
+        counts: Counter[str] = Counter()
+        waves: list[list[_Edit]] = []
+        for edit in wanted:
+            if counts[edit.doc_id] == len(waves):
+                waves.append([])
+            waves[counts[edit.doc_id]].append(edit)
+            counts[edit.doc_id] += 1
+        for wave in waves:
+            await self._make(wave)
+        return [edit.result for edit in wanted if edit.result is not None]
+
+    async def _make(self, wave: Sequence[_Edit]) -> None:
+        """Make changes of different documents."""
+        for last in range(TRIES_MAX - 1, -1, -1):
+            by_place: dict[NodeAt | str, list[_Edit]] = {}
+            for edit in wave:
+                where = place(self._bucket, edit.doc_id)
+                if where is not None:
+                    by_place.setdefault(where, []).append(edit)
+                else:
+                    edit.why = no_owner(self._bucket, edit.doc_id)
+            await asyncio.gather(
+                *(
+                    self._at_node(where, there) if isinstance(where, NodeAt) else self._here(there)
+                    for where, there in by_place.items()
+                )
+            )
+            wave = [edit for edit in wave if edit.result is None]
+            if not wave:
+                return
+            if last and any(edit.why is not None for edit in wave):
+                await asyncio.sleep(PAUSE_S)
+        for edit in wave:
+            edit.fail(edit.why or _contended(edit.doc_id))
+
+    async def _here(self, edits: Sequence[_Edit]) -> None:
+        """Change documents of this node."""
+        for edit in edits:
+            if edit.lost is not None:  # the partition came here, nobody knows whether with it
+                edit.fail(edit.lost)
+        left = [edit for edit in edits if edit.result is None]
+        if not left:
+            return
+        try:
+            made = await self._own.update(
+                self._bucket.name,
+                [(edit.doc_id, edit.decide) for edit in left],
+                is_durable=self._is_durable,
+            )
+        except MillstreamError as error:  # the bucket is served no more
+            made = [error] * len(left)
+        for edit, one in zip(left, made, strict=True):
+            edit.why = None
+            if isinstance(one, MillstreamError) and has_moved(one):
+                edit.why = one
+            else:
+                edit.result = one
+
+    # -- another node
+
+    async def _at_node(self, node: NodeAt, edits: Sequence[_Edit]) -> None:
+        """Change documents of another node, a portion at a time."""
+        left = list(edits)
+        while left:
+            portion = left[:CHANGES_MAX]
+            try:
+                found = await read_stored(
+                    self._nodes, node, self._bucket,
+                    [edit.doc_id for edit in portion], self._is_durable_look(portion),
+                )  # fmt: skip
+            except MillstreamError as error:
+                for edit in left:
+                    self._not_read(edit, error)
+                return
+            read, left = portion[: len(found)], left[len(found) :]
+            ready = list[_Edit]()
+            for number, (edit, one) in enumerate(zip(read, found, strict=True), 1):
+                edit.why = None
+                self._decide(node, edit, one)
+                if edit.packed is not None and edit.result is None and edit.why is None:
+                    ready.append(edit)
+                if number % _TURN_DOCUMENTS == 0:
+                    await asyncio.sleep(0)
+            while ready:
+                size = 0
+                together = list[_Edit]()
+                while ready and size < PORTION_BYTES:
+                    together.append(ready.pop(0))
+                    size += _bytes_of(together[-1].packed)
+                await self._write(node, together)
+
+    def _is_durable_look(self, edits: Sequence[_Edit]) -> bool:
+        """Whether what is found may be what was to be made durable."""
+        return self._is_durable and any(edit.lost is not None for edit in edits)
+
+    def _not_read(self, edit: _Edit, error: MillstreamError) -> None:
+        """A document cannot be looked at: try again where that may help."""
+        may_help = isinstance(error, OutcomeUnknownError) and edit.why is None
+        if has_moved(error) or may_help:
+            edit.why = error
+        else:
+            edit.fail(error)
+
+    def _decide(self, node: NodeAt, edit: _Edit, found: Stored | Refused | None) -> None:
+        """Decide on a document as it is now; what is to be written is in `packed` then."""
+        document = loaded(self._bucket, edit.doc_id, found, self._revs_limit, node)
+        if isinstance(document, MillstreamError):
+            self._not_read(edit, document)
+            return
+        partition = partition_of(edit.doc_id.encode(), self._bucket.partition_count)
+        version: Version | None = None
+        if isinstance(found, Stored):
+            version = Kept(partition, found.frame, found.side).version
+            if edit.lost is not None and version != edit.version and edit.is_as_sent(found):
+                edit.result = Written(partition, version.seqno, edit.after)
+                return
+        if edit.lost is not None and version != edit.version:
+            edit.fail(edit.lost)
+            return
+        try:
+            after = edit.decide(document)
+            packed = None if after is None else pack(after)
+        except MillstreamError as error:
+            edit.fail(error)
+            return
+        if packed is None:
+            edit.result = Written(partition, 0, document)
+        edit.version, edit.after, edit.packed = version, after, packed
+
+    async def _write(self, node: NodeAt, edits: Sequence[_Edit]) -> None:
+        """Send what was decided."""
+        changes = [
+            Change(edit.doc_id, edit.version, edit.packed.value, edit.packed.sidecar)
+            for edit in edits
+            if edit.packed is not None
+        ]
+        asked = WriteStored(self._bucket.uuid, changes, self._is_durable)
+        try:
+            made = (await self._nodes.ask(node, self._bucket.name, asked, WrittenList)).changes
+            if len(made) != len(changes):
+                raise OutcomeUnknownError(str(nonsense(node)), code="node_failed")
+        except OutcomeUnknownError as error:
+            for edit in edits:
+                edit.lost = error
+            return
+        except MillstreamError as error:
+            for edit in edits:
+                edit.fail(error)
+            return
+        for edit, one in zip(edits, made, strict=True):
+            await self._answered(node, edit, one)
+
+    async def _answered(
+        self, node: NodeAt, edit: _Edit, one: Placed | Changed | Lacking | Refused
+    ) -> None:
+        match one:
+            case Placed(seqno=seqno):
+                partition = partition_of(edit.doc_id.encode(), self._bucket.partition_count)
+                edit.result = Written(partition, seqno, edit.after)
+            case Lacking(blobs=blobs):
+                try:
+                    for name in blobs:
+                        await self._give(node, edit, name)
+                except MillstreamError as error:
+                    edit.fail(error)
+            case Refused():
+                refusal = error_of(one)
+                if has_moved(refusal):
+                    edit.why = refusal
+                else:
+                    edit.fail(refusal)
+
+    async def _give(self, node: NodeAt, edit: _Edit, name: bytes) -> None:
+        """Give bytes of an attachment to the node that has the document."""
+        if (node, name) in self._given or edit.after is None:
+            return
+        contents = edit.after.contents.values()
+        attachments = [one for content in contents for one in content.attachments.values()]
+        length = next((one.stored_length for one in attachments if one.sha256 == name), None)
+        if length is None:
+            raise nonsense(node)
+        pieces = self._own.open_blob(self._bucket.name, name, 0, length)
+        first = await anext(pieces, b"")  # it is here, or refused before anything is sent
+        await self._nodes.give_blob(node, self._bucket.name, name, _chained(first, pieces))
+        self._given.add((node, name))
+
+
+async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def _bytes_of(packed: Packed | None) -> int:
+    return 0 if packed is None else len(packed.value or b"") + len(packed.sidecar)
+
+
+def _contended(doc_id: str) -> UnavailableError:
+    return UnavailableError(
+        f"document {doc_id!r} changed {TRIES_MAX} times while this change of it was made; try "
+        "again",
+        code="temporarily_unavailable",
+    )

@@ -1,0 +1,278 @@
+"""Answers of views with the document beside each row (`include_docs`).
+
+An answer comes as text, a row a line. A row whose value is an object with `_id` gets the document
+that this names, in the revision `_rev` if that is named, too; others the one that emitted them.
+Null stands for what is not there.
+
+Invariants:
+1. Documents are those of now, not of when they were indexed.
+2. At most `PORTION_ROWS_MAX` rows, and documents of about `PORTION_BYTES` and one more, wait to be
+   sent; then the loop is given back.
+
+Elsewhere: the rows (`views.core.query.rendering`), documents as text
+(`views.core.design.documents`), those of other nodes (`databases.documents.remote_documents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from millstream.documents.reading import Shown, text_of
+from millstream.documents.stored import StoredDocument, load
+from millstream.errors import UnavailableError, UsageError
+from millstream.gateway.aio.documents.attaching import inflated
+from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
+from millstream.gateway.aio.room import hold
+from millstream.gateway.core.api.shared import AskedDocument
+from millstream.kv.aio.reading_back import with_documents
+from millstream.kv.core.bucket import Bucket
+from millstream.model.partitions import DESIGN_PREFIX
+from millstream.model.sides import has_sidecar
+from millstream.views.core.design.documents import Documents
+from millstream.wire.frames import change_of
+
+__all__ = [
+    "PORTION_BYTES",
+    "PORTION_ROWS_MAX",
+    "DocumentTexts",
+    "OwnDocuments",
+    "WithDocuments",
+    "document_key",
+]
+
+PORTION_ROWS_MAX: Final = 100
+PORTION_BYTES: Final = 256 * 1024
+_LINE_END: Final = b"\r\n"
+_ROW: Final = b'{"id":'
+_BRACE: Final = ord("{")
+_COPIES: Final = 5
+"""How often the bytes of attachments are in memory until they are sent."""
+ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
+_SECOND_NS: Final = 1_000_000_000
+
+
+class _Row(msgspec.Struct):
+    id: str
+    value: msgspec.Raw
+
+
+class _Link(msgspec.Struct):
+    id: Any = msgspec.field(name="_id", default=None)
+    rev: Any = msgspec.field(name="_rev", default=None)
+
+
+_row: Final = msgspec.json.Decoder(_Row).decode
+_link: Final = msgspec.json.Decoder(_Link).decode
+
+
+class _Line(NamedTuple):
+    """A line of an answer, and which document belongs to it."""
+
+    text: bytes
+    asked: AskedDocument | None
+
+
+def document_key(doc_id: str) -> bytes | None:
+    """Return the key of a document, None where no document can have the id."""
+    key = doc_id.encode(errors="surrogatepass")
+    return None if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX) else key
+
+
+class Answer(Protocol):
+    """The answer that is completed."""
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """What is known before the first row."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Return the JSON text in pieces."""
+
+    async def close(self) -> None:
+        """No more of it is wanted."""
+
+
+class DocumentTexts(Protocol):
+    """Where documents come from."""
+
+    def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
+        """Yield the text of each document in order, None for what is not there.
+
+        Raises:
+            UnavailableError: a document cannot be had now.
+        """
+
+
+class WithDocuments:
+    """An answer whose rows have documents.
+
+    Args:
+        answer: without them.
+        documents: where they are.
+        attachments: whether they have the data of attachments.
+    """
+
+    def __init__(
+        self, answer: Answer, documents: DocumentTexts, *, attachments: bool = False
+    ) -> None:
+        self._answer = answer
+        self._documents = documents
+        self._attachments = attachments
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """What is known before the first row."""
+        return self._answer.head
+
+    async def close(self) -> None:
+        """No more of it is wanted."""
+        await self._answer.close()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield the JSON text in pieces.
+
+        Raises:
+            UnavailableError: `not_my_partition`, `node_failed`; what the answer itself raises.
+        """
+        rest = b""
+        async for piece in self._answer:
+            *lines, rest = (rest + piece).split(_LINE_END)
+            for at in range(0, len(lines), PORTION_ROWS_MAX):
+                async for text in self._completed(lines[at : at + PORTION_ROWS_MAX]):
+                    yield text
+        yield rest
+
+    async def _completed(self, lines: list[bytes]) -> AsyncIterator[bytes]:
+        """Yield whole lines, rows among them with their documents."""
+        cut = [
+            _Line(line, self._asked_of(line) if line.startswith(_ROW) else None) for line in lines
+        ]
+        asked = [line.asked for line in cut if line.asked is not None]
+        done, size = list[bytes](), 0
+        async with aclosing(self._documents.texts(asked)) as texts:
+            for line in cut:
+                text = line.text
+                if line.asked is not None:
+                    text = _completed_row(text, await anext(texts))
+                done.append(text)
+                size += len(text)
+                if size >= PORTION_BYTES:
+                    yield _LINE_END.join([*done, b""])
+                    done, size = [], 0
+                    await asyncio.sleep(0)
+        if done:
+            yield _LINE_END.join([*done, b""])
+        await asyncio.sleep(0)
+
+    def _asked_of(self, line: bytes) -> AskedDocument:
+        row = _row(line.removesuffix(b","))
+        if memoryview(row.value)[0] == _BRACE:
+            link = _link(row.value)
+            if isinstance(link.id, str):
+                return AskedDocument(link.id, link.rev, self._attachments)
+        return AskedDocument(row.id, None, self._attachments)
+
+
+def _completed_row(line: bytes, document: bytes | None) -> bytes:
+    comma = b"," if line.endswith(b",") else b""
+    text = line[: -len(comma)] if comma else line
+    return b'%b,"doc":%b}%b' % (text[:-1], document or b"null", comma)
+
+
+class OwnDocuments:
+    """The documents of a bucket that are active on this node.
+
+    Args:
+        bucket: whose documents they are.
+        now_ns: Unix time.
+        read_blob: reads an attachment's stored bytes, as `kv.aio.documents.blobs.BlobFiles.read`.
+    """
+
+    def __init__(
+        self, bucket: Bucket, now_ns: Callable[[], int], read_blob: ReadBlob | None = None
+    ) -> None:
+        self._bucket = bucket
+        self._now_ns = now_ns
+        self._read_blob = read_blob
+        self._documents = Documents(bucket.uuid, include_design=True)
+        self._whole = Documents(bucket.uuid, include_design=True, attachments=True)
+
+    async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
+        """Yield the texts in order; see `DocumentTexts`."""
+        for one in asked:
+            yield await self.text(one)
+
+    async def text(self, asked: AskedDocument) -> bytes | None:
+        """Return the text of a document in its present revision, read from the disk if need be.
+
+        Raises:
+            UnavailableError: `not_my_partition`; `blob_missing`.
+            UsageError: `too_large`: attachments are wanted, and are more than go into one text.
+        """
+        found = await with_documents(partial(self._document, asked))
+        if found is None or isinstance(found, bytes):
+            return found
+        return await self._with_attachments(asked.id, found)
+
+    async def _with_attachments(self, doc_id: str, document: StoredDocument) -> bytes:
+        """Return a winner's text with the data of its attachments."""
+        assert self._read_blob is not None, "who has files can read them"
+        winner = document.winner
+        content = document.contents[winner.rev]
+        size = sum(one.length for one in content.attachments.values())
+        if size > INLINE_BYTES_MAX:
+            raise UsageError(
+                f"attachments of document {doc_id!r} have {size} bytes, too many to stand in a "
+                "view: ask without attachments, and for the document itself",
+                code="too_large",
+            )
+        hold(size * _COPIES)
+        data: dict[str, bytes] = {}
+        for name, one in content.attachments.items():
+            value = content.value or b""
+            if one.sha256:
+                stored = self._read_blob(one.sha256, 0, one.stored_length)
+                pieces = inflated(stored) if one.encoding else stored
+                value = b"".join([piece async for piece in pieces])
+            data[name] = b64encode(value)
+        return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
+
+    def _document(self, asked: AskedDocument) -> bytes | StoredDocument | None:
+        """Return a text, or a document whose attachments have to be read first."""
+        doc_id, rev = asked.id, asked.rev
+        key = document_key(doc_id)
+        if key is None:
+            return None
+        partition = self._bucket.partition_for(key)
+        if partition.refusal is not None:
+            raise UnavailableError(
+                f"partition {partition.partition_id}, which has document {doc_id!r}, is not "
+                "active on this node: ask the node that the bucket's map names",
+                code="not_my_partition",
+                retry="refresh_map",
+            )
+        entry = partition.entry(key)
+        if entry is None:
+            return None
+        change = change_of(entry.frame)
+        is_over = 0 < change.expiry <= self._now_ns() // _SECOND_NS
+        documents = self._whole if asked.attachments else self._documents
+        found = documents.of([entry.frame], [entry.side])
+        text = found[0][2] if found else None
+        if change.is_deleted or is_over or text is None:
+            return None
+        if rev is not None and _link(text).rev != rev:
+            return None
+        if asked.attachments and self._read_blob is not None and has_sidecar(entry.side):
+            document = load(self._bucket.uuid, key, entry.frame, entry.side)
+            kept = document.contents[document.winner.rev].attachments
+            if any(one.sha256 for one in kept.values()):
+                return document
+        return text

@@ -1,0 +1,351 @@
+"""The documents of a node's databases, as the pages see them.
+
+Invariants:
+1. A setting of a database is in its companion store, durable once it was answered.
+2. A `_local` document is stamped with where the database stood durably when it was written.
+
+Elsewhere: the documents (`kv.aio.documents.revision_store`), feeds (`node.changes`), buckets
+(`node.buckets`), what other nodes have (`databases.documents.distributed_documents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from millstream.databases.buckets import Buckets
+from millstream.databases.partition_owners import is_elsewhere
+from millstream.databases.scans.distributed_scans import SpreadScan, spread_figures
+from millstream.databases.scans.feeds import NodeChanges
+from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.api.documents import (
+    Blob,
+    DatabaseInfo,
+    Decide,
+    LocalDocument,
+    Settings,
+    Written,
+)
+from millstream.gateway.core.api.stored import Numbered, SharedSettings
+from millstream.gateway.core.bucket_parts import Figures
+from millstream.kv.aio.documents.document_counts import DocumentCounts
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.copies.map_agreement import places_of
+from millstream.model.partitions import PartitionState
+from millstream.replication.core.logs import held_body
+from millstream.replication.core.places import Present
+
+__all__ = ["Documents"]
+
+_REVS_LIMIT: Final = "revs_limit"
+_SECURITY: Final = "security"
+_LOG_MARK: Final = b'"target_uuid"'
+"""Of the log of a replication of ours."""
+_NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
+_EPOCH_US: Final = 1_000_000_000_000_000
+_SPAN_US: Final = 1_000_000_000_000_000
+
+
+class Documents:
+    """Has the shape of `gateway.core.api.documents.DocumentHost`.
+
+    Args:
+        buckets: of the node.
+        changes: the feeds of its buckets.
+    """
+
+    def __init__(self, buckets: Buckets, changes: NodeChanges) -> None:
+        self._buckets = buckets
+        self._changes = changes
+        self._counts: dict[str, DocumentCounts] = {}
+        self._limits: dict[str, int] = {}
+        """Revisions kept, by the uuid of the bucket."""
+
+    # -- what is known of a database
+
+    async def info(self, bucket: str) -> DatabaseInfo:
+        """Return what is known of a database."""
+        own = self._buckets.engine(bucket).bucket
+        places = self._changes.places(bucket)
+        if places.is_shared:
+            found = await spread_figures(places, partial(self.figures, bucket))
+        else:
+            found = await self.figures(bucket, range(own.partition_count))
+        database = await self._changes.whole(bucket)
+        return DatabaseInfo(
+            bucket, own.uuid, own.partition_count, found.live, found.deleted,
+            database.latest().text(), found.purge_seqno,
+            found.file_bytes, found.active_bytes, found.active_bytes, found.is_compacting,
+            _start_time(own.uuid),
+            tuple(history.log[0].uuid for history in database.histories()),
+            database.purge_epoch(),
+        )  # fmt: skip
+
+    async def figures(self, bucket: str, numbers: Sequence[int]) -> Figures:
+        """Return how many documents partitions have that are here, and what the bucket takes.
+
+        Raises:
+            UnavailableError: `not_my_partition`.
+        """
+        running = self._buckets.engine(bucket)
+        found = await self._counts_of(bucket).count(numbers)
+        file_bytes = await asyncio.to_thread(_disk_bytes, running)
+        return Figures(
+            found.live, found.deleted,
+            sum(running.bucket.partitions[number].purge_seqno for number in numbers),
+            file_bytes, max(0, file_bytes - running.compactor.statistics().dead_bytes),
+            running.compactor.is_running,
+        )  # fmt: skip
+
+    async def total(self, bucket: str) -> int | None:
+        """Return how many documents there are, as counted last if counting now takes long."""
+        if self._changes.places(bucket).is_shared:
+            return (await self.info(bucket)).document_count
+        found = await self._counts_of(bucket).recent()
+        return None if found is None else found.live
+
+    def _counts_of(self, bucket: str) -> DocumentCounts:
+        uuid = self._buckets.engine(bucket).bucket.uuid
+        if uuid not in self._counts:
+            self._counts[uuid] = DocumentCounts(self._changes.of(bucket))
+        return self._counts[uuid]
+
+    async def stop(self) -> None:
+        """Give up what is counted in the background."""
+        for counts in self._counts.values():
+            await counts.stop()
+
+    # -- documents
+
+    async def read(
+        self, bucket: str, doc_id: str, *, is_durable: bool = False
+    ) -> StoredDocument | None:
+        """Return a document; None if there was never one."""
+        running = self._buckets.engine(bucket)
+        found = await running.documents.read(
+            doc_id.encode(), self._revs_limit(running), is_durable=is_durable
+        )
+        return None if found is None else found.document
+
+    async def read_all(
+        self, bucket: str, doc_ids: Iterable[str], *, is_durable: bool = False
+    ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
+        """Yield documents in order, or why one cannot be read."""
+        for number, doc_id in enumerate(doc_ids, 1):
+            if number % SCAN_TURN == 0:
+                await asyncio.sleep(0)
+            try:
+                yield await self.read(bucket, doc_id, is_durable=is_durable)
+            except MillstreamError as error:
+                yield error
+
+    async def update(
+        self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
+    ) -> list[Written | MillstreamError]:
+        """Change documents; return what came of each."""
+        running = self._buckets.engine(bucket)
+        keyed = [(doc_id.encode(), decide) for doc_id, decide in edits]
+        made = await running.documents.update(
+            keyed, self._revs_limit(running), is_durable=is_durable
+        )
+        return [
+            one if isinstance(one, MillstreamError)
+            else Written(one.partition, one.seqno, one.document)
+            for one in made
+        ]  # fmt: skip
+
+    async def commit(self, bucket: str) -> None:
+        """Return once all that was accepted before is durable."""
+        running = self._buckets.engine(bucket)
+        waits = [
+            running.until_lasting(partition.partition_id, partition.high_seqno)
+            for partition in running.bucket.partitions
+            if partition.state is PartitionState.ACTIVE
+            and partition.persisted_seqno < partition.high_seqno
+        ]
+        await asyncio.gather(*waits)
+
+    async def scan(
+        self, bucket: str, start: bytes, end: bytes, *, descending: bool
+    ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
+        """Yield documents by id; deleted ones are left out."""
+        running, asked = self._buckets.engine(bucket), Range(start, end, descending)
+        places, limit = self._changes.places(bucket), self._revs_limit(running)
+        last_read: bytes | None = None
+        if not places.is_shared or places.is_whole:
+            try:
+                async for key, document in self._own_documents(running, asked):
+                    last_read = key
+                    yield key.decode(), document
+                return
+            except MillstreamError as error:
+                if not places.is_shared or not is_elsewhere(error):
+                    raise
+        found = SpreadScan(places, time.time_ns).documents(asked._replace(after=last_read))
+        async with aclosing(found):
+            async for one in found:
+                yield one.key.decode(), load(places.bucket.uuid, *one, limit)
+
+    async def _own_documents(
+        self, running: BucketEngine, asked: Range
+    ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:
+        """Yield documents where all are here."""
+        bucket = running.bucket
+        for partition in bucket.partitions:
+            if partition.state is not PartitionState.ACTIVE:
+                raise UnavailableError(
+                    f"partition {partition.partition_id} is not active on this node: "
+                    f"{places_of(bucket)}",
+                    code="not_my_partition",
+                    retry="refresh_map",
+                )
+        numbers = range(bucket.partition_count)
+        limit, number = self._revs_limit(running), 0
+        async with aclosing(ordered_keys(bucket, numbers, asked)) as keys:
+            async for key in keys:
+                found = await running.documents.read(key, limit, is_durable=False)
+                number += 1
+                if number % SCAN_TURN == 0:
+                    await asyncio.sleep(0)
+                if found is None or not found.document.exists or found.document.winner.is_deleted:
+                    continue
+                yield key, found.document
+
+    # -- attachments
+
+    async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
+        """Keep bytes, durably."""
+        put = await self._buckets.engine(bucket).blobs.put(pieces)
+        return Blob(put.sha256, put.md5, put.length)
+
+    def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+        """Return a range of bytes in pieces."""
+        return self._buckets.engine(bucket).blobs.read(sha256, begin, end)
+
+    # -- local documents
+
+    async def read_local(self, bucket: str, doc_id: str) -> LocalDocument | None:
+        """Return a document that is not replicated."""
+        found = self._buckets.engine(bucket).local.read(doc_id)
+        if found is None:
+            return None
+        body = found.body
+        if _LOG_MARK in body:
+            held = _held(body, await self._present(bucket))
+            if held is None:
+                return None
+            body = held
+        return LocalDocument(doc_id, found.rev, body)
+
+    async def _present(self, bucket: str) -> Present:
+        """Return the database as it is now, wherever its partitions are."""
+        database = await self._changes.whole(bucket)
+        return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
+
+    async def write_local(
+        self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
+    ) -> int:
+        """Replace or delete one, durably; return its revision's number."""
+        stamp = self._changes.of(bucket).latest().text()
+        return await self._buckets.engine(bucket).local.write(doc_id, body, rev, stamp)
+
+    async def locals(self, bucket: str) -> list[LocalDocument]:
+        """Return all of them, by id."""
+        found = await asyncio.to_thread(self._buckets.engine(bucket).local.all)
+        present = None
+        if any(_LOG_MARK in one.body for _, one in found):
+            present = await self._present(bucket)
+        held = [
+            (doc_id, one.rev, one.body if present is None else _held(one.body, present))
+            for doc_id, one in found
+        ]
+        return [LocalDocument(doc_id, rev, body) for doc_id, rev, body in held if body is not None]
+
+    # -- settings
+
+    async def settings(self, bucket: str) -> Settings:
+        """Return what is set for a database."""
+        running = self._buckets.engine(bucket)
+        security = _numbered(running.local.setting(_SECURITY)).value or _NO_SECURITY
+        return Settings(self._revs_limit(running), security, running.bucket.uuid)
+
+    def _revs_limit(self, running: BucketEngine) -> int:
+        uuid = running.bucket.uuid
+        if uuid not in self._limits:
+            value = _numbered(running.local.setting(_REVS_LIMIT)).value
+            self._limits[uuid] = int(value) if value else REVS_LIMIT_DEFAULT
+        return self._limits[uuid]
+
+    async def set_revs_limit(self, bucket: str, limit: int) -> None:
+        """Keep so many generations from the next change on."""
+        known = self.shared_settings(bucket)
+        newer = Numbered(known.revs_limit.number + 1, b"%d" % limit)
+        await self.keep_settings(bucket, known._replace(revs_limit=newer))
+
+    async def set_security(self, bucket: str, content: bytes) -> None:
+        """Replace `_security`."""
+        known = self.shared_settings(bucket)
+        newer = Numbered(known.security.number + 1, content)
+        await self.keep_settings(bucket, known._replace(security=newer))
+
+    def shared_settings(self, bucket: str) -> SharedSettings:
+        """Return what is to be the same on all nodes of a bucket, as it is known here."""
+        running = self._buckets.engine(bucket)
+        limit, security = map(running.local.setting, (_REVS_LIMIT, _SECURITY))
+        return SharedSettings(_numbered(limit), _numbered(security), running.purge_epoch)
+
+    async def keep_settings(self, bucket: str, settings: SharedSettings) -> None:
+        """Take over, durably, what is newer than what is known here."""
+        running = self._buckets.engine(bucket)
+        known = self.shared_settings(bucket)
+        joined = known.joined(settings)
+        if joined.revs_limit != known.revs_limit:
+            await running.local.set(_REVS_LIMIT, b"%d:%b" % joined.revs_limit)
+            self._limits.pop(running.bucket.uuid, None)
+        if joined.security != known.security:
+            await running.local.set(_SECURITY, b"%d:%b" % joined.security)
+        await running.count_purges(joined.purges)
+
+
+def _numbered(kept: bytes | None) -> Numbered:
+    """Return a setting as it is kept: how often it was set, a colon, and what it says.
+
+    One without a number is of before there were any: it was set once.
+    """
+    if kept is None:
+        return Numbered(0, b"")
+    number, colon, value = kept.partition(b":")
+    return Numbered(int(number), value) if colon and number.isdigit() else Numbered(1, kept)
+
+
+def _held(body: bytes, present: Present) -> bytes | None:
+    """Return what the database's history still holds of a local document; None: nothing."""
+    if _LOG_MARK not in body:
+        return body
+    try:
+        log = msgspec.json.decode(body)
+    except msgspec.DecodeError:  # none of ours
+        return body
+    held = held_body(log, present)
+    return body if held is log else None if held is None else msgspec.json.encode(held)
+
+
+def _disk_bytes(running: BucketEngine) -> int:
+    files = (running.path / "log").glob("*")
+    return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.bytes
+
+
+def _start_time(uuid: str) -> str:
+    """Return what tells a database from another one of its name, the same on all its nodes.
+
+    It looks like microseconds of the epoch, as clients expect; they compare it, no more.
+    """
+    return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

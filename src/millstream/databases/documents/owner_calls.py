@@ -1,0 +1,87 @@
+"""Does something at the node that has a document: here, or with whom the newest map names.
+
+Invariants:
+1. Where a node says that it has not got the document the map is looked at again, `TRIES_MAX`
+   times, `PAUSE_S` apart.
+2. What was sent and not answered is sent again once, and only if that is harmless; else it is
+   `ambiguous`.
+
+Elsewhere: places (`databases.documents.document_owners`), many documents at once
+(`databases.documents.distributed_updates`, `databases.documents.distributed_reads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.documents.document_owners import HERE, no_owner, place
+from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
+from millstream.kv.core.bucket import Bucket
+
+__all__ = ["PAUSE_S", "TRIES_MAX", "ambiguous", "at_owner", "has_moved"]
+
+TRIES_MAX: Final = 10
+"""How often a document is looked for, where the newest map says, until a node has it."""
+PAUSE_S: Final = 0.2
+"""Before it is looked for again."""
+_A = TypeVar("_A")
+
+
+async def at_owner(
+    bucket: Bucket,
+    doc_id: str,
+    here: Callable[[], Awaitable[_A]],
+    there: Callable[[NodeAt], Awaitable[_A]],
+    *,
+    is_harmless: bool,
+) -> _A:
+    """Do something at the node that has a document.
+
+    Args:
+        bucket: of the document.
+        doc_id: of the document.
+        here: does it here.
+        there: does it at another node.
+        is_harmless: whether it may be done twice.
+
+    Raises:
+        UnavailableError: `not_my_partition`; `node_failed`; `ambiguous`, it may have been done.
+        MillstreamError: what `here` or `there` raises.
+    """
+    may_repeat = is_harmless
+    for last in range(TRIES_MAX - 1, -1, -1):
+        where = place(bucket, doc_id)
+        try:
+            if where == HERE:
+                return await here()
+            if where is not None:
+                return await there(where)
+        except OutcomeUnknownError as error:
+            if not is_harmless:
+                raise ambiguous(doc_id, error) from error
+            if not may_repeat:
+                raise
+            may_repeat = False
+            continue
+        except MillstreamError as error:
+            if not has_moved(error) or not last:
+                raise
+        if last:
+            await asyncio.sleep(PAUSE_S)
+    raise no_owner(bucket, doc_id)
+
+
+def has_moved(error: MillstreamError) -> bool:
+    """Whether a node says that another one has what it was asked for."""
+    return error.code == "not_my_partition"
+
+
+def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:
+    """Return that nobody knows whether a change was made."""
+    return UnavailableError(
+        f"whether {doc_id!r} was changed is not known, look whether it was: {error}",
+        code="ambiguous",
+    )

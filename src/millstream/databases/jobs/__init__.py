@@ -1,0 +1,1 @@
+"""Replications as jobs: requested once, continuous, and from `_replicator`."""

@@ -1,0 +1,168 @@
+"""Documents of the database of jobs, as far as this node has their partitions active.
+
+Invariants:
+1. A document is told by the node that has its partition active, and by no other.
+2. What is told first of a partition is all that it has; so it is again once its history may have
+   become another one, or the partition has come back.
+3. Who reads hears at once of a partition that went away.
+
+Elsewhere: what becomes of them (`databases.jobs.replicator`), walks (`kv.aio.documents.changes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from hashlib import sha256
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from millstream.documents.json_text import parse
+from millstream.errors import UnavailableError
+from millstream.gateway.core.changes import ChangesQuery
+from millstream.gateway.core.changes_rows import RowMaker
+from millstream.kv.aio.documents.changes import BucketChanges
+from millstream.kv.core.bucket import Bucket
+from millstream.model.partitions import PartitionState, partition_of
+
+__all__ = ["LOOK_AGAIN_S", "JobRow", "JobRows", "Left", "Moving"]
+
+LOOK_AGAIN_S: Final = 1.0
+"""After which a partition is looked at again that cannot be read now."""
+_QUERY: Final = ChangesQuery(include_docs=True)
+
+
+class Moving(Protocol):
+    """Says when copies become others: `kv.aio.copies`."""
+
+    def subscribe_moved(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` after a copy became another."""
+
+    def unsubscribe_moved(self, callback: Callable[[int], None]) -> None:
+        """Reverse `subscribe_moved`."""
+
+
+class JobRow(NamedTuple):
+    """A document as its newest change left it."""
+
+    partition: int
+    state_key: str
+    """Of what may be remembered of its job: no document's, but in its partition."""
+    doc_id: str
+    rev: str
+    doc: dict[str, Any] | None
+    """None: it was deleted."""
+
+
+class Left(NamedTuple):
+    """Of these partitions only these documents are this node's concern."""
+
+    partitions: frozenset[int]
+    doc_ids: frozenset[str]
+
+
+class JobRows:
+    """The documents of one bucket.
+
+    Args:
+        bucket: that is served.
+        copies: of its partitions.
+    """
+
+    def __init__(self, bucket: Bucket, copies: Moving) -> None:
+        self._bucket = bucket
+        self._copies = copies
+        self._changes = BucketChanges(bucket)
+        self._happened = asyncio.Event()
+        bucket.subscribe_durable(self._happened.set)
+        copies.subscribe_moved(self._moved)
+
+    @property
+    def partition_count(self) -> int:
+        """Of the bucket."""
+        return self._bucket.partition_count
+
+    def close(self) -> None:
+        """Read no more."""
+        self._bucket.unsubscribe(self._happened.set)
+        self._copies.unsubscribe_moved(self._moved)
+
+    def drop(self) -> None:
+        """The bucket is served no more: whoever reads is told."""
+        self._changes.drop()
+        self._happened.set()
+
+    def _moved(self, _: int) -> None:
+        self._happened.set()
+
+    def _standing(self) -> dict[int, int]:
+        """Return the active partitions, each with a number that changes with its history."""
+        active = PartitionState.ACTIVE
+        every = self._bucket.partitions
+        return {each.partition_id: each.epoch for each in every if each.state is active}
+
+    async def tell(self) -> AsyncGenerator[JobRow | Left, None]:
+        """Yield documents, and who is left; to be cancelled.
+
+        Raises:
+            ConditionError: `bucket_not_found`: the bucket is served no more.
+        """
+        while True:
+            standing = self._standing()
+            elsewhere = frozenset(range(self.partition_count)) - standing.keys()
+            yield Left(elsewhere, frozenset())
+            try:
+                async with aclosing(self._told(standing)) as there:
+                    async for told in there:
+                        yield told
+            except UnavailableError:  # a partition moves, or moved
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._happened.wait(), LOOK_AGAIN_S)
+
+    async def _told(self, standing: dict[int, int]) -> AsyncGenerator[JobRow | Left, None]:
+        """Yield what these partitions have, until others are active, or other histories."""
+        maker = RowMaker(self._bucket.uuid, _QUERY)
+        walk = self._changes.open(
+            self._changes.start_of(0), restarts=True, numbers=sorted(standing)
+        )
+        found: set[str] | None = set()
+        try:
+            while self._standing() == standing:
+                self._happened.clear()
+                async for piece in walk.pieces():
+                    for row in maker.rows(piece.frames):
+                        told = self._row(piece.snapshot.partition_id, row.text)
+                        if found is not None and told.doc is not None:
+                            found.add(told.doc_id)
+                        yield told
+                if found is not None:
+                    yield Left(frozenset(standing), frozenset(found))
+                    found = None
+                await self._happened.wait()
+        finally:
+            walk.close()
+
+    def _row(self, partition: int, text: bytes) -> JobRow:
+        row = _row_of(b'{"seq":0' + text)
+        doc = None if row.deleted else parse(bytes(row.doc))
+        key = _state_key(row.id, partition, self.partition_count)
+        return JobRow(partition, key, row.id, row.changes[0]["rev"], doc)
+
+
+class _Row(msgspec.Struct):
+    id: str
+    changes: list[dict[str, str]]
+    deleted: bool = False
+    doc: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_row_of: Final = msgspec.json.Decoder(_Row).decode
+
+
+def _state_key(doc_id: str, partition: int, partition_count: int) -> str:
+    digest = sha256(doc_id.encode()).hexdigest()[:32]
+    keys = (f"_state/{digest}/{number}" for number in itertools.count())
+    return next(key for key in keys if partition_of(key.encode(), partition_count) == partition)

@@ -1,0 +1,305 @@
+"""Documents that are jobs: what stands in `_replicator` runs, also after a restart.
+
+A document that is new or has changed begins its job anew, one that is deleted ends it. How a job
+is stays out of its document: of a job that is over this is remembered under a key beside it, which
+is no document, with the revision that asked for it.
+
+Invariants:
+1. A job that is over is not run again unless its document changes.
+2. A job runs on the node that has the partition of its document active. What is remembered of it
+   lies in the same partition, and so goes with it to another node.
+3. Of several documents that ask for one replication the first one has it until it is over; the
+   others failed.
+4. What a document has that is no job concerns nothing but this document.
+
+Elsewhere: whose turn it is (`replication.aio.scheduler`), other jobs (`node.replications`), which
+documents are here (`databases.jobs.job_rows`).
+Source: CouchDB's replicator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from millstream.databases.jobs.job_rows import JobRow, JobRows, Left
+from millstream.documents.sent import Sent
+from millstream.documents.stored import StoredDocument
+from millstream.documents.updating import interactive
+from millstream.errors import MillstreamError, UsageError
+from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.api.replications import REPLICATOR
+from millstream.replication.aio.scheduler import Scheduler
+from millstream.replication.core.jobs import Job, parse_job
+from millstream.replication.core.reports import figures_of, job_name, shown
+from millstream.replication.core.scheduling import OVER
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["RETRY_S", "Known", "ReplicatorDocuments", "utc_text"]
+
+_LOG = logging.getLogger(__name__)
+RETRY_S: Final = 5.0
+"""After which the database of jobs is looked at again if it cannot be read."""
+_NS_PER_S: Final = 1_000_000_000
+_STATES_KEPT: Final = 1
+"""Generations of what is remembered of a job."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A document that is a job, or should be one."""
+
+    doc_id: str
+    rev: str
+    since_ns: int
+    """When it was met."""
+    state_key: str
+    """Of what is remembered of it."""
+    partition: int = 0
+    name: str = ""
+    """Of its job; empty: it is none."""
+    job: Job | None = None
+    state: str = ""
+    """Of a job that is over; empty: the scheduler knows."""
+    told: dict[str, Any] | None = None
+    """How it ended."""
+    crashes: int = 0
+    ended_ns: int = 0
+
+
+class ReplicatorDocuments:
+    """The jobs of the database `_replicator`.
+
+    Args:
+        documents: of the node.
+        open_rows: reads the database of jobs; None: this node does not serve it.
+        make: makes it unless it is there.
+        clock_ns: Unix time.
+    """
+
+    def __init__(
+        self,
+        documents: DocumentHost,
+        open_rows: Callable[[], JobRows | None],
+        make: Callable[[], Awaitable[object]],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._documents = documents
+        self._open_rows, self._make = open_rows, make
+        self._clock_ns = clock_ns
+        self._rows: JobRows | None = None
+        self._known: dict[str, Known] = {}
+        self._by_name: dict[str, Known] = {}
+        """Those whose jobs the scheduler has."""
+        self._making = asyncio.Lock()
+        self._is_up = asyncio.Event()
+        self._tasks = Tasks()
+
+    async def prepare(self) -> None:
+        """Make the database of jobs if there is none."""
+        async with self._making:
+            await self._make()
+
+    def bucket_up(self, name: str) -> None:
+        """A bucket is served now."""
+        if name == REPLICATOR:
+            self._is_up.set()
+
+    def bucket_gone(self, name: str) -> None:
+        """A bucket is served no more."""
+        if name == REPLICATOR and self._rows is not None:
+            self._rows.drop()
+
+    def of(self, name: str) -> Known | None:
+        """Return the document that has a job; None: none does."""
+        return self._by_name.get(name)
+
+    # -- following the database
+
+    async def follow(self, scheduler: Scheduler) -> None:
+        """Have the scheduler run what documents ask for; to be cancelled."""
+        try:
+            while True:
+                self._is_up.clear()
+                self._rows = self._open_rows()
+                if self._rows is None:
+                    await self._is_up.wait()
+                    continue
+                await self._follow(self._rows, scheduler)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_up.wait(), RETRY_S)
+        finally:
+            await self._tasks.stop()
+
+    async def _follow(self, rows: JobRows, scheduler: Scheduler) -> None:
+        try:
+            async with aclosing(rows.tell()) as every:
+                async for told in every:
+                    if isinstance(told, JobRow):
+                        await self._take(told, scheduler)
+                    else:
+                        await self._leave(told, scheduler)
+        except MillstreamError as error:
+            _LOG.warning("the database of replications cannot be read: %s", error)
+        finally:
+            rows.close()
+            self._rows = None
+        for doc_id in list(self._known):
+            await self._end(doc_id, scheduler)
+
+    async def _leave(self, left: Left, scheduler: Scheduler) -> None:
+        for known in list(self._known.values()):
+            if known.partition in left.partitions and known.doc_id not in left.doc_ids:
+                await self._end(known.doc_id, scheduler)
+
+    async def _take(self, row: JobRow, scheduler: Scheduler) -> None:
+        if row.doc_id.startswith("_design/"):
+            return
+        known = self._known.get(row.doc_id)
+        if known is not None and known.rev == row.rev and row.doc is not None:
+            return
+        await self._end(row.doc_id, scheduler)
+        if row.doc is None:
+            await self._forget(row)
+            return
+        known = Known(row.doc_id, row.rev, self._clock_ns(), row.state_key, row.partition)
+        self._known[row.doc_id] = known
+        try:
+            known.job = parse_job(row.doc)
+            name = job_name(known.job)
+            if not await self._is_over(known):
+                self._refuse_second(name, scheduler)
+                scheduler.add(name, known.job)
+                self._by_name[name] = known
+            known.name = name
+        except UsageError as error:
+            known.state, known.told, known.ended_ns = (
+                "failed", {"error": str(error)}, known.since_ns,
+            )  # fmt: skip
+
+    def _refuse_second(self, name: str, scheduler: Scheduler) -> None:
+        if name in self._by_name:
+            raise UsageError(
+                f"replication {name} was begun by the document {self._by_name[name].doc_id!r}"
+            )
+        if name in scheduler.jobs:
+            raise UsageError(f"replication {name} was begun by a request: cancel it first")
+
+    async def _is_over(self, known: Known) -> bool:
+        """Whether this revision's job came to its end before it was this node's."""
+        kept = _state_of(await self._documents.read(REPLICATOR, known.state_key))
+        if kept.get("rev") != known.rev:
+            return False
+        known.state, known.told, known.crashes = kept["state"], kept["info"], kept["crashes"]
+        known.since_ns, known.ended_ns = kept["since_ns"], kept["ended_ns"]
+        return True
+
+    async def _end(self, doc_id: str, scheduler: Scheduler) -> None:
+        known = self._known.pop(doc_id, None)
+        if known is not None and self._by_name.get(known.name) is known:
+            del self._by_name[known.name]
+            await scheduler.remove(known.name)
+
+    # -- what becomes of jobs
+
+    def ended(self, name: str, scheduler: Scheduler) -> None:
+        """A run of a job is over."""
+        known, standing = self._by_name.get(name), scheduler.jobs.get(name)
+        if known is None or standing is None or standing.state not in OVER:
+            return
+        known.state = standing.state
+        known.told = (
+            {"error": standing.reason} if standing.reason else figures_of(scheduler.run_of(name))
+        )
+        known.ended_ns, known.crashes = self._clock_ns(), standing.crashes
+        del self._by_name[name]
+        scheduler.forget(name)
+        self._tasks.start(self._keep(known), name=f"state of replication {name}")
+
+    async def _keep(self, known: Known) -> None:
+        body = {
+            "doc_id": known.doc_id, "rev": known.rev, "state": known.state, "info": known.told,
+            "crashes": known.crashes, "since_ns": known.since_ns, "ended_ns": known.ended_ns,
+        }  # fmt: skip
+        await self._remember(known.doc_id, known.state_key, body)
+
+    async def _forget(self, row: JobRow) -> None:
+        with suppress(MillstreamError):  # what stays says nothing: it names another revision
+            if _state_of(await self._documents.read(REPLICATOR, row.state_key)):
+                await self._remember(row.doc_id, row.state_key, None)
+
+    async def _remember(self, doc_id: str, key: str, body: dict[str, Any] | None) -> None:
+        error: object
+        try:
+            [error] = await self._documents.update(
+                REPLICATOR, [(key, _replaced_by(body))], is_durable=True
+            )
+        except MillstreamError as failure:
+            error = failure
+        if isinstance(error, MillstreamError):
+            _LOG.warning("the state of %s cannot be kept: %s", doc_id, error)
+
+    def over(self) -> Counter[str]:
+        """Return how many of them are over, by state."""
+        return Counter(known.state for known in self._known.values() if known.state)
+
+    def shown(self, scheduler: Scheduler) -> list[dict[str, Any]]:
+        """Return all of them by id, as `_scheduler/docs` shows them."""
+        return [self._shown(self._known[doc_id], scheduler) for doc_id in sorted(self._known)]
+
+    def _shown(self, known: Known, scheduler: Scheduler) -> dict[str, Any]:
+        standing, job = scheduler.jobs.get(known.name), known.job
+        state, told, updated_ns, crashes = (
+            known.state, known.told, known.ended_ns, known.crashes,
+        )  # fmt: skip
+        if not state and standing is not None:
+            state, crashes = standing.state, standing.crashes
+            updated_ns = int(standing.since_ms * 1_000_000)
+            told = figures_of(scheduler.run_of(known.name))
+            if standing.state == "crashing":
+                told = {"error": standing.reason}
+        return {
+            "database": REPLICATOR,
+            "doc_id": known.doc_id,
+            "id": known.name or None,
+            "source": None if job is None else shown(job.source),
+            "target": None if job is None else shown(job.target),
+            "state": state,
+            "info": told,
+            "error_count": crashes,
+            "start_time": utc_text(known.since_ns),
+            "last_updated": utc_text(updated_ns),
+        }
+
+
+def _state_of(found: StoredDocument | None) -> dict[str, Any]:
+    if found is None or not found.exists or found.winner.is_deleted:
+        return {}
+    kept: dict[str, Any] = msgspec.json.decode(found.contents[found.winner.rev].body)
+    return kept
+
+
+def _replaced_by(
+    body: dict[str, Any] | None,
+) -> Callable[[StoredDocument | None], StoredDocument | None]:
+    def decide(found: StoredDocument | None) -> StoredDocument | None:
+        there = found if found is not None and found.exists else None
+        rev = None if there is None or there.winner.is_deleted else there.winner.rev
+        text = b"{}" if body is None else msgspec.json.encode(body)
+        sent = Sent(None, rev, body is None, None, None, text, body or {})
+        return interactive(there, sent, revs_limit=_STATES_KEPT).document
+
+    return decide
+
+
+def utc_text(now_ns: int) -> str:
+    """Return a time as CouchDB's scheduler tells it."""
+    return datetime.fromtimestamp(now_ns // _NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

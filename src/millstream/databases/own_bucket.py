@@ -1,0 +1,255 @@
+"""A bucket of this node as others have to know it: the index process, and other nodes.
+
+Invariants:
+1. Design documents are those that are persisted; of one that was just written the version before.
+2. Where no copy of a design document's partition is here, what other nodes said counts.
+3. `revision` is another one whenever what is told of the bucket may have changed.
+
+Elsewhere: telling (`node.indexes`, `node.shared`), asking other nodes (`cluster.peers`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from millstream.cluster.cluster_state import NodeAt, SharedBucket, SharedDesign
+from millstream.cluster.peers import Neighbours
+from millstream.databases.documents.included_documents import OwnDocuments, WithDocuments
+from millstream.databases.documents.remote_documents import DocumentsElsewhere
+from millstream.errors import UsageError
+from millstream.gateway.core.api.node import ViewAnswer
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.revisions.design_documents import StoredDesign
+from millstream.model.bucket_map import bucket_map_to_json
+from millstream.model.partitions import PartitionState
+from millstream.views.core.design.design_documents import read_design, told_designs
+from millstream.wire.mcbp import Status
+
+__all__ = ["OwnBucket"]
+
+_LIFE: Final = secrets.token_hex(4)
+"""Of this process: revisions of another one are others."""
+
+
+class OwnBucket:
+    """Has the shape of `node.indexes.ToldBucket`.
+
+    Args:
+        running: the bucket.
+        index_replicas: whether replicas are indexed, too.
+        neighbours: through which other nodes are asked for documents.
+    """
+
+    def __init__(
+        self, running: BucketEngine, index_replicas: bool, neighbours: Neighbours
+    ) -> None:
+        self._running = running
+        self._index_replicas = index_replicas
+        self._neighbours = neighbours
+        self._subscribers: list[Callable[[], None]] = []
+        self._count = 0
+        self._warming: set[int] = set()
+        """Replicas that are indexed since they are about to become active here."""
+        self._persisted: dict[str, SharedDesign] = {}
+        self.elsewhere: Mapping[str, SharedDesign] = {}
+        """Name -> design document, as other nodes said last."""
+        self._heard: frozenset[int] = frozenset()
+        self.name = running.bucket.name
+        self.uuid = running.bucket.uuid
+        running.designs.documents.subscribe(self.changed)
+        running.copies.subscribe_moved(self._moved)
+        running.bucket.subscribe_map(self.changed)
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket itself."""
+        return self._running.bucket
+
+    @property
+    def revision(self) -> str:
+        """Of what is told."""
+        return f"{_LIFE}-{self._count}"
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after changes; it must only schedule work."""
+        self._subscribers.append(callback)
+
+    def close(self) -> None:
+        """Hear of no more changes."""
+        self._running.designs.documents.unsubscribe(self.changed)
+        self._running.copies.unsubscribe_moved(self._moved)
+        self._running.bucket.unsubscribe(self.changed)
+
+    def changed(self) -> None:
+        """Something of it is not as it was told."""
+        self._count += 1
+        for callback in self._subscribers:
+            callback()
+
+    def _moved(self, _: object) -> None:
+        self.changed()
+
+    def warm(self, partition: int, *, is_wanted: bool) -> None:
+        """Index a replica since it is about to become active here, or not any more."""
+        before = set(self._warming)
+        (self._warming.add if is_wanted else self._warming.discard)(partition)
+        if before != self._warming:
+            self.changed()
+
+    def set_index_replicas(self, wanted: bool) -> None:
+        """Index replicas, or not."""
+        self._index_replicas = wanted
+        self.changed()
+
+    def set_elsewhere(self, designs: Mapping[str, SharedDesign], heard: Collection[int]) -> None:
+        """Take what other nodes say of design documents, and of which partitions they speak."""
+        self._heard = frozenset(heard)
+        if designs != self.elsewhere:
+            self.elsewhere = designs
+            self.changed()
+
+    def lacking(self) -> frozenset[int]:
+        """Return the partitions of which no copy is here."""
+        return frozenset(
+            partition.partition_id
+            for partition in self.bucket.partitions
+            if partition.state in (PartitionState.ABSENT, PartitionState.DEAD)
+        )
+
+    def lacks_designs(self) -> bool:
+        """Whether a node that has active what is not here has not said its design documents."""
+        return self.bucket.map is not None and not self.lacking() <= self._heard
+
+    async def designs(self) -> dict[str, SharedDesign]:
+        """Return the design documents that are persisted, by name.
+
+        Raises:
+            UnavailableError: one cannot be read now.
+        """
+        found: dict[str, SharedDesign] = {}
+        for stored in await self._running.designs.all(is_complete=False):
+            if stored.is_persisted:
+                with suppress(msgspec.MsgspecError, UsageError):  # by no door that we know of
+                    found[stored.name] = _shared(stored)
+            elif stored.name in self._persisted:
+                found[stored.name] = self._persisted[stored.name]
+        self._persisted = dict(found)
+        lacking = self.lacking()
+        count = self.bucket.partition_count
+        elsewhere = self.elsewhere.items()
+        return found | {n: one for n, one in elsewhere if one.partition(count) in lacking}
+
+    async def stored_designs(self) -> list[StoredDesign]:
+        """Return all design documents of the bucket as pages show them, by name.
+
+        Raises:
+            UnavailableError: `not_my_partition`: the node that has some has not said which.
+        """
+        lacking = self.lacking()
+        own = await self._running.designs.all(is_complete=not lacking <= self._heard)
+        count = self.bucket.partition_count
+        others = [one for one in self.elsewhere.values() if one.partition(count) in lacking]
+        return sorted([*own, *(one.stored(count) for one in others)], key=_name_of)
+
+    async def order(self) -> dict[str, Any]:
+        """Return what the index process is to be told now; raises as `designs`."""
+        designs = await self.designs()
+        by_state = self._by_state()
+        replicas = by_state.get(PartitionState.REPLICA, [])
+        indexed = [p for p in replicas if self._index_replicas or p in self._warming]
+        active = by_state.get(PartitionState.ACTIVE, [])
+        became = {p: self.bucket.partitions[p].activated_seqno for p in active}
+        return {
+            "uuid": self.uuid,
+            "name": self.name,
+            "partition_count": self.bucket.partition_count,
+            "active": active,
+            "passive": indexed,
+            "resting": [p for p in replicas if p not in indexed],
+            "owed": {} if self.bucket.map is None else {p: at for p, at in became.items() if at},
+            "designs": told_designs({name: one.document for name, one in designs.items()}),
+            "nodes": _shares(self.bucket),
+        }
+
+    async def shared(self) -> SharedBucket:
+        """Return what other nodes are told; raises as `designs`."""
+        revision = self.revision
+        designs = await self.designs()
+        bucket = self.bucket
+        active = self._by_state().get(PartitionState.ACTIVE, [])
+        return SharedBucket(
+            self.name, self.uuid, bucket.partition_count, revision, bucket.node_name,
+            None if bucket.map is None else bucket_map_to_json(bucket.map), active,
+            [
+                design
+                for _, design in sorted(designs.items())
+                if design.partition(bucket.partition_count) in active
+            ],
+        )  # fmt: skip
+
+    def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
+        """Return an answer with the document beside each row, from whatever node has it."""
+        own = OwnDocuments(self.bucket, time.time_ns, self._running.blobs.read)
+        if self.bucket.map is None:
+            return WithDocuments(answer, own, attachments=attachments)
+        elsewhere = DocumentsElsewhere(
+            self.name, self.bucket.partition_count, self._place_of, self._neighbours,
+            (own, self._is_own),
+        )  # fmt: skip
+        return WithDocuments(answer, elsewhere, attachments=attachments)
+
+    def _is_own(self, partition: int) -> bool:
+        return self.bucket.partitions[partition].refusal is not Status.NOT_MY_VBUCKET
+
+    def _place_of(self, partition: int) -> NodeAt | None:
+        bucket_map = self.bucket.map
+        name = None if bucket_map is None else bucket_map.active(partition)
+        if bucket_map is None or name is None or name == self.bucket.node_name:
+            return None
+        node = bucket_map.node(name)
+        return NodeAt(node.host, node.http)
+
+    def _by_state(self) -> dict[PartitionState, list[int]]:
+        by_state: dict[PartitionState, list[int]] = {}
+        for partition in self.bucket.partitions:
+            by_state.setdefault(partition.state, []).append(partition.partition_id)
+        return by_state
+
+
+def _name_of(stored: StoredDesign) -> str:
+    return stored.name
+
+
+def _shared(stored: StoredDesign) -> SharedDesign:
+    return SharedDesign(stored.name, stored.rev, read_design(stored.body))
+
+
+def _shares(bucket: Bucket) -> list[dict[str, Any]]:
+    """Return who answers for which partitions; nothing where that is this node alone."""
+    if bucket.map is None:
+        return []
+    owned: dict[str, list[int]] = {}
+    for partition in range(bucket.partition_count):
+        name = bucket.map.active(partition)
+        if name is not None:
+            owned.setdefault(name, []).append(partition)
+    if list(owned) == [bucket.node_name] and len(owned[bucket.node_name]) == len(bucket.map.rows):
+        return []
+    nodes = map(bucket.map.node, sorted(owned))
+    return [
+        {
+            "name": node.name,
+            "host": node.host,
+            "http": node.http,
+            "partitions": owned[node.name],
+            "is_here": node.name == bucket.node_name,
+        }
+        for node in nodes
+    ]

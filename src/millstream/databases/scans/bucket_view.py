@@ -1,0 +1,129 @@
+"""A whole bucket as its nodes said it is, each for the partitions that are active there.
+
+Invariants:
+1. Every partition was said by a node on which it was active.
+2. The purge epoch is another one after each purge anywhere, and after each change of owner; it
+   never becomes again what it was before. It names the newest branch of every partition and what
+   its owner says of purges (`node.purges`): an owner counts each purge that it makes; a partition
+   that is moved comes with another map, one that is failed over to begins a branch.
+
+Elsewhere: whom to ask (`databases.partition_owners`), feeds (`databases.scans.distributed_feeds`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TypeVar
+
+from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
+from millstream.databases.purges import is_none
+from millstream.documents.tokens import SPREAD_EPOCH, SPREAD_PURGED, History
+from millstream.errors import MillstreamError
+from millstream.gateway.core.bucket_parts import Histories, PartHistory, WantedHistories
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.revisions.changes_feed import history_of, lasting_mark
+
+__all__ = ["OwnerState", "SeenBucket", "own_histories", "together"]
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class OwnerState:
+    """What a purge epoch is made of: what owners say, by partition."""
+
+    branches: list[int]
+    purges: list[str]
+    _epoch: int = field(default=0, init=False)
+
+    def take(self, partition: int, branch: int, purges: str) -> None:
+        """Hear what the owner of a partition says now. Hot path."""
+        if self.branches[partition] != branch or self.purges[partition] != purges:
+            self.branches[partition], self.purges[partition] = branch, purges
+            self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The purge epoch."""
+        if not self._epoch:
+            text = ",".join(
+                f"{branch} {purges}"
+                for branch, purges in zip(self.branches, self.purges, strict=True)
+            )
+            number = int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
+            is_purged = not all(map(is_none, self.purges))
+            number = number | SPREAD_PURGED if is_purged else number & ~SPREAD_PURGED
+            self._epoch = number | SPREAD_EPOCH
+        return self._epoch
+
+
+def own_histories(bucket: Bucket, numbers: Sequence[int], purges: str) -> Histories:
+    """Return how partitions stand that are active here."""
+    return Histories(purges, [_history(bucket, number) for number in numbers])
+
+
+def _history(bucket: Bucket, number: int) -> PartHistory:
+    partition = bucket.partitions[number]
+    return PartHistory(number, *history_of(partition), lasting_mark(partition))
+
+
+class SeenBucket:
+    """What was said, by partition; made by `look`."""
+
+    def __init__(self, said: Sequence[Histories]) -> None:
+        by_number = {one.partition: (one, each.purges) for each in said for one in each.partitions}
+        found = [by_number[number] for number in range(len(by_number))]
+        self.histories = [History(one.log, one.high_seqno, one.purge_seqno) for one, _ in found]
+        self.marks = [one.mark for one, _ in found]
+        self.state = OwnerState(
+            [one.log[0].uuid for one, _ in found], [purges for _, purges in found]
+        )
+
+    @classmethod
+    async def look(cls, places: BucketPlaces, purges: Callable[[], str]) -> SeenBucket:
+        """Ask all nodes that have partitions of a bucket.
+
+        Args:
+            places: of the bucket.
+            purges: says those of this node.
+
+        Raises:
+            UnavailableError: `node_failed`.
+            MillstreamError: `not_my_partition`, not even after all tries.
+        """
+        bucket = places.bucket
+        numbers, pauses = range(bucket.partition_count), iter(PAUSES_S)
+        while True:
+            plan = places.plan(numbers)
+            try:
+                if plan.nowhere:
+                    raise nowhere(plan.nowhere)
+                said = await together(
+                    places.link_to(node).histories(WantedHistories(bucket.uuid, partitions))
+                    for node, partitions in plan.by_node.items()
+                )
+                if places.plan(plan.own).own == plan.own:
+                    return cls([*said, own_histories(bucket, plan.own, purges())])
+                failure: MillstreamError = nowhere(plan.own)
+            except MillstreamError as error:
+                if not is_elsewhere(error) or error.code == "node_failed":
+                    raise
+                failure = error
+            pause = next(pauses, None)
+            if pause is None:
+                raise failure
+            await asyncio.sleep(pause)
+
+
+async def together(calls: Iterable[Awaitable[_Answer]]) -> list[_Answer]:
+    """Return what all calls return; once all have ended, raise what one failed with."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    answers: list[_Answer] = []
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+        answers.append(one)
+    return answers

@@ -1,0 +1,389 @@
+"""The changes of a bucket whose partitions are active on several nodes, as one feed.
+
+A node reads its own partitions as ever, and those of others through their internal feeds, from
+where the reader stands. Each pass gives every partition to the end of one snapshot; between
+passes a node is asked to answer once it has more.
+
+Invariants:
+1. The owner of a partition judges where a reader stands there; each partition apart.
+2. A partition whose owner refuses, dies or answers nonsense is asked for again where the map says
+   then, from behind what was received. After `PAUSES_S` without anything received the feed fails.
+3. In memory are one piece of one node, or at most `ORDERED_BYTES_MAX` of a small answer.
+4. Before anything is given out that a purge may have made, the reader's token has its epoch.
+5. Where all partitions are here nobody is asked.
+
+Elsewhere: a node's own walk (`kv.aio.documents.changes`), what is asked
+(`databases.remote_parts`), where
+(`databases.partition_owners`), how the bucket stands (`databases.scans.bucket_view`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing, suppress
+from typing import Final, NamedTuple
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
+from millstream.databases.scans.bucket_view import OwnerState, SeenBucket
+from millstream.documents.tokens import (
+    SPREAD_PURGED,
+    History,
+    TokenWriter,
+    Vector,
+    judged,
+    may_hide,
+    start_at,
+    vector_at,
+)
+from millstream.errors import MillstreamError
+from millstream.gateway.core.bucket_parts import WantedChanges, WantedHistories
+from millstream.kv.aio.documents.changes import (
+    ORDERED_BYTES_MAX,
+    ORDERED_CHANGES_MAX,
+    BucketChanges,
+    Changes,
+)
+from millstream.kv.core.revisions.changes_feed import Piece, in_order_of_time, lasting_mark
+from millstream.model.position import Position
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["WATCH_S", "SpreadChanges", "SpreadWalk"]
+
+WATCH_S: Final = 50.0
+"""How long another node is asked to wait for something new, before it is asked again."""
+
+
+class _Lane(NamedTuple):
+    """Partitions that are read in one go."""
+
+    node: NodeAt | None
+    """None: they are here."""
+    numbers: Sequence[int]
+
+
+class SpreadChanges:
+    """Has the shape of `gateway.core.api.changes.DatabaseChanges`, as it was seen.
+
+    Args:
+        own: the changes of the partitions that are here.
+        places: where partitions are.
+        seen: how the bucket stood a moment ago.
+        purges: says those of this node.
+    """
+
+    def __init__(
+        self,
+        own: BucketChanges,
+        places: BucketPlaces,
+        seen: SeenBucket,
+        purges: Callable[[], str],
+    ) -> None:
+        self._own, self._places, self._seen = own, places, seen
+        self._purges = purges
+
+    @property
+    def uuid(self) -> str:
+        """Of the database."""
+        return self._own.uuid
+
+    def histories(self) -> list[History]:
+        """Return what positions of its partitions are judged by."""
+        return self._seen.histories
+
+    def purge_epoch(self) -> int:
+        """Return what names the purges so far."""
+        return self._seen.state.epoch
+
+    def latest(self) -> Vector:
+        """Return where a reader stands who has everything that lasts."""
+        seen = self._seen
+        return vector_at(self._own.origin, seen.histories, seen.marks, seen.state.epoch)
+
+    def start_of(self, since: Vector | int | None) -> Vector:
+        """Return where a reader stands who says a token, a number, or None: now."""
+        return start_at(since, self.latest(), self._seen.histories, self._own.origins)
+
+    def open(self, start: Vector, *, restarts: bool) -> SpreadWalk:
+        """Return a walk from there on, to be closed."""
+        return SpreadWalk(
+            self._own, self._places, self._seen, self._purges, start, restarts=restarts
+        )
+
+
+class SpreadWalk:
+    """One reader's walk: has the shape of `gateway.core.api.changes.ChangesWalk`.
+
+    Args:
+        own: the changes of the partitions that are here.
+        places: where partitions are.
+        seen: how the bucket stood a moment ago.
+        purges: says those of this node.
+        start: where the reader stands; of this bucket.
+        restarts: it sees a part of the documents, by what is in them.
+    """
+
+    def __init__(
+        self,
+        own: BucketChanges,
+        places: BucketPlaces,
+        seen: SeenBucket,
+        purges: Callable[[], str],
+        start: Vector,
+        *,
+        restarts: bool,
+    ) -> None:
+        self._changes, self._places, self._purges = own, places, purges
+        self._restarts = restarts
+        self._marks = list(seen.marks)
+        self._state = OwnerState(list(seen.state.branches), list(seen.state.purges))
+        self._sticky = SPREAD_PURGED if may_hide(start.purge_epoch) else 0
+        start = judged(start, seen.histories, restarts=restarts)
+        self._positions = list(start.positions)
+        """Where the reader of everything that was given out stands."""
+        start = start._replace(purge_epoch=self._state.epoch | self._sticky)
+        self.tokens = TokenWriter(start)
+        self._numbers = frozenset(range(len(self._positions)))
+        self._watched: dict[asyncio.Task[None], _Lane] = {}
+        """Nodes that are to say when they have more of what was read to the end."""
+        self._is_told = False
+        """Some node said that it has more, or that it has not what it was asked for."""
+        self._tasks = Tasks()
+        self._here = self._open_here(places.plan(self._numbers).own)
+        places.bucket.subscribe_map(self._map_changed)
+
+    # -- reading
+
+    def lag(self) -> int:
+        """Return how many seqnos there are above where the reader stands, as was last heard."""
+        self._here.check()
+        partitions = self._places.bucket.partitions
+        for number in self._here.positions:
+            self._marks[number] = lasting_mark(partitions[number])
+        return sum(
+            max(0, mark - self.tokens.position(number).seqno)
+            for number, mark in enumerate(self._marks)
+        )
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield what there is to read now, each partition to the end of one snapshot.
+
+        Raises:
+            ConditionError: `bucket_not_found`, it went away.
+            MillstreamError: `not_my_partition`, `node_failed`: a partition cannot be read now.
+        """
+        self._here.check()
+        self._is_told = False
+        self._drop_stale()
+        waiting = frozenset[int]().union(*(lane.numbers for lane in self._watched.values()))
+        async with aclosing(self._read(self._numbers - waiting)) as reading:
+            if self.lag() <= ORDERED_CHANGES_MAX:
+                for gathered in in_order_of_time(await _gathered(reading)):
+                    yield gathered
+            async for piece in reading:
+                yield piece
+        for number, position in enumerate(self._positions):
+            if self.tokens.position(number) != position:
+                self.tokens.move(number, position)
+
+    async def _read(self, numbers: frozenset[int]) -> AsyncGenerator[Piece, None]:
+        """Yield what partitions have, lane by lane, wherever each is in the end."""
+        left, pauses = set(numbers), iter(PAUSES_S)
+        while True:
+            before = list(self._positions)
+            failure: MillstreamError | None = None
+            plan = self._places.plan(sorted(left))
+            if plan.nowhere:
+                failure = nowhere(plan.nowhere)
+            for lane in self._in_order(plan.own, plan.by_node):
+                try:
+                    async with aclosing(self._lane_pieces(lane)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                    left.difference_update(lane.numbers)
+                except MillstreamError as error:
+                    if not is_elsewhere(error):
+                        raise
+                    failure = error
+            if failure is None:
+                return
+            if before != self._positions:
+                pauses = iter(PAUSES_S)
+            pause = next(pauses, None)
+            if pause is None:
+                raise failure
+            await asyncio.sleep(pause)
+
+    def _in_order(
+        self, own: Sequence[int], by_node: dict[NodeAt, list[int]]
+    ) -> list[_Lane]:  # fmt: skip
+        """Return what is read one after the other: snapshots under way first, then who lags most.
+
+        So snapshots come to their ends, however small the steps of a reader are.
+        """
+        whole = [_Lane(None, own)] if own else []
+        whole += [_Lane(node, numbers) for node, numbers in by_node.items()]
+        parts: list[_Lane] = []
+        for node, numbers in whole:
+            under_way = [number for number in numbers if not self._positions[number].is_closed]
+            rest = [number for number in numbers if self._positions[number].is_closed]
+            parts += [_Lane(node, part) for part in (under_way, rest) if part]
+        return sorted(parts, key=self._turn)
+
+    def _turn(self, lane: _Lane) -> tuple[bool, int]:
+        is_closed = self._positions[lane.numbers[0]].is_closed
+        return is_closed, -sum(self._marks[n] - self._positions[n].seqno for n in lane.numbers)
+
+    def _lane_pieces(self, lane: _Lane) -> AsyncGenerator[Piece, None]:
+        return self._own_pieces(lane) if lane.node is None else self._pieces_of(lane.node, lane)
+
+    async def _own_pieces(self, lane: _Lane) -> AsyncGenerator[Piece, None]:
+        """Yield what is here."""
+        self._cover(lane.numbers)
+        partitions = self._places.bucket.partitions
+        async for piece in self._here.pieces():
+            number, snapshot = piece.snapshot.partition_id, piece.snapshot
+            self._mark(number, partitions[number].failover_log[0].uuid, self._purges())
+            self._positions[number] = snapshot.at(piece.covered)
+            yield piece
+        for number, position in self._here.positions.items():
+            self._positions[number] = position
+
+    def _cover(self, numbers: Collection[int]) -> None:
+        """Have the walk here be over these partitions: other ones than were are begun anew."""
+        if self._here.positions.keys() != set(numbers):
+            self._here.close()
+            self._here = self._open_here(numbers)
+
+    def _open_here(self, numbers: Collection[int]) -> Changes:
+        start = self.tokens.vector._replace(positions=tuple(self._positions))
+        return self._changes.open(start, restarts=self._restarts, numbers=numbers)
+
+    async def _pieces_of(self, node: NodeAt, lane: _Lane) -> AsyncGenerator[Piece, None]:
+        """Yield what another node has."""
+        restarts = self._restarts or may_hide(self.tokens.purge_epoch)
+        positions = [self._positions[number] for number in lane.numbers]
+        wanted = WantedChanges(
+            self._places.bucket.uuid, list(lane.numbers), positions, restarts=restarts
+        )
+        async with aclosing(self._places.link_to(node).changes(wanted)) as received:
+            async for each in received:
+                self._here.check()
+                if isinstance(each, dict):
+                    self._take_ends(each)
+                    return
+                piece, number = each.piece, each.piece.snapshot.partition_id
+                self._mark(number, each.branch, each.purges)
+                self._positions[number] = piece.snapshot.at(piece.covered)
+                yield piece
+
+    def _take_ends(self, ends: dict[int, Position]) -> None:
+        for number, position in ends.items():
+            self._positions[number] = position
+            self._marks[number] = position.seqno
+
+    def _mark(self, number: int, branch: int, purges: str) -> None:
+        """Hear what the owner of a partition says before its changes are given out. Hot path."""
+        self._state.take(number, branch, purges)
+        epoch = self._state.epoch | self._sticky
+        if epoch != self.tokens.purge_epoch:
+            if may_hide(epoch) and not self._sticky:
+                self._sticky = SPREAD_PURGED
+                self._here.mark_purges()
+            self.tokens.mark_purges(epoch)
+
+    # -- waiting
+
+    async def wait(self, seconds: float) -> bool:
+        """Return once there may be more to read; False: there was nothing for so long.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        self._cover(self._places.plan(self._numbers).own)
+        news = self._here.news
+        while True:
+            news.clear()
+            if self._is_told or self._has_more_here():
+                return True
+            self._watch()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await news.wait()
+            if loop.time() >= until:
+                return False
+
+    def _has_more_here(self) -> bool:
+        try:
+            return self._here.has_more()
+        except MillstreamError as error:
+            if not is_elsewhere(error):
+                raise
+            return True
+
+    def _watch(self) -> None:
+        """Have every other node say when it has more."""
+        self._drop_stale()
+        watched = (lane.numbers for lane in self._watched.values())
+        plan = self._places.plan(self._numbers - frozenset(self._here.positions).union(*watched))
+        if plan.own or plan.nowhere:  # they moved: the next pass finds out
+            self._tell()
+        for node, numbers in plan.by_node.items():
+            task = self._tasks.start(self._watch_node(node, numbers), name=f"changes at {node}")
+            self._watched[task] = _Lane(node, numbers)
+            task.add_done_callback(self._watched_no_more)
+
+    async def _watch_node(self, node: NodeAt, numbers: list[int]) -> None:
+        positions = [self._positions[number] for number in numbers]
+        wanted = WantedHistories(self._places.bucket.uuid, numbers, positions, WATCH_S)
+        with suppress(MillstreamError):  # the next pass finds out
+            is_new = False
+            while not is_new:
+                said = await self._places.link_to(node).histories(wanted)
+                for one in said.partitions:
+                    self._marks[one.partition] = one.mark
+                    is_new |= one.mark > self._positions[one.partition].seqno
+        task = asyncio.current_task()
+        assert task is not None
+        self._watched_no_more(task)  # before the next pass: it is about these
+        self._tell()
+
+    def _map_changed(self) -> None:
+        """Partitions may be elsewhere now: who waits looks."""
+        self._here.news.set()
+
+    def _drop_stale(self) -> None:
+        """Wait no more for nodes that are not said to have what they were asked for."""
+        for task, lane in list(self._watched.items()):
+            if self._places.plan(lane.numbers).by_node != {lane.node: lane.numbers}:
+                task.cancel()
+                self._watched_no_more(task)
+                self._tell()
+
+    def _watched_no_more(self, task: asyncio.Task[None]) -> None:
+        self._watched.pop(task, None)
+
+    def _tell(self) -> None:
+        self._is_told = True
+        self._here.news.set()
+
+    def close(self) -> None:
+        """Read no more; harmless if done before."""
+        for task in list(self._watched):
+            task.cancel()
+        self._places.bucket.unsubscribe(self._map_changed)
+        self._here.close()
+
+
+async def _gathered(reading: AsyncGenerator[Piece, None]) -> list[Piece]:
+    """Return what comes, as far as memory allows."""
+    found, size = list[Piece](), 0
+    async for piece in reading:
+        found.append(piece)
+        size += sum(map(len, piece.frames))
+        if size > ORDERED_BYTES_MAX:
+            break
+    return found

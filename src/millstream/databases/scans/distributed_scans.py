@@ -1,0 +1,224 @@
+"""Documents and figures of a bucket whose partitions are active on several nodes.
+
+Documents come by id: each node gives those of its partitions in order, and the least is taken.
+
+Invariants:
+1. A partition is read by one node at a time. Where that refuses or dies, others go on behind the
+   last document that came, as the map says then; after `PAUSES_S` in vain the scan fails.
+2. Of each node at most one message is held, whatever the size of the answer.
+3. What is here is not asked of anybody.
+
+Elsewhere: a node's own documents (`databases.scans.local_scan`), how others are asked
+(`databases.remote_parts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Final, NamedTuple
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
+from millstream.databases.scans.bucket_view import together
+from millstream.databases.scans.local_scan import Range, scanned
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, WantedPart
+from millstream.model.sides import side_of
+from millstream.wire.frames import change_of, description_bytes
+
+__all__ = ["FoundDocument", "SpreadScan", "spread_figures"]
+
+_LINEAGE_BYTES_AT: Final = 32
+_LINEAGE_AT: Final = 34
+
+
+class FoundDocument(NamedTuple):
+    """A document with all that is stored of it."""
+
+    key: bytes
+    frame: bytes
+    side: bytes
+
+
+class _Lane:
+    """Partitions that one node reads."""
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        wanted: Range,
+        documents: AsyncGenerator[FoundDocument, None],
+        closing: AsyncExitStack,
+    ) -> None:
+        self.numbers, self.wanted = numbers, wanted
+        self._documents = documents
+        closing.push_async_callback(documents.aclose)
+        self.head: FoundDocument | None = None
+        """What comes next; None: nothing."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more."""
+        return self.head is None
+
+    async def advance(self) -> None:
+        """Go on to the next document."""
+        if self.head is not None:
+            self.wanted = self.wanted.behind(self.head.key)
+        self.head = await anext(self._documents, None)
+        if self.head is not None and not self.wanted.admits(self.head.key):
+            raise UnavailableError("a node sends documents out of order", code="node_failed")
+
+
+class SpreadScan:
+    """All documents of one bucket.
+
+    Args:
+        places: where its partitions are.
+        now_ns: Unix time.
+    """
+
+    def __init__(self, places: BucketPlaces, now_ns: Callable[[], int]) -> None:
+        self._places, self._now_ns = places, now_ns
+
+    async def documents(self, wanted: Range) -> AsyncGenerator[FoundDocument, None]:
+        """Yield documents that exist, by id.
+
+        Raises:
+            MillstreamError: `not_my_partition`, `node_failed`: a partition cannot be read now.
+        """
+        numbers = range(self._places.bucket.partition_count)
+        async with AsyncExitStack() as closing:
+            lanes = await self._begun(numbers, wanted, closing)
+            choose = max if wanted.descending else min
+            while lanes:
+                lane = choose(lanes, key=_next_key)
+                assert lane.head is not None
+                yield lane.head
+                failure = await _failure_of(lane.advance())
+                if failure is not None and not is_elsewhere(failure):
+                    raise failure
+                if failure is not None or lane.is_over:
+                    lanes.remove(lane)
+                if failure is not None:
+                    lanes += await self._begun(lane.numbers, lane.wanted, closing)
+
+    async def _begun(
+        self, numbers: Sequence[int], wanted: Range, closing: AsyncExitStack
+    ) -> list[_Lane]:
+        """Return lanes that have begun; those that have nothing are left out."""
+        left, found, pauses = list(numbers), list[_Lane](), iter(PAUSES_S)
+        while True:
+            plan = self._places.plan(left)
+            lanes = [
+                _Lane(part, wanted, self._documents_of(node, part, wanted), closing)
+                for node, part in plan.by_node.items()
+            ]
+            if plan.own:
+                lanes.append(_Lane(plan.own, wanted, self._own(plan.own, wanted), closing))
+            failures = await together(_failure_of(lane.advance()) for lane in lanes)
+            failure: MillstreamError | None = nowhere(plan.nowhere) if plan.nowhere else None
+            left = list(plan.nowhere)
+            for lane, failed in zip(lanes, failures, strict=True):
+                if failed is not None:
+                    failure = failed
+                    left += lane.numbers
+                elif lane.head is not None:
+                    found.append(lane)
+            if failure is None:
+                return found
+            pause = next(pauses, None)
+            if pause is None or not is_elsewhere(failure):
+                raise failure
+            await asyncio.sleep(pause)
+
+    async def _own(
+        self, numbers: Sequence[int], wanted: Range
+    ) -> AsyncGenerator[FoundDocument, None]:
+        found = scanned(self._places.bucket, numbers, wanted, self._now_ns)
+        async with aclosing(found):
+            async for _, change in found:
+                yield _cut(change)
+        if len(self._places.plan(numbers).own) < len(numbers):
+            raise nowhere(numbers)
+
+    async def _documents_of(
+        self, node: NodeAt, numbers: Sequence[int], wanted: Range
+    ) -> AsyncGenerator[FoundDocument, None]:
+        start, end, descending, after = wanted
+        asked = WantedDocuments(
+            self._places.bucket.uuid, list(numbers), start, end, descending, after
+        )
+        found = self._places.link_to(node).documents(asked)
+        async with aclosing(found):
+            async for change in found:
+                yield _cut(change)
+
+
+def _next_key(lane: _Lane) -> bytes:
+    assert lane.head is not None
+    return lane.head.key
+
+
+async def _failure_of(call: Awaitable[None]) -> MillstreamError | None:
+    try:
+        await call
+    except MillstreamError as error:
+        return error
+    return None
+
+
+def _cut(change: bytes) -> FoundDocument:
+    """Cut a described frame."""
+    at = description_bytes(change)
+    lineage_bytes = int.from_bytes(change[_LINEAGE_BYTES_AT:_LINEAGE_AT], "big")
+    behind = _LINEAGE_AT + lineage_bytes
+    frame = change[at:]
+    return FoundDocument(
+        change_of(frame).key, frame, side_of(change[_LINEAGE_AT:behind], change[behind:at])
+    )
+
+
+async def spread_figures(
+    places: BucketPlaces, own: Callable[[Sequence[int]], Awaitable[Figures]]
+) -> Figures:
+    """Return the sums over all nodes that have partitions of a bucket.
+
+    Args:
+        places: where its partitions are.
+        own: returns the figures of partitions that are here.
+
+    Raises:
+        MillstreamError: `not_my_partition`, `node_failed`.
+    """
+    numbers, pauses = range(places.bucket.partition_count), iter(PAUSES_S)
+    while True:
+        plan = places.plan(numbers)
+        try:
+            if plan.nowhere:
+                raise nowhere(plan.nowhere)
+            calls: list[Awaitable[Figures]] = [
+                places.link_to(node).figures(WantedPart(places.bucket.uuid, part))
+                for node, part in plan.by_node.items()
+            ]
+            if plan.own:
+                calls.append(own(plan.own))
+            return _sum(await together(calls))
+        except MillstreamError as error:
+            pause = next(pauses, None)
+            if error.code != "not_my_partition" or pause is None:
+                raise
+        await asyncio.sleep(pause)
+
+
+def _sum(found: Sequence[Figures]) -> Figures:
+    return Figures(
+        sum(one.live for one in found),
+        sum(one.deleted for one in found),
+        sum(one.purge_seqno for one in found),
+        sum(one.file_bytes for one in found),
+        sum(one.active_bytes for one in found),
+        any(one.is_compacting for one in found),
+    )

@@ -1,0 +1,113 @@
+"""The changes of a node's buckets, for readers over HTTP.
+
+Invariants:
+1. A bucket that is served no more ends its readers, whatever they wait for.
+2. A bucket with a map is read as a whole, wherever its partitions are; one without is here.
+
+Elsewhere: the walks (`kv.aio.documents.changes`, `databases.scans.distributed_feeds`), the pages
+(`gateway.aio.documents.changes_pages`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.partition_owners import BucketPlaces
+from millstream.databases.purges import Purges
+from millstream.databases.remote_parts import PartLink
+from millstream.databases.scans.bucket_view import SeenBucket, together
+from millstream.databases.scans.distributed_feeds import SpreadChanges
+from millstream.errors import MillstreamError
+from millstream.gateway.core.api.changes import DatabaseChanges
+from millstream.kv.aio.documents.changes import BucketChanges
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket
+
+__all__ = ["NodeChanges"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class NodeChanges:
+    """Has the shape of `gateway.core.api.changes.ChangesHost`.
+
+    Args:
+        find: returns a served bucket by its name, or raises why there is none.
+        link_to: how another node is asked for its partitions of a bucket, by the bucket's name.
+        purges: counts them.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], BucketEngine],
+        link_to: Callable[[str, NodeAt], PartLink],
+        purges: Purges,
+    ) -> None:
+        self._find, self._link_to, self._purges = find, link_to, purges
+        self._of: dict[Bucket, BucketChanges] = {}
+
+    def of(self, bucket: str) -> BucketChanges:
+        """Return those of one bucket, as far as it is here."""
+        running = self._find(bucket)
+        changes = self._of.get(running.bucket)
+        if changes is None:
+            changes = BucketChanges(running.bucket, lambda: running.purge_epoch)
+            self._of[running.bucket] = changes
+        return changes
+
+    def places(self, bucket: str) -> BucketPlaces:
+        """Return where the partitions of a bucket are."""
+        return BucketPlaces(self._find(bucket).bucket, partial(self._link_to, bucket))
+
+    async def whole(self, bucket: str) -> DatabaseChanges:
+        """Return those of a whole bucket; see `ChangesHost`."""
+        own = self.of(bucket)
+        places = self.places(bucket)
+        if not places.is_shared:
+            return own
+        purges = partial(self._purges.said, bucket)
+        return SpreadChanges(own, places, await SeenBucket.look(places, purges), purges)
+
+    @asynccontextmanager
+    async def purging(self, bucket: str) -> AsyncGenerator[None, None]:
+        """Count a purge before it is made, and once it was; see `ChangesHost`."""
+        places = self.places(bucket)
+        if not places.is_shared:
+            running = self._find(bucket)
+            await running.count_purge()
+            try:
+                yield
+            finally:  # what was remembered meanwhile is of before the purge
+                await running.count_purge()
+            return
+        uuid = places.bucket.uuid
+        owners = places.plan(range(places.bucket.partition_count)).by_node
+        await self._purges.begin(bucket)
+        try:
+            await together(places.link_to(n).count_purge(uuid, is_made=False) for n in owners)
+            await self._told(places, places.others() - owners.keys(), is_made=False)
+            yield
+        finally:
+            await self._purges.end(bucket)
+            await self._told(places, places.others(), is_made=True)
+
+    async def _told(self, places: BucketPlaces, nodes: set[NodeAt], *, is_made: bool) -> None:
+        """Have other nodes count, too, as far as they answer."""
+
+        async def tell(node: NodeAt) -> None:
+            try:
+                await places.link_to(node).count_purge(places.bucket.uuid, is_made=is_made)
+            except MillstreamError as error:
+                _LOG.warning("node %s does not count a purge: %s", node, error)
+
+        await together(map(tell, nodes))
+
+    def drop(self, bucket: Bucket) -> None:
+        """A bucket is served no more."""
+        changes = self._of.pop(bucket, None)
+        if changes is not None:
+            changes.drop()

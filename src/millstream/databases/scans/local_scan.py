@@ -1,0 +1,189 @@
+"""Documents of partitions that are active here, by id, with all that is stored of them.
+
+Invariants:
+1. Ids are looked up as they are wanted, some of each partition at a time: a page costs what it
+   holds, however many documents there are. Documents are read when they are wanted.
+2. The loop is given back after every `SCAN_TURN` documents and `LANES_PER_TURN` partitions.
+3. A scan that ends without an error has seen every partition active up to its end.
+
+Elsewhere: who asks for them (`databases.documents.local_parts`,
+`databases.scans.distributed_scans`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from functools import partial
+from typing import Final, NamedTuple
+
+from millstream.documents.stored import load
+from millstream.errors import UnavailableError
+from millstream.kv.aio.reading_back import with_documents
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.active import active_copy
+from millstream.kv.core.partition.partition import Partition
+from millstream.model.partitions import PartitionState, partition_of
+from millstream.model.sides import split
+from millstream.wire.frames import described
+
+__all__ = ["SCAN_TURN", "Range", "ordered_keys", "scanned"]
+
+SCAN_TURN: Final = 50
+"""Documents looked at before others have a turn."""
+LANES_PER_TURN: Final = 8
+"""Partitions whose next ids are looked up before others have a turn."""
+LANE_KEYS_MIN: Final = 16
+"""Ids of one partition looked up at first; twice as many each time, up to `LANE_KEYS_MAX`."""
+LANE_KEYS_MAX: Final = 256
+
+
+class Range(NamedTuple):
+    """Ids from `start` to `end`, both included, in the order of their bytes."""
+
+    start: bytes
+    end: bytes
+    descending: bool = False
+    after: bytes | None = None
+    """Up to there all was read."""
+
+    def behind(self, key: bytes) -> Range:
+        """Return what is left behind a key."""
+        return self._replace(after=key)
+
+    def admits(self, key: bytes) -> bool:
+        """Whether an id is still to come."""
+        if not self.start <= key <= self.end:
+            return False
+        if self.after is None:
+            return True
+        return key < self.after if self.descending else key > self.after
+
+
+async def scanned(
+    bucket: Bucket, numbers: Collection[int], wanted: Range, now_ns: Callable[[], int]
+) -> AsyncGenerator[tuple[bytes, bytes], None]:
+    """Yield keys of documents that exist, each with its described frame.
+
+    Raises:
+        UnavailableError: `not_my_partition`; `temporarily_unavailable`.
+    """
+    number = 0
+    async with aclosing(ordered_keys(bucket, numbers, wanted)) as keys:
+        async for key in keys:
+            found = await with_documents(partial(_described, bucket, key, now_ns))
+            number += 1
+            if number % SCAN_TURN == 0:
+                await asyncio.sleep(0)
+            if found is not None:
+                yield key, found
+
+
+def _described(bucket: Bucket, key: bytes, now_ns: Callable[[], int]) -> bytes | None:
+    """Return a document as it is stored, None where there is none."""
+    partition = active_copy(bucket, key)
+    partition.live(key, now_ns())
+    entry = partition.entry(key)
+    if entry is None:
+        return None
+    document = load(bucket.uuid, key, entry.frame, entry.side)
+    if not document.exists or document.winner.is_deleted:
+        return None
+    return described(entry.frame, *split(entry.side))
+
+
+async def ordered_keys(
+    bucket: Bucket, numbers: Collection[int], wanted: Range
+) -> AsyncGenerator[bytes, None]:
+    """Yield the keys that are document ids, in order; deleted documents' are among them.
+
+    A key that comes or goes meanwhile may be among them or not.
+
+    Raises:
+        UnavailableError: `not_my_partition`, a partition is not active here, or no longer.
+    """
+    if wanted.start == wanted.end:
+        alone = partition_of(wanted.start, bucket.partition_count)
+        numbers = [alone] if alone in numbers else []
+    lanes = [_Lane(bucket.partitions[number], wanted) for number in numbers]
+    descending = wanted.descending
+    while True:
+        for number, lane in enumerate(lanes, 1):
+            if number % LANES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            lane.fill()
+        open_ends = [lane.keys[-1] for lane in lanes if not lane.is_over]
+        bound = (max(open_ends) if descending else min(open_ends)) if open_ends else None
+        found = [key for lane in lanes for key in lane.taken(bound)]
+        found.sort(reverse=descending)
+        for key in found:
+            if _is_id(key):
+                yield key
+        if bound is None:
+            break
+    for lane in lanes:
+        lane.check()
+
+
+class _Lane:
+    """What is still to come of one partition; the first keys of it are here."""
+
+    def __init__(self, partition: Partition, wanted: Range) -> None:
+        self._partition, self._descending = partition, wanted.descending
+        self._low, self._high = wanted.start, wanted.end + b"\0"
+        if wanted.after is not None and wanted.descending:
+            self._high = min(self._high, wanted.after)
+        elif wanted.after is not None:
+            self._low = max(self._low, wanted.after + b"\0")
+        self._count = LANE_KEYS_MIN
+        self.keys: list[bytes] = []
+        self.is_over = False
+        """Behind `keys` there are no more."""
+
+    def fill(self) -> None:
+        """Look up the next keys if few are left."""
+        if self.is_over or len(self.keys) > self._count // 4:
+            return
+        self.check()
+        found = self._partition.page(
+            self._low, self._high, self._count, descending=self._descending
+        )
+        self.is_over = len(found) < self._count
+        self.keys += found
+        if found and self._descending:
+            self._high = found[-1]
+        elif found:
+            self._low = found[-1] + b"\0"
+        self._count = min(2 * self._count, LANE_KEYS_MAX)
+
+    def check(self) -> None:
+        """Raise if the partition is not active here: nothing would look like no documents."""
+        if self._partition.state is not PartitionState.ACTIVE:
+            raise UnavailableError(
+                f"partition {self._partition.partition_id} is not active on this node",
+                code="not_my_partition",
+                retry="refresh_map",
+            )
+
+    def taken(self, bound: bytes | None) -> list[bytes]:
+        """Take the keys up to a bound, all if there is none."""
+        if bound is None:
+            end = len(self.keys)
+        elif self._descending:
+            end = next((at for at, key in enumerate(self.keys) if key < bound), len(self.keys))
+        else:
+            end = bisect_right(self.keys, bound)
+        found, self.keys = self.keys[:end], self.keys[end:]
+        return found
+
+
+def _is_id(key: bytes) -> bool:
+    if key[:1] == b"_" and not key.startswith(b"_design/"):
+        return False
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

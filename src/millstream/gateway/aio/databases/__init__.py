@@ -1,0 +1,1 @@
+"""Pages of databases and buckets, their design documents and replications."""

@@ -1,0 +1,106 @@
+"""Buckets over HTTP: `/_millstream/buckets`.
+
+Invariants:
+1. Only administrators create, delete and compact; others see the buckets they have a right in.
+
+Elsewhere: the buckets (`node.buckets`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from millstream.access.users import Right
+from millstream.errors import AccessError, ConditionError, UsageError
+from millstream.gateway.aio.answers import HOST, OLD, USER, answer, read_object, require
+from millstream.gateway.core.api.node import BucketStatus
+from millstream.model.limits import PARTITIONS_DEFAULT
+
+__all__ = ["routes"]
+
+_BUCKET_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
+
+
+def _may_see(request: web.Request, name: str) -> bool:
+    if request.app[HOST].users.is_empty:
+        return True
+    user = request[USER]
+    if user is None:
+        raise AccessError("log in first", code="unauthorized")
+    return any(user.may(right, name) for right in _BUCKET_RIGHTS)
+
+
+def _shown(status: BucketStatus) -> dict[str, Any]:
+    shown = asdict(status)
+    if not status.reason:
+        del shown["reason"]
+    return shown
+
+
+async def _list(request: web.Request) -> web.Response:
+    statuses = request.app[HOST].bucket_statuses()
+    return answer({"buckets": [_shown(s) for s in statuses if _may_see(request, s.name)]})
+
+
+async def _one(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    is_seen = _may_see(request, name)
+    for status in request.app[HOST].bucket_statuses():
+        if status.name == name and is_seen:
+            return answer(_shown(status))
+    raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+
+
+async def _create(request: web.Request) -> web.Response:
+    require(request, "admin")
+    content = await read_object(request)
+    name = request.match_info.get("name", content.get("name"))
+    partitions = content.get("partitions", PARTITIONS_DEFAULT)
+    if not isinstance(name, str) or content.get("name", name) != name:
+        raise UsageError('the body must hold "name", the same as in the address')
+    if not isinstance(partitions, int) or isinstance(partitions, bool):
+        raise UsageError('"partitions" must be a number', code="bad_partitions")
+    quota = content.get("memory_quota_bytes")
+    if quota is not None and (not isinstance(quota, int) or isinstance(quota, bool)):
+        raise UsageError('"memory_quota_bytes" must be a number', code="bad_memory_quota")
+    status = await request.app[HOST].create_bucket(name, partitions, quota)
+    return answer(_shown(status), status=201)
+
+
+async def _delete(request: web.Request) -> web.Response:
+    require(request, "admin")
+    await request.app[HOST].delete_bucket(request.match_info["name"])
+    return answer({"ok": True})
+
+
+async def _compact(request: web.Request) -> web.Response:
+    require(request, "admin")
+    request.app[HOST].compact_bucket(request.match_info["name"])
+    settings = await request.app[HOST].documents.settings(request.match_info["name"])
+    request.app[OLD].forget(settings.uuid)
+    return answer({"ok": True}, status=202)
+
+
+async def _index_replicas(request: web.Request) -> web.Response:
+    require(request, "admin")
+    wanted = (await read_object(request)).get("wanted")
+    if not isinstance(wanted, bool):
+        raise UsageError('the body must hold "wanted", true or false')
+    await request.app[HOST].set_index_replicas(request.match_info["name"], wanted)
+    return answer({"ok": True})
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.get("/_millstream/buckets", _list),
+        web.post("/_millstream/buckets", _create),
+        web.get("/_millstream/buckets/{name}", _one),
+        web.put("/_millstream/buckets/{name}", _create),
+        web.delete("/_millstream/buckets/{name}", _delete),
+        web.post("/_millstream/buckets/{name}/compact", _compact),
+        web.put("/_millstream/buckets/{name}/index_replicas", _index_replicas),
+    ]

@@ -1,0 +1,1 @@
+"""Pages of documents: one, many, attachments, lists, changes, local ones."""

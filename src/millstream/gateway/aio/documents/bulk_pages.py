@@ -1,0 +1,538 @@
+"""Many documents at once: written, read by revision, compared, purged.
+
+Invariants:
+1. `_bulk_docs` and `_bulk_get` answer in the order of what was asked, one entry each, but for
+   `new_edits=false`, where only refusals are told.
+2. A bad document among good ones is refused alone; a request that makes no sense, whole.
+3. What was answered as stored is durable.
+
+Elsewhere: single documents (`document_pages`), the changes (`writing`), texts
+(`documents.reading`).
+Source: CouchDB's bulk API and replication protocol.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
+from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
+from millstream.documents.revisions import checked_rev
+from millstream.documents.sent import checked_id
+from millstream.documents.stored import StoredDocument
+from millstream.documents.tree import Leaf
+from millstream.documents.updating import Purge, purge, sent_path
+from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    OLD,
+    answer,
+    read_body,
+    require,
+)
+from millstream.gateway.aio.documents.attaching import keep_inline
+from millstream.gateway.aio.documents.documents_out import (
+    inline_text,
+    parts_of,
+    send_attachment_pieces,
+)
+from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX, parse_local
+from millstream.gateway.aio.documents.writing import Edit, Stored, write
+from millstream.gateway.aio.parsing import parsed, shallow
+from millstream.gateway.aio.streaming import Turns, stream
+from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.document_options import is_true, parse_revs
+from millstream.gateway.core.errors import body_of
+from millstream.gateway.core.multipart import end, missing_part
+from millstream.gateway.core.old_revisions import OldRevisions
+
+__all__ = [
+    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
+]  # fmt: skip
+
+BULK_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Body of a request with many documents."""
+DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Body with many documents that is taken apart though some are deeper than a decoder goes."""
+REVISIONS_ASKED_MAX: Final = 100_000
+"""Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
+REVISIONS_OF_ONE_MAX: Final = 10_000
+"""Revisions of one document in `_revs_diff` or `_purge`."""
+_DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
+"""In a body with many documents: one that is too deep still is, when what lies deeper is left
+out."""
+_PATH: Final = "/"
+"""Errors of documents are told as those of a database."""
+
+
+class _Bulk(msgspec.Struct):
+    docs: list[msgspec.Raw]
+    new_edits: bool = True
+
+
+class _Asked(NamedTuple):
+    """An entry of `_bulk_get`."""
+
+    id: str
+    rev: str | None
+    since: list[str] | None
+
+
+_bulk: Final = msgspec.json.Decoder(_Bulk).decode
+_LOCAL: Final = "_local/"
+
+
+# -- writing
+
+
+async def _bulk_docs(request: web.Request) -> web.Response:
+    bucket = request.match_info[DATABASE]
+    require(request, "write", bucket, instead="design")
+    texts, is_replicated = await _sent_texts(request)
+    edits, told = await _edits(request, bucket, texts, is_replicated)
+    is_durable = request.query.get("batch") != "ok"
+    done = await write(request, bucket, edits, is_durable=is_durable)
+    said, at = list[dict[str, Any]](), iter(zip(edits, done, strict=True))
+    for known in told:
+        if known is not None:
+            said += [known] if known else []
+            continue
+        edit, one = next(at)
+        if isinstance(one, Stored):
+            if not is_replicated:
+                said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
+        else:
+            named = _Named(edit.doc_id, edit.sent.rev if is_replicated else None)
+            said.append(_refused(named, one))
+    return answer(said, status=201)
+
+
+async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
+    """Return the texts of documents in a request, and whether they are a peer's revisions."""
+    if request.content_type != "application/json":
+        raise UsageError("Content-Type must be application/json", code="bad_content_type")
+    data = await read_body(request, BULK_BYTES_MAX)
+    check_values(data)
+    try:
+        try:
+            said = _bulk(data)
+        except RecursionError:
+            if len(data) > DEEP_BYTES_MAX:
+                raise
+            said = _bulk(await shallow(data, _DEPTH_KEPT))
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            "POST body must include `docs` parameter, a list of objects", code="bad_request"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    _check_count(len(said.docs))
+    return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+
+
+def _check_count(count: int) -> None:
+    if count > REVISIONS_ASKED_MAX:
+        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
+
+
+async def _edits(
+    request: web.Request, bucket: str, texts: Sequence[msgspec.Raw], is_replicated: bool
+) -> tuple[list[Edit], list[dict[str, Any] | None]]:
+    """Return the changes, and for each text None, or what is said of it as it is none.
+
+    Local documents are none, and written here; what is said is empty where nothing is.
+
+    Raises:
+        UsageError: an id or a special member is illegal where clients write, or a replicated
+            document has no revision: the whole request is refused.
+    """
+    documents = request.app[HOST].documents
+    may = _Rights(request, bucket)
+    edits, told = list[Edit](), list[dict[str, Any] | None]()
+    stays = list[tuple[int, str, bytes | None, int | None]]()
+    turns = Turns()
+    for text in texts:
+        await turns.give()
+        sent, local_id, is_unnamed = None, None, False
+        try:
+            if (local_id := _local_id(bytes(text))) is not None:
+                may.check(local_id)
+                stays.append((len(told), local_id, *_local(local_id, bytes(text))))
+                told.append({})
+                continue
+            sent = await parsed(bytes(text))
+            if sent.id is None and is_replicated:
+                raise UsageError("new_edits=false: a document needs _id", code="illegal_docid")
+            doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
+            may.check(doc_id)
+            if is_replicated:
+                is_unnamed = sent.rev is None and sent.path is None
+                sent_path(sent)
+            kept = {}
+            if sent.attachments:
+                kept = await keep_inline(
+                    documents, bucket, sent.attachments, is_replicated=is_replicated
+                )
+        except MillstreamError as error:
+            is_bad_id = error.code == "illegal_docid"
+            if is_unnamed:  # no peer sends that: who wrote it is to see it, as in CouchDB
+                raise
+            if not is_replicated and (is_bad_id or error.code == "doc_validation"):
+                raise
+            if is_bad_id:  # replicators go on after this one
+                error = AccessError(str(error), code="forbidden")
+            named = _named(bytes(text)) if sent is None else _Named(sent.id, sent.rev)
+            if not is_replicated:
+                named.rev = None  # as in CouchDB
+            told.append(_refused(named, error))
+            continue
+        edits.append(Edit(doc_id, sent, kept, is_replicated))
+        told.append(None)
+    for place, local_id, body, rev in stays:
+        try:
+            number = await documents.write_local(bucket, local_id.removeprefix(_LOCAL), body, rev)
+        except MillstreamError as error:
+            told[place] = _refused(_Named(local_id), error)
+        else:
+            said = {"ok": True, "id": local_id, "rev": f"0-{number}"}
+            told[place] = {} if is_replicated else said
+    return edits, told
+
+
+class _Named(msgspec.Struct):
+    """How a document is named, as far as that can be read."""
+
+    id: Any = msgspec.field(name="_id", default=None)
+    rev: Any = msgspec.field(name="_rev", default=None)
+
+
+def _named(text: bytes) -> _Named:
+    """Return what names a document, also of one that is refused."""
+    try:
+        return msgspec.json.decode(text, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Named()  # `parsed` says why
+
+
+def _local_id(text: bytes) -> str | None:
+    """Return the id of a document that stays in its database; None: it is another one."""
+    if b"_local" not in text:
+        return None
+    named = _named(text).id
+    return named if isinstance(named, str) and named.startswith(_LOCAL) else None
+
+
+def _local(local_id: str, text: bytes) -> tuple[bytes | None, int | None]:
+    if len(text) > LOCAL_BYTES_MAX:
+        raise UsageError(f"a local document has at most {LOCAL_BYTES_MAX} bytes", code="too_large")
+    return parse_local(text, local_id.removeprefix(_LOCAL))
+
+
+class _Rights:
+    """Which documents of a request its user may write: asked once for each kind."""
+
+    def __init__(self, request: web.Request, bucket: str) -> None:
+        self._refusals: dict[bool, MillstreamError | None] = {}
+        for is_design in (False, True):
+            try:
+                require(request, "design" if is_design else "write", bucket)
+                self._refusals[is_design] = None
+            except AccessError as error:
+                self._refusals[is_design] = error
+
+    def check(self, doc_id: str) -> None:
+        refusal = self._refusals[doc_id.startswith("_design/")]
+        if refusal is not None:
+            raise refusal
+
+
+def _refused(named: _Named, error: MillstreamError) -> dict[str, Any]:
+    """Return the row of a document that is refused; who has no id that can be read has none."""
+    said = {name: value for name, value in (("id", named.id), ("rev", named.rev))
+            if isinstance(value, str)}  # fmt: skip
+    return said | body_of(error, _PATH)
+
+
+async def _purge(request: web.Request) -> web.Response:
+    bucket = request.match_info[DATABASE]
+    require(request, "admin")
+    asked = await _revs_by_id(request)
+    done: dict[str, Purge] = {}
+
+    def decide_of(doc_id: str, revs: list[str]) -> Any:
+        def decide(document: StoredDocument | None) -> StoredDocument | None:
+            done[doc_id] = purge(document, revs)
+            return done[doc_id].document
+
+        return decide
+
+    edits = [(checked_id(doc_id), decide_of(doc_id, revs)) for doc_id, revs in asked.items()]
+    if edits:
+        async with request.app[HOST].changes.purging(bucket):
+            made = await request.app[HOST].documents.update(bucket, edits, is_durable=True)
+        uuid = (await request.app[HOST].documents.settings(bucket)).uuid
+        for doc_id, _ in edits:
+            request.app[OLD].forget_document(uuid, doc_id)
+        for one in made:
+            if isinstance(one, MillstreamError):
+                raise one
+    purged = {doc_id: one.revs for doc_id, one in done.items()}
+    return answer({"purge_seq": None, "purged": purged}, status=201)
+
+
+async def _full_commit(request: web.Request) -> web.Response:
+    """Say that all that was answered is durable: nothing else is ever answered as stored.
+
+    What `batch=ok` accepted, or kv wrote, is made durable here.
+    """
+    bucket = request.match_info[DATABASE]
+    require(request, "write", bucket)
+    documents = request.app[HOST].documents
+    await documents.commit(bucket)
+    info = await documents.info(bucket)
+    said = {"ok": True, "instance_start_time": info.instance_start_time}
+    return answer(said, status=201)
+
+
+# -- comparing
+
+
+async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
+    data = await read_body(request, BULK_BYTES_MAX)
+    check_values(data)
+    try:
+        asked = msgspec.json.decode(data, type=dict[str, list[str]])
+    except msgspec.ValidationError as error:
+        raise UsageError("{id: [revisions]} is wanted", code="bad_request") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    _check_count(len(asked))
+    turns = Turns()
+    for revs in asked.values():
+        if len(revs) > REVISIONS_OF_ONE_MAX:
+            raise UsageError(
+                f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
+                code="too_large",
+            )
+        await turns.give()
+        for rev in revs:
+            checked_rev(rev)
+    return asked
+
+
+async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket, instead="write")
+    asked = await _revs_by_id(request)
+    found: dict[str, dict[str, list[str]]] = {}
+    turns = Turns()
+    async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
+        async for doc_id, document in known:
+            await turns.give()
+            if isinstance(document, MillstreamError):
+                raise document
+            said = differences(document, asked[doc_id])
+            if said:
+                found[doc_id] = said
+    return found
+
+
+async def _known(
+    documents: DocumentHost, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
+    """Yield documents by their ids, None also for an id that none can have."""
+    legal = [doc_id for doc_id in doc_ids if _is_legal(doc_id)]
+    async with aclosing(documents.read_all(bucket, legal, is_durable=is_durable)) as found:
+        for doc_id in doc_ids:
+            yield doc_id, await anext(found) if _is_legal(doc_id) else None
+
+
+def _is_legal(doc_id: str) -> bool:
+    try:
+        checked_id(doc_id)
+    except UsageError:
+        return False
+    return True
+
+
+async def _revs_diff(request: web.Request) -> web.Response:
+    return answer(await _differences(request))
+
+
+async def _missing_revs(request: web.Request) -> web.Response:
+    found = await _differences(request)
+    return answer({"missing_revs": {doc_id: one["missing"] for doc_id, one in found.items()}})
+
+
+# -- reading
+
+
+async def _bulk_get(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    content = parse(await read_body(request, BULK_BYTES_MAX))
+    asked = _asked(content)
+    given: dict[str, str] = dict(request.query)
+    for name in ("revs", "latest", "attachments"):
+        if isinstance(content.get(name), bool):
+            given.setdefault(name, "true" if content[name] else "false")
+    shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
+    documents = request.app[HOST].documents
+    getting = _Getting(
+        documents, request.app[OLD], bucket, (await documents.settings(bucket)).uuid, shown,
+        latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),
+    )  # fmt: skip
+    accept = request.headers.get("Accept", "")
+    if "multipart/" in accept and "application/json" not in accept:
+        boundary = secrets.token_hex(16)
+        kind = "related" if "multipart/related" in accept else "mixed"
+        response = web.StreamResponse(
+            headers={"Content-Type": f'multipart/{kind}; boundary="{boundary}"'}
+        )
+        return await send_attachment_pieces(request, response, getting.parts(asked, boundary))
+    return await stream(request, getting.results(asked), {})
+
+
+def _asked(content: Any) -> list[_Asked]:
+    docs = content.get("docs") if isinstance(content, dict) else None
+    if not isinstance(docs, list):
+        raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
+    _check_count(len(docs))
+    found = []
+    for one in docs:
+        if not isinstance(one, Mapping) or not isinstance(one.get("id"), str):
+            raise UsageError("an entry of `docs` needs an id", code="bad_request")
+        since = one.get("atts_since")
+        rev = one.get("rev")
+        found.append(
+            _Asked(
+                one["id"], None if rev is None else str(rev),
+                parse_revs(since) if since is not None else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+class _Getting:
+    """What one `_bulk_get` is answered with."""
+
+    def __init__(
+        self,
+        documents: DocumentHost,
+        old: OldRevisions,
+        bucket: str,
+        uuid: str,
+        shown: Shown,
+        *,
+        latest: bool,
+        attachments: bool,
+    ) -> None:
+        self._documents, self._bucket, self._shown = documents, bucket, shown
+        self._old, self._uuid = old, uuid
+        self._latest, self._attachments = latest, attachments
+
+    async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[bytes]:
+        """Yield the JSON answer."""
+        encode = msgspec.json.encode
+        before = b'{"results":['
+        turns = Turns()
+        async with aclosing(self._known(asked)) as known:
+            for one in asked:
+                await turns.give()
+                _, document = await anext(known)
+                before += b'{"id":%b,"docs":[' % encode(one.id)
+                async for text in self._texts(one, document):
+                    yield before + text
+                    before = b","
+                yield b"]}" if before == b"," else before + b"]}"
+                before = b","
+        yield b"]}\n" if asked else before + b"]}\n"
+
+    def _known(
+        self, asked: Sequence[_Asked]
+    ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
+        ids = [one.id for one in asked]
+        return _known(self._documents, self._bucket, ids, is_durable=True)
+
+    async def _texts(
+        self, one: _Asked, read: StoredDocument | MillstreamError | None
+    ) -> AsyncIterator[bytes]:
+        try:
+            document, found = self._found(one, read)
+        except MillstreamError as error:
+            yield b'{"error":%b}' % msgspec.json.encode(self._failed(one, error))
+            return
+        for leaf in found:
+            if isinstance(leaf, str):
+                said = {"id": one.id, "rev": leaf, "error": "not_found", "reason": "missing"}
+                yield b'{"error":%b}' % msgspec.json.encode(said)
+                continue
+            assert document is not None, "a leaf is of a document"
+            try:
+                yield b'{"ok":%b}' % await self._text(one, document, leaf)
+            except MillstreamError as error:
+                said = self._failed(one, error) | {"rev": leaf.rev}
+                yield b'{"error":%b}' % msgspec.json.encode(said)
+
+    async def _text(self, one: _Asked, document: StoredDocument, leaf: Leaf) -> bytes:
+        if not self._attachments and one.since is None:
+            return text_of(one.id, document, leaf, self._shown)
+        return await inline_text(
+            self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
+        )
+
+    def _found(
+        self, one: _Asked, document: StoredDocument | MillstreamError | None
+    ) -> tuple[StoredDocument | None, Sequence[Any]]:
+        revs = None if one.rev is None else [checked_rev(one.rev)]
+        if isinstance(document, MillstreamError):
+            raise document
+        if revs is None and (document is None or not document.exists):
+            return document, ["undefined"]
+        if revs is not None:
+            document = self._old.shown(self._uuid, one.id, document)
+        return document, open_leaves(document, revs, latest=self._latest)
+
+    @staticmethod
+    def _failed(one: _Asked, error: MillstreamError) -> dict[str, Any]:
+        return {"id": one.id, "rev": one.rev, **body_of(error, _PATH)}
+
+    async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
+        """Yield the multipart answer."""
+        turns = Turns()
+        async with aclosing(self._known(asked)) as known:
+            for one in asked:
+                await turns.give()
+                _, read = await anext(known)
+                try:
+                    document, found = self._found(one, read)
+                except MillstreamError as error:
+                    yield missing_part(boundary, msgspec.json.encode(self._failed(one, error)))
+                    continue
+                for leaf in found:
+                    async for piece in parts_of(
+                        self._documents, self._bucket, boundary, one.id, document, leaf,
+                        self._shown, one.since,
+                    ):  # fmt: skip
+                        yield piece
+        yield end(boundary)
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.post(DATABASE_PATH + "/_bulk_docs", _bulk_docs),
+        web.post(DATABASE_PATH + "/_bulk_get", _bulk_get),
+        web.post(DATABASE_PATH + "/_revs_diff", _revs_diff),
+        web.post(DATABASE_PATH + "/_missing_revs", _missing_revs),
+        web.post(DATABASE_PATH + "/_purge", _purge),
+        web.post(DATABASE_PATH + "/_ensure_full_commit", _full_commit),
+    ]

@@ -1,0 +1,394 @@
+"""The feed of a database's changes: `_changes`.
+
+Invariants:
+1. A row leaves when the client takes it: no more than one step of rows is made ahead.
+2. Whatever ends a request gives up what it holds of the database.
+3. The loop is given back after every `ROWS_PER_STEP` changes, also where none of them is a row;
+   a client that asked for heartbeats gets them meanwhile. Of rows with attachments one at a time
+   is made.
+4. The token that ends an answer stands for exactly what the client was sent.
+5. A feed that goes on ends once who reads it would not be let in any more.
+
+Elsewhere: parameters (`gateway.core.changes`), rows (`gateway.core.changes_rows`), the walk
+(`kv.aio.documents.changes`).
+Source: CouchDB's `_changes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from millstream.documents.json_text import parse
+from millstream.documents.reading import Shown, text_of
+from millstream.documents.tokens import Vector
+from millstream.documents.tree import Leaf
+from millstream.errors import UsageError
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    STILL,
+    read_object,
+    require,
+)
+from millstream.gateway.aio.documents.documents_out import inline_text
+from millstream.gateway.aio.documents.writing import user_context
+from millstream.gateway.aio.queries.selecting import worked_out
+from millstream.gateway.aio.streaming import Turns, WhileThere, send_pieces, stream
+from millstream.gateway.core.api.changes import ChangesWalk, DatabaseChanges
+from millstream.gateway.core.api.coverage import Puller
+from millstream.gateway.core.changes import (
+    CHANGES_BODY_BYTES_MAX,
+    ChangesQuery,
+    FilterAsked,
+    parse_changes,
+)
+from millstream.gateway.core.changes_rows import ChangedDocument, Row, RowMaker
+from millstream.gateway.core.function_calls import seen_headers, seen_text
+from millstream.kv.core.revisions.changes_feed import Piece
+from millstream.replication.core.coverage import Record, record_to_json
+from millstream.views.core.mango.selectors import Selector, parse_selector
+from millstream.wire.frames import seqno_of
+
+__all__ = ["routes"]
+
+ROWS_PER_STEP: Final = 256
+COUNTED_CHANGES_MAX: Final = 2048
+"""Up to so many seqnos `pending` is exact; else it is their number, at least that of the rows."""
+DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Rows that are kept to be sent in reverse."""
+_PATH: Final = DATABASE_PATH + "/_changes"
+Told = Callable[[Vector], Awaitable[Sequence[Record]]]
+"""Says what the database has of others, to who stands somewhere."""
+Passes = Callable[[Sequence[bytes]], Awaitable[Sequence[bool]]]
+"""Says which documents pass a filter, by their texts."""
+TextOf = Callable[[ChangedDocument, Leaf], Awaitable[bytes]]
+"""Makes the text of a document whose attachments have to be read."""
+_HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
+
+
+class _Answer:
+    """What one client is sent."""
+
+    def __init__(
+        self,
+        database: DatabaseChanges,
+        walk: ChangesWalk,
+        query: ChangesQuery,
+        passes: Passes | None = None,
+        told: Told | None = None,
+        is_still: Callable[[], bool] = lambda: True,
+        text_of: TextOf | None = None,
+    ) -> None:
+        self._told = told
+        self._text_of = text_of
+        self._step_rows = ROWS_PER_STEP if text_of is None else 1
+        self._is_still = is_still
+        self._is_complete = _has_all_deletions(database, walk)
+        self._passes = passes
+        self._database = database
+        self._walk = walk
+        self._query = query
+        self._maker = RowMaker(database.uuid, query)
+        self._left = query.limit
+        self._count = 0
+
+    @property
+    def _is_full(self) -> bool:
+        return self._left is not None and self._left <= 0
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer; empty pieces are chances for a heartbeat."""
+        query, is_list = self._query, self._query.feed in ("normal", "longpoll")
+        if is_list:
+            yield b'{"results":[\n'
+        wait_s = query.heartbeat_s or query.timeout_s
+        while True:
+            rows = self._descending() if query.descending else self._ascending()
+            async with aclosing(rows):
+                async for piece in rows:
+                    yield piece
+            if self._is_full or query.feed == "normal" or query.descending:
+                break
+            if not self._is_still():
+                break
+            if query.feed == "longpoll" and self._count:
+                break
+            while not await self._walk.wait(wait_s):
+                yield b""
+                if query.heartbeat_s is None or not self._is_still():
+                    wait_s = 0.0
+                    break
+            if not wait_s:
+                break
+        pending = await self._pending() if self._is_full else 0
+        token = self._walk.tokens.text()
+        if is_list:
+            more = await self._more()
+            yield b'\n],\n"last_seq":"%b","pending":%d%b}\n' % (token, pending, more)
+        elif query.feed == "continuous":
+            yield b'{"last_seq":"%b","pending":%d}\n' % (token, pending)
+
+    async def _more(self) -> bytes:
+        """Return what Millstream's replicator reads of a list besides."""
+        more = b"" if self._is_complete else b',"complete":false'
+        if self._told is not None:
+            records = await self._told(self._walk.tokens.vector)
+            if records:
+                more += b',"coverage":%b' % msgspec.json.encode(list(map(record_to_json, records)))
+        return more
+
+    async def _ascending(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._steps()) as steps:
+            async for piece in steps:
+                shown = self._shown(piece, await self._rows(piece.frames))
+                if self._is_full:
+                    yield shown
+                    return
+                self._go_on_behind(piece)
+                yield shown
+
+    async def _rows(self, frames: Sequence[bytes]) -> list[Row]:
+        """Return the rows of changes whose documents pass the filter."""
+        if self._passes is None and self._text_of is None:
+            return self._maker.rows(frames)
+        found = self._maker.candidates(frames)
+        passing = [one.leaves(all_docs=self._query.all_docs) for one in found]
+        if self._passes is not None:
+            pairs = zip(found, passing, strict=True)
+            texts = [one.text(leaf) for one, those in pairs for leaf in those]
+            verdicts = iter(await self._passes(texts) if texts else [])
+            passing = [[leaf for leaf in those if next(verdicts)] for those in passing]
+        if self._text_of is None:
+            return self._maker.rows_of(found, passing)
+        shown = [
+            await self._text_of(one, those[0]) if those else b""
+            for one, those in zip(found, passing, strict=True)
+        ]
+        return self._maker.rows_of(found, passing, shown)
+
+    def _go_on_behind(self, piece: Piece) -> None:
+        snapshot = piece.snapshot
+        self._walk.tokens.move(snapshot.partition_id, snapshot.at(piece.covered))
+
+    async def _steps(self) -> AsyncGenerator[Piece, None]:
+        """Yield changes, few at a time."""
+        if self._is_full:
+            return
+        async with aclosing(self._walk.pieces()) as pieces:
+            async for snapshot, frames, covered in pieces:
+                while len(frames) > self._step_rows:
+                    step, frames = frames[: self._step_rows], frames[self._step_rows :]
+                    yield Piece(snapshot, step, seqno_of(step[-1]))
+                    await asyncio.sleep(0)
+                yield Piece(snapshot, frames, covered)
+                if len(frames) > 1:
+                    await asyncio.sleep(0)
+
+    def _shown(self, piece: Piece, rows: list[Row]) -> bytes:
+        """Return rows as the client is sent them, and move the reader along. Hot path."""
+        if self._left is not None:
+            rows = rows[: self._left]
+            self._left -= len(rows)
+        tokens, snapshot = self._walk.tokens, piece.snapshot
+        number, interval = snapshot.partition_id, self._query.seq_interval
+        out = []
+        for seqno, text in rows:
+            tokens.move(number, snapshot.at(seqno))
+            seq = b"null" if self._count % interval else b'"%b"' % tokens.text(number)
+            self._count += 1
+            out.append(self._framed(seq, text))
+        return b"".join(out)
+
+    def _framed(self, seq: bytes, text: bytes) -> bytes:
+        feed = self._query.feed
+        if feed == "continuous":
+            return b'{"seq":%b%b\n' % (seq, text)
+        if feed == "eventsource":
+            event_id = b"" if seq == b"null" else b"id: %b\n" % seq.strip(b'"')
+            return b'data: {"seq":%b%b\n%b\n' % (seq, text, event_id)
+        return b'%b{"seq":%b%b' % (b"" if self._count == 1 else b",\n", seq, text)
+
+    async def _descending(self) -> AsyncGenerator[bytes, None]:
+        """Yield the last rows of what would come, in reverse.
+
+        Raises:
+            UsageError: `bad_request`: they are too many to be kept.
+        """
+        limit, self._left = self._left, None
+        kept: deque[tuple[bytes, bytes]] = deque(maxlen=limit)
+        size = 0
+        tokens = self._walk.tokens
+        async for piece in self._steps():
+            number = piece.snapshot.partition_id
+            for seqno, text in await self._rows(piece.frames):
+                tokens.move(number, piece.snapshot.at(seqno))
+                if len(kept) == limit and kept:
+                    size -= sum(map(len, kept[0]))
+                kept.append((tokens.text(number), text))
+                size += sum(map(len, kept[-1])) if kept else 0
+            if size > DESCENDING_BYTES_MAX:
+                raise UsageError(
+                    "the rows of a descending feed do not fit into memory: give a limit",
+                    code="bad_request",
+                )
+            self._go_on_behind(piece)
+        for token, text in reversed(kept):
+            self._count += 1
+            yield self._framed(b'"%b"' % token, text)
+
+    async def _pending(self) -> int:
+        """Return how many rows are above where the client stands."""
+        lag = self._walk.lag()
+        if not lag or lag > COUNTED_CHANGES_MAX:
+            return lag
+        rest = self._database.open(self._walk.tokens.vector, restarts=False)
+        maker, count = RowMaker(self._database.uuid, ChangesQuery()), 0
+        try:
+            async for piece in rest.pieces():
+                count += len(maker.rows(piece.frames))
+                if len(piece.frames) > 1:
+                    await asyncio.sleep(0)
+        finally:
+            rest.close()
+        return count
+
+
+def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
+    """Whether no deletion was forgotten above where a reader begins."""
+    pairs = zip(walk.tokens.vector.positions, database.histories(), strict=True)
+    return all(position.seqno >= history.purge_seqno for position, history in pairs)
+
+
+async def _with_heartbeats(
+    pieces: AsyncIterator[bytes], query: ChangesQuery
+) -> AsyncGenerator[bytes, None]:
+    """Yield what is not empty, and a heartbeat where there was nothing for so long."""
+    loop = asyncio.get_running_loop()
+    beat, last_s = _HEARTBEATS.get(query.feed, b"\n"), loop.time()
+    async for piece in pieces:
+        if piece:
+            yield piece
+        elif query.heartbeat_s is None or loop.time() - last_s < query.heartbeat_s:
+            continue
+        else:
+            yield beat
+        last_s = loop.time()
+
+
+async def _changes(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    query = parse_changes(
+        request.query, await _body(request), request.headers.get("Last-Event-ID")
+    )
+    database = await request.app[HOST].changes.whole(bucket)
+    passes = _filter_of(request, bucket, query.filter)
+    told: Told | None = None
+    if query.puller is not None:
+        told = partial(_told, request, bucket, query.puller)
+    walk = database.open(database.start_of(query.since), restarts=passes is not None)
+    try:
+        with WhileThere(request):
+            texts = _texts_of(request, bucket, query)
+            answer = _Answer(database, walk, query, passes, told, request[STILL], texts)
+            pieces = answer.pieces()
+            async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
+                if query.feed == "normal" and query.heartbeat_s is None:
+                    return await stream(request, beating, {"Cache-Control": "must-revalidate"})
+                return await _stream_at_once(request, beating, query)
+    finally:
+        walk.close()
+
+
+async def _told(
+    request: web.Request, bucket: str, puller: Puller, end: Vector
+) -> Sequence[Record]:  # fmt: skip
+    return await request.app[HOST].coverage.emitted(bucket, end, puller)
+
+
+def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf | None:
+    """Return who makes the texts of documents, None where nothing is to be read for them."""
+    if not query.include_docs or not (query.attachments or query.encoding_info):
+        return None
+    documents = request.app[HOST].documents
+    shown = Shown(conflicts=query.conflicts, encoding_info=query.encoding_info)
+
+    async def text(changed: ChangedDocument, leaf: Leaf) -> bytes:
+        doc_id, document = changed.id, changed.document
+        if leaf.rev not in document.contents:
+            return changed.text(leaf, conflicts=query.conflicts)
+        if not query.attachments:
+            return text_of(doc_id, document, leaf, shown)
+        return await inline_text(documents, bucket, doc_id, document, leaf, shown, None)
+
+    return text
+
+
+def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
+    """Return who says which documents pass, by their texts; None: what they hold is no matter."""
+    functions = request.app[HOST].functions
+    if asked.kind == "selector":
+        selector = parse_selector(asked.selector)
+
+        async def match(texts: Sequence[bytes]) -> list[bool]:
+            turns = Turns()
+            found = []
+            for text in texts:
+                await turns.give()
+                call = partial(_is_true, selector, text)
+                found.append(await worked_out(selector, len(text), call))
+            return found
+
+        return match
+    if asked.kind == "view":
+        return partial(functions.filter_by_view, bucket, asked.design, asked.name)
+    if asked.kind == "function":
+        seen = {
+            "method": request.method,
+            "path": request.path.strip("/").split("/"),
+            "query": {seen_text(name): seen_text(text) for name, text in request.query.items()},
+            "headers": seen_headers(request.headers.items()),
+            "userCtx": user_context(request, bucket),
+        }
+        shown = msgspec.json.encode(seen)
+
+        async def ask(texts: Sequence[bytes]) -> list[bool]:
+            return await functions.filter(bucket, asked.design, asked.name, texts, shown)
+
+        return ask
+    return None
+
+
+def _is_true(selector: Selector, text: bytes) -> bool:
+    return selector.matches(parse(text))
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    if request.method != "POST":
+        return {}
+    return await read_object(request, CHANGES_BODY_BYTES_MAX)
+
+
+async def _stream_at_once(
+    request: web.Request, pieces: AsyncIterator[bytes], query: ChangesQuery
+) -> web.StreamResponse:
+    """Send each piece when it is there, the headers before anything is."""
+    response = web.StreamResponse(headers={"Cache-Control": "must-revalidate"})
+    is_events = query.feed == "eventsource"
+    response.content_type = "text/event-stream" if is_events else "application/json"
+    response.enable_chunked_encoding()
+    return await send_pieces(request, response, pieces)
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [web.get(_PATH, _changes), web.post(_PATH, _changes)]

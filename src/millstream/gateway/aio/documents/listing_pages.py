@@ -1,0 +1,216 @@
+"""All documents of a database by id: `/DB/_all_docs`, asked once or several times at once.
+
+Invariants:
+1. Ids are in the order of their bytes, not in that of views.
+2. `keys` are answered in their order, one row each: a deleted document says so, an unknown id too.
+3. Rows leave as they are read; no more than a piece of the answer is in memory.
+
+Elsewhere: parameters (`views.core.query.parameters`), documents (`gateway.core.api.documents`).
+Source: CouchDB's `_all_docs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from millstream.documents.reading import PLAIN, Shown, text_of
+from millstream.documents.sent import checked_id
+from millstream.documents.stored import StoredDocument
+from millstream.errors import UsageError
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    read_body,
+    require,
+)
+from millstream.gateway.aio.documents.documents_out import inline_text
+from millstream.gateway.aio.streaming import Turns, WhileThere, stream
+from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.api.node import NodeHost
+from millstream.views.core.query.parameters import (
+    MISSING,
+    QUERY_BODY_BYTES_MAX,
+    Query,
+    body_options,
+    multi_options,
+    parse_query,
+    url_options,
+)
+
+__all__ = ["routes"]
+
+_HIGHEST: Final = b"\xff"
+"""Above every id."""
+
+
+async def _all_docs(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    options = url_options(request.query.items())
+    if request.method == "POST":
+        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
+    with WhileThere(request):
+        pieces = (await _listing(request.app[HOST], bucket, _parsed(options))).pieces()
+        async with aclosing(pieces):
+            return await stream(request, pieces, {"Cache-Control": "must-revalidate"})
+
+
+async def _queries(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    common = url_options(request.query.items())
+    asked = [
+        _parsed(common | options)
+        for options in multi_options(await read_body(request, QUERY_BODY_BYTES_MAX))
+    ]
+    host = request.app[HOST]
+
+    async def results() -> AsyncIterator[bytes]:
+        before = b'{"results":['
+        for query in asked:
+            yield before
+            async for piece in (await _listing(host, bucket, query)).pieces():
+                yield piece
+            before = b","
+        yield b"]}\n" if asked else before + b"]}\n"
+
+    with WhileThere(request):
+        return await stream(request, results(), {})
+
+
+def _parsed(options: Mapping[str, Any]) -> Query:
+    query = parse_query(options)
+    query.check(has_reduce=False, encode=_key, may_be_empty=True)
+    for key in (query.key, query.startkey, query.endkey):
+        if key is not MISSING:
+            _key(key)
+    return query
+
+
+def _key(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise UsageError(f"key {value!r}: ids are strings", code="query_parse_error")
+    return value.encode(errors="surrogatepass")
+
+
+async def _listing(host: NodeHost, bucket: str, query: Query) -> _Listing:
+    """Return an answer; what changes beside it is not in its `update_seq`."""
+    seq = (await host.changes.whole(bucket)).latest().text() if query.update_seq else None
+    return _Listing(host.documents, bucket, query, seq)
+
+
+class _Listing:
+    """The answer to one query."""
+
+    def __init__(
+        self, documents: DocumentHost, bucket: str, query: Query, update_seq: str | None
+    ) -> None:
+        self._documents, self._bucket, self._query = documents, bucket, query
+        self._update_seq = update_seq
+        self._shown = Shown(conflicts=True) if query.conflicts else PLAIN
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the JSON text."""
+        total = await self._documents.total(self._bucket)
+        query = self._query
+        is_whole = query.keys is None and MISSING is query.key is query.startkey
+        offset = None
+        if is_whole:
+            offset = query.skip if total is None else min(query.skip, total)
+        said: dict[str, Any] = {"total_rows": total, "offset": offset}
+        if self._update_seq is not None:
+            said["update_seq"] = self._update_seq
+        head = msgspec.json.encode(said)
+        before = head[:-1] + b',"rows":[\r\n'
+        rows = self._by_keys() if query.keys is not None else self._by_range()
+        async with aclosing(rows):
+            async for row in rows:
+                yield before + row
+                before = b",\r\n"
+        yield b"\r\n]}\n" if before == b",\r\n" else before + b"]}\n"
+
+    async def _by_range(self) -> AsyncGenerator[bytes, None]:
+        query = self._query
+        low, high = b"", _HIGHEST
+        first, last = (query.endkey, query.startkey) if query.descending else (
+            query.startkey, query.endkey,
+        )  # fmt: skip
+        if query.key is not MISSING:
+            low = high = _key(query.key)
+        else:
+            low = low if first is MISSING else _key(first)
+            high = high if last is MISSING else _key(last)
+        left, skip = query.limit, query.skip
+        excluded = None
+        if not query.inclusive_end and query.key is MISSING and query.endkey is not MISSING:
+            excluded = _key(query.endkey)
+        found = self._documents.scan(self._bucket, low, high, descending=query.descending)
+        async with aclosing(found):
+            async for doc_id, document in found:
+                if doc_id.encode() == excluded:
+                    continue
+                if skip:
+                    skip -= 1
+                    continue
+                if left is not None:
+                    if left == 0:
+                        return
+                    left -= 1
+                yield await self._row(doc_id, document)
+
+    async def _by_keys(self) -> AsyncGenerator[bytes, None]:
+        query = self._query
+        keys = list(query.keys or ())
+        if query.descending:
+            keys.reverse()
+        end = None if query.limit is None else query.skip + query.limit
+        turns = Turns()
+        for key in keys[query.skip : end]:
+            await turns.give()
+            yield await self._keyed(key)
+
+    async def _keyed(self, key: Any) -> bytes:
+        document = None
+        if isinstance(key, str):
+            try:
+                document = await self._documents.read(self._bucket, checked_id(key))
+            except UsageError:
+                document = None
+        if document is None or not document.exists:
+            return msgspec.json.encode({"key": key, "error": "not_found"})
+        return await self._row(key, document)
+
+    async def _row(self, doc_id: str, document: StoredDocument) -> bytes:
+        winner = document.winner
+        row: dict[str, Any] = {"id": doc_id, "key": doc_id, "value": {"rev": winner.rev}}
+        if winner.is_deleted:
+            row["value"]["deleted"] = True
+            if self._query.include_docs:
+                row["doc"] = None
+        elif self._query.include_docs:
+            row["doc"] = msgspec.Raw(await self._text(doc_id, document))
+        return msgspec.json.encode(row)
+
+    async def _text(self, doc_id: str, document: StoredDocument) -> bytes:
+        if self._query.attachments:
+            return await inline_text(
+                self._documents, self._bucket, doc_id, document, document.winner, self._shown,
+                None,
+            )  # fmt: skip
+        return text_of(doc_id, document, document.winner, self._shown)
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    path = DATABASE_PATH + "/_all_docs"
+    return [
+        web.get(path, _all_docs),
+        web.post(path, _all_docs),
+        web.post(path + "/queries", _queries),
+    ]

@@ -1,0 +1,160 @@
+"""Documents that stay in their database, `/DB/_local/ID`: checkpoints of replicators, mostly.
+
+Invariants:
+1. A revision that is named has to be the present one; none at all replaces whatever is there.
+2. What was answered is durable.
+
+Elsewhere: where they lie, and which are taken back when history is (`kv.core.local_documents`).
+Source: CouchDB's `_local` documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from millstream.documents.json_text import cut, parse
+from millstream.errors import ConditionError, UsageError
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    answer,
+    raw_answer,
+    read_body,
+    require,
+)
+from millstream.gateway.core.api.documents import LocalDocument
+from millstream.gateway.core.documents import document_text
+from millstream.gateway.core.listing import Listed, list_documents
+from millstream.views.core.query.parameters import (
+    QUERY_BODY_BYTES_MAX,
+    body_options,
+    parse_query,
+    url_options,
+)
+
+__all__ = ["LOCAL_BYTES_MAX", "local_text", "parse_local", "routes"]
+
+LOCAL_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Body of a request that stores one."""
+_LOCAL: Final = DATABASE_PATH + "/{local:_local(?:/|%2F)[^/]+}"
+_KNOWN: Final = frozenset({"_id", "_rev", "_deleted", "_attachments", "_revisions"})
+_REV: Final = re.compile(r"0-([0-9]{1,18})")
+
+
+def parse_local(data: bytes, doc_id: str) -> tuple[bytes | None, int | None]:
+    """Return (what is stored, revision that is replaced) of a text; None: it is deleted.
+
+    Raises:
+        UsageError: `bad_json`, `bad_request`, `doc_validation`.
+    """
+    parts = cut(data)
+    special: Mapping[str, Any] = {name: parse(raw) for name, raw in parts.special.items()}
+    for name in special:
+        if name not in _KNOWN:
+            raise UsageError(f"Bad special document member: {name}", code="doc_validation")
+    # `_attachments` are passed over, as CouchDB does.
+    return None if special.get("_deleted") is True else parts.body, _number(special.get("_rev"))
+
+
+def _number(rev: object) -> int | None:
+    if rev is None:
+        return None
+    match = _REV.fullmatch(rev) if isinstance(rev, str) else None
+    if match is None:
+        raise UsageError("Invalid rev format", code="bad_request")
+    return int(match[1])
+
+
+def local_text(found: LocalDocument) -> bytes:
+    """Return the text of one."""
+    return document_text(f"_local/{found.id}", f"0-{found.rev}", found.body)
+
+
+def _of(request: web.Request) -> tuple[str, str]:
+    require(request, "read", request.match_info[DATABASE])
+    return request.match_info[DATABASE], request.match_info["local"].removeprefix("_local/")
+
+
+async def _get(request: web.Request) -> web.Response:
+    bucket, doc_id = _of(request)
+    found = await request.app[HOST].documents.read_local(bucket, doc_id)
+    if found is None:
+        raise ConditionError("missing", code="not_found")
+    return raw_answer(local_text(found) + b"\n")
+
+
+async def _attachment(request: web.Request) -> web.Response:
+    bucket, _ = _of(request)
+    if request.method != "GET":
+        require(request, "write", bucket)
+    raise UsageError("_local documents do not accept attachments.", code="bad_request")
+
+
+async def _put(request: web.Request) -> web.Response:
+    bucket, doc_id = _of(request)
+    require(request, "write", bucket)
+    body, rev = parse_local(await read_body(request, LOCAL_BYTES_MAX), doc_id)
+    if rev is None:
+        rev = _number(request.query.get("rev"))
+    number = await request.app[HOST].documents.write_local(bucket, doc_id, body, rev)
+    return _written(doc_id, number, 201)
+
+
+async def _delete(request: web.Request) -> web.Response:
+    bucket, doc_id = _of(request)
+    require(request, "write", bucket)
+    rev = _number(request.query.get("rev"))
+    await request.app[HOST].documents.write_local(bucket, doc_id, None, rev)
+    return _written(doc_id, 0, 200)
+
+
+async def _copy(request: web.Request) -> web.Response:
+    bucket, doc_id = _of(request)
+    require(request, "write", bucket)
+    header = unquote(request.headers.get("Destination", "")).lstrip("/")
+    target = header.removeprefix("_local/")
+    if not target or target == header:
+        raise UsageError("Destination: _local/ID is wanted", code="bad_request")
+    documents = request.app[HOST].documents
+    found = await documents.read_local(bucket, doc_id)
+    if found is None:
+        raise ConditionError("missing", code="not_found")
+    return _written(target, await documents.write_local(bucket, target, found.body, None), 201)
+
+
+def _written(doc_id: str, number: int, status: int) -> web.Response:
+    return answer({"ok": True, "id": f"_local/{doc_id}", "rev": f"0-{number}"}, status=status)
+
+
+async def _list(request: web.Request) -> web.Response:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    options = url_options(request.query.items())
+    if request.method == "POST":
+        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
+    query = parse_query(options)
+    query.check(has_reduce=False)
+    found = await request.app[HOST].documents.locals(bucket)
+    listed = [Listed(f"_local/{one.id}", f"0-{one.rev}", one.body) for one in found]
+    shown = list_documents(sorted(listed, key=lambda one: one.id.encode()), query)
+    return answer(shown | {"total_rows": None, "offset": None})
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.get(_LOCAL, _get),
+        web.get(_LOCAL + "/{name:.+}", _attachment),
+        web.put(_LOCAL + "/{name:.+}", _attachment),
+        web.put(_LOCAL, _put),
+        web.delete(_LOCAL, _delete),
+        web.route("COPY", _LOCAL, _copy),
+        web.get(DATABASE_PATH + "/_local_docs", _list),
+        web.post(DATABASE_PATH + "/_local_docs", _list),
+    ]

@@ -1,0 +1,218 @@
+"""Documents on their way in: rights, design documents compiled, validation, and the change itself.
+
+Invariants:
+1. Each document is judged and changed by itself; a refusal concerns no other one.
+2. What `validate_doc_update` functions agreed to is what is stored: if the document changed while
+   they were asked, they are asked again.
+3. Design documents are stored only if they compile, but for those that a peer has: what it stored
+   is stored here, too, and what cannot be run in it says so when it is asked.
+
+Elsewhere: what becomes of a document (`documents.updating`), the functions
+(`gateway.core.api.node.FunctionHost`), attachments (`attaching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from millstream.documents.reading import Shown, text_of
+from millstream.documents.sent import Sent
+from millstream.documents.stored import Attachment, StoredDocument
+from millstream.documents.updating import Change, interactive, replicated
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.aio.answers import HOST, OLD, USER, require
+from millstream.gateway.core.api.documents import Decide
+from millstream.gateway.core.user_documents import shown_roles
+from millstream.views.core.design.design_code import Revised
+
+__all__ = ["VALIDATION_TRIES_MAX", "Edit", "Stored", "user_context", "write", "write_one"]
+
+VALIDATION_TRIES_MAX: Final = 10
+"""How often a change is validated anew because its document changed meanwhile."""
+_DESIGN: Final = "_design/"
+_MOVED: Final = "moved"
+"""Code of the refusal of a change whose document is not as it was validated."""
+_WITH_PATH: Final = Shown(revs=True)
+_NOTHING: Final[Mapping[str, Attachment]] = {}
+
+
+class Edit(NamedTuple):
+    """One change that a request wants."""
+
+    doc_id: str
+    sent: Sent
+    kept: Mapping[str, Attachment] = _NOTHING
+    is_replicated: bool = False
+    deletes: bool = False
+
+
+class Stored(NamedTuple):
+    """What was made of it."""
+
+    rev: str
+    is_new: bool
+    """Whether anything had to be stored."""
+
+
+class _Pending:
+    """One edit under way: what is decided of it, by the document as it is then."""
+
+    def __init__(self, edit: Edit, revs_limit: int) -> None:
+        self.edit = edit
+        self._revs_limit = revs_limit
+        self.rev = ""
+        self.before: StoredDocument | None = None
+        self.after: StoredDocument | None = None
+        """As decided last; None: nothing was to be changed."""
+        self.expected: list[str] | None = None
+        """Leaves of the document that was validated; None: nothing was."""
+
+    def change(self, document: StoredDocument | None) -> Change:
+        edit, limit = self.edit, self._revs_limit
+        if edit.is_replicated:
+            return replicated(document, edit.sent, edit.kept, revs_limit=limit)
+        return interactive(document, edit.sent, edit.kept, revs_limit=limit, deletes=edit.deletes)
+
+    def decide(self, document: StoredDocument | None) -> StoredDocument | None:
+        if self.expected is not None and self.expected != leaves_of(document):
+            raise MillstreamError("the document has changed", code=_MOVED)
+        change = self.change(document)
+        self.rev = change.rev
+        self.before, self.after = document, change.document
+        return change.document
+
+
+def leaves_of(document: StoredDocument | None) -> list[str]:
+    """Return the leaves of a document, none where there is none."""
+    return [] if document is None or not document.exists else document.tree.leaf_revs()
+
+
+async def write_one(request: web.Request, bucket: str, edit: Edit, *, is_durable: bool) -> Stored:
+    """Make one change; raises why it is refused."""
+    [done] = await write(request, bucket, [edit], is_durable=is_durable)
+    if isinstance(done, MillstreamError):
+        raise done
+    return done
+
+
+async def write(
+    request: web.Request, bucket: str, edits: Sequence[Edit], *, is_durable: bool
+) -> list[Stored | MillstreamError]:
+    """Make changes, each by itself; return what came of each, in order."""
+    host = request.app[HOST]
+    settings = await host.documents.settings(bucket)
+    done: list[Stored | MillstreamError | None] = [None] * len(edits)
+    pending = [_Pending(edit, settings.revs_limit) for edit in edits]
+    for at, edit in enumerate(edits):
+        if edit.doc_id.startswith(_DESIGN):
+            done[at] = await _design_refusal(request, bucket, edit)
+    open_ones = [at for at, refusal in enumerate(done) if refusal is None]
+    validates = await host.functions.validates(bucket)
+    vain = 0
+    while open_ones and vain < VALIDATION_TRIES_MAX:
+        now = open_ones
+        if validates:
+            now = _first_of_each(edits, open_ones)
+            await _validate(request, bucket, pending, now, done, settings.security)
+            now = [at for at in now if done[at] is None]
+        wanted: list[tuple[str, Decide]] = [(edits[at].doc_id, pending[at].decide) for at in now]
+        answers = await host.documents.update(bucket, wanted, is_durable=is_durable)
+        for at, answer in zip(now, answers, strict=True):
+            if not isinstance(answer, MillstreamError):
+                one = pending[at]
+                if one.after is not None:
+                    request.app[OLD].keep(settings.uuid, one.edit.doc_id, one.before, one.after)
+                done[at] = Stored(one.rev, answer.seqno > 0)
+            elif answer.code != _MOVED:
+                done[at] = answer
+        left = [at for at in open_ones if done[at] is None]
+        vain = vain + 1 if len(left) == len(open_ones) else 0
+        open_ones = left
+    late = UnavailableError(
+        f"the document changed {VALIDATION_TRIES_MAX} times while this change was validated; "
+        "try again",
+        code="temporarily_unavailable",
+    )
+    return [late if result is None else result for result in done]
+
+
+def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
+    """Return of the changes of each document the first: the next is judged by what it leaves."""
+    first: dict[str, int] = {}
+    for at in numbers:
+        first.setdefault(edits[at].doc_id, at)
+    return list(first.values())
+
+
+async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> MillstreamError | None:
+    try:
+        require(request, "design", bucket)
+        if not edit.sent.is_deleted and not edit.is_replicated:
+            name = edit.doc_id.removeprefix(_DESIGN)
+            await request.app[HOST].designs.check(bucket, name, dict(edit.sent.content))
+    except MillstreamError as error:
+        return error
+    return None
+
+
+async def _validate(
+    request: web.Request,
+    bucket: str,
+    pending: Sequence[_Pending],
+    open_ones: Sequence[int],
+    done: list[Stored | MillstreamError | None],
+    security: bytes,
+) -> None:
+    """Ask the functions of the database; refusals go into `done`."""
+    host = request.app[HOST]
+    asked, changes = list[int](), list[Revised]()
+    wanted = [at for at in open_ones if not pending[at].edit.doc_id.startswith(_DESIGN)]
+    ids = [pending[at].edit.doc_id for at in wanted]
+    async with aclosing(host.documents.read_all(bucket, ids)) as found:
+        for at in wanted:
+            one = pending[at]
+            try:
+                document = await anext(found)
+                if isinstance(document, MillstreamError):
+                    raise document
+                one.expected = leaves_of(document)
+                change = one.change(document)
+            except MillstreamError as error:
+                done[at] = error
+                continue
+            if change.document is not None:
+                asked.append(at)
+                changes.append(_revised(one.edit.doc_id, change, document))
+    if not changes:
+        return
+    refusals = await host.functions.validate(
+        bucket, changes, msgspec.json.encode(user_context(request, bucket)), security
+    )
+    for at, refusal in zip(asked, refusals, strict=True):
+        if refusal is not None:
+            done[at] = refusal
+
+
+def _revised(doc_id: str, change: Change, before: StoredDocument | None) -> Revised:
+    after = change.document
+    assert after is not None, "a change"
+    leaf = after.tree.leaf(change.rev)
+    assert leaf is not None, "what was written is a leaf"
+    new = text_of(doc_id, after, leaf, _WITH_PATH)
+    if before is None or not before.exists or before.winner.rev not in before.contents:
+        return Revised(new, None)
+    return Revised(new, text_of(doc_id, before, before.winner))
+
+
+def user_context(request: web.Request, bucket: str) -> dict[str, Any]:
+    """Return who asks, as functions of design documents see it."""
+    user = request[USER]
+    if user is None:
+        is_open = request.app[HOST].users.is_empty
+        return {"db": bucket, "name": None, "roles": ["_admin"] if is_open else []}
+    return {"db": bucket, "name": user.name, "roles": shown_roles(user.roles)}

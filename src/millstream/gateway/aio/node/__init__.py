@@ -1,0 +1,1 @@
+"""Pages of the node: health, users, sessions, what SDKs ask."""

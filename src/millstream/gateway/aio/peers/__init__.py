@@ -1,0 +1,1 @@
+"""Pages for other nodes of the cluster."""

@@ -1,0 +1,105 @@
+"""Documents as they are kept, for other nodes that share a bucket.
+
+    POST /_millstream/buckets/NAME/stored        a request of `stored_host` -> its answer
+    GET /_millstream/buckets/NAME/blobs/HEX?begin=N&end=N    -> bytes of an attachment
+    PUT /_millstream/buckets/NAME/blobs/HEX      keeps them
+
+Invariants:
+1. Only nodes of the cluster, and administrators, ask.
+2. A refusal of what was understood is an answer with status 200.
+
+Elsewhere: who asks (`databases.documents.remote_nodes`), who answers
+(`databases.documents.peer_requests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from millstream.errors import MillstreamError, UnavailableError, UsageError
+from millstream.gateway.aio.answers import HOST, answer, read_body, require
+from millstream.gateway.aio.documents.attaching import PIECE_BYTES
+from millstream.gateway.aio.streaming import WhileThere, stream
+from millstream.gateway.core.api.stored import (
+    REQUEST_BYTES_MAX,
+    Answer,
+    decode_asked,
+    encode,
+    refused,
+)
+
+__all__ = ["PIECE_SECONDS", "routes"]
+
+PIECE_SECONDS: Final = 30.0
+"""How long the next bytes of an attachment may take to arrive."""
+_BINARY: Final = "application/octet-stream"
+_BLOB: Final = "/_millstream/buckets/{name}/blobs/{sha256:[0-9a-f]{64}}"
+
+
+async def _stored(request: web.Request) -> web.Response:
+    require(request, "admin")
+    asked = decode_asked(await read_body(request, REQUEST_BYTES_MAX))
+    found: Answer
+    try:
+        with WhileThere(request):
+            found = await request.app[HOST].stored.answer(request.match_info["name"], asked)
+    except MillstreamError as error:
+        found = refused(error)
+    return web.Response(body=encode(found), content_type=_BINARY)
+
+
+async def _get(request: web.Request) -> web.StreamResponse:
+    require(request, "admin")
+    begin, end = _number(request.query, "begin"), _number(request.query, "end")
+    if begin > end:
+        raise UsageError("begin must not be larger than end")
+    pieces = request.app[HOST].stored.open_blob(
+        request.match_info["name"], _name_of(request), begin, end
+    )
+    return await stream(request, pieces, {}, content_type=_BINARY)
+
+
+async def _put(request: web.Request) -> web.Response:
+    require(request, "admin")
+    kept = await request.app[HOST].stored.put_blob(request.match_info["name"], _body(request))
+    if kept.sha256 != _name_of(request):
+        raise UsageError("these bytes have another name", code="bad_blob")
+    return answer({"ok": True})
+
+
+def _name_of(request: web.Request) -> bytes:
+    return bytes.fromhex(request.match_info["sha256"])
+
+
+def _number(query: Mapping[str, str], name: str) -> int:
+    text = query.get(name, "")
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise UsageError(f"{name} must be a number")
+    return int(text)
+
+
+async def _body(request: web.Request) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            async with asyncio.timeout(PIECE_SECONDS):
+                piece = await request.content.read(PIECE_BYTES)
+        except TimeoutError as error:
+            raise UsageError("the bytes do not arrive", code="body_timeout") from error
+        except web.RequestPayloadError as error:
+            raise UnavailableError(f"the bytes broke off: {error}") from error
+        if not piece:
+            return
+        yield piece
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.post("/_millstream/buckets/{name}/stored", _stored),
+        web.get(_BLOB, _get),
+        web.put(_BLOB, _put),
+    ]

@@ -1,0 +1,1 @@
+"""Pages of views and of declarative queries."""

@@ -1,0 +1,145 @@
+"""Declarative queries over HTTP: `POST /DB/_find`, and how one would be answered: `_explain`.
+
+Invariants:
+1. Whoever asks needs the right `read`.
+2. The loop is given back after `TURN_DOCUMENTS` documents or `TURN_SECONDS`, also of those that
+   are looked at in vain; what may take long of one document runs in a thread (`selecting`).
+3. A wrong query is refused before anything is read; what fails later is cut off.
+
+Elsewhere: indexes (`mango_index_pages`), queries and which index serves (`views.core.mango`), the
+rows of an index (`gateway.core.api.node.IndexHost`), all documents
+(`gateway.core.api.node.DocumentScan`). Source: CouchDB's `_find`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+from aiohttp import web
+
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    answer,
+    read_object,
+    require,
+)
+from millstream.gateway.aio.queries.mango_index_pages import indexes_of_bucket
+from millstream.gateway.aio.queries.selecting import worked_out
+from millstream.gateway.aio.streaming import Turns, WhileThere, stream
+from millstream.gateway.core.api.node import NodeHost
+from millstream.gateway.core.mango_answers import Selection, rows_in
+from millstream.views.core.mango.finding import Find, Place, explained, parse_find
+from millstream.views.core.mango.planning import Plan, plan_query
+
+__all__ = ["TURN_DOCUMENTS", "routes"]
+
+TURN_DOCUMENTS: Final = 50
+"""Looked at before others have a turn."""
+_Rows = AsyncGenerator[tuple[Place, bytes], None]
+
+
+async def _find(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    find, plan = await _planned(request)
+    with WhileThere(request):
+        pieces = _answered(request.app[HOST], bucket, find, plan)
+        async with aclosing(pieces):
+            return await stream(request, pieces, {})
+
+
+async def _explain(request: web.Request) -> web.Response:
+    find, plan = await _planned(request)
+    return answer(explained(request.match_info[DATABASE], find, plan))
+
+
+async def _planned(request: web.Request) -> tuple[Find, Plan]:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    find = parse_find(await read_object(request))
+    indexes = await indexes_of_bucket(request.app[HOST], bucket)
+    return find, plan_query(indexes, find.selector.normal, find.sort_fields, find.use_index)
+
+
+async def _answered(
+    host: NodeHost, bucket: str, find: Find, plan: Plan
+) -> AsyncGenerator[bytes, None]:
+    """Yield an answer's text."""
+    loop = asyncio.get_running_loop()
+    started, selection = loop.time(), Selection(find, plan)
+    if plan.is_empty or not find.limit:
+        yield b'{"docs":[' + selection.tail(loop.time() - started)
+        return
+    read = _all_documents if plan.index.is_all_docs else _rows_of_index
+    before, turns = b'{"docs":[\r\n', Turns()
+    async with aclosing(read(host, bucket, find, plan)) as rows:
+        async for place, text in rows:
+            shown = await worked_out(
+                find.selector, len(text), partial(selection.take, place, text)
+            )
+            if shown is not None:
+                yield before + shown
+                before = b",\r\n"
+                if selection.is_full:
+                    break
+            if selection.examined % TURN_DOCUMENTS == 0:
+                await asyncio.sleep(0)
+            await turns.give()
+    if not selection.answered:
+        yield b'{"docs":['
+    yield selection.tail(loop.time() - started)
+
+
+async def _all_documents(host: NodeHost, bucket: str, find: Find, plan: Plan) -> _Rows:
+    low, high = plan.ids
+    if find.after is not None:
+        low, high = (low, find.after.id) if find.descending else (find.after.id, high)
+    documents = host.scan.documents(
+        bucket, low, high, descending=find.descending, conflicts=find.conflicts
+    )
+    async with aclosing(documents) as found:
+        async for doc_id, text in found:
+            yield Place(None, doc_id), text
+
+
+async def _rows_of_index(host: NodeHost, bucket: str, find: Find, plan: Plan) -> _Rows:
+    index = plan.index
+    found = await host.indexes.query(bucket, index.design, index.name, _options(find, plan))
+    try:
+        async for piece in found:
+            for row in rows_in(piece):
+                yield row.place, bytes(row.doc)
+    finally:
+        await found.close()
+
+
+def _options(find: Find, plan: Plan) -> dict[str, Any]:
+    """Return the parameters of the view that is read."""
+    start, end = plan.start_key, plan.end_key
+    options: dict[str, Any] = {"reduce": False, "include_docs": True}
+    if find.descending:
+        options |= {"descending": True, "startkey": end, "endkey": start}
+    else:
+        options |= {"startkey": start, "endkey": end}
+    if find.after is not None:
+        options |= {"startkey": find.after.key, "startkey_docid": find.after.id}
+    if not find.update:
+        options["update"] = "false"
+    if find.stable:
+        options["stable"] = True
+    if find.conflicts:
+        options["conflicts"] = True
+    return options
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.post(DATABASE_PATH + "/_find", _find),
+        web.post(DATABASE_PATH + "/_explain", _explain),
+    ]

@@ -1,0 +1,1 @@
+"""What the pages need of the node around them."""

@@ -1,0 +1,1 @@
+"""Documents over HTTP: revisions, attachments, local documents, changes."""

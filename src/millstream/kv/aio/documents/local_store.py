@@ -1,0 +1,422 @@
+"""What belongs to a database and not to its documents: `_local` documents and settings, in LMDB.
+
+    key: "l" | id of a `_local` document      value: versions, newest first
+    key: "s" | name of a setting              value: bytes
+    key: "d"                                  value: digest of all other entries
+
+A version of a `_local` document is stamped with where the database stood, durably, when it was
+written. One whose stamp is no longer part of history counts no more; then the one before does. So
+a checkpoint never speaks of changes that the database has lost since.
+
+Invariants:
+1. What a write returned is durable.
+2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart; of one
+   that was deleted only that it was, until there are too many entries.
+3. Documents are bounded in number and size; one that may not be stored can be made smaller, or be
+   deleted. Settings always find room.
+4. Nothing is read before all entries were found to agree with the digest, which changes with them
+   in one transaction. After a clean stop the whole file has a checksum besides, in `sum`.
+5. A store that was begun and is gone, or damaged, is never begun anew: opening it fails.
+
+Elsewhere: what a stamp is (`documents.tokens`), who judges it (`node.documents`).
+Source: transitive checkpoints paper; docs/design/0029-documents.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import lmdb
+import msgspec
+
+from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.kv.aio.documents.local_scan import (
+    DIGEST_KEY,
+    as_digest,
+    digest_of,
+    is_readable,
+    scan_apart,
+    weight,
+)
+from millstream.runtime.files import sync_directory, write_atomically
+
+__all__ = [
+    "LOCAL_DOCUMENTS_MAX", "LOCAL_ID_BYTES_MAX", "LOCAL_STORE_BYTES_MAX", "VERSIONS_MAX",
+    "LocalStore", "Version", "accept_local", "check_local", "thinned",
+]  # fmt: skip
+
+_LOG = logging.getLogger(__name__)
+
+VERSIONS_MAX: Final = 4
+LOCAL_DOCUMENTS_MAX: Final = 100_000
+"""Of one database."""
+LOCAL_ID_BYTES_MAX: Final = 510
+"""LMDB takes keys of 511 bytes, and one of them says what it is a key of."""
+LOCAL_STORE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Of one database, all versions together."""
+_MAP_BYTES: Final = 16 * 1024 * 1024 * 1024
+"""Address space; the file grows as needed."""
+_LOCAL: Final = b"l"
+_SETTING: Final = b"s"
+_DATA: Final = "data.mdb"
+_SUM: Final = "sum"
+_READ_BYTES: Final = 1024 * 1024
+_DEPTHS: Final = (1, 2, 4)
+"""How many writes lie between versions that are kept, at most."""
+
+
+class Version(NamedTuple):
+    """A `_local` document as it was written."""
+
+    rev: int
+    """0: it was deleted."""
+    body: bytes
+    stamp: str
+    number: int
+    """Counts the writes of its id, whatever its revision says."""
+
+
+_decode: Final = msgspec.msgpack.Decoder(list[Version]).decode
+_encode: Final = msgspec.msgpack.encode
+
+
+def thinned(versions: Sequence[Version]) -> list[Version]:
+    """Return which versions stay, newest first: the newest, and others ever further apart."""
+    kept = list(versions[:1])
+    for version in versions[1:]:
+        if len(kept) == VERSIONS_MAX:
+            break
+        is_last = version is versions[-1]
+        if is_last or kept[-1].number - version.number >= _DEPTHS[len(kept) - 1]:
+            kept.append(version)
+    return kept
+
+
+def _key(doc_id: str) -> bytes:
+    """Return the key of a document; raises `illegal_docid`."""
+    try:
+        key = doc_id.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("Document id must be valid UTF-8", code="illegal_docid") from error
+    if len(key) > LOCAL_ID_BYTES_MAX:
+        raise UsageError(
+            f"Id of a local document is longer than {LOCAL_ID_BYTES_MAX} bytes",
+            code="illegal_docid",
+        )
+    return key
+
+
+class LocalStore:
+    """The store of one bucket; its directory is made when something is first kept. Blocks.
+
+    Args:
+        path: of the directory.
+        is_valid: whether what a version is stamped with is part of history, or need not be.
+        must_be_there: something was kept, so that an absent store is a lost one.
+        on_begun: called in a thread once something was kept for the first time, before that is
+            told; it may raise OSError or MillstreamError.
+
+    Raises:
+        CorruptionError: `local_lost`: it is gone, or not what was written.
+        UnavailableError: `disk_error`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        is_valid: Callable[[Version], bool] = lambda _: True,
+        *,
+        must_be_there: bool = False,
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path = path
+        self.is_valid = is_valid
+        self._on_begun = on_begun
+        self._is_told = must_be_there
+        self._has_sum = False
+        self._environment: lmdb.Environment | None = None
+        self._turn = asyncio.Lock()
+        self._has_deleted = True
+        """Whether deleted documents may be among the entries."""
+        if must_be_there or (path / _DATA).exists():
+            has_digest = check_local(path, must_be_there=must_be_there)
+            self._has_sum = (path / _SUM).exists()
+            environment = self._open()
+            if not has_digest:
+                with environment.begin(write=True) as transaction:
+                    transaction.put(DIGEST_KEY, digest_of(transaction))
+
+    def _open(self) -> lmdb.Environment:
+        if self._environment is None:
+            is_new = not (self._path / _DATA).exists()
+            try:
+                self._path.mkdir(mode=0o700, exist_ok=True)
+                self._environment = lmdb.open(
+                    str(self._path), map_size=_MAP_BYTES, readahead=False, max_readers=64
+                )
+                if is_new:
+                    sync_directory(self._path)
+                    sync_directory(self._path.parent)
+            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+                raise _lost(self._path, str(error)) from error
+            except (OSError, lmdb.Error) as error:
+                raise UnavailableError(
+                    f"local documents in {self._path} cannot be opened: {error}",
+                    code="disk_error",
+                ) from error
+        return self._environment
+
+    def close(self) -> None:
+        """Close it."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def stop(self) -> None:
+        """Close it, with a checksum of the file. Blocks."""
+        if self._environment is None:
+            return
+        self.close()
+        try:
+            write_atomically(self._path / _SUM, _sum_of(self._path))
+        except OSError as error:
+            _LOG.warning("%s has no checksum: %s", self._path, error)
+
+    # -- documents
+
+    def read(self, doc_id: str) -> Version | None:
+        """Return the newest version that is part of history, None if there is none, or deleted.
+
+        Raises:
+            UsageError: `illegal_docid`.
+        """
+        found = self._valid(self._versions(_key(doc_id)))
+        return None if found is None or not found.rev else found
+
+    def _versions(self, key: bytes) -> list[Version]:
+        if self._environment is None:
+            return []
+        with self._environment.begin() as transaction:
+            value = transaction.get(_LOCAL + key)
+        return [] if value is None else _decode(value)
+
+    def _valid(self, versions: Sequence[Version]) -> Version | None:
+        return next((one for one in versions if self.is_valid(one)), None)
+
+    def all(self) -> list[tuple[str, Version]]:
+        """Return all documents, by id."""
+        if self._environment is None:
+            return []
+        found = []
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(_LOCAL):
+                for key, value in cursor:
+                    if not key.startswith(_LOCAL):
+                        break
+                    version = self._valid(_decode(value))
+                    if version is not None and version.rev:
+                        found.append((key[1:].decode(), version))
+        return found
+
+    async def write(self, doc_id: str, body: bytes | None, rev: int | None, stamp: str) -> int:
+        """Replace (None: delete) a document, durably; return its revision, 0 where deleted.
+
+        Args:
+            doc_id: without `_local/`.
+            body: a JSON object.
+            rev: the revision that is replaced; None: whatever there is.
+            stamp: where the database stands.
+
+        Raises:
+            ConditionError: `conflict`; `not_found`, nothing to delete.
+            UsageError: `illegal_docid`.
+            UnavailableError: `too_many_local_documents`, `disk_full`.
+        """
+        key = _key(doc_id)
+        async with self._turn:
+            versions = self._versions(key)
+            present = self._valid(versions)
+            number = present.rev if present is not None else 0
+            if rev is not None and rev != number:
+                raise ConditionError("Document update conflict.", code="conflict")
+            if body is None and not number:
+                raise ConditionError("missing", code="not_found")
+            count = versions[0].number + 1 if versions else 1
+            if body is None:
+                gone = _encode([Version(0, b"", stamp, count)])
+                await asyncio.to_thread(self._put, _LOCAL + key, gone)
+                self._has_deleted = True
+                return 0
+            following = 1 if rev is None else rev + 1
+            newest = Version(following, body, stamp, count)
+            old = [one for one in versions if self.is_valid(one)]
+            await asyncio.to_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
+            return following
+
+    def newest(self, doc_id: str) -> Version | None:
+        """Return what was written last, whatever history says; None: nothing ever was."""
+        versions = self._versions(_key(doc_id))
+        return versions[0] if versions else None
+
+    async def keep(self, doc_id: str, version: Version) -> None:
+        """Keep what another node wrote, durably, unless as much is known; raises as `write`."""
+        async with self._turn:
+            key = _key(doc_id)
+            versions = self._versions(key)
+            if versions and versions[0].number >= version.number:
+                return
+            kept = [version] if not version.rev else thinned([version, *versions])
+            await asyncio.to_thread(self._put_document, _LOCAL + key, kept)
+            self._has_deleted = self._has_deleted or not version.rev
+
+    def _put_document(self, key: bytes, versions: list[Version]) -> None:
+        environment, value = self._open(), _encode(versions)
+        if self._has_deleted and environment.stat()["entries"] > LOCAL_DOCUMENTS_MAX:
+            self._forget_deleted(environment)
+        stat = environment.stat()
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
+        if is_full or stat["entries"] > LOCAL_DOCUMENTS_MAX:  # one of them is the digest
+            with environment.begin() as transaction:
+                before = transaction.get(key)
+            if is_full:
+                value = _encode(versions[:1])
+            if before is None or (is_full and len(value) > len(before)):
+                raise UnavailableError(
+                    f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents, of "
+                    f"{LOCAL_STORE_BYTES_MAX} bytes with their former versions; delete "
+                    "checkpoints of replications that are not run any more",
+                    code="too_many_local_documents",
+                )
+        self._put(key, value)
+
+    def _forget_deleted(self, environment: lmdb.Environment) -> None:
+        """Make room of what is known of deleted documents."""
+        self._has_deleted = False
+        self._withdraw_sum()
+        with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+            digest = int.from_bytes(transaction.get(DIGEST_KEY, b""))
+            found = cursor.set_range(_LOCAL)
+            while found and cursor.key().startswith(_LOCAL):
+                # The next one is there by itself after a deletion.
+                gone = not _decode(cursor.value())[0].rev
+                if gone:
+                    digest -= weight(cursor.key(), cursor.value())
+                found = (cursor.delete() and bool(cursor.key())) if gone else cursor.next()
+            transaction.put(DIGEST_KEY, as_digest(digest))
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        environment = self._open()
+        try:
+            self._withdraw_sum()
+            with environment.begin(write=True) as transaction:
+                digest = int.from_bytes(transaction.get(DIGEST_KEY, b""))
+                before = transaction.get(key)
+                if before is not None:
+                    digest -= weight(key, before)
+                transaction.put(key, value)
+                transaction.put(DIGEST_KEY, as_digest(digest + weight(key, value)))
+            if not self._is_told:
+                self._on_begun()
+                self._is_told = True
+        except (lmdb.Error, OSError) as error:  # LMDB calls a write that was cut short an error
+            raise UnavailableError(
+                f"local documents in {self._path} cannot be written: {error}", code="disk_full"
+            ) from error
+
+    def _withdraw_sum(self) -> None:
+        """Remove the checksum of the file, durably, before it changes."""
+        if self._has_sum:
+            (self._path / _SUM).unlink(missing_ok=True)
+            sync_directory(self._path)
+            self._has_sum = False
+
+    # -- settings
+
+    def setting(self, name: str) -> bytes | None:
+        """Return what was set, None if nothing was."""
+        if self._environment is None:
+            return None
+        with self._environment.begin() as transaction:
+            value: bytes | None = transaction.get(_SETTING + name.encode())
+        return value
+
+    async def set(self, name: str, value: bytes) -> None:
+        """Keep a setting, durably; raises as `write`."""
+        async with self._turn:
+            await asyncio.to_thread(self._put, _SETTING + name.encode(), value)
+
+
+# -- what was written
+
+
+def check_local(path: Path, *, must_be_there: bool) -> bool:
+    """Look at the store in a directory, which nobody has open; return whether it has a digest.
+
+    Changes nothing. Blocks.
+
+    Raises:
+        CorruptionError: `local_lost`: it is gone, or not what was written.
+        OSError: it cannot be read.
+    """
+    data = path / _DATA
+    if not data.exists():
+        if must_be_there:
+            raise _lost(path, "it is missing")
+        return True
+    if not data.stat().st_size:
+        if must_be_there:
+            raise _lost(path, "it is empty")
+        return False
+    if (path / _SUM).exists():
+        if (path / _SUM).read_bytes() != _sum_of(path):
+            raise _lost(path, "its checksum is another")
+        return True
+    has_digest, damage = scan_apart(path)
+    if damage or (must_be_there and not has_digest):
+        raise _lost(path, damage or "it has lost its digest")
+    return has_digest
+
+
+def accept_local(path: Path) -> bool:
+    """Take the entries of a store as they are; False: they cannot be read. Blocks.
+
+    Raises OSError: it cannot be written.
+    """
+    if not (path / _DATA).exists() or not (path / _DATA).stat().st_size:
+        return False
+    if not is_readable(path):
+        return False
+    (path / _SUM).unlink(missing_ok=True)
+    sync_directory(path)
+    try:
+        with (
+            lmdb.open(str(path), map_size=_MAP_BYTES) as environment,
+            environment.begin(write=True) as transaction,
+        ):
+            transaction.put(DIGEST_KEY, digest_of(transaction))
+    except lmdb.Error:
+        return False
+    return True
+
+
+def _sum_of(path: Path) -> bytes:
+    """Return what `sum` must say of the file as it is."""
+    checksum = size = 0
+    with (path / _DATA).open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            checksum, size = crc32(data, checksum), size + len(data)
+    return b"%d %08x\n" % (size, checksum)
+
+
+def _lost(path: Path, reason: str) -> CorruptionError:
+    return CorruptionError(
+        f"{path / _DATA}, the local documents and settings of the database: {reason}; restore it "
+        "from a backup",
+        code="local_lost",
+    )

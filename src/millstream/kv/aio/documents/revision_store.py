@@ -1,0 +1,304 @@
+"""Reading and changing documents with their revisions, waiting for the disk where it must.
+
+Invariants:
+1. What is to be durable is when it is returned, or is refused as `ambiguous`: history went back,
+   or nobody can say.
+2. Changes asked for together wait for the disk together.
+3. The loop is given back after `TURN_SECONDS`.
+4. Of several changes of one document that are asked for together each is decided by what the one
+   before left, and the document is stored once in a turn: a thousand conflicts are not stored a
+   thousand times. If they do not fit together they are stored one by one, as far as they do.
+
+Elsewhere: what is decided (`documents.updating`), the change (`kv.core.revisions.revision_store`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+
+from millstream.documents.stored import Packed, StoredDocument
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.kv.aio.reading_back import with_documents
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.partition.residents import NotInMemory
+from millstream.kv.core.revisions.revision_store import (
+    Found,
+    Kept,
+    Made,
+    RevisedDocuments,
+    Version,
+)
+
+__all__ = ["FOLLOW_SECONDS_MAX", "TURN_SECONDS", "DocumentStore"]
+
+FOLLOW_SECONDS_MAX: Final = 1.0
+"""How long too few copies may follow a partition before changes are refused."""
+FOLLOW_PAUSE_S: Final = 0.02
+TURN_SECONDS: Final = 0.003
+"""How long documents are changed before others have a turn; one may take longer."""
+STEPS_SECONDS: Final = 0.02
+"""How long changes of one document are put together before it is stored."""
+Decide = Callable[[StoredDocument | None], StoredDocument | None]
+
+
+class _Steps:
+    """Several decisions on one document as one: the first of them, as many as there is time for.
+
+    Args:
+        decides: they.
+        now: seconds.
+    """
+
+    def __init__(self, decides: Sequence[Decide], now: Callable[[], float]) -> None:
+        self._decides = decides
+        self._now = now
+        self._results: list[bool | MillstreamError] = []
+
+    def decide(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Return what they make of a document together; refusals are kept for `made`."""
+        self._results = []
+        following: StoredDocument | None = None
+        end_s = self._now() + STEPS_SECONDS
+        for decide in self._decides:
+            if self._results and self._now() > end_s:
+                break
+            try:
+                after = decide(document if following is None else following)
+            except MillstreamError as error:
+                self._results.append(error)
+                continue
+            self._results.append(after is not None)
+            following = following if after is None else after
+        return following
+
+    def seqnos(self, whole: int) -> list[int | MillstreamError]:
+        """Return what came of each that was asked for: the seqno of them all, 0 for no change."""
+        return [
+            one if isinstance(one, MillstreamError) else whole if one else 0
+            for one in self._results
+        ]
+
+
+def _by_key(edits: Sequence[tuple[bytes, Decide]]) -> dict[bytes, list[int]]:
+    """Return the places of edits, by the key that they change."""
+    found: dict[bytes, list[int]] = {}
+    for number, (key, _) in enumerate(edits):
+        found.setdefault(key, []).append(number)
+    return found
+
+
+def _tell(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+class DocumentStore:
+    """The documents of one bucket.
+
+    Args:
+        bucket: it.
+        until_durable: returns once everything of a partition up to a seqno cannot get lost any
+            more; raises if that cannot be said.
+        now_ns: Unix time.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        until_durable: Callable[[int, int], Awaitable[None]],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._bucket = bucket
+        self._documents = RevisedDocuments(bucket)
+        self._until_durable = until_durable
+        self._now_ns = now_ns
+        self._alone: dict[int, tuple[int, float]] = {}
+        """In which epoch of a partition, and since when (s), too few copies follow it."""
+
+    async def read(self, key: bytes, revs_limit: int, *, is_durable: bool) -> Found | None:
+        """Return a document; raises as `RevisedDocuments.read`.
+
+        `is_durable`: what is returned cannot get lost any more; UnavailableError, `ambiguous`,
+        if that cannot be said.
+        """
+        while True:
+            call = partial(self._documents.read, key, self._now_ns(), revs_limit)
+            found = await with_documents(call)
+            if found is None or not is_durable:
+                return found
+            if await self._lasts(found.partition, found.seqno):
+                return found
+
+    async def kept(self, key: bytes, *, is_durable: bool) -> Kept | None:
+        """Return a document as it is kept; raises as `RevisedDocuments.kept`."""
+        while True:
+            found = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
+            if found is None or not is_durable:
+                return found
+            if await self._lasts(found.partition, found.version.seqno):
+                return found
+
+    async def update(
+        self, edits: Sequence[tuple[bytes, Decide]], revs_limit: int, *, is_durable: bool
+    ) -> list[Made | MillstreamError]:
+        """Change documents; return what came of each, in order."""
+        done: list[Made | MillstreamError | None] = [None] * len(edits)
+        loop = asyncio.get_running_loop()
+        turn_end_s = loop.time() + TURN_SECONDS
+        for key, numbers in _by_key(edits).items():
+            refusal = await self._refusal(key) if is_durable else None
+            for number, made in zip(
+                numbers,
+                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit)
+                if refusal is None
+                else [refusal] * len(numbers),
+                strict=True,
+            ):
+                done[number] = made
+            if loop.time() > turn_end_s:
+                self._bucket.changed()
+                await asyncio.sleep(0)
+                turn_end_s = loop.time() + TURN_SECONDS
+        self._bucket.changed()
+        found = [one for one in done if one is not None]
+        assert len(found) == len(edits), "each has its key"
+        if is_durable:
+            await self._settle(found)
+        return found
+
+    async def _refusal(self, key: bytes) -> MillstreamError | None:
+        """Return why a change cannot reach a majority of the copies now.
+
+        While partitions move copies change whom they follow: the first change that finds too few
+        of them waits, for `FOLLOW_SECONDS_MAX`; later ones are refused at once.
+        """
+        partition, loop = self._bucket.partition_for(key), asyncio.get_running_loop()
+        while True:
+            try:
+                partition.check_majority()
+            except UnavailableError as error:
+                epoch, since_s = self._alone.get(partition.partition_id, (-1, 0.0))
+                if epoch != partition.epoch:
+                    since_s = loop.time()
+                    self._alone[partition.partition_id] = partition.epoch, since_s
+                if loop.time() - since_s >= FOLLOW_SECONDS_MAX:
+                    return error
+                await asyncio.sleep(FOLLOW_PAUSE_S)
+            else:
+                self._alone.pop(partition.partition_id, None)
+                return None
+
+    async def _update_one(
+        self, key: bytes, decides: Sequence[Decide], revs_limit: int
+    ) -> list[Made | MillstreamError]:
+        """Change one document, several times perhaps, which is stored once in a turn."""
+        seqnos: list[int | MillstreamError] = []
+        last: Made | None = None
+        while len(seqnos) < len(decides):
+            rest = decides[len(seqnos) :]
+            steps = _Steps(rest, asyncio.get_running_loop().time)
+            made = await self._updated(key, steps.decide, revs_limit)
+            if isinstance(made, Made):
+                seqnos += steps.seqnos(made.seqno)
+            else:  # together they do not fit
+                made = await self._updated(key, rest[0], revs_limit)
+                seqnos.append(made.seqno if isinstance(made, Made) else made)
+            last = made if isinstance(made, Made) else last
+            if len(seqnos) < len(decides):
+                self._bucket.changed()
+                await asyncio.sleep(0)
+        done: list[Made | MillstreamError] = []
+        for one in seqnos:
+            if isinstance(one, int):
+                assert last is not None, "it has a seqno"
+                done.append(last._replace(seqno=one))
+            else:
+                done.append(one)
+        return done
+
+    async def replace(
+        self, changes: Sequence[tuple[bytes, Version | None, Packed]], *, is_durable: bool
+    ) -> list[Made | MillstreamError]:
+        """Write what was decided elsewhere; what came of each, seqno 0: it has changed."""
+        done: list[Made | MillstreamError] = []
+        loop = asyncio.get_running_loop()
+        turn_end_s = loop.time() + TURN_SECONDS
+        for change in changes:
+            refusal = await self._refusal(change[0]) if is_durable else None
+            if refusal is None:
+                done.append(await self._made(partial(self._documents.replace, *change)))
+            else:
+                done.append(refusal)
+            if loop.time() > turn_end_s:
+                self._bucket.changed()
+                await asyncio.sleep(0)
+                turn_end_s = loop.time() + TURN_SECONDS
+        self._bucket.changed()
+        if is_durable:
+            await self._settle(done)
+        return done
+
+    async def _updated(
+        self, key: bytes, decide: Decide, revs_limit: int
+    ) -> Made | MillstreamError:
+        return await self._made(
+            partial(self._documents.update, key, decide, revs_limit=revs_limit)
+        )
+
+    async def _made(self, step: Callable[..., Made]) -> Made | MillstreamError:
+        while self._bucket.is_delaying:  # for a bounded time: then writes are refused
+            room = asyncio.get_running_loop().create_future()
+            self._bucket.when_room(partial(_tell, room))
+            await room
+        try:
+            try:
+                return step(now_ns=self._now_ns())
+            except NotInMemory:  # it has to be read from the disk first
+                return await with_documents(lambda: step(now_ns=self._now_ns()))
+        except MillstreamError as error:
+            return error
+
+    async def _settle(self, done: list[Made | MillstreamError]) -> None:
+        """Wait until all changes are durable; those that are not become refusals."""
+        newest: dict[int, int] = {}
+        for one in done:
+            if isinstance(one, Made) and one.seqno:
+                newest[one.partition] = max(one.seqno, newest.get(one.partition, 0))
+        waits = [self._wait(*one) for one in newest.items()]
+        refusals = dict(zip(newest, await asyncio.gather(*waits), strict=True))
+        for at, one in enumerate(done):
+            if isinstance(one, Made) and one.seqno:
+                refusal = refusals[one.partition]
+                if refusal is not None:
+                    done[at] = refusal
+
+    async def _lasts(self, number: int, seqno: int) -> bool:
+        """Wait until what was read is durable; False: the history is another, read again.
+
+        Raises:
+            UnavailableError: as `until_durable`.
+        """
+        epoch = self._bucket.partitions[number].epoch
+        failure = await self._wait(number, seqno)
+        if failure is not None and self._bucket.partitions[number].epoch == epoch:
+            raise failure
+        return failure is None
+
+    async def _wait(self, number: int, seqno: int) -> MillstreamError | None:
+        """Wait until a change is durable; return why that cannot be said, None once it is."""
+        partition = self._bucket.partitions[number]
+        epoch = partition.epoch
+        try:
+            await self._until_durable(number, seqno)
+        except MillstreamError as error:
+            return error
+        if partition.epoch != epoch:
+            return UnavailableError(
+                f"partition {number} changed its history before the change was durable: look "
+                "whether it is there",
+                code="ambiguous",
+            )
+        return None

@@ -1,0 +1,1 @@
+"""Copies of a partition that follow others: replica streams, take-over, moves, durability."""

@@ -1,0 +1,100 @@
+"""Writes that are answered late: which level each waits for, and what its answer is.
+
+Invariants:
+1. A write is refused before anything is stored if so few copies follow that its level cannot be
+   reached; what was stored is never answered as if it were not.
+2. Success is answered once the level is reached in the history in which the change was made. In
+   any other case the answer is ambiguous: the partition became another, its majority was lost, or
+   the time is over.
+3. A clock that is set back ends a wait, it never makes one longer.
+
+Elsewhere: what a majority has (`acknowledged`), the order of replies (`session`), who looks at the
+clock (`kv.aio.server`).
+
+Source: docs/concepts/durability.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from millstream.kv.core.partition.partition import Partition
+from millstream.wire.mcbp import Status, response
+
+__all__ = [
+    "DURABLE_WAIT_S_DEFAULT",
+    "MAJORITY",
+    "MAJORITY_AND_PERSISTED",
+    "PERSISTED_ON_MAJORITY",
+    "PersistedWait",
+    "Waiting",
+    "answer_of",
+    "refusal_of",
+    "waits_for_copies_or_disk",
+]
+
+MAJORITY: Final = 1
+MAJORITY_AND_PERSISTED: Final = 2
+PERSISTED_ON_MAJORITY: Final = 3
+DURABLE_WAIT_S_DEFAULT: Final = 10
+"""How long a durable write waits that does not say how long it may."""
+
+PersistedWait = tuple[Partition, int, bytes, int]
+"""What waits for the disk alone: partition, seqno, reply, the partition's epoch at that time."""
+
+
+class Waiting(NamedTuple):
+    """A reply that waits for a level."""
+
+    partition: Partition
+    seqno: int
+    reply: bytes
+    epoch: int
+    """The partition's, when the change was made."""
+    level: int
+    since_ns: int
+    until_ns: int
+    """When the time is over (Unix)."""
+
+
+def refusal_of(partition: Partition, level: int) -> Status | None:
+    """Return why a write of that level must not be made now."""
+    acknowledged = partition.acknowledged
+    if not level or acknowledged is None or acknowledged.is_possible:
+        return None
+    return Status.DURABILITY_IMPOSSIBLE
+
+
+def waits_for_copies_or_disk(partition: Partition, level: int) -> bool:
+    """Return whether a change that was just made has still to reach the level."""
+    return level > MAJORITY or (level == MAJORITY and partition.has_copies)
+
+
+def answer_of(wait: PersistedWait | Waiting, now_ns: int) -> bytes | None:
+    """Return the reply that may leave now, None if it still waits."""
+    if len(wait) == 4:
+        partition, seqno, reply, epoch = wait
+        is_reached, is_over = partition.persisted_seqno >= seqno, False
+    else:
+        partition, seqno, reply, epoch, level, since_ns, until_ns = wait
+        is_reached = _reached(partition, level) >= seqno
+        is_over = not since_ns <= now_ns < until_ns
+    if partition.epoch != epoch:
+        return _ambiguous(reply)
+    if is_reached:
+        return reply
+    return _ambiguous(reply) if is_over or partition.doubtful_seqno >= seqno else None
+
+
+def _reached(partition: Partition, level: int) -> int:
+    """Return the seqno up to which the changes of a partition have the level."""
+    if level == MAJORITY:
+        return partition.majority_seqno
+    if level == MAJORITY_AND_PERSISTED:
+        return min(partition.majority_seqno, partition.persisted_seqno)
+    return partition.durable_seqno
+
+
+def _ambiguous(reply: bytes) -> bytes:
+    """Return what is answered instead: the change was made, and may be undone by now."""
+    return response(reply[1], Status.SYNC_WRITE_AMBIGUOUS, int.from_bytes(reply[12:16], "big"))

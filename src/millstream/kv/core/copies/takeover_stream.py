@@ -1,0 +1,161 @@
+"""A feed that also takes partitions over: their active copies move here from the source.
+
+    feed.take_over(partition_id)            # it follows the source already, by `follow`
+    ...effects: ChangeState, answered by `on_state_changed`; TakenOver at the end
+
+The stream that the copy has is closed and asked for again as a take-over. What the source then
+wants is done here: the copy becomes pending, and active once it has everything.
+
+Invariants:
+1. The copy changes its state only while that stream is open and the copy is what it was when it
+   asked (`ChangeState` says its epoch: whoever changes it looks again). So no take-over goes on
+   past a promotion, a rollback or an operator's word.
+2. Each `take_over` ends with one `TakenOver`, unless the connection is lost before.
+3. Once the copy is active nothing is undone here: the source has stopped for good.
+
+Elsewhere: streams and changes (`kv.core.copies.replica_stream`), making states durable
+(`kv.aio.copies`), the source's side (`upr.core.takeover`).
+
+Source: docs/reference/wire/streams.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.replica_stream import ChangeState, Feed, Line, Stage, TakenOver
+from millstream.model.partitions import PartitionState
+from millstream.upr.core.consumer import (
+    WINDOW_BYTES,
+    Event,
+    StateRequested,
+    StreamEnded,
+    StreamOpened,
+)
+from millstream.upr.core.follower import StreamOptions
+from millstream.wire.mcbp import Status, StreamFlag
+
+__all__ = ["TakingFeed"]
+
+_TAKE_OVER: Final = StreamOptions(flags=StreamFlag.TAKEOVER)
+_SETTABLE: Final = (PartitionState.PENDING, PartitionState.ACTIVE)
+
+
+class _Taking:
+    """A take-over under way."""
+
+    __slots__ = ("failure", "is_asked", "wanted")
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        """The stream that is asked for, or open, is the one that takes over."""
+        self.wanted = PartitionState.REPLICA
+        """The state that the copy is being given."""
+        self.failure = ""
+
+
+class TakingFeed(Feed):
+    """See the module; the arguments are those of `Feed`."""
+
+    def __init__(
+        self, bucket: Bucket, name: bytes, node_name: str, *, window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        super().__init__(bucket, name, node_name, window_bytes=window_bytes)
+        self._takings: dict[int, _Taking] = {}
+
+    def take_over(self, partition_id: int) -> None:
+        """Take over a partition that follows the source; harmless while that is under way."""
+        if partition_id in self._takings:
+            return
+        self._begin_taking(partition_id)
+        line = self._lines[partition_id]
+        if line.stage is Stage.OPEN:
+            self._close(line)
+        elif line.stage is Stage.RESTING:
+            self._ask(line)
+
+    def give_up_taking(self, partition_id: int) -> None:
+        """Let a take-over end without success, unless its copy is becoming active already."""
+        taking, line = self._takings.get(partition_id), self._lines.get(partition_id)
+        if taking is None or line is None:
+            return
+        taking.failure = "it was given up"
+        if line.stage is Stage.OPEN:
+            self._close(line)
+
+    def on_state_changed(self, partition_id: int, failure: str) -> None:
+        """The copy has the state that was wanted, durably; or not, and `failure` says why."""
+        taking, line = self._takings.get(partition_id), self._lines.get(partition_id)
+        if taking is None or line is None or line.stage is not Stage.MOVING:
+            return  # the stream ended meanwhile
+        self._core.answer_state(partition_id, Status.ETMPFAIL if failure else Status.SUCCESS)
+        taking.failure = taking.failure or failure
+        line.stage, line.epoch = Stage.OPEN, line.partition.epoch
+        if failure or (taking.failure and taking.wanted is PartitionState.PENDING):
+            self._close(line)
+        elif taking.wanted is PartitionState.ACTIVE:
+            line.stage = Stage.CLOSING  # the source ends the stream
+            taking.failure = ""
+            self._end(partition_id)
+
+    # -- inside
+
+    def _begin_taking(self, partition_id: int) -> None:
+        self._takings[partition_id] = _Taking()
+
+    def _end(self, partition_id: int) -> None:
+        taking = self._takings.pop(partition_id)
+        self._effects.append(TakenOver(partition_id, taking.failure))
+
+    def _options(self, line: Line) -> StreamOptions:
+        taking = self._takings.get(line.partition.partition_id)
+        if taking is None:
+            return super()._options(line)
+        taking.is_asked = True
+        return _TAKE_OVER
+
+    def _rest(self, line: Line) -> None:
+        partition_id = line.partition.partition_id
+        taking = self._takings.get(partition_id)
+        if taking is None:
+            super()._rest(line)
+        elif not (taking.is_asked or taking.failure) and line.may_follow and line.is_wanted:
+            self._ask(line)
+        else:
+            taking.failure = taking.failure or line.failure or "the stream of it has ended"
+            self._end(partition_id)
+            super()._rest(line)
+
+    def _on_opened(self, event: StreamOpened) -> None:
+        taking = self._takings.get(event.partition_id)
+        if taking is not None and (taking.failure or not taking.is_asked):
+            self._close(self._lines[event.partition_id])
+        else:
+            super()._on_opened(event)
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case StateRequested(partition_id, state):
+                self._on_state_requested(self._lines[partition_id], state)
+            case StreamEnded(partition_id, _, reason):
+                taking = self._takings.get(partition_id)
+                if taking is not None and taking.is_asked:
+                    message = f"the source ended it with reason {reason}"
+                    taking.failure = taking.failure or message
+                super()._on_event(event)
+            case _:
+                super()._on_event(event)
+
+    def _on_state_requested(self, line: Line, state: int) -> None:
+        partition_id = line.partition.partition_id
+        taking = self._takings.get(partition_id)
+        is_due = line.stage is Stage.OPEN and not line.is_stale and state in _SETTABLE
+        if taking is None or taking.failure or not is_due:
+            self._core.answer_state(partition_id, Status.ETMPFAIL)
+            if line.stage is Stage.OPEN:
+                self._close(line)
+            return
+        taking.wanted = PartitionState(state)
+        line.stage = Stage.MOVING
+        self._effects.append(ChangeState(partition_id, taking.wanted, line.epoch))

@@ -1,0 +1,1 @@
+"""The mutation queue: changes in memory, and who reads them."""

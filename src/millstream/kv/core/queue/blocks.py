@@ -1,0 +1,127 @@
+"""Changes of 1,024 seqnos side by side, in columns, and the columns that a flush takes of them.
+
+Invariants:
+1. The place of a change is computed from its seqno: block `seqno >> BITS`, slot `seqno & 1023`.
+2. The columns of a block are equally long, but for those that a block which is full and durable
+   has given up; a slot that was filled is only ever blanked.
+
+Elsewhere: which blocks there are, and counters, which stand in maps
+(`kv.core.queue.mutation_queue`).
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Final, NamedTuple
+
+from millstream.kv.core.queue.entry import Entry
+from millstream.model.sides import has_sidecar, split
+from millstream.storage.core.records import ChangeColumns
+
+__all__ = ["BITS", "BLOCK_SLOTS", "CLOSED", "NOTHING", "Block", "Entry", "FrozenChanges", "Item"]
+
+BITS: Final = 10
+BLOCK_SLOTS: Final = 1 << BITS
+NOTHING: Final = b""
+_NOBODY: Final = Entry(NOTHING, NOTHING, NOTHING)
+Item = tuple[Entry, bytes, int]
+"""Entry, frame and previous seqno of a change that is in no slot."""
+
+
+class FrozenChanges(NamedTuple):
+    """What a flush takes, column by column, seqno ascending."""
+
+    seqnos: list[int]
+    keys: list[bytes]
+    frames: list[bytes]
+    previous_seqnos: list[int]
+    sides: list[bytes]
+
+    def batch(self, partition_id: int, *, has_sidecars: bool) -> ChangeColumns:
+        """Return them as the log takes them; `has_sidecars`: there may be some in the sides."""
+        if not has_sidecars or not any(map(has_sidecar, self.sides)):
+            return ChangeColumns(partition_id, *self)
+        lineages, sidecars = zip(*map(split, self.sides), strict=True)
+        return ChangeColumns(partition_id, *self[:-1], lineages, sidecars)
+
+    @classmethod
+    def joined(cls, parts: list[FrozenChanges]) -> FrozenChanges:
+        """Return parts one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls([], [], [], [], [])
+        for part in parts:
+            for column, more in zip(joined, part, strict=True):
+                column.extend(more)  # type: ignore[attr-defined]
+        return joined
+
+
+class Block:
+    """Documents of 1,024 seqnos: parallel lists, only ever appended to and blanked.
+
+    Entries and previous seqnos are for the flush: a block that is full and durable has none.
+    """
+
+    __slots__ = ("_bytes_most", "entries", "frames", "previous")
+
+    def __init__(self) -> None:
+        self._bytes_most: int | None = None
+        self.frames: list[bytes] = []
+        self.entries: list[Entry] = []
+        self.previous: list[int] = []
+
+    def pad(self, slots: int) -> None:
+        """Pass over seqnos that are no documents here: of counters, or below the floor."""
+        missing = slots - len(self.frames)
+        self.frames += [NOTHING] * missing
+        self.entries += [_NOBODY] * missing
+        self.previous += [0] * missing
+
+    def put(self, slot: int, item: Item) -> None:
+        """Fill a slot that is blank, or not there yet."""
+        if slot >= len(self.frames):
+            self.pad(slot + 1)
+        self.entries[slot], self.frames[slot], self.previous[slot] = item
+
+    def blank(self, begin: int, end: int) -> int:
+        """Blank a range of slots; return the bytes that were in it."""
+        gone = self.frames[begin:end]
+        self.frames[begin:end] = [NOTHING] * len(gone)
+        if self.entries:
+            self.entries[begin:end] = [_NOBODY] * len(gone)
+        return sum(map(len, gone))
+
+    def is_within(self, bytes_max: int) -> bool:
+        """Return whether it is full and known to have at most so many bytes of frames.
+
+        They are counted once: from then on there are only fewer.
+        """
+        if len(self.frames) < BLOCK_SLOTS:
+            return False
+        if self._bytes_most is None:
+            self._bytes_most = sum(map(len, self.frames))
+        return self._bytes_most <= bytes_max
+
+    def copied(self, begin: int) -> Block:
+        """Return a block of the slots from `begin` on."""
+        block = Block()
+        block.frames = self.frames[begin:]
+        block.entries = self.entries[begin:]
+        block.previous = self.previous[begin:]
+        return block
+
+    def frozen(self, begin: int, first: int) -> FrozenChanges:
+        """Return what a flush takes of the slots from `begin` on, which is that of `first`."""
+        frames, entries = self.frames[begin:], self.entries[begin:]
+        previous = self.previous[begin:]
+        seqnos = list(range(first, first + len(frames)))
+        if not all(frames):
+            seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))
+            previous, frames = list(compress(previous, frames)), list(filter(None, frames))
+        keys, sides = [entry.key for entry in entries], [entry.side for entry in entries]
+        return FrozenChanges(seqnos, keys, frames, previous, sides)
+
+
+CLOSED: Final = Block()
+"""A block that takes nothing more."""
+CLOSED.pad(BLOCK_SLOTS)

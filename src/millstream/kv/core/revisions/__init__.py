@@ -1,0 +1,1 @@
+"""Documents with revision trees, design documents, attachments that nothing needs."""

@@ -1,0 +1,1 @@
+"""One client connection: commands of the kv and memcached ports."""

@@ -1,0 +1,1 @@
+"""The processes of a node: supervisor, engine, index process, coordination process."""

@@ -1,0 +1,1 @@
+"""The change stream as a Spark source: options, planning, offsets, reading."""

@@ -1,0 +1,390 @@
+"""The planner's line to a node: positions, histories and leases over one kv connection.
+
+Invariants:
+1. The first connection of a query fails at once, with the reason. Later ones, and questions, are
+   tried again for `RECONNECT_S`, so that a query outlives the restart of a node; executors and
+   sinks use the same functions. An error that was waited for says so, and is not waited for twice.
+2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
+   are by then. So is what a new history knows to be durable, which may be nothing at first.
+3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
+   by a thread with connections of its own; a node that is away costs the others no lease.
+
+Elsewhere: the rules (`planner`), the executors' connections (`reading`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Protocol, TypeVar
+
+from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
+from millstream.client.kv import Client, connect
+from millstream.client.routing import Backoff
+from millstream.errors import (
+    AccessError,
+    MillstreamError,
+    RoutingError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.model.limits import LEASE_SECONDS_DEFAULT
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.wire.cluster_map import ClusterMap
+
+__all__ = [
+    "LeaseKeeper",
+    "NodeControl",
+    "advised",
+    "again",
+    "ask_again",
+    "open_again",
+    "open_client",
+]
+
+RECONNECT_S: Final = 30.0
+STOP_S: Final = 2.0
+"""Longest wait for a renewal under way when a query stops."""
+RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
+_CHANGED: Final = (
+    " If it was changed while a query ran: write the new one to passwordFile, or "
+    "MILLSTREAM_PASSWORD, on the driver and start again; the query goes on from its checkpoint"
+)
+_ADVICE: Final = {
+    "bad_credentials": _CHANGED,
+    "login_stale": _CHANGED,
+    "unknown_bucket": (
+        " If it was dropped while a query ran: what the query has written elsewhere stays; one "
+        "that is made anew needs a new checkpoint"
+    ),
+}
+
+Answer = TypeVar("Answer")
+
+
+class Asked(Protocol):
+    """Whoever is asked; `client.kv.Client` is one."""
+
+    def refresh_map(self) -> None:
+        """Ask who serves what by now."""
+        ...
+
+
+SomeClient = TypeVar("SomeClient", bound=Asked)
+
+
+def open_client(options: SourceOptions) -> Client:
+    """Connect with the options of a source.
+
+    Raises:
+        UnavailableError, AccessError: as `millstream.connect`.
+    """
+    try:
+        return connect(
+            options.hosts, bucket=options.bucket, user=options.user, password=options.password,
+            tls=options.tls(),
+        )  # fmt: skip
+    except AccessError as error:
+        raise advised(error) from error
+
+
+def advised(error: AccessError) -> AccessError:
+    """Add to an error of a log-in what whoever runs a job or a query does about it."""
+    advice = _ADVICE.get(error.code, "")
+    if not str(error).endswith(advice):
+        error.args = (f"{error}.{advice}",)
+    return error
+
+
+def open_again(options: SourceOptions) -> Client:
+    """Connect to nodes that were there before: again for `RECONNECT_S` while none answers.
+
+    Raises:
+        UnavailableError, AccessError: as `millstream.connect`.
+    """
+    return again(lambda: open_client(options))
+
+
+def ask_again(
+    client: SomeClient, ask: Callable[[SomeClient], Answer], *, may_move: bool = False
+) -> Answer:
+    """Ask until there is an answer, for `RECONNECT_S`, by a new map each time.
+
+    `ask` may be called several times, also after its question arrived.
+
+    Args:
+        client: of the bucket.
+        ask: the question.
+        may_move: it opens a lease, and where there are several nodes, one that is refused as lost
+            means that the partition moves.
+
+    Raises:
+        UnavailableError, RoutingError: there is none.
+    """
+    return again(lambda: ask(client), lambda: _refresh_map(client), may_move=may_move)
+
+
+def again(
+    do: Callable[[], Answer],
+    between: Callable[[], None] = lambda: None,
+    *,
+    may_move: bool = False,
+) -> Answer:
+    """Do something until it is done, for `RECONNECT_S` from its first failure.
+
+    Args:
+        do: may be called several times.
+        between: called before each further time.
+        may_move: a lost lease is no final answer either.
+
+    Raises:
+        UnavailableError, RoutingError: the last failure; or the first one with `retry` never.
+    """
+    backoff: Backoff | None = None
+    failure: MillstreamError
+    while True:
+        try:
+            return do()
+        except AccessError as error:
+            raise advised(error) from error
+        except (UnavailableError, RoutingError) as error:
+            if error.retry == "never":
+                raise
+            failure = error
+        except StreamError as error:
+            if not may_move or error.code != "lease_lost":
+                raise
+            failure = error
+        backoff = backoff or Backoff(RECONNECT_S)
+        if not backoff.wait():
+            failure.args = (f"{failure} (tried again for {RECONNECT_S:g} s)",)
+            failure.retry = "never"
+            raise failure
+        between()
+
+
+def _refresh_map(client: Asked) -> None:
+    with suppress(UnavailableError):  # whoever is asked next says what is the matter
+        client.refresh_map()
+
+
+class NodeControl:
+    """What the planner asks of a node; a `planner.PlanningSource`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client = open_client(options)
+        self._newest = DURABLE_MARK if options.is_durable_only else None
+        self.bucket_uuid = self._client.cluster_map.bucket_uuid
+        self.partition_ids = self._checked_partitions()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def leave_out(self, is_left_out: Callable[[int, int], bool]) -> None:
+        """Have no more to do with partitions; told each one and how many the bucket has."""
+        count = self._client.partition_count
+        self.partition_ids = tuple(p for p in self.partition_ids if not is_left_out(p, count))
+
+    def positions(self) -> Mapping[int, PartitionPosition]:
+        """Return where every partition to be read stands (invariant 2)."""
+        backoff = Backoff(RECONNECT_S)
+        while True:
+            found = self._ask(lambda client: client.positions(self.partition_ids))
+            active = [at for at in found if at.state == PartitionState.ACTIVE]
+            is_spread = len(self._client.cluster_map.nodes) > 1
+            if len(active) == len(self.partition_ids) or not is_spread or not backoff.wait():
+                return {position.partition_id: position for position in found}
+            _refresh_map(self._client)
+
+    def positions_now(self, partition_ids: Collection[int]) -> Mapping[int, PartitionPosition]:
+        """Return where partitions stand, without those that nobody serves, or says, at present.
+
+        Raises:
+            UnavailableError, RoutingError: nothing is said of any of them.
+        """
+        found: dict[int, PartitionPosition] = {}
+        failure: MillstreamError | None = None
+        for is_again in (False, True):
+            left = [p for p in partition_ids if p not in found]
+            if is_again and left:
+                _refresh_map(self._client)
+            for mine in self._by_owner(left):
+                try:
+                    for position in self._client.positions(mine):
+                        if position.state == PartitionState.ACTIVE:
+                            found[position.partition_id] = position
+                except (UnavailableError, RoutingError) as error:
+                    failure = error
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def _by_owner(self, partition_ids: Collection[int]) -> list[list[int]]:
+        groups: dict[int, list[int]] = {}
+        for partition_id in partition_ids:
+            owner = self._client.cluster_map.owners[partition_id]
+            groups.setdefault(owner, []).append(partition_id)
+        return [*groups.values()]
+
+    def positions_known(self) -> Mapping[int, PartitionPosition]:
+        """Return `positions` once the durable seqnos, if the option wants them, are known.
+
+        Raises:
+            UnavailableError: `durable_unknown` for too long.
+        """
+        backoff = Backoff(RECONNECT_S)
+        while True:
+            found = self.positions()
+            unknown = [p for p, at in found.items() if at.high_seqno > 0 == at.durable_seqno]
+            if self._newest is None or not unknown or self._is_alone:
+                return found
+            if not backoff.wait():
+                raise self._durable_unknown(unknown)
+
+    def failover_log(self, partition_id: int) -> FailoverLog:
+        """Return the histories of a partition, newest first."""
+        return self._ask(lambda client: client.branch_log(partition_id))
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as of their present high, or newest durable mark (the option says)."""
+        ends = dict.fromkeys(partition_ids, self._newest)
+        return ask_again(
+            self._client, lambda client: client.open_lease(ends), may_move=not self._is_alone
+        )
+
+    def open_whole_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions (perhaps none) as `open_lease` does, all that have changes.
+
+        Raises:
+            UnavailableError: `durable_unknown` for too long.
+        """
+        backoff = Backoff(RECONNECT_S)
+        held: dict[int, LeaseHold] = {}
+        missing = list(partition_ids)
+        while missing:
+            held.update(self.open_lease(missing))
+            missing = [p for p in partition_ids if p not in held]
+            if self._newest is not None and self._is_alone:
+                return held
+            positions = self.positions() if missing else {}
+            missing = [p for p in missing if positions[p].high_seqno]
+            if missing and not backoff.wait():
+                raise self._durable_unknown(missing)
+        return held
+
+    def open_lease_at(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as of the seqnos given where all can be read so, else their highs."""
+        try:
+            return self._ask(lambda client: client.open_lease(dict(ends)))
+        except StreamError:
+            return self.open_whole_lease(list(ends))
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions; return those still held."""
+        return self._ask(lambda client: client.renew_lease(lease_id, partition_ids))
+
+    def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        """Give up a lease on partitions."""
+        self._ask(lambda client: client.release_lease(lease_id, partition_ids))
+
+    def let_go(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        """Give up a lease as far as nodes answer; it ends by itself."""
+        with suppress(UnavailableError, RoutingError):
+            self._client.release_lease(lease_id, partition_ids)
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """The newest map known."""
+        return self._client.cluster_map
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the bucket is on one node, which knows what is durable, or that nothing is."""
+        return len(self._client.cluster_map.nodes) == 1
+
+    def _ask(self, ask: Callable[[Client], Answer]) -> Answer:
+        return ask_again(self._client, ask)
+
+    def _durable_unknown(self, partition_ids: Sequence[int]) -> UnavailableError:
+        return UnavailableError(
+            f"bucket {self._options.bucket!r} does not know what is durable in the partitions "
+            f"{sorted(partition_ids)}: a majority of their copies has not said yet what it has on "
+            "disk. Try again when they can be reached, or read without durableOnly",
+            code="durable_unknown",
+        )
+
+    def _checked_partitions(self) -> tuple[int, ...]:
+        count = self._client.partition_count
+        wanted = self._options.partition_ids
+        if wanted is None:
+            return tuple(range(count))
+        if wanted[-1] >= count:
+            raise UsageError(
+                f"option partitions: bucket {self._options.bucket!r} has the partitions 0 to "
+                f"{count - 1}, not {wanted[-1]}",
+                code="bad_option",
+            )
+        return wanted
+
+
+class LeaseKeeper:
+    """Renews leases from a thread of its own until stopped.
+
+    Args:
+        options: how to connect.
+        leases_in_use: returns lease id -> partitions; called from the thread.
+        every_s: pause between renewals, in seconds.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        leases_in_use: Callable[[], Mapping[int, Sequence[int]]],
+        every_s: float = RENEW_EVERY_S,
+    ) -> None:
+        self.options = options
+        """May be replaced: nodes come and go."""
+        self._leases_in_use = leases_in_use
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="millstream-leases", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing; a renewal that a dead node holds up ends by itself, in the background."""
+        self._stopped.set()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            leases = self._leases_in_use()
+            try:
+                if leases:
+                    self._renew(leases)
+            except MillstreamError as error:
+                # Not fatal: the planner finds the lease lost, and reads its snapshot again.
+                sys.stderr.write(f"millstream source: leases were not renewed: {error}\n")
+
+    def _renew(self, leases: Mapping[int, Sequence[int]]) -> None:
+        """Renew what can be; raise what the first node said that did not answer."""
+        failures: dict[int, MillstreamError] = {}
+        with open_client(self.options) as client:
+            owners = client.cluster_map.owners
+            for lease_id, partition_ids in leases.items():
+                by_owner: dict[int, list[int]] = {}
+                for partition_id in partition_ids:
+                    by_owner.setdefault(owners[partition_id], []).append(partition_id)
+                for owner in by_owner.keys() - failures.keys():
+                    try:
+                        client.renew_lease(lease_id, by_owner[owner])
+                    except MillstreamError as error:
+                        failures[owner] = error
+        if failures:
+            raise next(iter(failures.values()))

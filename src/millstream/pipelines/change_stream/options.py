@@ -1,0 +1,303 @@
+"""The options of `format("millstream")`, read from the texts that Spark hands over.
+
+Invariants:
+1. An option that is not known, or whose value cannot be used, is an error that lists what is
+   valid; nothing is ignored.
+2. Password and certificate authority are read where the options are, on the driver; the password
+   is never shown.
+
+Elsewhere: what the options mean to a plan (`planner`), to a read (`reading`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from millstream.client.connection import PORT_DEFAULT
+from millstream.errors import UsageError
+from millstream.model.addresses import parse_address
+from millstream.model.limits import PARTITIONS_MAX
+from millstream.model.partitions import key_from_text
+from millstream.pipelines.change_stream.offsets import Offset, offset_from_json
+
+__all__ = [
+    "OPTIONS",
+    "ROW_BYTES_ESTIMATE",
+    "Edge",
+    "SourceOptions",
+    "parse_options",
+    "unknown_option",
+]
+
+POLL_MS_MAX: Final = 60_000
+TASKS_MAX: Final = 4_096
+ROW_BYTES_ESTIMATE: Final = 1_024
+"""What `maxBytesPerBatch` takes a change to be, since nobody knows before it is read."""
+
+Edge = Literal["earliest", "latest"] | Offset
+
+
+class _Option(NamedTuple):
+    name: str
+    meaning: str
+    default: str = ""
+
+
+OPTIONS: Final = (
+    _Option("hosts", "HOST:PORT of a node's kv port, or several with commas", "127.0.0.1:11210"),
+    _Option("bucket", "name of the bucket; must be given"),
+    _Option("user", "user name; environment MILLSTREAM_USER"),
+    _Option("passwordFile", "file on the driver whose first line is the password"),
+    _Option("password", "the password itself; better passwordFile, or MILLSTREAM_PASSWORD"),
+    _Option("tlsCa", "PEM file on the driver: TLS to nodes whose certificates it has issued"),
+    _Option("startingOffsets", "earliest, latest, or an offset as JSON", "earliest"),
+    _Option("endingOffsets", "batch reads only: latest, or an offset as JSON", "latest"),
+    _Option("partitions", "partitions to read, such as 0-15,40; default all"),
+    _Option("numPartitions", "Spark tasks for one batch; default the driver's processors"),
+    _Option("maxRowsPerBatch", "streams only: changes wanted in one batch; default all"),
+    _Option("maxBytesPerBatch", f"as maxRowsPerBatch, at {ROW_BYTES_ESTIMATE} bytes a change"),
+    _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
+    _Option("noValue", "true: the column value is null and values are not sent", "false"),
+    _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
+    _Option(
+        "pushdown",
+        "batch reads only, true: filters by partition, seqno and key are applied here; needs "
+        "spark.sql.python.filterPushdown.enabled and a load() for each query",
+        "false",
+    ),
+    _Option("keyPrefix", "only keys whose text form begins so"),
+    _Option(
+        "rollback",
+        "streams only: fail, or rows for a sink that repairs by rollback and sweep rows",
+        "fail",
+    ),
+    _Option("durableOnly", "true: read no change that a stop of a machine may undo", "false"),
+)
+_NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
+_DEFAULTS: Final = {option.name: option.default for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceOptions:
+    """Checked options; travels to the executors with the reader, password included."""
+
+    hosts: str
+    bucket: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls_authority: str = ""
+    starting_offsets: Edge = "earliest"
+    ending_offsets: Edge = "latest"
+    partition_ids: tuple[int, ...] | None = None
+    task_count: int = 1
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    poll_ms: int = 200
+    has_values: bool = True
+    has_meta: bool = False
+    has_pushdown: bool = False
+    key_prefix: str = ""
+    repairs: bool = False
+    """Whether the sink repairs what a rollback row tells it (option rollback)."""
+    is_durable_only: bool = False
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the context of encrypted connections; None for plain ones."""
+        return (
+            ssl.create_default_context(cadata=self.tls_authority) if self.tls_authority else None
+        )
+
+    def rows_wanted(self) -> int | None:
+        """Return the smaller of the two limits on a batch, in changes; None for no limit."""
+        limits = [] if self.rows_max is None else [self.rows_max]
+        if self.bytes_max is not None:
+            limits.append(max(1, self.bytes_max // ROW_BYTES_ESTIMATE))
+        return min(limits, default=None)
+
+
+def parse_options(
+    given: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> SourceOptions:
+    """Check the options of a source.
+
+    Args:
+        given: as Spark passes them; names in any case.
+        environ: where MILLSTREAM_USER and MILLSTREAM_PASSWORD are looked up.
+
+    Raises:
+        UsageError: `bad_option`, `unknown_option`, `bad_offset`.
+    """
+    environ = os.environ if environ is None else environ
+    unknown = [name for name in given if name.lower() not in _NAMES]
+    if unknown:
+        meanings = {option.name: option.meaning for option in OPTIONS}
+        raise unknown_option(unknown, "the millstream source", meanings)
+    values = _DEFAULTS | {_NAMES[name.lower()]: value for name, value in given.items()}
+    if not values["bucket"]:
+        raise _bad("bucket", "", "name the bucket to read: .option('bucket', NAME)")
+    user = values["user"] or environ.get("MILLSTREAM_USER") or None
+    return SourceOptions(
+        hosts=_read(values, "hosts", _hosts),
+        bucket=values["bucket"],
+        user=user,
+        password=_password(values, environ) if user else None,
+        tls_authority=_read(values, "tlsCa", _authority),
+        starting_offsets=_read(values, "startingOffsets", _edge),
+        ending_offsets=_read(values, "endingOffsets", _end),
+        partition_ids=_read(values, "partitions", _partition_ids),
+        task_count=_read(values, "numPartitions", _number(1, TASKS_MAX)) or _processors(),
+        rows_max=_read(values, "maxRowsPerBatch", _number(1, 2**62)),
+        bytes_max=_read(values, "maxBytesPerBatch", _number(1, 2**62)),
+        poll_ms=_read(values, "pollMs", _number(0, POLL_MS_MAX)) or 0,
+        has_values=not _read(values, "noValue", _flag),
+        has_meta=_read(values, "meta", _flag),
+        has_pushdown=_read(values, "pushdown", _flag),
+        key_prefix=_read(values, "keyPrefix", _key_prefix),
+        repairs=_read(values, "rollback", _repairs),
+        is_durable_only=_read(values, "durableOnly", _flag),
+    )
+
+
+def unknown_option(unknown: Iterable[str], whose: str, meanings: Mapping[str, str]) -> UsageError:
+    """Return the error of options that are not known: what may be meant, and what there is."""
+    by_text = {name.lower(): name for name in meanings}
+    told = []
+    for name in sorted(unknown):
+        near = get_close_matches(name.lower(), by_text, 1)
+        told.append(f"{name} (did you mean {by_text[near[0]]}?)" if near else name)
+    return UsageError(
+        f"unknown option {', '.join(told)} of {whose}. Options are:\n"
+        + "\n".join(f"  {name}: {meaning}" for name, meaning in meanings.items()),
+        code="unknown_option",
+    )
+
+
+def _read(values: Mapping[str, str], name: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(values[name].strip())
+    except ValueError as error:
+        raise _bad(name, values[name], str(error)) from error
+
+
+def _bad(name: str, value: str, reason: str) -> UsageError:
+    shown = f" {value!r:.80}" if value else ""
+    return UsageError(f"option {name}{shown}: {reason}", code="bad_option")
+
+
+def _hosts(text: str) -> str:
+    for address in text.split(","):
+        try:
+            parse_address(address.strip(), default_port=PORT_DEFAULT)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+    return text
+
+
+def _edge(text: str) -> Edge:
+    if text.lower() in ("earliest", "latest"):
+        return "earliest" if text.lower() == "earliest" else "latest"
+    try:
+        form = json.loads(text)
+    except ValueError as error:
+        raise ValueError("write earliest, latest, or an offset as JSON") from error
+    try:
+        return offset_from_json(form)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+
+
+def _end(text: str) -> Edge:
+    if text.lower() == "earliest":
+        raise ValueError("nothing ends at earliest; write latest, or an offset as JSON")
+    return _edge(text)
+
+
+def _partition_ids(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError("write numbers and ranges, such as 0-15,40")
+        span = range(int(first), int(last if dash else first) + 1)
+        if not span or span[-1] >= PARTITIONS_MAX:
+            raise ValueError(f"partitions are numbered from 0 to {PARTITIONS_MAX - 1}")
+        found.update(span)
+    return tuple(sorted(found))
+
+
+def _number(least: int, most: int) -> Callable[[str], int | None]:
+    def parse(text: str) -> int | None:
+        if not text:
+            return None
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"write a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("write true or false")
+    return text.lower() == "true"
+
+
+def _repairs(text: str) -> bool:
+    if text.lower() not in ("rows", "fail"):
+        raise ValueError("write rows or fail")
+    return text.lower() == "rows"
+
+
+def _key_prefix(text: str) -> str:
+    try:
+        key_from_text(text + "0" if text.startswith("\\x") and len(text) % 2 else text)
+    except ValueError as error:
+        raise ValueError(f"no beginning of a key: {error}") from error
+    return text
+
+
+def _authority(name: str) -> str:
+    if not name:
+        return ""
+    try:
+        text = Path(name).read_text().strip()
+        if not text:
+            raise ValueError("the file is empty")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ValueError(f"no certificate authority on the driver: {error}") from error
+    return text
+
+
+def _processors() -> int:
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+
+
+def _password(values: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    if values["password"]:
+        return values["password"]
+    name = values["passwordFile"]
+    if name:
+        try:
+            return Path(name).read_text().partition("\n")[0].rstrip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _bad("passwordFile", name, f"cannot be read on the driver: {error}") from error
+    found = environ.get("MILLSTREAM_PASSWORD")
+    if found is None:
+        raise UsageError(
+            "option user is given but no password: give passwordFile, or set MILLSTREAM_PASSWORD "
+            "where the driver starts",
+            code="bad_option",
+        )
+    return found

@@ -1,0 +1,374 @@
+"""Decides how far the next micro-batch reads: the rules behind `latestOffset`, without sockets.
+
+Invariants:
+1. Every batch of a snapshot is read as of the snapshot's end, under a lease whose id is in the
+   offset. De-duplication makes a range read without it lose keys.
+2. The offset that reaches `snap_end` is not yet complete. Only a later call that finds its lease
+   still held and its branch still the newest goes on from there; any other goes back to
+   `snap_start`: rows repeat, none is missed.
+3. Positions are judged by the one rollback rule, in their closed form; an answer R is judged
+   again, since R may lie below the purge point.
+4. `uuid` of an entry is that of the newest failover entry below `snap_end`; whether a history is
+   still the newest is told by `branch`.
+5. Unless the consumer repairs, a history that lost rows this query may have delivered is an
+   error that names partition and seqno. It is never passed over. So that an offset tells what was
+   delivered, a partition that goes back is read again up to there in one batch, limit or not.
+6. A query of durable changes alone ends its snapshots at the newest mark of the log that nothing
+   takes away, and goes on when there is a later one. Positions are judged by the high seqno.
+   A new history may know less to be durable than the one before (nothing, until its copies
+   acknowledge): a partition that goes back waits until it can be read again as far as it was.
+7. With "available now" each partition has a leased goal, taken at the start, and is done when it
+   is closed there.
+
+Elsewhere: the form of offsets (`offsets`), what a range holds (`ranges`), sockets (`control`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.errors import RollbackRequiredError, UnavailableError
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog, Position, entry_below, rollback_seqno
+from millstream.pipelines.change_stream.offsets import OffsetEntry
+
+__all__ = ["Planner", "PlanningSource", "closed_entry", "share_rows"]
+
+Entries = Mapping[int, OffsetEntry]
+
+
+class PlanningSource(Protocol):
+    """What the planner asks of a node."""
+
+    def positions(self) -> Mapping[int, PartitionPosition]:
+        """Return where every partition to be read stands."""
+
+    def failover_log(self, partition_id: int) -> FailoverLog:
+        """Return the histories of a partition, newest first."""
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions (not none) as of their present high, or of their newest durable mark.
+
+        A partition that has no durable mark is left out.
+        """
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions (not none); return those still held."""
+
+    def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        """Give up a lease on partitions (not none); one that is not held is no error."""
+
+
+class _Next(NamedTuple):
+    """A partition that has left its snapshot: where it goes on, and what has to be undone."""
+
+    partition_id: int
+    start: OffsetEntry
+    position: PartitionPosition
+    log: FailoverLog
+    begin: int
+    load: int
+    rollback_to: int | None
+
+    def has_to_wait(self, lease: LeaseHold | None) -> bool:
+        """Whether what it goes back on, and still is, lies beyond what `lease` can show."""
+        until = min(self.start.seqno, self.position.high_seqno)
+        return self.begin < until and (lease is None or lease.at < until)
+
+    def closed(self) -> OffsetEntry:
+        """Return the entry of a reader that holds all there is."""
+        has_moved = self.rollback_to is not None or self.start.seqno != self.begin
+        if self.start.is_closed and self.start.branch == self.position.branch and not has_moved:
+            return self.start
+        entry = closed_entry(self.log, self.begin, self.position.branch)
+        return entry._replace(load=self.load, rollback_to=self.rollback_to)
+
+    def inside(self, lease: LeaseHold) -> OffsetEntry:
+        """Return the entry at the beginning of the snapshot that `lease` holds."""
+        return OffsetEntry(
+            uuid=entry_below(self.log, lease.at).uuid,
+            seqno=self.begin,
+            snap_start=self.begin,
+            snap_end=lease.at,
+            branch=lease.branch,
+            lease_id=lease.lease_id,
+            load=self.load,
+            purge_seqno=None if self.begin else lease.purge_seqno,
+            rollback_to=self.rollback_to,
+        )
+
+
+def closed_entry(log: FailoverLog, seqno: int, branch: int) -> OffsetEntry:
+    """Return the entry of a reader that holds everything up to `seqno` of `branch`."""
+    return OffsetEntry(entry_below(log, seqno).uuid, seqno, seqno, seqno, branch)
+
+
+def share_rows(lags: Mapping[int, int], rows_max: int | None) -> dict[int, int]:
+    """Share a batch over partitions by lag.
+
+    Args:
+        lags: seqnos left in the snapshot of each partition that can move, each at least 1.
+        rows_max: rows wanted in the batch; None for all there are.
+
+    Returns:
+        How far each may go: to its snapshot end while that keeps the batch within twice
+        `rows_max`, else by its share, at least 1.
+    """
+    total = sum(lags.values())
+    if rows_max is None or total <= 2 * rows_max:
+        return dict(lags)
+    return {p: max(1, rows_max * lag // total) for p, lag in lags.items()}
+
+
+class Planner:
+    """The planner of one query; lives as long as the query's source process.
+
+    Args:
+        source: the node.
+        bucket: name of the bucket, for messages.
+        repairs: whether the consumer handles rollback rows. If not, a rollback is an error.
+        is_durable_only: the leases of `source` end at durable marks (invariant 6).
+    """
+
+    def __init__(
+        self,
+        source: PlanningSource,
+        bucket: str,
+        *,
+        repairs: bool = False,
+        is_durable_only: bool = False,
+    ) -> None:
+        self._source = source
+        self._bucket = bucket
+        self._repairs = repairs
+        self._is_durable_only = is_durable_only
+        self._logs: dict[int, FailoverLog] = {}
+        self._goals: dict[int, LeaseHold | None] | None = None
+        self._done: set[int] = set()
+        self._planned: Entries = {}
+        self._left: list[tuple[int, int]] = []  # leases given up once `_planned` is logged
+
+    def begin_available_now(self) -> None:
+        """Take the present ends as the goal of this run (invariant 7)."""
+        partition_ids = sorted(self._source.positions())
+        self._goals = dict(self._source.open_lease(partition_ids))
+        self._done.clear()
+
+    @property
+    def is_available_now(self) -> bool:
+        """Whether this run has a goal, and so an end."""
+        return self._goals is not None
+
+    def leases_in_use(self) -> dict[int, list[int]]:
+        """Return lease id -> partitions of what the newest offset and the goals rely on."""
+        goals = {p: hold for p, hold in dict(self._goals or {}).items() if p not in self._done}
+        in_use = [(hold.lease_id, p) for p, hold in goals.items() if hold is not None]
+        in_use += [(e.lease_id, p) for p, e in self._planned.items() if e.lease_id is not None]
+        return _by_lease(in_use)
+
+    def plan(self, start: Entries, rows_max: int | None) -> dict[int, OffsetEntry]:
+        """Return the offset that the next batch reads up to; equal to `start` if nothing is new.
+
+        Args:
+            start: the newest logged offset.
+            rows_max: see `share_rows`.
+
+        Raises:
+            RollbackRequiredError: invariant 5.
+            UnavailableError: `partition_inactive`.
+        """
+        self._release_left(start)
+        positions = self._source.positions()
+        held = self._held(start, positions)
+        end = {p: start.get(p, OffsetEntry()) for p in sorted({*start, *positions})}
+        moving: dict[int, OffsetEntry] = {}
+        leaving: list[_Next] = []
+        for p, position in positions.items():
+            entry = end[p]
+            if position.state != PartitionState.ACTIVE:
+                raise _inactive(position)
+            if p in self._done and entry.is_closed:
+                continue
+            is_held = p in held and entry.branch == position.branch
+            if is_held and entry.seqno < entry.snap_end:
+                moving[p] = entry._replace(rollback_to=None)
+            else:
+                following = self._judge(position, entry, is_held)
+                if following is not None:
+                    leaving.append(following)
+        self._leave(leaving, end, moving)
+        shares = share_rows({p: e.snap_end - e.seqno for p, e in moving.items()}, rows_max)
+        for p, entry in moving.items():
+            delivered = 0 if self._repairs or p not in start else start[p].seqno
+            end[p] = entry._replace(seqno=max(entry.seqno + shares[p], delivered))
+        self._planned = end
+        return end
+
+    def _held(
+        self, start: Entries, positions: Mapping[int, PartitionPosition]
+    ) -> dict[int, LeaseHold]:
+        """Renew the leases that `start` names, and the goals; return those of `start` held."""
+        wanted = [
+            (entry.lease_id, p)
+            for p, entry in start.items()
+            if entry.lease_id is not None and p in positions
+        ]
+        held: dict[int, LeaseHold] = {}
+        for lease_id, partition_ids in _by_lease(wanted).items():
+            held.update(self._source.renew_lease(lease_id, partition_ids))
+        if self._goals is not None:
+            self._renew_goals(self._goals)
+        return held
+
+    def _renew_goals(self, goals: dict[int, LeaseHold | None]) -> None:
+        waiting = [(g.lease_id, p) for p, g in goals.items() if g and p not in self._done]
+        for lease_id, partition_ids in _by_lease(waiting).items():
+            renewed = self._source.renew_lease(lease_id, partition_ids)
+            goals.update({p: None for p in partition_ids if p not in renewed})
+
+    def _judge(
+        self, position: PartitionPosition, entry: OffsetEntry, is_held: bool
+    ) -> _Next | None:
+        """Say where a partition goes on (invariants 2, 3, 5); None: ask again later."""
+        p = position.partition_id
+        log = self._log(position)
+        if log is None:
+            return None
+        is_complete = is_held and entry.seqno == entry.snap_end
+        begin = entry.seqno if is_complete or entry.is_closed else entry.snap_start
+        undo_to = _judged(position, log, Position(entry.uuid, begin, begin, begin))
+        if undo_to is not None:
+            again = Position(log[0].uuid, undo_to, undo_to, undo_to)
+            begin = undo_to if _judged(position, log, again) is None else 0
+        seqno, purge_seqno = entry.seqno, entry.purge_seqno
+        delivered = Position(entry.uuid, seqno, seqno, seqno, purge_seqno)
+        if not self._repairs and (
+            undo_to is not None or _judged(position, log, delivered) is not None
+        ):
+            raise self._rollback_required(p, entry, begin)
+        load = entry.load + (begin == 0 < seqno)
+        has_changed = (load, position.branch) != (entry.load, entry.branch)
+        is_marked = has_changed and entry.branch != 0  # of branch 0 there is nothing to undo
+        return _Next(p, entry, position, log, begin, load, begin if is_marked else None)
+
+    def _log(self, position: PartitionPosition) -> FailoverLog | None:
+        """Return the failover log that goes with `position`; None if it has moved since."""
+        log = self._logs.get(position.partition_id)
+        if log is None or log[0].branch != position.branch:
+            log = self._source.failover_log(position.partition_id)
+            self._logs[position.partition_id] = log
+        return log if log[0].branch == position.branch else None
+
+    def _leave(
+        self,
+        leaving: Sequence[_Next],
+        end: dict[int, OffsetEntry],
+        moving: dict[int, OffsetEntry],
+    ) -> None:
+        """Open the next snapshot of each partition, or close it where nothing is new."""
+        leases = self._leases_for(leaving)
+        for following in leaving:
+            p, start = following.partition_id, following.start
+            lease = leases.get(p)
+            if self._is_durable_only and following.has_to_wait(lease):
+                self._give_up(p, lease)
+                continue
+            if lease is not None and self._is_durable_only and lease.at <= following.begin:
+                # Durable up to here, but no mark beyond: there is nothing to read as of it yet.
+                self._source.release_lease(lease.lease_id, [p])
+                lease = None
+            if lease is None:
+                end[p] = following.closed()
+                if self._goals is not None:
+                    self._done.add(p)
+                    self._leave_goal(p)
+            elif lease.branch != following.position.branch or (
+                0 < following.begin < lease.purge_seqno
+            ):
+                # It moved while the lease was opened: it is judged again at the next call.
+                if self._goals is None:
+                    self._source.release_lease(lease.lease_id, [p])
+                continue
+            else:
+                moving[p] = following.inside(lease)
+            if start.lease_id is not None:
+                self._left.append((start.lease_id, p))
+
+    def _leases_for(self, leaving: Sequence[_Next]) -> dict[int, LeaseHold]:
+        """Return a lease for each partition that has something new to read."""
+        found: dict[int, LeaseHold] = {}
+        wanted: list[int] = []
+        for following in leaving:
+            p, begin, goal = following.partition_id, following.begin, None
+            if self._goals is not None:
+                goal = self._goals.get(p)
+                if goal is not None and goal.branch == following.position.branch:
+                    if goal.at > begin:
+                        found[p] = goal
+                    continue
+            if self._end_of(following.position) > begin:
+                wanted.append(p)
+        opened = self._source.open_lease(wanted) if wanted else {}
+        if self._goals is not None:
+            self._goals.update(opened)
+        return found | dict(opened)
+
+    def _give_up(self, partition_id: int, lease: LeaseHold | None) -> None:
+        """Release a lease that ends too early, and the goal: the next call takes later ones."""
+        goal = self._goals.get(partition_id) if self._goals is not None else None
+        for lease_id in {hold.lease_id for hold in (lease, goal) if hold is not None}:
+            self._source.release_lease(lease_id, [partition_id])
+        if self._goals is not None:
+            self._goals[partition_id] = None
+
+    def _end_of(self, position: PartitionPosition) -> int:
+        return position.durable_seqno if self._is_durable_only else position.high_seqno
+
+    def _leave_goal(self, partition_id: int) -> None:
+        assert self._goals is not None
+        goal = self._goals.get(partition_id)
+        if goal is not None:
+            self._left.append((goal.lease_id, partition_id))
+
+    def _release_left(self, start: Entries) -> None:
+        """Release what the logged offset no longer needs; before it is logged a restart would."""
+        if self._left and dict(start) == dict(self._planned):
+            for lease_id, partition_ids in _by_lease(set(self._left)).items():
+                self._source.release_lease(lease_id, partition_ids)
+        self._left = []
+
+    def _rollback_required(
+        self, partition_id: int, entry: OffsetEntry, seqno: int
+    ) -> RollbackRequiredError:
+        return RollbackRequiredError(
+            f"partition {partition_id} of bucket {self._bucket!r} must be rolled back to seqno "
+            f"{seqno}: this query has read it up to seqno {entry.seqno} of branch {entry.branch}, "
+            "and the node has lost or replaced a part of that (it was killed or failed over, or "
+            "tombstones were purged). Rows already written to the sink may not exist any more: "
+            "begin again with a new checkpoint and an empty sink",
+            partition_id=partition_id,
+            seqno=seqno,
+        )
+
+
+def _judged(position: PartitionPosition, log: FailoverLog, reader: Position) -> int | None:
+    return rollback_seqno(
+        reader, log=log, high_seqno=position.high_seqno, purge_seqno=position.purge_seqno
+    )
+
+
+def _by_lease(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for lease_id, partition_id in sorted(pairs):
+        found.setdefault(lease_id, []).append(partition_id)
+    return found
+
+
+def _inactive(position: PartitionPosition) -> UnavailableError:
+    return UnavailableError(
+        f"partition {position.partition_id} is {position.state.name.lower()} on this node and "
+        "cannot be read; wait until it is active, or name its node in the option hosts",
+        code="partition_inactive",
+    )

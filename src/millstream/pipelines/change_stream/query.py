@@ -1,0 +1,147 @@
+"""What one streaming query holds in its source process: planner, connection, lease keeper.
+
+Invariants:
+1. A checkpoint is used only with the bucket it was made with, told by uuid, not by name.
+2. A query that begins at `latest` writes that end to Spark's offset log before it reads.
+3. With nothing new it waits here, up to `pollMs`, so that an idle query does not spin. So it does
+   where the next batch would be empty, and only close snapshots that were read to their end: a
+   change that comes meanwhile is in a batch at once, and not behind an empty one.
+
+Elsewhere: Spark's side (`source`), the rules (`planner`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from millstream.client.extensions import PartitionPosition
+from millstream.errors import UsageError
+from millstream.pipelines.change_stream.control import LeaseKeeper, NodeControl
+from millstream.pipelines.change_stream.offsets import (
+    Offset,
+    OffsetEntry,
+    offset_from_json,
+    offset_to_json,
+)
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.planner import Planner, closed_entry
+from millstream.pipelines.change_stream.ranges import ranges_between
+
+__all__ = ["Query", "check_bucket"]
+
+POLL_PAUSE_S: Final = 0.02
+
+
+class Query:
+    """A running query, from its first offset to its stop.
+
+    Args:
+        options: of the source; where to connect, where to begin.
+
+    Raises:
+        UnavailableError, AccessError: the node cannot be asked.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._control = NodeControl(options)
+        self._planner = Planner(
+            self._control,
+            options.bucket,
+            repairs=options.repairs,
+            is_durable_only=options.is_durable_only,
+        )
+        self._keeper = LeaseKeeper(options, self._planner.leases_in_use)
+        self._first: dict[str, Any] | None = None
+
+    def stop(self) -> None:
+        """End the thread and close the connection."""
+        self._keeper.stop()
+        self._control.close()
+
+    def prepare_available_now(self) -> None:
+        """Take the present end as the goal of this run."""
+        self._planner.begin_available_now()
+
+    def initial_offset(self) -> dict[str, Any]:
+        """Return where the options say that a new query begins.
+
+        Raises:
+            UnavailableError: `durable_unknown`: `latest` of durable changes cannot be told.
+        """
+        starting = self._options.starting_offsets
+        if isinstance(starting, Offset):
+            self._check(starting)
+            entries = {p: starting.entry(p) for p in self._control.partition_ids}
+            return self._form(entries)
+        if starting == "earliest":
+            return self._form({p: OffsetEntry() for p in self._control.partition_ids})
+        self._first = self._form(self._present())
+        return self._first
+
+    def latest_offset(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
+        """Return where the next batch ends; `start` itself if nothing is new in time.
+
+        Raises:
+            UsageError: `bad_offset`, `other_bucket`.
+            RollbackRequiredError: see `planner`.
+        """
+        if start == self._first:
+            # An empty first batch writes the present end, which `latest` means, to the offset
+            # log: should the batch after it fail, a restart must not begin at a later end.
+            self._first = None
+            return start
+        offset = offset_from_json(start)
+        self._check(offset)
+        deadline = time.monotonic() + self._options.poll_ms / 1000
+        while True:
+            end = offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+            is_over = self._planner.is_available_now or time.monotonic() >= deadline
+            if is_over or ranges_between(offset, end):
+                return start if end == offset else self._form(end.entries)
+            time.sleep(POLL_PAUSE_S)
+
+    def high_offset(self) -> dict[str, Any]:
+        """Return the present end of every partition."""
+        return self._form(
+            {
+                p: OffsetEntry(high.uuid, end, end, end, high.branch)
+                for p, high, end in self._ends(self._control.positions())
+            }
+        )
+
+    def _form(self, entries: Mapping[int, OffsetEntry]) -> dict[str, Any]:
+        return offset_to_json(Offset(self._options.bucket, self._control.bucket_uuid, entries))
+
+    def _present(self) -> dict[int, OffsetEntry]:
+        return {
+            p: closed_entry(self._control.failover_log(p), end, high.branch)
+            for p, high, end in self._ends(self._control.positions_known())
+        }
+
+    def _ends(
+        self, positions: Mapping[int, PartitionPosition]
+    ) -> Iterator[tuple[int, PartitionPosition, int]]:
+        for p, high in positions.items():
+            is_durable_only = self._options.is_durable_only
+            yield p, high, high.durable_seqno if is_durable_only else high.high_seqno
+
+    def _check(self, offset: Offset) -> None:
+        check_bucket(offset, self._options.bucket, self._control.bucket_uuid)
+
+
+def check_bucket(offset: Offset, bucket: str, bucket_uuid: str) -> None:
+    """Refuse an offset of another bucket.
+
+    Raises:
+        UsageError: `other_bucket`.
+    """
+    if (offset.bucket, offset.bucket_uuid) != (bucket, bucket_uuid):
+        raise UsageError(
+            f"the offset is one of bucket {offset.bucket!r} ({offset.bucket_uuid}), but the node "
+            f"has {bucket!r} ({bucket_uuid}): another bucket, or one that was created anew. "
+            "Begin with a new checkpoint and an empty sink (`run lake`: another directory)",
+            code="other_bucket",
+        )

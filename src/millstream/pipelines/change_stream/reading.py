@@ -1,0 +1,317 @@
+"""The executor's side: ranges from a node, cut into columns, as Arrow batches.
+
+Invariants:
+1. Sockets are opened inside a read and closed when it ends, also when it is abandoned.
+2. A batch holds about `BATCH_ROWS` rows or `BATCH_BYTES`, at most one chunk more; one chunk is
+   at most one document longer than the fetch size. So no batch comes near Arrow's 2 GiB.
+3. Ranges are read from the nodes that have their partitions, one node after the other.
+4. Mark rows come before the changes of a task.
+5. Nodes that are away are waited for, before a stream has given anything; one that goes later ends
+   the task, and Spark's next attempt begins anew.
+
+Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow; measured by `make bench`.
+
+Elsewhere: which ranges (`ranges`), form of the rows (`schema`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from millstream.client.bulk import BulkReader, Range
+from millstream.client.columns import Columns, cut_columns
+from millstream.client.connection import PORT_DEFAULT, Connection
+from millstream.client.extensions import DURABLE_MARK, LeaseHold
+from millstream.client.kv import Client
+from millstream.client.routing import Backoff
+from millstream.errors import AccessError, RoutingError, StreamError, UnavailableError
+from millstream.model.addresses import parse_address
+from millstream.model.position import FailoverLog
+from millstream.pipelines.change_stream.control import (
+    RENEW_EVERY_S,
+    advised,
+    ask_again,
+    open_again,
+)
+from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.pushdown import Pushed
+from millstream.pipelines.change_stream.ranges import RangeRead, read_committed
+from millstream.pipelines.change_stream.schema import (
+    OP_ROLLBACK,
+    OP_SWEEP,
+    MarkRow,
+    RowForm,
+    branch_table,
+)
+from millstream.wire.cluster_map import cluster_map_from
+from millstream.wire.mcbp import Opcode
+
+__all__ = ["NodeRanges", "committed_batches", "connect_to", "mark_rows", "pinned_batches"]
+
+MOVED_S: Final = 30.0
+BATCH_ROWS: Final = 10_000
+BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+class NodeRanges:
+    """Ranges read from a node; a `ranges.RangeSource`."""
+
+    def __init__(
+        self, options: SourceOptions, *, with_values: bool, with_meta: bool = False
+    ) -> None:
+        self._options = options
+        self._with_values = with_values
+        self._with_meta = with_meta
+        self._client: Client | None = None
+
+    def close(self) -> None:
+        """Close what is open; streams close with their iterators."""
+        if self._client is not None:
+            self._client.close()
+
+    def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
+        """Yield the frames of ranges in chunks, from the nodes that have them; none for no range.
+
+        Raises:
+            RoutingError: partitions moved while they were read, or for longer than `MOVED_S`.
+            UnavailableError: a node went while it was read from, or is away for longer.
+        """
+        left = list(ranges)
+        backoff = Backoff(MOVED_S)
+        while left:
+            has_given = False
+            try:
+                with _connect_for(self._options, left) as (connection, mine):
+                    reader = BulkReader(
+                        connection, with_values=self._with_values, with_meta=self._with_meta
+                    )
+                    for chunk in reader.read(mine):
+                        has_given = True
+                        yield chunk
+                left = [wanted for wanted in left if wanted not in mine]
+            except (RoutingError, UnavailableError):
+                if has_given or not backoff.wait():
+                    raise
+
+    def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
+        """Return the histories of a partition, newest first, and its high seqno."""
+        return ask_again(
+            self._connected(),
+            lambda client: (
+                client.branch_log(partition_id), client.positions([partition_id])[0].high_seqno,
+            ),
+        )  # fmt: skip
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as of their present high, or newest durable mark (the option says)."""
+        newest = DURABLE_MARK if self._options.is_durable_only else None
+        wanted = dict.fromkeys(partition_ids, newest)
+        return ask_again(self._connected(), lambda client: client.open_lease(wanted))
+
+    def open_lease_up_to(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as `open_lease` does, up to a seqno at least, or all there still is.
+
+        A new history learns only by and by how much of what it has is durable.
+
+        Raises:
+            UnavailableError: `durable_unknown` for longer than `MOVED_S`.
+        """
+        backoff = Backoff(MOVED_S)
+        held: dict[int, LeaseHold] = {}
+        missing = list(ends)
+        while missing:
+            held.update(self.open_lease(missing))
+            missing = [p for p in missing if self._is_short(p, ends[p], held.get(p))]
+            if missing and not backoff.wait():
+                raise UnavailableError(
+                    f"the partitions {missing} of bucket {self._options.bucket!r} have a new "
+                    "history, of which is not known yet whether all that this read was planned "
+                    "with is durable: a majority of the copies has not said. Run it again when "
+                    "they can be reached, or read without durableOnly",
+                    code="durable_unknown",
+                )
+            for p in missing:
+                if p in held:
+                    self.release_lease(held.pop(p).lease_id, p)
+        return held
+
+    def _is_short(self, partition_id: int, end: int, hold: LeaseHold | None) -> bool:
+        if not self._options.is_durable_only or (hold is not None and hold.at >= end):
+            return False
+        _, high_seqno = self.failover_log(partition_id)
+        return (hold.at if hold else 0) < min(end, high_seqno)
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions; return those still held."""
+        return ask_again(
+            self._connected(), lambda client: client.renew_lease(lease_id, partition_ids)
+        )
+
+    def release_lease(self, lease_id: int, partition_id: int) -> None:
+        """Give up a lease on a partition."""
+        ask_again(self._connected(), lambda client: client.release_lease(lease_id, [partition_id]))
+
+    def _connected(self) -> Client:
+        """Return the connection for what is no stream."""
+        if self._client is None:
+            self._client = open_again(self._options)
+        return self._client
+
+
+def committed_batches(
+    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a stream's logged ranges; see `ranges.read_committed`."""
+    marks = mark_rows(reads)
+    if marks:
+        yield form.marks(marks)
+    source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
+    try:
+        yield from _batches(options, form, _branches(reads), read_committed(reads, source))
+    finally:
+        source.close()
+
+
+def pinned_batches(
+    options: SourceOptions,
+    form: RowForm,
+    reads: Sequence[RangeRead],
+    pushed: Pushed | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch read, exactly as of the leases it was planned with.
+
+    A DataFrame may be evaluated long after it was planned: what is not held any more when the
+    task begins is read as of the present, unless an end was asked for.
+
+    Raises:
+        StreamError: `lease_lost`: the snapshot is gone.
+        RollbackRequiredError: the place where the read was to begin is no longer in the history.
+        UnavailableError: `durable_unknown`: of durable changes, those that were planned cannot be
+            told from others since the partition has a new history.
+    """
+    source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
+    try:
+        held = _held(source, reads, can_move=options.ending_offsets == "latest")
+        yield from _batches(options, form, _branches(held), _kept(source, held), pushed)
+    finally:
+        source.close()
+
+
+def _held(
+    source: NodeRanges, reads: Sequence[RangeRead], *, can_move: bool
+) -> Sequence[RangeRead]:
+    """Renew the leases of ranges; give new ones to those that have lost theirs."""
+    held: dict[int, LeaseHold] = {}
+    for lease_id in {read.lease_id for read in reads if read.lease_id is not None}:
+        mine = [read.partition_id for read in reads if read.lease_id == lease_id]
+        held.update(source.renew_lease(lease_id, mine))
+    lost = [read.partition_id for read in reads if read.partition_id not in held]
+    if not lost:
+        return reads
+    if not can_move:
+        raise StreamError(
+            f"the snapshot of partition {lost[0]} that this read was planned with is gone; load "
+            "the DataFrame again",
+            code="lease_lost",
+        )
+    opened = source.open_lease_up_to(
+        {read.partition_id: read.end for read in reads if read.partition_id in lost}
+    )
+    return [
+        read.as_of(opened[read.partition_id]) if read.partition_id in opened else read
+        for read in reads
+        if read.partition_id in opened or read.partition_id in held  # else nothing is there
+    ]
+
+
+def _kept(source: NodeRanges, reads: Sequence[RangeRead]) -> Iterator[bytes]:
+    """Yield the frames of ranges, renewing their leases meanwhile."""
+    renewed_s = time.monotonic()
+    for chunk in source.stream([read.request for read in reads]):
+        if time.monotonic() - renewed_s > RENEW_EVERY_S:
+            renewed_s = time.monotonic()
+            _held(source, reads, can_move=False)
+        yield chunk
+
+
+def _batches(
+    options: SourceOptions,
+    form: RowForm,
+    branches: Mapping[int, int],
+    chunks: Iterable[bytes],
+    pushed: Pushed | None = None,
+) -> Iterator[pa.RecordBatch]:
+    table = branch_table(branches)
+    wanted = (pushed or Pushed()).beginning(options.key_prefix)
+    columns, size = Columns(), 0
+    for chunk in chunks:
+        cut_columns(chunk, columns)
+        size += len(chunk)
+        if size >= BATCH_BYTES or len(columns) >= BATCH_ROWS:
+            yield form.batch(columns, table, wanted.mask(columns))
+            columns, size = Columns(), 0
+    if len(columns):
+        yield form.batch(columns, table, wanted.mask(columns))
+
+
+def _branches(reads: Sequence[RangeRead]) -> dict[int, int]:
+    return {read.partition_id: read.branch for read in reads}
+
+
+def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
+    """Return the rollback and sweep rows of ranges."""
+    rollbacks = [
+        MarkRow(OP_ROLLBACK, read.partition_id, read.branch, read.rollback_to, read.load)
+        for read in reads
+        if read.rollback_to is not None
+    ]
+    sweeps = [
+        MarkRow(OP_SWEEP, read.partition_id, read.branch, read.sweep_seqno, read.load)
+        for read in reads
+        if read.sweep_seqno is not None
+    ]
+    return rollbacks + sweeps
+
+
+@contextmanager
+def _connect_for(
+    options: SourceOptions, ranges: Sequence[Range]
+) -> Iterator[tuple[Connection, Sequence[Range]]]:
+    """Connect to the node that has the first range; yield the ranges that it has."""
+    with connect_to(options) as connection:
+        packet = connection.ask(Opcode.GET_CLUSTER_CONFIG, "the partition map")
+        map_ = cluster_map_from(packet.value, host=connection.host, port=connection.port)
+        if len(map_.nodes) == 1:
+            yield connection, ranges
+            return
+    owner = map_.owners[ranges[0].partition_id]
+    if owner < 0:
+        raise RoutingError(f"no node serves partition {ranges[0].partition_id} at present")
+    mine = [wanted for wanted in ranges if map_.owners[wanted.partition_id] == owner]
+    node = map_.nodes[owner]
+    with connect_to(replace(options, hosts=f"[{node.host}]:{node.port}")) as connection:
+        yield connection, mine
+
+
+def connect_to(options: SourceOptions) -> Connection:
+    """Connect to the first host that answers."""
+    failure: UnavailableError | None = None
+    for address in options.hosts.split(","):
+        host, port = parse_address(address.strip(), default_port=PORT_DEFAULT)
+        try:
+            return Connection(
+                host, port, user=options.user, password=options.password, bucket=options.bucket,
+                tls=options.tls(),
+            )  # fmt: skip
+        except UnavailableError as error:
+            failure = error
+        except AccessError as error:
+            raise advised(error) from error
+    assert failure is not None
+    raise failure

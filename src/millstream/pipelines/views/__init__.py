@@ -1,0 +1,1 @@
+"""Rows of views as a Spark source."""

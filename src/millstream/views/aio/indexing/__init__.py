@@ -1,0 +1,1 @@
+"""Indexes kept fresh: sources read, maps run, rows sorted, commits made."""

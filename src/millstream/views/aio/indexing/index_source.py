@@ -1,0 +1,159 @@
+"""The node that an indexer reads: how it is opened, and what it says of its partitions.
+
+Invariants:
+1. A bucket that is another one than the index was made of is an error, never read.
+2. A history that began between two answers shows in the next one: positions judged by what was
+   true before are refused by the stream request.
+
+Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
+(`views.aio.indexing.indexing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from struct import Struct
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import RemoteProtocolError, StreamError
+from millstream.upr.core.messages import decode_branch_log
+from millstream.views.core.index.header import Judged
+from millstream.wire.mcbp import Feature, Opcode, Status, request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from millstream.upr.aio.link import Link
+
+__all__ = ["IndexerSpec", "SourceStanding", "SourceStandings", "ask_standings", "open_source"]
+
+_POSITIONS: Final = Struct(">HB5x8Q")
+_ACTIVE: Final = frozenset({1})
+_STREAMED: Final = frozenset({1, 2})
+"""States of copies that can be read: active, replica."""
+
+
+class IndexerSpec(NamedTuple):
+    """Which bucket, and where runs of a first build are kept."""
+
+    bucket: str
+    bucket_uuid: str
+    folder: Path
+
+
+class SourceStanding(NamedTuple):
+    """A copy of a partition that can be read."""
+
+    judged: Judged
+    is_active: bool
+
+    @property
+    def uuid(self) -> int:
+        """Of the newest history."""
+        return self.judged.log[0].uuid
+
+
+class SourceStandings(dict[int, SourceStanding]):
+    """Those of some partitions; never changed, so that the same object says: nothing happened.
+
+    `reply`: what the source said, empty if not all of it could be understood.
+    """
+
+    __slots__ = ("reply",)
+
+    def __init__(self, found: Mapping[int, SourceStanding] = MappingProxyType({})) -> None:
+        super().__init__(found)
+        self.reply = b""
+
+    def lacks(self, partition: int, *, is_active: bool) -> bool:
+        """Whether a partition cannot be read now, or, where it should be active, is not."""
+        return partition not in self or (is_active and not self[partition].is_active)
+
+
+class _Config(msgspec.Struct):
+    uuid: str = ""
+
+
+async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
+    """Connect and log in.
+
+    Raises:
+        UnavailableError: `unreachable`, `timeout`, `connection_closed`.
+        AccessError: `bad_credentials`, `unknown_bucket`.
+        StreamError: `bucket_recreated`.
+        RemoteProtocolError: `refused`, `bad_map`.
+    """
+    if Feature.MILLSTREAM not in await link.open():
+        message = f"{link.address} is no Millstream node: indexes cannot be built from it"
+        raise RemoteProtocolError(message, code="refused")
+    packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
+    try:
+        found = msgspec.json.decode(packet.value, type=_Config).uuid
+    except msgspec.MsgspecError as error:
+        message = f"{link.address} sent a map that is none: {error}"
+        raise RemoteProtocolError(message, code="bad_map") from error
+    if found != bucket_uuid:
+        raise StreamError(
+            f"bucket {bucket!r} at {link.address} was deleted and created again: the indexes of "
+            "the old one are void and can be removed",
+            code="bucket_recreated",
+        )
+
+
+async def ask_standings(
+    link: Link,
+    partitions: Iterable[int],
+    known: SourceStandings | None = None,
+    *,
+    is_active_only: bool = False,
+) -> SourceStandings:
+    """Return how the copies of partitions are; those that cannot be read are left out.
+
+    Args:
+        link: opened.
+        partitions: which.
+        known: what was found before; it is returned if nothing happened, and a history that is
+            still the newest is not asked for again.
+        is_active_only: replicas cannot be read: they lack what was written at the active copy.
+
+    Raises:
+        UnavailableError: `timeout`, `connection_closed`.
+        AccessError: a right was lost.
+        RemoteProtocolError: an answer that is none.
+    """
+    known = known or SourceStandings()
+    numbers = sorted(partitions)
+    if not numbers:
+        return SourceStandings()
+    value = b"".join(number.to_bytes(2, "big") for number in numbers)
+    packet = await link.demand(request(Opcode.POSITIONS, value=value), "positions")
+    if packet.value == known.reply:
+        return known
+    if len(packet.value) != len(numbers) * _POSITIONS.size:
+        message = f"{link.address} tells the positions of other partitions than were asked for"
+        raise RemoteProtocolError(message, code="bad_frame")
+    states = _ACTIVE if is_active_only else _STREAMED
+    rows = [row for row in _POSITIONS.iter_unpack(packet.value) if row[1] in states]
+    logs = {
+        row[0]: known[row[0]].judged.log
+        for row in rows
+        if row[0] in known and known[row[0]].uuid == row[2]
+    }
+    new = [row[0] for row in rows if row[0] not in logs]
+    asks = [request(Opcode.BRANCH_LOG, vbucket=number) for number in new]
+    for number, answer in zip(new, await link.ask_all(asks), strict=True):
+        if answer.status == Status.SUCCESS:
+            logs[number] = decode_branch_log(answer.value)
+    found = SourceStandings(
+        {
+            number: SourceStanding(Judged(logs[number], high, purge), is_active=state == 1)
+            for number, state, _, _, high, *_, purge in rows
+            if number in logs
+        }
+    )
+    if all(row[0] in found and found[row[0]].uuid == row[2] for row in rows):
+        found.reply = packet.value
+    return found

@@ -1,0 +1,579 @@
+"""One index while it is kept fresh: its writer, its lock, who waits for it.
+
+Invariants:
+1. Everything that changes the index goes through here, one thing at a time, in a thread; once
+   begun it is finished, though whoever asked for it is cancelled, and all who wait look again.
+2. Parts are mapped and published by whole partitions; what the index has already is not mapped.
+3. Rows of a first build leave memory as sorted runs; a first build that ends early leaves nothing.
+4. An index whose functions take long has a thread of its own: it holds up no other index. What has
+   to be done at once (`set_states`) stops them; what was under way is done again later.
+
+Elsewhere: what is read when (`millstream.views.aio.indexing.indexing`), what a commit is
+(`views.core.index.index`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.views.aio.indexing.index_mapping import MappedChanges
+from millstream.views.core.design.documents import Changes
+from millstream.views.core.index.header import (
+    DocumentRows,
+    Judged,
+    MapFailure,
+    PartRead,
+)
+from millstream.views.core.index.indexer import Place, is_worth_building
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Collection,
+        Mapping,
+    )
+
+    from millstream.model.position import Position
+    from millstream.views.aio.indexing.first_rows import FirstRows
+    from millstream.views.aio.indexing.index_mapping import MappedChanges
+    from millstream.views.core.index.header import Header
+    from millstream.views.core.index.index import Index, Published
+    from millstream.views.core.index.indexer import Part
+
+__all__ = [
+    "PAUSE_S_MAX",
+    "PAUSE_S_MIN",
+    "SLOW_FOR_S",
+    "SLOW_S",
+    "WRITER",
+    "ChangeMapper",
+    "Gathered",
+    "IndexProgress",
+    "IndexWork",
+    "ServedIndex",
+]
+
+_LOG = logging.getLogger(__name__)
+_FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
+"""Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
+PAUSE_S_MIN: Final = 0.05
+"""Before indexes are read for again after an error; doubled each time nothing was committed."""
+PAUSE_S_MAX: Final = 5.0
+SLOW_S: Final = 2.0
+"""A call of functions that takes longer makes their index slow; a batch takes some 0.03 s."""
+SLOW_FOR_S: Final = 60.0
+"""How long an index counts as slow after such a call."""
+RATE_S: Final = 5.0
+"""Over how many seconds the rate is averaged."""
+WRITER: Final = "node indexer"
+
+_Result = TypeVar("_Result")
+
+
+class IndexWork(NamedTuple):
+    """What was done for the indexes of a bucket, those that are gone included."""
+
+    commits: int = 0
+    commit_s: float = 0.0
+    rollbacks: int = 0
+
+
+class IndexProgress(NamedTuple):
+    """How an index is doing.
+
+    `phase`: `first_build`, `incremental`, `cleanup`, `waiting` (for the source, or an end of a
+    pause; `error` says why), `offered` (its build, to a pipeline), `outside` (another process
+    writes it) or `asleep` (nobody waits, and
+    it is not kept fresh by itself).
+    `changes_done` and `changes_total` are seqnos of all partitions; `rate` is of the last seconds.
+    """
+
+    signature: str
+    phase: str
+    changes_done: int
+    changes_total: int
+    rate: float
+    error: str
+    waiting: int
+    positions: Mapping[int, Position]
+
+    @property
+    def pending(self) -> int:
+        """Seqnos that the index has not reached."""
+        return max(0, self.changes_total - self.changes_done)
+
+
+class ChangeMapper(Protocol):
+    """Runs the maps of one index. Blocking, one thread at a time."""
+
+    def map(self, changes: Changes) -> MappedChanges:
+        """Map changes as they came; a deletion contributes nothing."""
+
+    def close(self) -> None:
+        """Free what the mapper holds."""
+
+    @property
+    def busy_s(self) -> float:
+        """For how long functions have been running, 0 if none are; from any thread."""
+
+    def stop(self) -> None:
+        """End what is under way, from any thread: a map may run for long."""
+
+    def resume(self) -> None:
+        """Be usable again, if it was stopped."""
+
+
+class Gathered:
+    """Parts for several indexes, each of which takes those partitions that it lacks.
+
+    Args:
+        parts: by partition.
+        judged: how the source judges now.
+    """
+
+    def __init__(self, parts: Mapping[int, Part], judged: Mapping[int, Judged]) -> None:
+        self.parts, self.judged = parts, judged
+        self._changes: dict[frozenset[int], Changes] = {}
+
+    def changes_of(self, partitions: Collection[int]) -> Changes:
+        """Return the changes of some partitions; the same object to all who take the same."""
+        chosen = frozenset(partitions)
+        if chosen not in self._changes:
+            parts = [self.parts[partition] for partition in sorted(chosen)]
+            self._changes[chosen] = Changes(
+                [frame for part in parts for frame in part.frames],
+                [lineage for part in parts for lineage in part.sides],
+            )
+        return self._changes[chosen]
+
+
+class ServedIndex:
+    """An index and everything that is known of it in this process.
+
+    Args:
+        index: opened.
+        mapper: of its design.
+        executor: threads.
+        is_automatic: it is kept fresh though nobody waits.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        mapper: ChangeMapper,
+        executor: ThreadPoolExecutor,
+        *,
+        is_automatic: bool,
+    ) -> None:
+        self.index = index
+        self.mapper = mapper
+        self.signature = index.newest.signature
+        self.is_automatic = is_automatic
+        self.is_meant_here = False
+        """Its writer is to be this process, and none outside."""
+        self._is_writer = False
+        """The newest fencing number is of this process."""
+        self.lock = asyncio.Lock()
+        self.changed = asyncio.Event()
+        """Of the present header; a new one takes its place when it is set."""
+        self.waiting = 0
+        """How many wait for it."""
+        self.group = ""
+        """The name of the group in which it is read for."""
+        self.retry_at = self.pause_s = 0.0
+        self.error = ""
+        """Why it is not read for."""
+        self.failure: BaseException | None = None
+        """What whoever waits is told: it will not be read for as things are."""
+        self.commits = self.rollbacks = 0
+        self.commit_s = 0.0
+        """Time of the commits, with the maps they needed."""
+        self.damage: CorruptionError | None = None
+        """What of its files could not be read."""
+        self.is_stopping = False
+        self._has_all: tuple[object, Header, frozenset[int]] | None = None
+        self._executor = executor
+        self._own_thread: ThreadPoolExecutor | None = None
+        """Takes the place of `executor` while it is slow."""
+        self._slow_until = 0.0
+        self._states: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+        """Active and passive partitions, as was said last."""
+        self._fence = 0
+        self._was_built = False
+        self._was_built_in_vain = False
+        """A build was not taken, though there was one: changes are brought in one by one."""
+        self._sample = (time.monotonic(), 0)
+        self._rate = 0.0
+
+    # -- what there is
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether its writer is this process, and none outside."""
+        return self.is_meant_here and self._is_writer
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Where it stands in each partition that is active or passive."""
+        header = self.index.newest
+        return {
+            partition: Place(position, header.failover_logs.get(partition, ()))
+            for partition, position in header.positions.items()
+        }
+
+    @property
+    def work(self) -> IndexWork:
+        """What was done for it in this process."""
+        return IndexWork(self.commits, self.commit_s, self.rollbacks)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never read for, so that it is to be built from sorted rows."""
+        header = self.index.newest
+        has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
+        return not has_begun and not self._was_built
+
+    def is_to_be_built(self, highs: Mapping[int, int]) -> bool:
+        """Whether it is to be built from sorted rows: it is new, or lacks far more than it has.
+
+        Args:
+            highs: newest seqnos of the partitions that can be read.
+        """
+        if self._was_built_in_vain:
+            return False
+        return self.is_new or is_worth_building(self.places, highs)
+
+    def lacking(self, highs: Mapping[int, int]) -> int | None:
+        """Return how many changes it lacks, None where some partition's newest is not known."""
+        positions = self.index.newest.positions
+        if not positions.keys() <= highs.keys():
+            return None
+        return sum(max(0, highs[p] - position.seqno) for p, position in positions.items())
+
+    def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
+        """Whether it was found to have all of these standings, and has not changed since."""
+        known = self._has_all
+        return (
+            known is not None
+            and known[0] is standings
+            and known[1] is self.index.newest
+            and known[2].issuperset(partitions)
+        )
+
+    def note_that_it_has(
+        self, partitions: Collection[int], standings: object, header: Header
+    ) -> None:
+        """Remember what `is_known_to_have` tells."""
+        self._has_all = (standings, header, frozenset(partitions))
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a call of its functions took longer than `SLOW_S` of late."""
+        return time.monotonic() < self._slow_until
+
+    @property
+    def is_found_slow(self) -> bool:
+        """Whether a call takes longer now, and the index does not count as slow yet."""
+        return self.mapper.busy_s > SLOW_S and self._own_thread is None
+
+    def count_as_slow(self) -> None:
+        """Use a thread of its own from now on."""
+        self._slow_until = time.monotonic() + SLOW_FOR_S
+        self._own_thread = ThreadPoolExecutor(1, thread_name_prefix=f"slow {self.signature}")
+
+    def close(self) -> None:
+        """Free functions and thread; nothing may be under way."""
+        self.mapper.close()
+        self._end_own_thread()
+
+    def _end_own_thread(self) -> None:
+        if self._own_thread is not None:
+            self._own_thread.shutdown(wait=False)
+            self._own_thread = None
+
+    def note_end(self, error: BaseException | None) -> None:
+        """It is not read for any more; None: by order. An error has it read for after a pause."""
+        self.retry_at = 0.0
+        if error is None:
+            return
+        if str(error) != self.error:
+            _LOG.warning("index %s is not read for: %s", self.signature, error)
+        self.error = str(error)
+        self.pause_s = min(self.pause_s * 2, PAUSE_S_MAX) or PAUSE_S_MIN
+        self.retry_at = time.monotonic() + self.pause_s
+        code = error.code if isinstance(error, MillstreamError) else ""
+        self.failure = error if code in _FINAL else None
+        self.tell()
+
+    def tell(self) -> None:
+        """Let all who wait look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def give_up(self) -> None:
+        """Change nothing more, and let all who wait know."""
+        self.is_stopping = True
+        self.failure = UnavailableError("the index was closed", code="index_unavailable")
+        self.tell()
+
+    def rate(self, done: int) -> float:
+        """Return seqnos per second of late."""
+        now = time.monotonic()
+        at, before = self._sample
+        if now - at >= RATE_S or done < before:
+            self._rate = max(0, done - before) / max(now - at, 1e-3)
+            self._sample = now, done
+        return self._rate
+
+    def progress(
+        self, highs: Mapping[int, int], seqnos_read: int | None, *, is_held: bool
+    ) -> IndexProgress:
+        """Return how it is doing.
+
+        Args:
+            highs: newest seqnos of partitions.
+            seqnos_read: what its build has read; None: it is not being built here.
+            is_held: its build is offered to others.
+        """
+        header = self.index.newest
+        positions = header.positions
+        done = sum(position.seqno for position in positions.values())
+        phase = "incremental"
+        if seqnos_read is not None:
+            phase, done = "first_build", seqnos_read
+        elif header.dirty:
+            phase = "cleanup"
+        elif not self.is_kept_here:
+            phase = "outside"
+        elif is_held:
+            phase = "offered"
+        elif not self.group:
+            phase = "waiting" if self.is_automatic or self.waiting else "asleep"
+        total = sum(max(highs.get(p, 0), positions[p].seqno) for p in positions)
+        return IndexProgress(
+            self.signature, phase, done, total, self.rate(done), self.error, self.waiting,
+            positions,
+        )  # fmt: skip
+
+    # -- changes of the index
+
+    def mean(self, *, is_here: bool) -> None:
+        """Say where its writer is to be; `begin` has it be here."""
+        self.is_meant_here, self._is_writer = is_here, False
+
+    async def begin(
+        self, active: Collection[int], passive: Collection[int], *, is_kept_here: bool = True
+    ) -> None:
+        """Become the one writer, if it is to be kept here; say which partitions there are.
+
+        Raises:
+            UnavailableError: `stopped`: it is being given up.
+            MillstreamError, OSError: its files cannot be used.
+        """
+        self.mean(is_here=is_kept_here)
+        self._states = frozenset(active), frozenset(passive)
+
+        def work() -> None:
+            self.check()
+            if self.is_meant_here:  # it may have been given to others since
+                self._fence = self.index.take_over(WRITER, _now_ms())
+                self._is_writer = True
+            self.index.set_states(*self._states, _now_ms())
+
+        await self._in_thread(work)
+
+    async def set_states(self, active: Collection[int], passive: Collection[int]) -> None:
+        """Say which partitions are here; see `Index.set_states`. Functions are not waited for."""
+        self._states = frozenset(active), frozenset(passive)
+        if not self.index.has_states(*self._states):
+            async with self._functions_ended():
+                await self._in_thread(lambda: self.index.set_states(*self._states, _now_ms()))
+
+    @contextlib.asynccontextmanager
+    async def _functions_ended(self) -> AsyncIterator[None]:
+        """Within `async with`, a call of functions that takes long is stopped."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(SLOW_S)
+                if self.mapper.busy_s > SLOW_S:
+                    self.mapper.stop()
+
+        watching = asyncio.ensure_future(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def roll_back(self, judged: Mapping[int, Judged]) -> bool:
+        """Go back where the source refuses positions; return whether that was necessary."""
+        header = self.index.newest
+        if all(
+            judged[partition].accepts(position)
+            for partition, position in header.positions.items()
+            if partition in judged
+        ):
+            return False
+        await self._with_functions(lambda: self.index.roll_back(judged, _now_ms()))
+        self.rollbacks += 1
+        return True
+
+    async def publish(self, gathered: Gathered) -> Published | None:
+        """Map and commit parts; None: the index has all of them."""
+        return await self._with_functions(lambda: self._publish(gathered))
+
+    def _publish(self, gathered: Gathered) -> Published | None:
+        positions = self.index.newest.positions
+        taken = {
+            partition: part
+            for partition, part in gathered.parts.items()
+            if partition in positions and positions[partition].seqno < part.end.seqno
+        }
+        if not taken:
+            return None
+        judged = gathered.judged
+        mapped = self.mapper.map(gathered.changes_of(taken))
+        documents: dict[int, list[DocumentRows]] = {partition: [] for partition in taken}
+        for document in mapped.documents:
+            documents[document.partition].append(document)
+        failures: dict[int, list[MapFailure]] = {partition: [] for partition in taken}
+        for partition, failure in mapped.failures:
+            failures[partition].append(failure)
+        reads = {
+            partition: PartRead(
+                part.start,
+                part.end,
+                part.failover_log,
+                judged[partition].purge_seqno,
+                documents[partition],
+                failures=failures[partition],
+            )
+            for partition, part in taken.items()
+        }
+        return self.index.publish(self._fence, reads, judged, _now_ms())
+
+    async def change(self, work: Callable[[], _Result]) -> _Result:
+        """Do what a writer outside asks for."""
+        return await self._with_functions(work)
+
+    async def clean_step(self) -> bool:
+        """Take some rows out that count for nothing; return whether there are no more."""
+        return await self._with_functions(lambda: self.index.clean_step(_now_ms()))
+
+    async def compact_step(self) -> bool:
+        """Go on with a compaction; return whether it is over."""
+        return await self._with_functions(self.index.compact_step)
+
+    # -- first build
+
+    async def add_first(self, rows: FirstRows, changes: Changes) -> None:
+        """Map some changes of a first build."""
+        await self._building(lambda: rows.add(self.mapper.map(changes)))
+
+    async def load(
+        self,
+        rows: FirstRows,
+        places: Mapping[int, Place],
+        left_out: Collection[int],
+        judged: Mapping[int, Judged],
+    ) -> None:
+        """Commit a first build, or one that takes the place of what is there.
+
+        Args:
+            rows: of all partitions that were begun.
+            places: of the partitions that are whole.
+            left_out: the others.
+            judged: how the source judges now.
+        """
+        published = await self._building(lambda: self._load(rows, places, left_out, judged))
+        self._was_built = True
+        self._was_built_in_vain = bool(places or left_out) and not published.partitions
+
+    async def _building(self, work: Callable[[], _Result]) -> _Result:
+        """Do a step of a build; after one that failed what is there is brought up by changes."""
+        try:
+            return await self._with_functions(work)
+        except (MillstreamError, OSError):
+            self._was_built_in_vain = not self.is_new
+            raise
+
+    def _load(
+        self,
+        rows: FirstRows,
+        places: Mapping[int, Place],
+        left_out: Collection[int],
+        judged: Mapping[int, Judged],
+    ) -> Published:
+        start = Place().position
+        parts: dict[int, PartRead] = {}
+        for partition, (position, log) in places.items():
+            if partition in judged:
+                failures, before = rows.failures_of(partition)
+                parts[partition] = PartRead(
+                    start,
+                    position,
+                    log,
+                    judged[partition].purge_seqno,
+                    failures=failures,
+                    failures_before=before,
+                )
+        unread = {*left_out, *(places.keys() - parts.keys())}
+        back, trees = rows.sorted_rows(unread, self.check)
+        is_empty = not any(self.index.newest.roots)
+        load = self.index.load if is_empty else self.index.rebuild
+        return load(self._fence, parts, judged, back, trees, _now_ms())
+
+    def check(self) -> None:
+        """Raise where the index is being given up; in long work."""
+        if self.is_stopping:
+            raise UnavailableError("the index is being given up", code="stopped")
+
+    # -- threads
+
+    async def _with_functions(self, work: Callable[[], _Result]) -> _Result:
+        """Do what may call functions, which may have been stopped."""
+
+        def usable() -> _Result:
+            self.check()
+            self.mapper.resume()
+            return work()
+
+        return await self._in_thread(usable)
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        async with self.lock:
+            loop = asyncio.get_running_loop()
+            if not self.is_slow:
+                self._end_own_thread()
+            began, commit = time.monotonic(), self.index.newest.commit
+            executor = self._own_thread or self._executor
+            future: asyncio.Future[Any] = loop.run_in_executor(executor, work)
+            try:
+                result: _Result = await asyncio.shield(future)
+            except CorruptionError as error:
+                self.damage = error
+                raise
+            except asyncio.CancelledError:
+                while not future.done():  # also when cancelled again
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([future])
+                raise
+            finally:
+                if self._own_thread is not None and time.monotonic() - began > SLOW_S:
+                    self._slow_until = time.monotonic() + SLOW_FOR_S
+                if self.index.newest.commit != commit:
+                    self.commits += self.index.newest.commit - commit
+                    self.commit_s += time.monotonic() - began
+                self.tell()
+            return result
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

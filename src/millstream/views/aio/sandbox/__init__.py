@@ -1,0 +1,1 @@
+"""Functions of design documents, run in processes that can do nothing else."""

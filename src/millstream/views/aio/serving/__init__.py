@@ -1,0 +1,1 @@
+"""Queries of the index process, and its talk with the engine and with other nodes."""

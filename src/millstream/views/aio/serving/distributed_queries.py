@@ -1,0 +1,153 @@
+"""Queries of buckets whose partitions lie on several nodes, asked of any of them.
+
+Invariants:
+1. Who is asked for what is decided by one state of the bucket's map for all partitions, as the
+   engine told it last; a partition that no node is said to have is not left out silently.
+2. A part that another node asks for is answered from here alone.
+3. While an answer is merged, the index here whose functions merge it stays open.
+
+Elsewhere: asking and merging (`views.aio.serving.gathering`), the way to other nodes
+(`views.aio.serving.node_link`), the indexes here (`views.aio.serving.hosted_bucket`).
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any
+
+from millstream.errors import RoutingError
+from millstream.views.aio.serving.gathering import Gatherer, NodeAccess, NodePart
+from millstream.views.aio.serving.index_server import Answer
+from millstream.views.core.query.parameters import parse_query
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+
+    import aiohttp
+
+    from millstream.views.aio.serving.hosted_bucket import HostedBucket
+
+__all__ = ["Spread"]
+
+
+class Spread:
+    """The other nodes, as the index process of this one asks them.
+
+    Args:
+        access: how they are asked.
+    """
+
+    def __init__(self, access: NodeAccess) -> None:
+        self._access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def query(
+        self, bucket: HostedBucket, name: str, view: str, options: dict[str, Any]
+    ) -> Answer:
+        """Answer a query over all partitions of a bucket.
+
+        Args:
+            bucket: what is here of it.
+            name: of the design document.
+            view: of it.
+            options: of the query.
+
+        Raises:
+            MillstreamError: as `HostedBucket.query` and `Gatherer.query`.
+        """
+        async with AsyncExitStack() as stack:
+            asked = stack.enter_context(bucket.asked_view(name, view))
+            query = parse_query(options)
+            query.check(asked.reduce >= 0, asked.encode)
+
+            async def parts_of(_: bool) -> Sequence[NodePart]:
+                return self._parts_of(bucket)
+
+            gatherer = Gatherer(bucket.name, parts_of)
+            answered = await gatherer.query(name, view, query, asked)
+            if isinstance(answered.chunks, tuple):
+                return Answer(answered.head, answered.chunks)
+            rest = stack.pop_all()
+        return Answer(answered.head, _held(answered.chunks, rest))
+
+    def _parts_of(self, bucket: HostedBucket) -> list[NodePart]:
+        shares = bucket.order.nodes
+        if sum(len(share.partitions) for share in shares) < bucket.order.partition_count:
+            raise RoutingError("no node is said to have some of the partitions: ask again later")
+        # Imported once it is needed: it takes as long as everything else of the index process.
+        from millstream.views.aio.serving.node_link import HttpNodeLink, new_session
+
+        if self._session is None:
+            self._session = new_session()
+        session, access = self._session, self._access
+        return [
+            NodePart(
+                share.name,
+                _Here(bucket)
+                if share.is_here
+                else HttpNodeLink(session, share.name, share.host, share.http, access),
+                share.partitions,
+            )
+            for share in shares
+        ]
+
+
+async def _held(
+    chunks: AsyncGenerator[bytes, None], rest: AsyncExitStack
+) -> AsyncGenerator[bytes, None]:
+    """Yield an answer; what merges it stays open until it ends."""
+    async with rest, aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk
+
+
+class _Here:
+    """The indexes of this node, asked as those of others are."""
+
+    def __init__(self, bucket: HostedBucket) -> None:
+        self._bucket = bucket
+
+    async def query(self, request: Mapping[str, Any]) -> _HereStream:
+        """Ask; see `views.aio.serving.gathering.NodeLink`."""
+        return _HereStream(
+            await self._bucket.query(
+                request["design"],
+                request["view"],
+                request["options"],
+                request["partitions"],
+                request["form"],
+            )
+        )
+
+
+async def _chunks_of(
+    body: AsyncGenerator[bytes, None] | tuple[bytes, ...],
+) -> AsyncGenerator[bytes, None]:
+    if isinstance(body, tuple):
+        for chunk in body:
+            yield chunk
+        return
+    async with aclosing(body):
+        async for chunk in body:
+            yield chunk
+
+
+class _HereStream:
+    """What the indexes of this node answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.head = answer.head
+        self._chunks = _chunks_of(answer.body)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Return the bytes."""
+        return self._chunks
+
+    async def close(self) -> None:
+        """Want no more."""
+        await self._chunks.aclose()

@@ -1,0 +1,315 @@
+"""Writers of an index outside this process: Spark pipelines.
+
+A design document with `"engine": "spark"` has its index written by a pipeline; one that the node
+keeps may have a build offered to one (`views.core.index.offers`). The indexer here stands back
+meanwhile
+and only says which partitions there are, cleans and compacts. The pipeline asks over HTTP, and the
+calls end here:
+
+    take_over    become the writer: a fencing number, and where the index stands
+    judge        go back where the source refuses positions; where the index stands then
+    keep         the writer is at work: what it staged stays; which files those are
+    place, staged    a file of rows or documents, see `staging`
+    load         the first commit, from sorted rows, or one instead of all that is there
+    publish      a later commit, from documents
+
+Invariants:
+1. A call that names another fencing number than the newest changes nothing (`index_fenced`).
+2. Parts are judged as the source judges now, asked for after the call came: by the rule of
+   `views.core.index.publishing` for both kinds of commits.
+3. Nobody becomes the writer of an index that its node is to keep, or keeps again by then.
+4. Names of files are all that a commit is told of rows: it is as short as the partitions are many.
+
+Elsewhere: the pages (`gateway.aio.queries.index_pages`), the pipeline
+(`millstream.pipelines.index`).
+
+Source: docs/design/0017-views-on-spark.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from millstream.errors import ConditionError, UsageError
+from millstream.model.position import Position, position_from_json, position_to_json
+from millstream.views.aio.serving.hosted_index import now_ms
+from millstream.views.core.index.header import DocumentRows, Judged, MapFailure, PartRead
+
+if TYPE_CHECKING:
+    from millstream.views.aio.indexing.indexing import BucketIndexer
+    from millstream.views.aio.serving.hosted_index import HostedIndex
+    from millstream.views.core.index.index import Published
+    from millstream.views.core.index.staged import Row
+
+__all__ = ["DOCUMENTS_MAX", "OutsideWriter", "index_state"]
+
+DOCUMENTS_MAX: Final = 500_000
+"""Documents of one commit: they are in memory all together."""
+_Result = TypeVar("_Result")
+
+
+class _Failure(msgspec.Struct, array_like=True):
+    tree: int
+    doc_id: str
+    message: str
+
+
+class _Part(msgspec.Struct):
+    """What a writer says of a partition's part."""
+
+    start: list[str | int]
+    end: list[str | int]
+    is_whole: bool = True
+    failures: list[_Failure] = []
+    failures_before: dict[int, int] = {}
+
+
+class _Load(msgspec.Struct):
+    parts: dict[int, _Part]
+    back: list[str]
+    """Files of the back-index."""
+    trees: list[list[str]]
+    """Files of each tree."""
+
+
+class _Publish(msgspec.Struct):
+    parts: dict[int, _Part]
+    documents: list[str]
+
+
+class OutsideWriter:
+    """What a writer outside may do with one index.
+
+    Args:
+        hosted: the index.
+        indexer: of its bucket.
+    """
+
+    def __init__(self, hosted: HostedIndex, indexer: BucketIndexer) -> None:
+        self._hosted = hosted
+        self._indexer = indexer
+
+    def state(self) -> dict[str, Any]:
+        """Return where the index stands."""
+        return index_state(self._hosted)
+
+    async def take_over(self, writer: str) -> dict[str, Any]:
+        """Become the writer.
+
+        Raises:
+            ConditionError: `not_spark_engine`.
+        """
+        signature = self._hosted.signature
+        is_kept = self._hosted.design.engine == "spark"
+        if not is_kept and not await self._indexer.take_offer(signature):
+            raise self._kept_by_the_node()
+        index = self._hosted.index
+
+        def work(judged: Mapping[int, Judged]) -> None:
+            if self._indexer.is_meant_here(signature):  # taken back while the source was asked
+                raise self._kept_by_the_node()
+            fence = index.take_over(writer, now_ms())
+            self._hosted.staging.keep_only(fence)
+            index.roll_back(judged, now_ms())
+
+        await self._changed(work)
+        return index_state(self._hosted)
+
+    def _kept_by_the_node(self) -> ConditionError:
+        return ConditionError(
+            f"design document {self._hosted.design.name!r} is kept by the node: write "
+            '"engine": "spark" into it for a pipeline to keep it',
+            code="not_spark_engine",
+        )
+
+    async def judge(self, fence: int) -> dict[str, Any]:
+        """Have the index go back where its source refuses positions; a cycle begins with it.
+
+        Files that were staged before, and not committed, are removed.
+        """
+
+        def work(judged: Mapping[int, Judged]) -> None:
+            self._check(fence)
+            self._hosted.staging.remove_whole(fence)
+            self._hosted.index.roll_back(judged, now_ms())
+
+        await self._changed(work)
+        return index_state(self._hosted)
+
+    async def keep(self, fence: int) -> dict[str, Any]:
+        """The writer is at work: its files stay. Return the names of those that are whole.
+
+        Raises:
+            ConditionError: `index_fenced`.
+        """
+        self._check(fence)
+        return {"staged": self._hosted.staging.names(fence)}
+
+    async def place(self, fence: int, name: str) -> dict[str, Any]:
+        """Return where the engine's process is to write a file."""
+        self._check(fence)
+        return {"path": str(self._hosted.staging.place(fence, name))}
+
+    async def staged(self, fence: int, name: str) -> dict[str, Any]:
+        """A file is whole."""
+        self._check(fence)
+        self._hosted.staging.finish(fence, name)
+        return {}
+
+    async def load(self, fence: int, said: dict[str, Any]) -> dict[str, Any]:
+        """Make the first commit of an index, or one in the place of all rows that there are.
+
+        Raises:
+            ConditionError: `index_fenced`; `run_missing`.
+            UsageError: `bad_run`.
+        """
+        asked = _converted(said, _Load)
+        tree_count = len(self._hosted.design.trees)
+        if len(asked.trees) != tree_count:
+            raise UsageError(f"the index has {tree_count} trees", code="bad_parts")
+        staging, index = self._hosted.staging, self._hosted.index
+
+        def work(judged: Mapping[int, Judged]) -> Published:
+            self._check(fence)
+            back, *trees = (
+                chain.from_iterable(
+                    _of_partitions(staging.rows(fence, names, self._check_use), asked.parts)
+                )
+                for names in (asked.back, *asked.trees)
+            )
+            parts = _part_reads(asked.parts, judged)
+            load = index.rebuild if any(index.newest.roots) else index.load
+            return load(fence, parts, judged, back, trees, now_ms())
+
+        published = await self._changed(work)
+        staging.remove(fence, chain(asked.back, *asked.trees))
+        if self._hosted.design.engine == "node":  # it was offered; the node goes on
+            self._indexer.end_offer(self._hosted.signature)
+        return _published_as_json(published, self._hosted)
+
+    async def publish(self, fence: int, said: dict[str, Any]) -> dict[str, Any]:
+        """Make a commit of changed documents.
+
+        Raises:
+            ConditionError: `index_fenced`; `run_missing`.
+            UsageError: `bad_run`; `too_large`.
+        """
+        asked = _converted(said, _Publish)
+        tree_count = len(self._hosted.design.trees)
+        staging, index = self._hosted.staging, self._hosted.index
+
+        def work(judged: Mapping[int, Judged]) -> Published:
+            self._check(fence)
+            found = staging.documents(fence, asked.documents)
+            documents = _by_partition(asked, found, tree_count)
+            parts = _part_reads(asked.parts, judged, documents)
+            return index.publish(fence, parts, judged, now_ms())
+
+        published = await self._changed(work)
+        staging.remove(fence, asked.documents)
+        return _published_as_json(published, self._hosted)
+
+    async def _changed(self, work: Callable[[Mapping[int, Judged]], _Result]) -> _Result:
+        self._hosted.staging.heard()
+        return await self._indexer.change(self._hosted.signature, work)
+
+    def _check(self, fence: int) -> None:
+        self._hosted.staging.heard()
+        self._hosted.index.check_fence(fence)
+
+    def _check_use(self) -> None:
+        self._indexer.check(self._hosted.signature)
+
+
+def index_state(hosted: HostedIndex) -> dict[str, Any]:
+    """Return what a writer has to know of an index, as JSON."""
+    header = hosted.index.newest
+    return {
+        "signature": header.signature,
+        "engine": hosted.design.engine,
+        "writer": header.writer,
+        "fence": header.fence,
+        "commit": header.commit,
+        "committed_ms": header.committed_ms,
+        "is_empty": not any(header.roots),
+        "trees": len(header.trees),
+        "rows": [0 if root is None else root.count for root in header.trees],
+        "states": {str(p): state for p, state in header.states.items()},
+        "positions": {str(p): position_to_json(each) for p, each in header.positions.items()},
+    }
+
+
+def _published_as_json(published: Published, hosted: HostedIndex) -> dict[str, Any]:
+    return {
+        "published": list(published.partitions),
+        "left_out": {str(p): why for p, why in published.left_out.items()},
+        **index_state(hosted),
+    }
+
+
+def _converted(said: dict[str, Any], kind: type[_Result]) -> _Result:
+    try:
+        return msgspec.convert(said, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"these are no parts of an index: {error}", code="bad_parts") from error
+
+
+def _part_reads(
+    parts: Mapping[int, _Part],
+    judged: Mapping[int, Judged],
+    documents: Mapping[int, list[DocumentRows]] | None = None,
+) -> dict[int, PartRead]:
+    return {
+        partition: PartRead(
+            _position(part.start),
+            _position(part.end),
+            judged[partition].log if partition in judged else (),
+            judged[partition].purge_seqno if partition in judged else 0,
+            (documents or {}).get(partition, ()),
+            part.is_whole,
+            [MapFailure(each.tree, each.doc_id, each.message) for each in part.failures],
+            part.failures_before,
+        )
+        for partition, part in parts.items()
+    }
+
+
+def _position(form: list[str | int]) -> Position:
+    try:
+        return position_from_json(form)
+    except ValueError as error:
+        raise UsageError(str(error), code="bad_parts") from error
+
+
+def _of_partitions(
+    portions: Iterable[list[Row]], parts: Mapping[int, _Part]
+) -> Iterator[list[Row]]:
+    allowed = parts.keys()
+    for portion in portions:
+        if strange := {row[1] for row in portion} - allowed:
+            raise UsageError(
+                f"rows of partition {min(strange)}, which has no part", code="bad_run"
+            )
+        yield portion
+
+
+def _by_partition(
+    asked: _Publish, documents: Iterable[DocumentRows], tree_count: int
+) -> dict[int, list[DocumentRows]]:
+    """Return the documents of the parts that are told of; others were not read whole."""
+    found: dict[int, list[DocumentRows]] = {partition: [] for partition in asked.parts}
+    for count, document in enumerate(documents, 1):
+        if count > DOCUMENTS_MAX:
+            raise UsageError(
+                f"more than {DOCUMENTS_MAX} documents in one commit: read fewer at a time",
+                code="too_large",
+            )
+        if any(not 0 <= row[0] < tree_count for row in document.rows):
+            raise UsageError(f"rows of a tree that is not one of {tree_count}", code="bad_run")
+        if document.partition in found:
+            found[document.partition].append(document)
+    return found

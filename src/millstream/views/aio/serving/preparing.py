@@ -1,0 +1,87 @@
+"""Makes ahead what queries of a part of the partitions need, so that the first one is quick.
+
+Where a node does not answer for all partitions that an index has rows of (some have moved away,
+replicas are indexed ahead), a reduction needs something of every row. That is read here, in a
+thread, and kept (`trees.core.columns`, `trees.core.filtered`); after commits what they changed.
+
+Invariants:
+1. One index at a time, and none that was prepared as it is now.
+2. Reduce functions of a design document's own are not called: queries would wait for them.
+
+Elsewhere: which indexes there are (`hosted_bucket`), one index (`hosted_index`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from millstream.errors import CorruptionError, MillstreamError
+from millstream.views.aio.serving.hosted_index import HostedIndex
+from millstream.views.core.index.header import Header
+
+__all__ = ["PREPARE_REST_MIN", "PREPARE_S", "keep_prepared", "prepare"]
+
+_LOG = logging.getLogger(__name__)
+PREPARE_S: Final = 1.0
+"""How often is looked for an index that is not prepared as it is now."""
+PREPARE_REST_MIN: Final = 20
+"""So many times as long as it took nothing is prepared: where much is written it takes a share."""
+
+
+async def keep_prepared(
+    indexes: Callable[[], Mapping[str, HostedIndex]],
+    damaged: Callable[[HostedIndex, CorruptionError], None],
+) -> None:
+    """Prepare indexes again and again; never ends.
+
+    Args:
+        indexes: those that are open, by signature.
+        damaged: told of one that cannot be read.
+    """
+    known: dict[str, Header] = {}
+    pause_s = PREPARE_S
+    while True:
+        await asyncio.sleep(pause_s)
+        began = time.monotonic()
+        opened = dict(indexes())
+        known = {signature: known[signature] for signature in known if signature in opened}
+        for signature, hosted in opened.items():
+            header = hosted.index.newest
+            if known.get(signature) is header or not _is_mixed(header):
+                continue
+            known[signature] = header
+            try:
+                with hosted.used():
+                    await asyncio.to_thread(prepare, hosted)
+            except CorruptionError as error:
+                damaged(hosted, error)
+            except MillstreamError as error:
+                _LOG.info("index %s is not prepared: %s", signature, error)
+        pause_s = max(PREPARE_S, PREPARE_REST_MIN * (time.monotonic() - began))
+
+
+def prepare(hosted: HostedIndex) -> None:
+    """Make what reductions of any partitions need, and those of the active ones. Blocks.
+
+    Raises:
+        UnavailableError: `too_many_snapshots`, `snapshot_expired`.
+        CorruptionError: `index_damaged`.
+    """
+    with hosted.snapshot() as snapshot:
+        wanted = snapshot.header.active & ~snapshot.header.void
+        for view in hosted.design.views:
+            asked = hosted.asked_view(view)
+            if asked.reduce >= 0 and not asked.is_own_reduce:
+                reducer = asked.reducer.only(asked.reduce)
+                tree = snapshot.tree(asked.tree, reducer, asked.reduce)
+                tree.prepare()
+                tree.reduce(None, None, wanted)
+
+
+def _is_mixed(header: Header) -> bool:
+    """Whether the trees have rows that are not answered."""
+    return any(root and root.partitions & ~header.active for root in header.trees)

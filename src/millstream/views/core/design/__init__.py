@@ -1,0 +1,1 @@
+"""Design documents: views, functions, documents as maps see them."""

@@ -1,0 +1,1 @@
+"""An index: trees, commits, roots to go back to, rows of documents."""

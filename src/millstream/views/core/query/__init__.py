@@ -1,0 +1,1 @@
+"""Queries: parameters, rows and groups, answers of several nodes merged."""

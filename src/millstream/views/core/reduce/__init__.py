@@ -1,0 +1,1 @@
+"""Reduce functions: what trees keep of them, what a query shows."""

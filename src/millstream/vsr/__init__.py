@@ -1,0 +1,1 @@
+"""Viewstamped Replication: a replicated log under any state machine."""

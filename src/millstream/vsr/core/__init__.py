@@ -1,0 +1,1 @@
+"""The replicated log without I/O: events in, ordered effects out."""

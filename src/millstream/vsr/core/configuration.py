@@ -1,0 +1,130 @@
+"""Who belongs to a replication group, in which epoch, and what shows that the epoch has begun.
+
+Invariants:
+1. Members are sorted, so all of them name the same primary for a view.
+2. A configuration is its own proof: it names the entry that closed the epoch before it by LSN and
+   hash, and that entry holds these members. Whoever has it may act on it, whoever sent it.
+3. A fork begins another generation of epochs: a group that was restored from a backup, or forced
+   to go on without its majority. No change of members leads from one generation to the next, so
+   entries of two generations are of one history only up to where the later one began.
+
+Elsewhere: how one configuration follows another (`epochs`), what is durable of it (`standing`).
+
+Source: Liskov and Cowling 2012, sections 2 and 7; V2R2, "Nomenclature".
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from millstream.vsr.core.entries import (
+    GENESIS,
+    ID_BYTES,
+    Body,
+    Entry,
+    Kind,
+    argv_of,
+    number_in,
+)
+
+__all__ = [
+    "GENERATION_STEPS",
+    "MEMBERS_MAX",
+    "SIZES",
+    "Configuration",
+    "closing_body",
+    "forked_epoch",
+    "generation",
+    "is_closing",
+    "successor",
+]
+
+MEMBERS_MAX: Final = 7
+"""Of one group; three of them may fail."""
+SIZES: Final = (3, 5, 7)
+"""That a change may lead to; a group of one is where a lone node begins."""
+_GENERATION_BITS: Final = 16
+"""Of an epoch, the low ones: so many changes of members fit between two generations."""
+GENERATION_STEPS: Final = 128
+"""A fork is so many generations ahead at most: two forks of one group mostly differ."""
+_EPOCH_MAX: Final = (1 << 32) - 1
+
+
+class Configuration(NamedTuple):
+    """The members of an epoch; `closed_lsn` and `closed_hash` are the end of the epoch before.
+
+    `first_view` begins without a vote, since its primary led the epoch before (or is the first
+    member). `old`: the members of the epoch before. `journalled`: members keep the log on their
+    disks; else a restart loses it, and the others give it back (`recovering`).
+    """
+
+    epoch: int
+    members: tuple[bytes, ...]
+    first_view: int = 0
+    old: tuple[bytes, ...] = ()
+    closed_lsn: int = GENESIS.lsn
+    closed_hash: bytes = GENESIS.hash
+    journalled: bool = True
+
+    @property
+    def quorum(self) -> int:
+        """How many members decide: two such sets have a member in common."""
+        return len(self.members) // 2 + 1
+
+    @property
+    def everybody(self) -> tuple[bytes, ...]:
+        """The members, and those of the epoch before."""
+        return tuple(sorted({*self.members, *self.old}))
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether no entry of the epoch before closed it: it began where it forked."""
+        return self.epoch > 0 and (self.epoch % (1 << _GENERATION_BITS) == 0 or not self.old)
+
+    def primary(self, view: int) -> bytes:
+        """Return who leads `view` if anybody does."""
+        return self.members[view % len(self.members)]
+
+
+def generation(epoch: int) -> int:
+    """Return the generation of an epoch: it grows with each fork, never by changes of members."""
+    return epoch >> _GENERATION_BITS
+
+
+def forked_epoch(epoch: int, salt: int) -> int | None:
+    """Return the first epoch of a fork of a group in this one; None: there is none left.
+
+    `salt` tells two forks of one group apart.
+    """
+    later = generation(epoch) + 1 + salt % GENERATION_STEPS
+    found = later << _GENERATION_BITS
+    return found if found <= _EPOCH_MAX else None
+
+
+def closing_body(members: tuple[bytes, ...], leader: bytes) -> Body:
+    """Return the body of the entry that ends an epoch led by `leader`."""
+    assert list(members) == sorted(set(members))
+    assert len(members) <= MEMBERS_MAX
+    first_view = members.index(leader) if leader in members else 0
+    return Body(argv=(b"%d" % first_view, *members))
+
+
+def is_closing(entry: Entry) -> bool:
+    """Return whether a body says what `closing_body` says; who sent it may be wrong."""
+    first_view, *members = argv_of(entry) or (b"",)
+    number = number_in(first_view)
+    sizes = {len(member) for member in members}
+    is_list = members == sorted(set(members)) and sizes == {ID_BYTES}
+    return is_list and number is not None and number < len(members) <= MEMBERS_MAX
+
+
+def successor(current: Configuration, closing: Entry) -> Configuration:
+    """Return the configuration that begins where `closing`, the end of `current`, is committed."""
+    assert closing.header.kind is Kind.RECONFIG
+    assert closing.header.epoch == current.epoch
+    assert is_closing(closing)
+    first_view, *members = closing.content.argv
+    return Configuration(
+        current.epoch + 1, tuple(members), int(first_view), current.members,
+        closing.lsn, closing.header.hash, current.journalled,
+    )  # fmt: skip

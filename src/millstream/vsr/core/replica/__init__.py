@@ -1,0 +1,1 @@
+"""One replica: normal case, view change, recovery, state transfer, snapshots, reconfiguration."""

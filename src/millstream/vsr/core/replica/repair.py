@@ -1,0 +1,194 @@
+"""Getting a log whose end is known by its hash: what of it is missing here, and what to ask for.
+
+Invariants:
+1. Entries are taken by hash only, from the known end downwards, so whoever sent them, they are
+   the ones.
+2. The same is asked for again only after a time in which an answer could have come, or requests
+   that nobody needs fill the line and delay those that matter.
+3. The own log is left alone. The result is one step: keep so much, put this behind it; or begin
+   at a snapshot, and put this behind it.
+4. Holes of the part that is kept are filled, too.
+
+Elsewhere: whose end it is (`choosing`, a StartView, a closed epoch), doing the step (`member`).
+
+Source: Alagappan et al., "Protocol-Aware Recovery for Consensus-Based Storage", 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from millstream.vsr.core.entries import Entry
+from millstream.vsr.core.log import Log
+from millstream.vsr.core.snapshots import Snapshot
+
+__all__ = ["AGAIN_MS", "AGAIN_MS_MAX", "Asking", "NewEnd", "Repair", "Wanted"]
+
+AGAIN_MS: Final = 100.0
+"""After so long without an answer the same may be asked for again."""
+AGAIN_MS_MAX: Final = 1000.0
+"""That time doubles with every try, and is twice what the last answer took, up to this."""
+
+
+class Asking:
+    """When to ask, of one thing after the other."""
+
+    def __init__(self) -> None:
+        self._question: object = None
+        self._since_ms = self._asked_ms = 0.0
+        self._again_ms = AGAIN_MS
+
+    def is_due(self, question: object, now_ms: float) -> bool:
+        """Return whether to ask this now, and take it that it is asked then."""
+        if question != self._question:
+            took_ms = now_ms - self._since_ms if self.waits(now_ms) else 0.0
+            self._again_ms = min(max(2 * took_ms, AGAIN_MS), AGAIN_MS_MAX)
+            self._question, self._since_ms = question, now_ms
+        elif self.waits(now_ms):
+            return False
+        else:
+            self._again_ms = min(2 * self._again_ms, AGAIN_MS_MAX)
+        self._asked_ms = now_ms
+        return True
+
+    def waits(self, now_ms: float) -> bool:
+        """Return whether an answer may still come."""
+        return self._question is not None and now_ms - self._asked_ms < self._again_ms
+
+    def forget(self) -> None:
+        """Let whatever comes next be due."""
+        self._question = None
+
+
+class Wanted(NamedTuple):
+    """An entry that is missing, and how many up to it."""
+
+    lsn: int
+    hash: bytes
+    number: int
+
+
+class NewEnd(NamedTuple):
+    """How a log is to be changed: keep so much of it, or begin at `snapshot`; `suffix` behind."""
+
+    keep_lsn: int
+    suffix: tuple[Entry, ...]
+    snapshot: Snapshot | None = None
+
+
+class Repair:
+    """The way from `log` to one that ends in (`lsn`, `digest`).
+
+    `spare` has entries that were fetched on the way to other ends: views may change faster than
+    entries come. What is fetched here is put there, too.
+    """
+
+    def __init__(
+        self, log: Log, lsn: int, digest: bytes, spare: dict[int, Entry] | None = None
+    ) -> None:
+        self._log = log
+        self.lsn = lsn
+        self.hash = digest
+        self.asking = Asking()
+        self._found: dict[int, Entry] = {}
+        self._spare = {} if spare is None else spare
+        self._next = (lsn, digest)
+        self._snapshot: Snapshot | None = None
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Let a snapshot stand for all up to its LSN; it is one of this log."""
+        assert snapshot.id.lsn <= self.lsn
+        self._snapshot, self._next = snapshot, (self.lsn, self.hash)
+        self.asking.forget()
+
+    @property
+    def _floor_lsn(self) -> int:
+        return self._log.base.lsn if self._snapshot is None else self._snapshot.id.lsn
+
+    def _is_known(self, lsn: int, digest: bytes) -> bool:
+        if self._snapshot is not None and lsn == self._floor_lsn:
+            return digest == self._snapshot.id.link.hash
+        return self._log.hash_at(lsn) == digest
+
+    @property
+    def snapshot_lsn(self) -> int | None:
+        """Where the snapshot stands that the result begins at, None if there is none."""
+        return None if self._snapshot is None else self._snapshot.id.lsn
+
+    @property
+    def is_of_another_log(self) -> bool:
+        """Whether what was fetched comes down to something else than what it has to begin with.
+
+        That is the snapshot, or what the own log begins behind. Nothing more is wanted then, and
+        there is no result.
+        """
+        lsn, digest = self._meet()
+        return lsn <= self._floor_lsn and not self._is_known(lsn, digest)
+
+    def hash_at(self, lsn: int) -> bytes | None:
+        """Return the hash there in the result, None if it is not known or begins behind."""
+        if lsn < self._floor_lsn:
+            return None
+        if self._snapshot is not None and lsn == self._floor_lsn:
+            return self._snapshot.id.link.hash
+        entry = self._found.get(lsn)
+        return self._log.hash_at(lsn) if entry is None else entry.header.hash
+
+    def offer(self, entries: Iterable[Entry]) -> None:
+        """Take what is wanted of a chain of entries, its end first."""
+        for entry in reversed(tuple(entries)):
+            wanted = self.wanted
+            if wanted is None:
+                return
+            if entry.lsn == wanted.lsn and entry.header.hash == wanted.hash:
+                self._found[entry.lsn] = self._spare[entry.lsn] = entry
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """What to ask for next, None once nothing is missing."""
+        lsn, digest = self._meet()
+        if not self._is_known(lsn, digest):
+            if lsn <= self._floor_lsn:
+                return None
+            return Wanted(lsn, digest, lsn - self._floor_lsn)
+        for hole in self._log.holes:
+            if self._floor_lsn < hole <= lsn:
+                missing = self._log.hash_at(hole)
+                assert missing is not None
+                if self._fetched(hole, missing) is None:
+                    return Wanted(hole, missing, 1)
+        return None
+
+    def _fetched(self, lsn: int, digest: bytes) -> Entry | None:
+        spare = self._spare.get(lsn)
+        if lsn not in self._found and spare is not None and spare.header.hash == digest:
+            self._found[lsn] = spare
+        return self._found.get(lsn)
+
+    def _meet(self) -> tuple[int, bytes]:
+        """Return where the entries found so far come down to."""
+        lsn, digest = self._next
+        while not self._is_known(lsn, digest):
+            entry = self._fetched(lsn, digest) if lsn > self._floor_lsn else None
+            if entry is None:
+                break
+            lsn, digest = lsn - 1, entry.header.prev_hash
+        self._next = lsn, digest
+        return self._next
+
+    def result(self) -> NewEnd:
+        """Return how the log is to be changed."""
+        assert self.wanted is None
+        assert not self.is_of_another_log
+        met, _ = self._meet()
+        holes = self._log.holes
+        keep_lsn = min(met, holes[0] - 1) if holes else met
+        if self._snapshot is not None:
+            keep_lsn = self._floor_lsn
+        suffix = []
+        for lsn in range(keep_lsn + 1, self.lsn + 1):
+            entry = self._found.get(lsn) or self._log.entry_at(lsn)
+            assert entry is not None
+            suffix.append(entry)
+        return NewEnd(keep_lsn, tuple(suffix), self._snapshot)

@@ -1,0 +1,115 @@
+"""A primary waits a little for members that live and fall behind, so that they can catch up.
+
+Invariants:
+1. While a live member lacks more than half of what the log keeps, requests are let in at half the
+   speed at which it comes nearer, never none at all.
+2. For one member at most `THROTTLE_MS` in all, however often it comes a little nearer, is not
+   heard, or another view begins, until it has caught up; after that it is left to get a snapshot.
+3. Sessions end and snapshots are asked for meanwhile as ever.
+
+Elsewhere: how a member catches up (`normal`, `fetching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.registers import StateMachine
+from millstream.vsr.core.messages import Envelope, GetState
+from millstream.vsr.core.replica.state_transfer import Fetching
+from millstream.vsr.core.tuning import HEARTBEAT_MS
+
+__all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
+
+THROTTLE_MS: Final = 30_000.0
+"""So long requests are held back for one member that lags, in all, until it has caught up."""
+CAUGHT_UP_PART: Final = 20
+"""A member has caught up once it lacks no more than this part of what the log keeps."""
+THROTTLED_ENTRIES_MIN: Final = 32
+"""Let in at least with each heartbeat meanwhile."""
+
+
+class _Place(NamedTuple):
+    lsn: int
+    heard_ms: float
+
+
+class Throttling(Fetching):
+    """Which requests are let in."""
+
+    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
+        super().__init__(machine, chance)
+        self._waited_ms: dict[bytes, float] = {}
+        """For whom requests were held back how long, since it had caught up."""
+        self._begin_throttling()
+
+    def _begin_throttling(self) -> None:
+        self._ticked_ms = self.now_ms
+        self._asked_from: dict[bytes, _Place] = {}
+        self._late_lsn = 0
+        self._limit_lsn: int | None = None
+
+    def lead(self, commit_lsn: int) -> None:
+        """Also know of nobody how far it is."""
+        self._begin_throttling()
+        super().lead(commit_lsn)
+
+    @property
+    def full(self) -> bool:
+        """Also if so much was let in as those who lag can bear."""
+        limit = self._limit_lsn
+        return self.swamped or (limit is not None and self.log.op_lsn >= limit)
+
+    def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
+        """Also note how far who asks is."""
+        if self.leading and envelope.view == self.view:
+            self._asked_from[envelope.sender] = _Place(asked.lsn, self.now_ms)
+        super().on_get_state(envelope, asked)
+
+    def tick_primary(self) -> None:
+        """Also say how much is let in until the next heartbeat."""
+        super().tick_primary()
+        if not self.leading:
+            return
+        passed_ms = min(self.now_ms - self._ticked_ms, 2 * HEARTBEAT_MS)
+        self._ticked_ms = self.now_ms
+        waited_for = []
+        for member, lsn in self._late().items():
+            waited_ms = self._waited_ms.get(member, 0.0)
+            if waited_ms <= THROTTLE_MS:
+                self._waited_ms[member] = waited_ms + passed_ms
+                waited_for.append(lsn)
+        if not waited_for:
+            self._limit_lsn, self._late_lsn = None, 0
+            return
+        slowest = min(waited_for)
+        progress = slowest - self._late_lsn if self._late_lsn else 0
+        self._late_lsn = slowest
+        self._limit_lsn = self.log.op_lsn + max(THROTTLED_ENTRIES_MIN, progress // 2)
+
+    def _late(self) -> dict[bytes, int]:
+        """Return the live members that lack too much, and where they are."""
+        found = {}
+        for member in self.members:
+            acked = self.acks.get(member)
+            if acked is not None and self._has_caught_up(acked):
+                self._waited_ms.pop(member, None)
+                continue
+            place = self._place_of(member)
+            lives = place is not None and self.now_ms - place.heard_ms <= self.quorum_ms
+            if member != self.id and place is not None and lives:
+                lag = self.commit_lsn - place.lsn
+                if 2 * lag > self.retain_entries:
+                    found[member] = place.lsn
+        return found
+
+    def _has_caught_up(self, lsn: int) -> bool:
+        return CAUGHT_UP_PART * (self.commit_lsn - lsn) <= self.retain_entries
+
+    def _place_of(self, member: bytes) -> _Place | None:
+        acked, asked = self.acks.get(member), self._asked_from.get(member)
+        if acked is None:
+            return asked
+        place = _Place(acked, self.heard_at(member))
+        return place if asked is None else max(place, asked)

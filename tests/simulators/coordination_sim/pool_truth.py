@@ -1,0 +1,80 @@
+"""What is true of a pool, and whether what its nodes say and do agrees with it.
+
+Invariants:
+1. Nothing is said that is not durable; a node founds a group once; a group is opened only when a
+   quorum of its founders has formatted it; a deleted group is never opened again where that is
+   durable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from millstream.coordination.core.pool.effects import Say
+from millstream.coordination.core.pool.file_format import Phase, decode_node_file
+from millstream.coordination.core.pool.messages import Deleted, Founded, Tables
+from millstream.vsr.core.configuration import Configuration
+from millstream.vsr.core.hard_state import Standing
+from simulators.coordination_sim.truth import WrongError
+
+if TYPE_CHECKING:
+    from simulators.coordination_sim.whole import WholeWorld
+
+
+class PoolTruth:
+    """Looks at what all nodes do."""
+
+    def __init__(self, world: WholeWorld) -> None:
+        self.world = world
+        self.founders: dict[bytes, set[bytes]] = {}
+        self._kept: dict[int, tuple[bytes, Any]] = {}
+
+    def _durable(self, node: Any) -> Any:
+        if node.content is None:
+            raise WrongError(f"node {node.number} speaks before anything is durable")
+        content, kept = self._kept.get(node.number, (None, None))
+        if content is not node.content:
+            kept = decode_node_file(node.content)
+            self._kept[node.number] = node.content, kept
+        return kept
+
+    def check_said(self, node: Any, say: Say) -> None:
+        """What is told to others outlives the process."""
+        payload = say.envelope.payload
+        if not isinstance(payload, Tables | Founded | Deleted):
+            return
+        kept, number = self._durable(node), node.number
+        match payload:
+            case Tables():
+                if set(payload.tombstones) - set(kept.tables.tombstones):
+                    raise WrongError(f"node {number} tells of a deletion that is not durable")
+                if set(payload.foundings) - set(kept.tables.foundings):
+                    raise WrongError(f"node {number} tells of a founding that is not durable")
+            case Founded(group_id, ""):
+                phases = {one.group_id: one.phase for one in kept.hosted}
+                if phases.get(group_id, Phase.FORMATTING) is Phase.FORMATTING:
+                    raise WrongError(f"node {number} says it has founded what is not durable")
+            case Deleted(group_id, _):
+                if group_id not in kept.tables.tombstones:
+                    raise WrongError(f"node {number} says it has deleted what is not durable")
+
+    def formatted(self, node: Any, standing: Standing) -> None:
+        """A node has formatted a group."""
+        if standing.configuration.members:
+            founders = self.founders.setdefault(standing.group_id, set())
+            if node.id in founders:
+                raise WrongError(f"node {node.number} founds a group twice")
+            founders.add(node.id)
+
+    def opened(self, node: Any, group_id: bytes) -> None:
+        """A node opens a group."""
+        kept = self._durable(node)
+        if group_id in kept.tables.tombstones:
+            raise WrongError(f"node {node.number} opens a deleted group")
+        founding = node.pool.tables.foundings.get(group_id)
+        if founding is None:
+            return  # it is being deleted
+        founders = self.founders.get(group_id, set())
+        is_restored = len(founding.members) == 1
+        if not is_restored and len(founders) < Configuration(0, founding.members).quorum:
+            raise WrongError(f"node {node.number} opens a group that no quorum has formatted")

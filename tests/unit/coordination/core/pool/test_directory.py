@@ -1,0 +1,36 @@
+"""`coordination.core.pool.directory`: where groups are."""
+
+from __future__ import annotations
+
+from millstream.coordination.core.pool.directory import Directory, Seen
+from millstream.coordination.core.pool.messages import Sighting
+
+G = b"g" * 16
+A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
+
+
+def test_the_later_view_counts_and_of_equals_the_newer_word() -> None:
+    directory = Directory()
+    assert directory.note(G, Seen(0, 4, (A, B, C), 100))
+    assert not directory.note(G, Seen(0, 3, (A, B, C), 900))
+    assert not directory.note(G, Seen(0, 4, (A, B, C), 300))
+    assert directory.get(G) == Seen(0, 4, (A, B, C), 300)
+    assert directory.note(G, Seen(1, 0, (A,), 200))
+    assert directory.get(G) == Seen(1, 0, (A,), 200)
+
+
+def test_passing_a_word_on_makes_it_no_younger() -> None:
+    one, other = Directory(), Directory()
+    one.note(G, Seen(0, 1, (A, B, C), 1000))
+    other.hear(one.sightings(1700), {G}, 50_000)
+    assert other.sightings(50_200) == (Sighting(G, 0, 1, (A, B, C), 900),)
+
+
+def test_groups_that_are_not_known_are_not_kept() -> None:
+    directory = Directory()
+    directory.hear((Sighting(G, 0, 1, (A,), 0), Sighting(A, 0, 1, (), 0)), {A}, 0)
+    assert directory.sightings(0) == ()
+
+
+def test_the_primary_is_the_one_of_the_view() -> None:
+    assert Seen(0, 4, (A, B, C), 0).primary == B

@@ -1,0 +1,107 @@
+"""What is set for a database, on three nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream.databases.documents import distributed_settings as spread_settings
+from millstream.databases.documents.distributed_settings import ASK_PAUSE_S, SpreadSettings
+from millstream.errors import UnavailableError
+from millstream.gateway.core.api.stored import Asked, AskSettings, KeepSettings
+from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
+    async with sharing_nodes(tmp_path, "abca", "abc") as found:
+        yield found
+
+
+async def test_what_is_set_anywhere_counts_everywhere(nodes: SpreadNodes) -> None:
+    for number, node in enumerate(nodes.all):
+        await node.spread.set_revs_limit(BUCKET, 10 + number)
+        await node.spread.set_security(BUCKET, b'{"n":%d}' % number)
+        for other in nodes.all:
+            found = await other.spread.settings(BUCKET)
+            assert found[:2] == (10 + number, b'{"n":%d}' % number)
+    assert nodes["b"].own.shared_settings(BUCKET).revs_limit == (3, b"12")
+
+
+async def test_setting_something_is_no_purge(nodes: SpreadNodes) -> None:
+    for node in nodes.all:
+        await node.spread.settings(BUCKET)
+    await nodes["b"].running.count_purge()
+    await nodes["b"].spread.set_revs_limit(BUCKET, 5)
+    await nodes["a"].spread.set_security(BUCKET, b"{}")
+    assert [one.running.purge_epoch for one in nodes.all] == [0, 1, 0]
+
+
+async def test_who_joins_takes_over_how_often_was_purged(nodes: SpreadNodes) -> None:
+    await nodes["b"].running.count_purge()
+    await nodes["a"].spread.settings(BUCKET)
+    assert [one.running.purge_epoch for one in nodes.all] == [1, 1, 0]
+
+
+async def test_a_node_that_cannot_be_reached_has_to_hear(nodes: SpreadNodes) -> None:
+    nodes.network.down.add("c")
+    with pytest.raises(UnavailableError, match="c is down"):
+        await nodes["a"].spread.set_revs_limit(BUCKET, 5)
+    assert (await nodes["b"].spread.settings(BUCKET)).revs_limit == 1000, "nothing was set"
+    nodes.network.down.clear()
+    nodes.network.before = lost(KeepSettings)
+    with pytest.raises(UnavailableError, match="set it again"):
+        await nodes["a"].spread.set_revs_limit(BUCKET, 5)
+    await nodes["a"].spread.set_revs_limit(BUCKET, 6)
+    for node in nodes.all:
+        assert (await node.spread.settings(BUCKET)).revs_limit == 6
+
+
+async def test_a_node_that_has_nothing_of_the_bucket_need_not_hear(nodes: SpreadNodes) -> None:
+    nodes["c"].is_served = False
+    await nodes["a"].spread.set_revs_limit(BUCKET, 5)
+    assert (await nodes["b"].spread.settings(BUCKET)).revs_limit == 5
+    nodes["c"].is_served = True
+    assert (await nodes["c"].spread.settings(BUCKET)).revs_limit == 5, "it asks when it has"
+
+
+async def test_who_was_silent_is_asked_again_later(nodes: SpreadNodes) -> None:
+    now = 100.0
+    await nodes["b"].own.set_revs_limit(BUCKET, 7)
+    settings = SpreadSettings(nodes["a"], nodes["a"].own, nodes.network, lambda: now)  # type: ignore[arg-type]
+    nodes.network.down.add("b")
+    await settings.learn(BUCKET)
+    nodes.network.down.clear()
+    await settings.learn(BUCKET)
+    assert nodes.network.requests(AskSettings) == ["c"]
+    now += ASK_PAUSE_S
+    await settings.learn(BUCKET)
+    await settings.learn(BUCKET)
+    assert nodes.network.requests(AskSettings) == ["c", "b"]
+    assert (await nodes["a"].own.settings(BUCKET)).revs_limit == 7
+
+
+async def test_a_node_that_hangs_delays_nobody_for_long(
+    nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spread_settings, "ASK_S_MAX", 0.01)
+
+    async def hang(name: str, asked: Asked) -> None:
+        if name == "c":
+            await asyncio.Event().wait()
+
+    nodes.network.before = hang
+    await nodes["b"].own.set_revs_limit(BUCKET, 7)
+    assert (await nodes["a"].spread.settings(BUCKET)).revs_limit == 7
+
+
+async def test_settings_of_before_they_were_numbered(nodes: SpreadNodes) -> None:
+    await nodes["a"].running.local.set("revs_limit", b"33")
+    await nodes["a"].running.local.set("security", b'{"admins":{}}')
+    assert (await nodes["a"].own.settings(BUCKET))[:2] == (33, b'{"admins":{}}')
+    assert (await nodes["b"].spread.settings(BUCKET))[:2] == (33, b'{"admins":{}}')
+    await nodes["b"].spread.set_revs_limit(BUCKET, 34)
+    assert (await nodes["a"].spread.settings(BUCKET)).revs_limit == 34

@@ -1,0 +1,117 @@
+"""A whole bucket as its nodes said it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.databases.scans import bucket_view as seen_bucket
+from millstream.databases.scans.bucket_view import OwnerState, together
+from millstream.documents.tokens import SPREAD_EPOCH, may_hide
+from millstream.errors import MillstreamError, UnavailableError
+from support.views.spread_nodes import BUCKET, SpreadNodes
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_bucket, "PAUSES_S", (0.0, 0.0))
+
+
+async def epoch_of(nodes: SpreadNodes, at: str = "a") -> int:
+    return (await nodes[at].changes.whole(BUCKET)).purge_epoch()
+
+
+async def test_each_partition_is_said_by_its_owner() -> None:
+    nodes = SpreadNodes.false("aba")
+    for number in range(3):
+        nodes.write(number, "abc"[: number + 1])
+    one, other = [await nodes[name].changes.whole(BUCKET) for name in "ab"]
+    assert list(one.histories()) == list(other.histories())
+    assert [history.high_seqno for history in one.histories()] == [1, 2, 3]
+    assert one.latest() == other.latest()
+    assert one.latest().total == 6
+    assert one.purge_epoch() == other.purge_epoch()
+
+
+async def test_a_node_that_is_away_or_has_not_what_the_map_says() -> None:
+    nodes = SpreadNodes.false("ab")
+    nodes["b"].is_dead = True
+    with pytest.raises(MillstreamError) as caught:
+        await epoch_of(nodes)
+    assert caught.value.code == "node_failed"
+    assert nodes["b"].asked == []
+    nodes["b"].is_dead = False
+    nodes.move(1, "a", is_told=False)
+    assert await epoch_of(nodes)
+    with pytest.raises(MillstreamError) as caught:
+        await epoch_of(nodes, "b")
+    assert caught.value.code == "not_my_partition"
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b'{"purges":"","partitions":[]}'])
+async def test_an_answer_that_is_none(answer: bytes) -> None:
+    nodes = SpreadNodes.false("ab")
+    nodes["b"].on_chunk = lambda page, data: answer
+    with pytest.raises(MillstreamError) as caught:
+        await epoch_of(nodes)
+    assert caught.value.code == "node_failed"
+
+
+async def test_the_purge_epoch_never_becomes_what_it_was() -> None:
+    nodes = SpreadNodes.false("abb")
+    seen = [await epoch_of(nodes)]
+    assert seen[0] & SPREAD_EPOCH
+    assert not may_hide(seen[0])
+    assert await epoch_of(nodes, "b") == seen[0]
+    nodes.write(1, "abc")
+    assert await epoch_of(nodes) == seen[0], "changes do not matter"
+    async with nodes["a"].changes.purging(BUCKET):
+        seen += [await epoch_of(nodes), await epoch_of(nodes)]
+    seen.append(await epoch_of(nodes))
+    assert may_hide(seen[-1])
+    nodes.move(1, "a")
+    seen.append(await epoch_of(nodes))
+    nodes.move(1, "b")
+    seen.append(await epoch_of(nodes))
+    nodes["b"].bucket.partitions[1].fail_over(1)
+    seen.append(await epoch_of(nodes))
+    assert len(set(seen)) == len(seen)
+
+
+async def test_a_purge_needs_all_owners_and_no_other_node() -> None:
+    nodes = SpreadNodes.false("abc")
+    nodes.move(2, "b")
+    nodes["c"].is_dead = True
+    async with nodes["a"].changes.purging(BUCKET):
+        pass
+    counts = {name: node.running.purge_epoch for name, node in nodes.nodes.items()}
+    assert counts == {"a": 2, "b": 2, "c": 0}
+    nodes["b"].is_dead = True
+    with pytest.raises(MillstreamError, match="cannot be reached"):
+        async with nodes["a"].changes.purging(BUCKET):
+            raise AssertionError("it must not be made")
+
+
+def test_an_epoch_is_of_all_that_owners_say() -> None:
+    state = OwnerState([1, 2], ["0.1", "0.1"])
+    seen = {state.epoch}
+    state.take(0, 1, "0.1")
+    assert state.epoch in seen
+    for taken in ((0, 3, "0.1"), (1, 2, "1.1"), (1, 2, "1.2")):
+        state.take(*taken)
+        seen.add(state.epoch)
+    assert len(seen) == 4
+
+
+async def test_together_waits_for_all() -> None:
+    ended = []
+
+    async def call(number: int) -> int:
+        if number == 1:
+            raise UnavailableError("one fails")
+        ended.append(number)
+        return number
+
+    assert await together(map(call, (0, 2))) == [0, 2]
+    with pytest.raises(UnavailableError):
+        await together(map(call, (1, 3)))
+    assert ended == [0, 2, 3]

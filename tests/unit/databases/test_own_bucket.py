@@ -1,0 +1,82 @@
+"""A bucket as others are told of it, and rows of views with documents of both nodes."""
+
+import msgspec
+import pytest
+
+from millstream.cluster import peers as neighbours
+from millstream.gateway.core.api.shared import AskedDocument
+from millstream.model.partitions import partition_of
+from support.kv.two_engines import BUCKET, PARTITIONS, two_engines, until
+
+VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
+
+
+@pytest.fixture
+async def two(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "NODE_ASK_S", 0.02)
+    async with two_engines(tmp_path) as made:
+        yield made
+
+
+def own_of(two, node):
+    return next(one for one in two.engines[node].others.own.values() if one.name == BUCKET)
+
+
+class Rows:
+    def __init__(self, ids):
+        self.head = {}
+        self.ids = ids
+
+    async def __aiter__(self):
+        for doc_id in self.ids:
+            yield msgspec.json.encode({"id": doc_id, "key": 1, "value": None}) + b"\r\n"
+
+    async def close(self):
+        pass
+
+
+async def test_what_is_told_has_another_revision_when_it_changed(two):
+    own = own_of(two, "a")
+    name, count = two.design_of("a"), []
+    own.subscribe(lambda: count.append(1))
+    before = await own.shared()
+    assert (before.this, before.active, before.designs) == ("a", [0, 2], [])
+    assert before.bucket_map() == own.bucket.map
+    rev = await two.design(name, VIEWS)
+    await until(lambda: count)
+    told = await own.shared()
+    assert told.revision != before.revision
+    assert [(one.name, one.rev, one.document) for one in told.designs] == [(name, rev, VIEWS)]
+    assert (await own.shared()).revision == told.revision
+    await two.design(two.design_of("b"), VIEWS)
+    await until(lambda: own.elsewhere)
+    assert (await own.shared()).designs == told.designs  # those of others are theirs to tell
+    assert sorted((await own.order())["designs"]) == sorted([name, two.design_of("b")])
+
+
+async def test_rows_get_the_documents_of_both_nodes(two):
+    ids = [f"k{n}" for n in range(30)]
+    for n, key in enumerate(ids):
+        two.put(key, {"n": n})
+    for node in "ab":
+        answer = own_of(two, node).with_documents(Rows([*ids, "none"]))
+        text = b"".join([piece async for piece in answer])
+        found = [msgspec.json.decode(line)["doc"] for line in text.split(b"\r\n")[:-1]]
+        assert [one and one["n"] for one in found] == [*range(30), None]
+        assert all(one["_rev"].startswith("1-") for one in found[:-1])
+
+
+async def test_other_nodes_get_as_many_documents_as_fit(two, monkeypatch):
+    monkeypatch.setattr("millstream.databases.shared_answers.PORTION_BYTES", 100)
+    here = [f"k{n}" for n in range(60) if partition_of(b"k%d" % n, PARTITIONS) % 2 == 0]
+    for key in here:
+        two.put(key, {"text": "x" * 30})
+    asked = [AskedDocument(key) for key in here]
+    shared = two.engines["a"].shared
+    found = await shared.documents(BUCKET, asked)
+    assert 1 < len(found) < len(here)
+    texts = [msgspec.json.decode(one)["_id"] for one in found]
+    assert texts == here[: len(texts)]
+    answer = own_of(two, "b").with_documents(Rows(here))
+    text = b"".join([piece async for piece in answer])
+    assert text.count(b'"text"') == len(here)

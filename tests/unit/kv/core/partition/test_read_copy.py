@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+from log_double import NOW, LogDouble, new_partition
+
+from millstream.kv.core.copies import moves
+from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.partition import Partition
+from millstream.model.partitions import PartitionState
+from millstream.wire.frames import mutation
+
+
+def filled(log: LogDouble | None = None) -> Partition:
+    partition = new_partition(log=log)
+    for number in range(4):
+        partition.put(b"k%d" % number, b"", 0, 0, 0, 0, NOW)
+    partition.freeze()
+    partition.persisted(4)
+    return partition
+
+
+@pytest.mark.parametrize("state", PartitionState)
+def test_only_active_copies_and_replicas_are_read(state: PartitionState) -> None:
+    partition = filled()
+    if state is not PartitionState.ACTIVE:
+        moves.rename(partition, state)
+    hold = partition.open_hold()
+    assert (hold is not None) == (state in (PartitionState.ACTIVE, PartitionState.REPLICA))
+    if hold is not None:
+        assert (hold.at, hold.is_logged) == (4, False)
+        partition.suspend()
+        assert partition.open_hold() is None
+        assert partition.is_held(hold)
+
+
+def test_a_replica_inside_a_snapshot_is_read_as_of_its_last_end() -> None:
+    log = LogDouble()
+    partition = filled(log)
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.replica is not None
+    partition.replica.apply_marker(5, 9)
+    partition.replica.apply_change(mutation(0, b"k0", b"", 6, 2, 9, 0, 0, 0), b"\1\1")
+    assert (partition.high_seqno, partition.history_limit()) == (4, 4)
+    hold = partition.open_hold(start=4)
+    assert hold is not None
+    assert (hold.at, hold.is_logged) == (4, False)
+    partition.release_hold(hold)
+    partition.queue.holds.lose_all()  # memory was needed
+    assert partition.open_hold() is None
+    log.marks.append(4)
+    hold = partition.open_hold()
+    assert hold is not None
+    assert (hold.at, hold.is_logged) == (4, True)
+
+
+def test_what_a_replica_keeps_readable_holds_no_tombstone_back() -> None:
+    partition = filled()
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.purge_limit() == 4
+    hold = partition.open_hold()
+    assert hold is not None
+    assert partition.purge_limit() == 0
+
+
+class ReaderDouble:
+    """A stream that waits for what comes next: it holds no snapshot."""
+
+    sent = memory_after = 3
+
+
+def test_a_stream_between_two_snapshots_holds_tombstones_back() -> None:
+    partition = filled()
+    reader = ReaderDouble()
+    partition.add_reader(reader)
+    assert (partition.history_limit(), partition.purge_limit()) == (4, 3)
+    partition.remove_reader(reader)
+    assert partition.purge_limit() == 4
+
+
+def test_only_the_active_of_several_copies_knows_what_is_durable() -> None:
+    log = LogDouble()
+    partition = new_partition(log=log)
+    partition.put(b"k", b"", 0, 0, 0, 0, NOW)
+    log.take(partition)
+    partition.acknowledged = Acknowledged(partition)
+    assert partition.durable_mark() == 1
+    partition.acknowledged.set_row(("a", "b"), "a")
+    partition.acknowledged.join("b", 1)
+    partition.acknowledged.acknowledge("b", 1, 1, 1)
+    assert partition.durable_mark() == 1
+    moves.rename(partition, PartitionState.REPLICA)
+    assert (partition.durable_seqno, partition.durable_mark()) == (0, 0)
+
+
+def test_deletions_are_not_forgotten_before_a_majority_has_them() -> None:
+    log = LogDouble()
+    partition = filled(log)
+    assert partition.purge_limit() == 4
+    partition.acknowledged = Acknowledged(partition)
+    partition.acknowledged.set_row(("a", "b"), "a")
+    assert (partition.history_limit(), partition.purge_limit()) == (4, 0)
+    partition.acknowledged.join("b", 1)
+    partition.acknowledged.acknowledge("b", 1, 4, 3)
+    assert partition.purge_limit() == 3
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.purge_limit() == 4, "what its source may still need is its source's business"

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from millstream.kv.core.queue.blocks import BLOCK_SLOTS, CLOSED, Block, Entry, FrozenChanges
+
+A, B, C = (Entry(key, b"", b"of " + key) for key in (b"a", b"b", b"c"))
+
+
+def block_of(*slots: tuple[int, Entry, bytes, int]) -> Block:
+    block = Block()
+    for slot, *item in slots:
+        entry, frame, previous = item
+        block.put(slot, (entry, frame, previous))
+    return block
+
+
+def test_a_flush_takes_what_is_not_blank_with_its_seqnos() -> None:
+    block = block_of((1, A, b"a1", 0), (2, B, b"b2", 7), (4, C, b"c4", 0))
+    assert block.frozen(0, 1024) == FrozenChanges(
+        [1025, 1026, 1028],
+        [b"a", b"b", b"c"],
+        [b"a1", b"b2", b"c4"],
+        [0, 7, 0],
+        [b"of a", b"of b", b"of c"],
+    )
+    assert block.frozen(2, 1026).seqnos == [1026, 1028]
+    assert block.frozen(9, 1033).seqnos == []
+
+
+def test_what_is_in_no_slot_takes_its_place_in_a_copy() -> None:
+    block = block_of((0, A, b"a0", 0), (2, C, b"c2", 0))
+    copy = block.copied(0)
+    copy.put(1, (B, b"b1", 9))
+    copy.put(5, (A, b"a5", 3))
+    found = copy.frozen(0, 0)
+    assert (found.seqnos, found.previous_seqnos) == ([0, 1, 2, 5], [0, 9, 0, 3])
+    assert found.frames == [b"a0", b"b1", b"c2", b"a5"]
+    assert block.frames == [b"a0", b"", b"c2"]
+
+
+def test_a_range_is_blanked_and_says_how_much_it_held() -> None:
+    block = block_of((0, A, b"a", 0), (1, B, b"bb", 0), (2, C, b"ccc", 0))
+    assert block.blank(0, 2) == 3
+    assert block.frames == [b"", b"", b"ccc"]
+    block.entries, block.previous = [], []
+    assert block.blank(2, 9) == 3
+    assert block.entries == []
+
+
+def test_only_a_full_block_is_known_to_be_small() -> None:
+    block = Block()
+    for slot in range(BLOCK_SLOTS - 1):
+        block.put(slot, (A, b"12", 0))
+    assert not block.is_within(1 << 20)
+    block.put(BLOCK_SLOTS - 1, (A, b"1", 0))
+    most = 2 * BLOCK_SLOTS - 1
+    assert (block.is_within(most), block.is_within(most - 1)) == (True, False)
+    block.blank(0, 9)
+    assert not block.is_within(most - 1), "it was counted once"
+
+
+def test_parts_are_joined_column_by_column() -> None:
+    first = FrozenChanges([1], [b"a"], [b"x"], [0], [b"l"])
+    second = FrozenChanges([5], [b"b"], [b"y"], [1], [b"m"])
+    joined = FrozenChanges.joined([first, second])
+    assert joined == ([1, 5], [b"a", b"b"], [b"x", b"y"], [0, 1], [b"l", b"m"])
+    assert FrozenChanges.joined([]) == ([], [], [], [], [])
+    assert FrozenChanges.joined([first]) is first
+
+
+def test_a_closed_block_has_no_slot_left() -> None:
+    assert len(CLOSED.frames) == len(CLOSED.entries) == len(CLOSED.previous) == BLOCK_SLOTS
+    assert not any(CLOSED.frames)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import UsageError
+from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry
+from millstream.pipelines.change_stream.options import (
+    OPTIONS,
+    ROW_BYTES_ESTIMATE,
+    SourceOptions,
+    parse_options,
+)
+
+AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
+
+
+def parsed(environ: dict[str, str] | None = None, **given: str) -> SourceOptions:
+    return parse_options({"bucket": "b", **given}, environ or {})
+
+
+def test_a_bucket_is_enough() -> None:
+    options = parsed()
+    assert (options.hosts, options.bucket) == ("127.0.0.1:11210", "b")
+    assert (options.starting_offsets, options.ending_offsets) == ("earliest", "latest")
+    assert options.user is options.password is options.partition_ids is None
+    assert options.rows_wanted() is None
+    assert options.task_count >= 1
+    assert options.poll_ms == 200
+    assert options.has_values
+    assert not options.has_meta
+    assert parsed(meta="true").has_meta
+
+
+def test_an_authority_is_read_on_the_driver_and_travels_with_the_options(tmp_path: Path) -> None:
+    assert parsed().tls() is None
+    options = pickle.loads(pickle.dumps(parsed(tlsCa=str(AUTHORITY))))
+    context = options.tls()
+    assert context.check_hostname
+    assert len(context.get_ca_certs()) == 1
+    for content in ("", "no certificate", "-----BEGIN CERTIFICATE-----\n!"):
+        (tmp_path / "bad.pem").write_text(content)
+        with pytest.raises(UsageError, match="option tlsCa"):
+            parsed(tlsCa=str(tmp_path / "bad.pem"))
+    with pytest.raises(UsageError, match="option tlsCa"):
+        parsed(tlsCa="/nowhere.pem")
+
+
+def test_names_are_taken_in_any_case() -> None:
+    options = parsed(MAXROWSPERBATCH="10", nOvAlUe="True", StartingOffsets="LATEST")
+    assert options.rows_max == 10
+    assert not options.has_values
+    assert options.starting_offsets == "latest"
+
+
+def test_a_sink_that_repairs_says_so() -> None:
+    assert (parsed().repairs, parsed().is_durable_only) == (False, False)
+    options = parsed(rollback="ROWS", durableOnly="true")
+    assert (options.repairs, options.is_durable_only) == (True, True)
+    for wrong in ({"rollback": "ignore"}, {"durableOnly": "yes"}):
+        with pytest.raises(UsageError, match="write"):
+            parsed(**wrong)
+
+
+def test_the_smaller_limit_counts() -> None:
+    assert parsed(maxRowsPerBatch="9").rows_wanted() == 9
+    assert parsed(maxBytesPerBatch="1").rows_wanted() == 1
+    two = str(2 * ROW_BYTES_ESTIMATE)
+    assert parsed(maxRowsPerBatch="9", maxBytesPerBatch=two).rows_wanted() == 2
+
+
+def test_partitions_are_numbers_and_ranges() -> None:
+    assert parsed(partitions="7, 0-2,2").partition_ids == (0, 1, 2, 7)
+
+
+def test_an_offset_may_be_given_as_json() -> None:
+    text = '{"v":1,"bucket":"b","bucket_uuid":"1","p":{"0":["1",5,5,5,7,null,1,null]}}'
+    offset = Offset("b", "1", {0: OffsetEntry(1, 5, 5, 5, 7)})
+    options = parsed(startingOffsets=text, endingOffsets=text)
+    assert options.starting_offsets == options.ending_offsets == offset
+
+
+def test_every_unknown_option_is_named_and_every_valid_one_listed() -> None:
+    with pytest.raises(UsageError, match="unknown option a, z of") as caught:
+        parsed(z="1", a="2")
+    assert caught.value.code == "unknown_option"
+    for option in OPTIONS:
+        assert f"  {option.name}: " in str(caught.value)
+
+
+def test_the_bucket_must_be_named() -> None:
+    with pytest.raises(UsageError, match="option bucket: name the bucket"):
+        parse_options({}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("hosts", "", "is no address"),
+        ("hosts", "a:1,b:x", "'b:x' is no address"),
+        ("startingOffsets", "now", "write earliest, latest, or an offset"),
+        ("startingOffsets", "[]", "expected a JSON object"),
+        ("endingOffsets", "earliest", "nothing ends at earliest"),
+        ("partitions", "x", "write numbers and ranges"),
+        ("partitions", "3-1", "numbered from 0 to 1023"),
+        ("partitions", "0-1024", "numbered from 0 to 1023"),
+        ("numPartitions", "0", "a whole number from 1 to"),
+        ("maxRowsPerBatch", "-1", "a whole number from 1 to"),
+        ("maxBytesPerBatch", "1k", "a whole number from 1 to"),
+        ("pollMs", "60001", "a whole number from 0 to 60000"),
+        ("noValue", "yes", "write true or false"),
+        ("keyPrefix", "\\xzz", "no beginning of a key"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_reason(name: str, value: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"option {name}") as caught:
+        parsed(**{name: value})
+    assert said in str(caught.value)
+    assert caught.value.code == "bad_option"
+
+
+def test_the_password_comes_from_a_file_an_option_or_the_environment(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("from file\nmore\n")
+    environ = {"MILLSTREAM_PASSWORD": "from environment", "MILLSTREAM_USER": "eve"}
+    assert parsed(user="ann", passwordFile=str(secret)).password == "from file"
+    assert parsed(user="ann", password="plain", passwordFile=str(secret)).password == "plain"
+    assert parsed(environ, user="ann").password == "from environment"
+    assert parsed(environ).user == "eve"
+    assert "from file" not in repr(parsed(user="ann", passwordFile=str(secret)))
+
+
+def test_a_user_needs_a_password(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no password: give passwordFile"):
+        parsed(user="ann")
+    with pytest.raises(UsageError, match="cannot be read on the driver"):
+        parsed(user="ann", passwordFile=str(tmp_path / "nosuch"))
+
+
+def test_a_key_prefix_may_end_within_a_byte() -> None:
+    assert parsed(keyPrefix="\\xa").key_prefix == "\\xa"
+    assert parsed(keyPrefix="user:").key_prefix == "user:"
+
+
+def test_what_an_unknown_option_may_mean_is_said() -> None:
+    with pytest.raises(UsageError, match=r"unknown option maxRowPerBatch \(did you mean maxRows"):
+        parse_options({"bucket": "b", "maxRowPerBatch": "1"}, {})
+    with pytest.raises(UsageError) as caught:
+        parse_options({"bucket": "b", "passwd": "very secret"}, {})
+    assert "did you mean password?" in str(caught.value)
+    assert "very secret" not in str(caught.value)

@@ -1,0 +1,96 @@
+"""What the node that is read says of its partitions."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import AccessError, RemoteProtocolError, StreamError
+from millstream.upr.aio.link import Link
+from millstream.views.aio.indexing.index_source import SourceStandings, ask_standings, open_source
+from millstream.wire.mcbp import Opcode, Packet, cut_packets
+from support.views.indexed_bucket import BUCKET, PARTITIONS, IndexedBucket
+
+
+@pytest.fixture
+async def bucket(tmp_path: Path) -> AsyncIterator[IndexedBucket]:
+    async with IndexedBucket(tmp_path) as bucket:
+        yield bucket
+
+
+class Watched:
+    """A link, and what was asked over it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.address = link.address
+        self.asked: list[int] = []
+
+    async def demand(self, frame: bytes, what: str) -> Packet:
+        self._note([frame])
+        return await self._link.demand(frame, what)
+
+    async def ask_all(self, frames: list[bytes]) -> list[Packet]:
+        self._note(frames)
+        return await self._link.ask_all(frames)
+
+    def _note(self, frames: list[bytes]) -> None:
+        self.asked += [packet.opcode for packet in cut_packets(b"".join(frames), 1 << 20)[0]]
+
+
+async def test_histories_highs_and_states(bucket: IndexedBucket) -> None:
+    await bucket.put({f"d{n}": [n] for n in range(100)})
+    link = bucket.link()
+    await open_source(link, BUCKET, bucket.node.bucket(BUCKET).uuid)
+    watched = Watched(link)
+
+    found = await ask_standings(watched, range(PARTITIONS))  # type: ignore[arg-type]
+
+    assert sorted(found) == list(range(PARTITIONS))
+    for number, standing in found.items():
+        partition = bucket.node.bucket(BUCKET).partitions[number]
+        assert standing.judged.high_seqno == partition.high_seqno
+        assert standing.judged.log == partition.failover_log
+        assert standing.uuid == partition.failover_log[0].uuid
+        assert standing.is_active
+
+    # A history that is known is not asked for again.
+    watched.asked.clear()
+    again = await ask_standings(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
+    assert again is found
+    assert watched.asked == [Opcode.POSITIONS]
+    await bucket.put({"another": [1]})
+    later = await ask_standings(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
+    assert later != found
+    assert watched.asked == [Opcode.POSITIONS] * 2
+    found = later
+    stale = SourceStandings({0: found[0]._replace(judged=found[1].judged)})
+    assert await ask_standings(watched, [0], stale) == {0: found[0]}  # type: ignore[arg-type]
+    assert await ask_standings(watched, []) == {}  # type: ignore[arg-type]
+    await link.close()
+
+
+async def test_another_bucket_of_the_name_and_none_are_errors(bucket: IndexedBucket) -> None:
+    link = bucket.link()
+    with pytest.raises(StreamError, match="created again"):
+        await open_source(link, BUCKET, "another")
+    await link.close()
+
+    await bucket.node.delete_bucket(BUCKET)
+    link = bucket.link()
+    with pytest.raises(AccessError):
+        await open_source(link, BUCKET, "another")
+    await link.close()
+
+
+async def test_a_server_of_another_kind_is_refused(bucket: IndexedBucket) -> None:
+    link = bucket.link()
+
+    async def no_features() -> frozenset[int]:
+        return frozenset()
+
+    link.open = no_features  # type: ignore[method-assign]
+    with pytest.raises(RemoteProtocolError, match="no Millstream node"):
+        await open_source(link, BUCKET, "")
+    await asyncio.sleep(0)

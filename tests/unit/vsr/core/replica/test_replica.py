@@ -1,0 +1,94 @@
+"""Whole replicas agree whatever happens to network, disks and processes: seeded schedules."""
+
+import pytest
+
+from millstream.vsr.core.effects import Code, Message
+from millstream.vsr.core.messages import GetView, Prepare, StartEpoch, StartView
+from millstream.vsr.core.replica import replica as replica_module
+from millstream.vsr.core.tuning import HEARTBEAT_MS
+from simulators import coordination_world
+from support.coordination.coordination_group import Group
+
+SEEDS = 40
+FOUND = (20613,)
+"""Seeds that found something once: who enters an epoch began to fetch its log again and again."""
+
+
+@pytest.mark.parametrize("seed", [*range(SEEDS), *FOUND])
+def test_a_schedule_of_faults_finds_nothing(seed: int) -> None:
+    found, world = coordination_world.fault_of(seed)
+    assert found is None, "\n".join(world.trace[-30:])
+
+
+def test_a_schedule_is_the_same_every_time() -> None:
+    traces = [coordination_world.fault_of(5)[1].trace for _ in range(2)]
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 6
+
+
+def test_schedules_have_something_to_say() -> None:
+    counts = dict[str, int]()
+    for seed in range(20):
+        world = coordination_world.fault_of(seed)[1]
+        counts = {name: counts.get(name, 0) + n for name, n in world.counts.items()}
+    assert all(counts.values()), counts
+
+
+def test_messages_of_an_earlier_process_are_not_listened_to() -> None:
+    group = Group(3)
+    other = (group.leader + 1) % 3
+    group.replicas[other].send(group.ids[group.leader], GetView(0))
+    late = group.replicas[other].effects.pop()
+    group.start(other)
+    group.tick(other, times=2)
+    group.step(group.leader, Message(late.envelope))  # type: ignore[union-attr]
+    assert not any(isinstance(item[2].payload, StartView) for item in group.net)
+
+
+def test_other_groups_and_strangers_are_not_listened_to() -> None:
+    group = Group(3)
+    other = (group.leader + 1) % 3
+    group.replicas[other].send(group.ids[group.leader], GetView(0))
+    envelope = group.replicas[other].effects.pop().envelope  # type: ignore[union-attr]
+    for stranger in (envelope._replace(group_id=b"h" * 16), envelope._replace(sender=b"s" * 16)):
+        group.step(group.leader, Message(stranger))
+        assert group.net == []
+
+
+def test_who_speaks_of_an_old_epoch_is_told_of_the_new_one() -> None:
+    group = Group(1, learners=2)
+    group.change(0, 1, 2)
+    group.replicas[1].send(group.ids[0], GetView(0))
+    envelope = group.replicas[1].effects.pop().envelope  # type: ignore[union-attr]
+    group.step(0, Message(envelope._replace(epoch=0)))
+    assert isinstance(group.net[-1][2].payload, StartEpoch)
+
+
+def test_too_much_that_waits_for_the_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "DEFERRED_MAX", 2)
+    group = Group(3)
+    group.holds_disk = {0}
+    group.start(0)
+    for ticket in range(3):
+        group.set(0, ticket)
+    assert {ticket: reply.code for ticket, reply in group.replies.items()} == {2: Code.BUSY}
+    group.release_disk(0)
+    assert group.replies.keys() == {0, 1, 2}
+    assert HEARTBEAT_MS > 0
+
+
+def test_what_waits_for_the_disk_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "DEFERRED_BYTES_MAX", 2_000)
+    group = Group(3)
+    leader, behind = group.leader, (group.leader + 1) % 3
+    group.holds_disk = {behind}
+    group.start(behind)
+    for ticket in range(9):
+        group.set(leader, ticket, b"v" * 1_000)
+        group.settle()
+    held = [event for event in group.replicas[behind]._deferred if isinstance(event, Message)]
+    assert sum(isinstance(event.envelope.payload, Prepare) for event in held) == 2
+    group.release_disk(behind)
+    assert group.replicas[behind]._deferred_bytes == 0
+    group.tick(times=3)
+    assert group.replicas[behind].log.head == group.replicas[leader].log.head

@@ -1,0 +1,31 @@
+"""What is set for a group tunes its members, and is taken back."""
+
+import pytest
+
+from millstream.coordination.core.registers import Registers
+from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.tuning import TUNED, Tuned
+
+
+@pytest.mark.parametrize(
+    ("beat_ms", "ticks", "tick_ms", "slow_ms"),
+    [(10, 1, 10, 100), (100, 1, 100, 100), (250, 3, 250 / 3, 250), (10_000, 100, 100, 10_000)],
+)
+def test_a_member_is_woken_at_least_once_for_each_beat(
+    beat_ms: int, ticks: int, tick_ms: float, slow_ms: int
+) -> None:
+    tuned = Tuned()
+    tuned.heartbeat_ms = beat_ms
+    assert (tuned.ticks_per_beat, tuned.tick_ms, tuned.beat_ms) == (ticks, tick_ms, slow_ms)
+
+
+def test_each_setting_is_of_a_replica_and_is_taken_back() -> None:
+    replica = Replica(Registers(), lambda: 0.5)
+    before = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
+    settings = dict.fromkeys(TUNED, b"7") | {b"GROUP.VIEW.TIMEOUT": b"300-400 ms"}
+    replica.tune(settings)
+    found = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
+    assert found == dict.fromkeys(before, 7) | {"view_time_out_ms": (300, 400)}
+    replica.tune({b"GROUP.PIPELINE": b"5"})
+    after = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
+    assert after == before | {"pipeline_max": 5}
