@@ -225,11 +225,14 @@ def settings_page(root: Path) -> str:
 
 
 def _setting_rows(root: Path) -> Iterator[str]:
-    core = root / "src/millstream/coordination/core"
+    source = root / "src/millstream"
     known: dict[str, float] = {}
     keys: list[ast.Call] = []
     meanings: dict[bytes, str] = {}
-    for path in (core / "client_table.py", core / "namespace/keys.py"):
+    for path in (
+        source / "vsr/core/client_table.py",
+        source / "coordination/core/namespace/state/keys.py",
+    ):
         for node in ast.parse(path.read_text()).body:
             name, expression = _assigned(node)
             value = _value(expression, known)

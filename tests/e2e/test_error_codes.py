@@ -15,11 +15,11 @@ from support.node.node_process import FREE, NodeProcess
 
 TESTS = Path(__file__).parents[1]
 ELSEWHERE = {
-    "NOQUORUM": "unit/coordination/core/test_front.py",
-    "BUSY": "unit/coordination/core/test_front.py",
-    "UNKNOWN": "unit/coordination/core/test_front.py",
-    "NOTREADY": "unit/coordination/core/test_learning.py",
-    "CONFLICT": "unit/coordination/core/test_changing.py",
+    "NOQUORUM": "unit/coordination/core/resp/test_session.py",
+    "BUSY": "unit/coordination/core/resp/test_session.py",
+    "UNKNOWN": "unit/coordination/core/resp/test_session.py",
+    "NOTREADY": "unit/vsr/core/replica/test_learners.py",
+    "CONFLICT": "unit/vsr/core/replica/test_requested_changes.py",
 }
 # Each case: lines; `b:` before one has a second connection say it. @ is an element of the case
 # and % the first 32 signs of the node; the last reply is, or names, the code.

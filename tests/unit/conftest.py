@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream import accelerated
 from millstream.node import indexes
+from millstream.node.settings import LISTENERS, Address, Settings
 
 indexes.TOLD_S_MAX = 60.0  # type: ignore[misc] # beside other tests processes start slowly
 
@@ -30,3 +33,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "variant" in metafunc.fixturenames:
         variants = ["python", "compiled"] if accelerated.is_installed() else ["python"]
         metafunc.parametrize("variant", variants, indirect=True, scope="module")
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> Callable[..., Settings]:
+    """Settings of a small node on free ports."""
+
+    def make(**fields: Any) -> Settings:
+        free = Address("127.0.0.1", 0)
+        closed: dict[str, Any] = dict.fromkeys(LISTENERS)
+        chosen = {"data": str(tmp_path / "node"), "kv": free, "http": free, **fields}
+        return Settings(**{**closed, **chosen})
+
+    return make

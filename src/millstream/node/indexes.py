@@ -102,8 +102,7 @@ class ToldBucket(Protocol):
         """Whether there may be design documents that are not known here yet."""
 
     async def order(self) -> dict[str, Any]:
-        """Return what is to be told now, the members of
-        `views.aio.serving.bucket_order.BucketOrder`.
+        """Return what the index process is told now: the members of `BucketOrder`.
 
         Raises:
             UnavailableError: that is not known now.

@@ -132,7 +132,7 @@ class Driver:
 
 def paths() -> str:
     """Return what Python processes of Spark have on their path."""
-    return os.pathsep.join([str(HERE / "inside"), str(HERE.parent), *sys.path])
+    return os.pathsep.join([str(HERE / "inside"), str(HERE.parents[1]), *sys.path])
 
 
 class Executors:

@@ -19,11 +19,12 @@ from millstream.coordination.core.namespace.commands.subscriptions import Wish
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
-from millstream.coordination.core.registers import Registers, StateMachine
+from millstream.coordination.core.registers import Registers
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
 from millstream.coordination.core.resp.session import Front
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import GENESIS, NOBODY, Body, Kind, chain
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.values import array, error, integer, mapping
 from support.coordination.coordination_logs import GROUP
 

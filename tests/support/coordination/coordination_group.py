@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.coordination.core.registers import Registers, StateMachine
+from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.effects import (
     AdoptSnapshot,
     Append,
@@ -32,6 +32,7 @@ from millstream.vsr.core.hard_state import Standing, founded
 from millstream.vsr.core.messages import Envelope, Payload
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.snapshots import Snapshot
+from millstream.vsr.core.state_machine import StateMachine
 from support.coordination.coordination_logs import GROUP
 
 Filter = Callable[[int, int, Envelope], bool]

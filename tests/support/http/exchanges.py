@@ -33,7 +33,7 @@ from urllib.parse import quote
 
 from support.http.raw_http import Answer, RawHttp, request
 
-FOLDER = Path(__file__).parent / "conformance" / "exchanges"
+FOLDER = Path(__file__).parents[2] / "conformance" / "exchanges"
 CONNECTIONS = 20
 FEED_S = 10.0
 """The longest silence that CouchDB's replicator puts up with in a feed."""

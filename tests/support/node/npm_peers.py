@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "npm"
+FOLDER = Path(__file__).parents[2] / "npm"
 TIME_LIMIT_S = 60
 
 

@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 SOURCE = Path(millstream.__file__).parent.parent
-JOBS = Path(__file__).with_name("clusters")
+JOBS = Path(__file__).parents[2] / "clusters"
 PACKAGES = (
     "millstream", "pyspark_millstream", "pyspark_millstream_view", "pyspark_millstream_meta",
 )  # fmt: skip

@@ -23,7 +23,6 @@ from itertools import count
 from typing import Final
 
 from millstream.coordination.core.pool.effects import GroupChanged
-from millstream.coordination.core.registers import StateMachine
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 from millstream.vsr.aio.journal import JournalThread
@@ -56,6 +55,7 @@ from millstream.vsr.core.entries import NOBODY, Body, Header, Kind
 from millstream.vsr.core.messages import Envelope
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.versions import Version, version_of
 
 __all__ = ["STEP_EVENTS_MAX", "TURN_S", "GroupRunner", "OnReply", "SendTo"]

@@ -26,11 +26,12 @@ from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.configuration import GROUP, Settings
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser, Wish
-from millstream.coordination.core.registers import Answer, Offer, Registers
+from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.client_table import Verdict
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Body, Entry
 from millstream.vsr.core.snapshots import Pieces
+from millstream.vsr.core.state_machine import Answer, Offer
 
 __all__ = ["GROUP_COMMANDS", "GroupState"]
 

@@ -1,5 +1,4 @@
-"""The coordination process: `python -m millstream.node.processes.coord_child`, started by the
-engine's.
+"""The coordination process, started by the engine's process.
 
 Invariants:
 1. It listens on sockets that the engine's process has bound and keeps, so that their ports stay

@@ -1,5 +1,4 @@
-"""The index process: `python -m millstream.node.processes.index_child`, started by the engine's
-process.
+"""The index process, started by the engine's process.
 
 Invariants:
 1. It says that it is ready once its socket answers.

@@ -4,7 +4,7 @@ Invariants:
 1. Nothing of it decides anything between members: each may have it later than the others.
 2. What is set no more is again what it was by itself.
 
-Elsewhere: the settings (`namespace.keys`), when they are looked at (`member`).
+Elsewhere: the settings (the state machine has them), when they are looked at (`member`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from millstream.coordination.core.namespace.state.keys import numbers_of
-
-__all__ = ["HEARTBEAT_MS", "TUNED", "Tuned"]
+__all__ = ["HEARTBEAT_MS", "TUNED", "Tuned", "numbers_of"]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, if nothing else is set, and the longest time between two
@@ -62,3 +60,9 @@ class Tuned:
     def beat_ms(self) -> int:
         """Within which a member that is there has been heard, or asked, again."""
         return max(self.heartbeat_ms, HEARTBEAT_MS)
+
+
+def numbers_of(value: bytes) -> int | tuple[int, int]:
+    """Return the number that a kept value begins with, or both ends of a range."""
+    least, _, most = value.split(b" ", 1)[0].partition(b"-")
+    return (int(least), int(most)) if most else int(least)

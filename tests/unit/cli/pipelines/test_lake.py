@@ -11,7 +11,7 @@ from millstream.errors import UnavailableError
 from millstream.pipelines.lake.table_query import TableQuery
 from millstream.pipelines.runs import read_progress
 
-AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
+AUTHORITY = Path(__file__).parents[3] / "e2e" / "tls" / "authority.pem"
 
 
 @pytest.fixture(autouse=True)

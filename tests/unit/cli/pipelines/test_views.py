@@ -20,7 +20,7 @@ from millstream.pipelines.index.writer import Cycle
 from millstream.pipelines.runs import read_progress
 from support.node.waiting import until
 
-AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
+AUTHORITY = Path(__file__).parents[3] / "e2e" / "tls" / "authority.pem"
 REPORT = CycleReport("d", 7, 0.5, 20, 4, 0, [3, 4], is_first=False, lag={0: 1})
 
 

@@ -19,7 +19,9 @@ from millstream.coordination import AsyncClient, BlockingClient, Client
 from support.coordination.coordinators import WAIT_S
 from support.coordination.namespace_node import namespace_client, one_node
 
-MODULES = ("async_client", "blocking", "client", "holding", "structured", "subscription")
+MODULES = (
+    "async_client", "blocking", "group_client", "held", "structured_elements", "subscription",
+)  # fmt: skip
 OTHERS = re.compile(r"(Args|Returns|Raises|Iterating may raise):$")
 """Begin what is indented and no example."""
 BLOCK = re.compile(r"(?P<before>\S)\n\n(?P<code>(?:    .*\n|\n)+)")
@@ -44,7 +46,7 @@ def examples_in(module: ModuleType) -> Iterator[Any]:
 
 def all_examples() -> list[Any]:
     """Return the examples of all modules that a program uses."""
-    modules = [importlib.import_module(f"millstream.coordination.aio.{name}") for name in MODULES]
+    modules = [importlib.import_module(f"millstream.coordination.aio.client.{name}") for name in MODULES]
     return [example for module in modules for example in examples_in(module)]
 
 

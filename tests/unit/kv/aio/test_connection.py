@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from server_double import SlowUsers, TransportDouble, connect, new_server
-from session_double import UserDouble
 
 from millstream.kv.aio.connection import KvConnection
 from millstream.kv.aio.server import KvServer
 from millstream.model.limits import FRAME_BYTES_MAX, NOTED_BYTES_MIN, VALUE_BYTES_MAX
 from millstream.runtime import guests
 from millstream.wire.mcbp import Opcode, Status, request
+from support.kv.server_double import SlowUsers, TransportDouble, connect, new_server
+from support.kv.session_double import UserDouble
 
 LARGE = request(Opcode.SET, key=b"k", value=bytes(1_000_000), extras=bytes(8))
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from log_double import NOW, new_bucket, persist
 
 from millstream.kv.aio import memory_keeper
 from millstream.kv.aio.memory_keeper import MEMORY, WAKE_MAX, MemoryKeeper
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.memory import Memory
+from support.kv.log_double import NOW, new_bucket, persist
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_double import NOW, SECOND, LogDouble, items_of, new_bucket, new_partition
 
 from millstream.errors import CorruptionError
 from millstream.kv.aio import pager as pager_module
@@ -17,6 +16,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode
+from support.kv.log_double import NOW, SECOND, LogDouble, items_of, new_bucket, new_partition
 
 NOW_S = NOW // SECOND
 MakePager = Callable[..., Pager]

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from session_double import HostDouble, new_session
 
 from millstream.documents.stored import pack
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
@@ -28,6 +27,7 @@ from millstream.model.partitions import PartitionState
 from millstream.upr.aio.server import StreamSession
 from millstream.wire.mcbp import Feature, Opcode, Packet, cut_packets, request
 from support.http.revised_documents import signature, with_leaf
+from support.kv.session_double import HostDouble, new_session
 
 ACTIVE, REPLICA, PENDING, DEAD = (
     PartitionState[name] for name in ("ACTIVE", "REPLICA", "PENDING", "DEAD")

@@ -6,9 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from log_double import NOW, new_bucket
 from msgspec import json
-from server_double import SlowUsers, StreamerDouble, connect, new_server
 
 from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import server as server_module
@@ -19,6 +17,8 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+from support.kv.log_double import NOW, new_bucket
+from support.kv.server_double import SlowUsers, StreamerDouble, connect, new_server
 
 OPEN = request(Opcode.DCP_OPEN, key=b"name", extras=struct.pack(">II", 0, 1))
 

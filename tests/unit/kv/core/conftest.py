@@ -1,11 +1,6 @@
-"""Makes the doubles of this folder importable, and runs its tests in Python and compiled."""
-
-import sys
-from pathlib import Path
+"""Runs the tests of this folder in Python and compiled."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from log_double import NOW, SECOND, LogDouble, new_bucket, persist
-
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.partition import value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
+from support.kv.log_double import NOW, SECOND, LogDouble, new_bucket, persist
 
 
 def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends() -> None:

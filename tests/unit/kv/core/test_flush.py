@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW, new_partition
 
 from millstream.kv.core import flush
 from millstream.kv.core.flush import SLOW_COMMIT_S, FlushPlan, GroupCommit
 from millstream.kv.core.partition.partition import Partition
+from support.kv.log_double import NOW, new_partition
 
 
 def new_plan(count: int = 3) -> tuple[FlushPlan[str], list[Partition]]:

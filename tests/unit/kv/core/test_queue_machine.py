@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from log_double import NOW, LogDouble, items_of, new_partition
 
 from millstream.documents.stored import load, pack
 from millstream.kv.core.partition.revision_changes import write_document
@@ -31,6 +30,7 @@ from millstream.wire.frames import (
     seqno_of,
 )
 from support.http.revised_documents import signature, with_leaf
+from support.kv.log_double import NOW, LogDouble, items_of, new_partition
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from log_double import NOW, new_bucket
 
 from millstream.kv.core.statistics import Histogram, Published, as_text
+from support.kv.log_double import NOW, new_bucket
 
 
 class Figures(NamedTuple):

@@ -13,12 +13,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from log_double import NOW, Item, LogDouble, items_of, new_bucket, new_partition
 
 from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.model.position import FailoverEntry
 from millstream.upr.core import shared_slices
 from millstream.wire.frames import change_of, seqno_of
+from support.kv.log_double import NOW, Item, LogDouble, items_of, new_bucket, new_partition
 from support.streams.stream_line import Line
 
 SEEDS_PER_TEST = 50

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import NOW, SECOND
-from session_double import HostDouble, new_session
 
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
@@ -22,6 +20,8 @@ from millstream.model.partitions import partition_of
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Feature, Opcode, request
+from support.kv.log_double import NOW, SECOND
+from support.kv.session_double import HostDouble, new_session
 
 pytestmark = pytest.mark.skipif(not accelerated.is_installed(), reason=accelerated.state())
 

@@ -14,7 +14,7 @@ from millstream.pipelines.change_stream.options import (
     parse_options,
 )
 
-AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
+AUTHORITY = Path(__file__).parents[3] / "e2e" / "tls" / "authority.pem"
 
 
 def parsed(environ: dict[str, str] | None = None, **given: str) -> SourceOptions:

@@ -4,7 +4,7 @@ import pytest
 
 from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.replica.replica import Replica
-from millstream.vsr.core.tuning import TUNED, Tuned
+from millstream.vsr.core.tuning import TUNED, Tuned, numbers_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_each_setting_is_of_a_replica_and_is_taken_back() -> None:
     replica.tune({b"GROUP.PIPELINE": b"5"})
     after = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
     assert after == before | {"pipeline_max": 5}
+
+
+def test_a_kept_value_is_a_number_or_a_range() -> None:
+    assert numbers_of(b"100 ms") == 100
+    assert numbers_of(b"512") == 512
+    assert numbers_of(b"600-900 ms") == (600, 900)

@@ -46,10 +46,10 @@ from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.access_lists import READ
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.namespace.state.state import Job, State
-from millstream.coordination.core.registers import Answer, Offer
 from millstream.vsr.core.client_table import Past, Verdict
 from millstream.vsr.core.entries import Body, Entry, argv_of
 from millstream.vsr.core.snapshots import Pieces
+from millstream.vsr.core.state_machine import Answer, Offer
 from millstream.vsr.core.versions import NEVER, version_of
 
 __all__ = ["COMMANDS", "QUEUED", "Namespace"]

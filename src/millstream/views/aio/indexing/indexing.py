@@ -8,10 +8,9 @@
     await indexer.reached(signature, wanted, timeout_s)          # at=
     await indexer.stop()
 
-Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a
-task. A
-group that ends, for whatever reason, leaves its indexes where their headers say; they are planned
-for anew after a pause that grows up to `PAUSE_S_MAX`.
+Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a task.
+A group that ends leaves its indexes where their headers say; they are planned for anew after a
+pause that grows up to `PAUSE_S_MAX`.
 
 Invariants:
 1. An index is changed by one thread at a time: whoever has its lock; the loop only reads headers.
@@ -23,9 +22,8 @@ Invariants:
 6. An index whose functions take long holds up no other: what it does is ended after `SLOW_S`, and
    it goes on in a group and a thread of its own.
 
-Elsewhere: one group's reading (`views.aio.indexing.reading`), the nodes that are read
-(`views.aio.indexing.index_sources`), the rule of `at` (`views.core.query.wait_for`), what an
-index is (`views.core.index.index`).
+Elsewhere: one group's reading (`reading`), the nodes that are read (`index_sources`), the rule of
+`at` (`views.core.query.wait_for`), what an index is (`views.core.index.index`).
 
 Source: docs/design/0013-indexer.md.
 """

@@ -27,12 +27,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.errors import (
-    ConditionError,
-    CorruptionError,
-    MillstreamError,
-    UnavailableError,
-)
+from millstream.errors import ConditionError, CorruptionError, MillstreamError, UnavailableError
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.indexing.indexing import BucketIndexer, IndexerSpec
 from millstream.views.aio.indexing.served_index import IndexProgress

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.vsr.core.configuration import Configuration, forked_epoch
 from millstream.vsr.core.effects import Code, Force
 from millstream.vsr.core.messages import StartEpoch
@@ -28,6 +27,7 @@ from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.repair import NewEnd
 from millstream.vsr.core.replica.throttling import Throttling
 from millstream.vsr.core.replica.view_change import PATIENCE_MS_MAX
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.values import NULL, array, bulk, integer, mapping
 
 __all__ = ["LISTEN_MS", "Forcing"]

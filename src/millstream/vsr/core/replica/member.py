@@ -24,7 +24,6 @@ from itertools import chain as joined
 from struct import Struct
 from typing import Final
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.errors import CorruptionError
 from millstream.vsr.core import entries as log_entries
 from millstream.vsr.core.client_table import ClientTable, Past, Verdict
@@ -60,6 +59,7 @@ from millstream.vsr.core.log import Log
 from millstream.vsr.core.messages import Envelope, Payload
 from millstream.vsr.core.replica.repair import NewEnd
 from millstream.vsr.core.snapshots import Pieces, Snapshot, SnapshotId, unknown_state
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.tuning import HEARTBEAT_MS, Tuned
 
 __all__ = ["APPLY_ENTRIES_MAX", "FORKED", "Member", "Status", "epoch_in"]

@@ -27,7 +27,6 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.vsr.core.client_table import TIME_OUT_MS, Past
 from millstream.vsr.core.effects import Code, Read, Request, Resume
 from millstream.vsr.core.messages import (
@@ -40,6 +39,7 @@ from millstream.vsr.core.messages import (
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.normal_case import Normal
 from millstream.vsr.core.replica.repair import AGAIN_MS_MAX
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = [

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.vsr.core.configuration import generation
 from millstream.vsr.core.effects import (
     AdoptSnapshot,
@@ -79,6 +78,7 @@ from millstream.vsr.core.replica.forced_groups import Forcing
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.recovery import FETCH_MS
 from millstream.vsr.core.report import Report
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Replica"]

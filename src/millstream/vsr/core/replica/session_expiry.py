@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, dropwhile, islice, takewhile
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.registers import Offer
 from millstream.vsr.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.vsr.core.entries import Body, Kind
 from millstream.vsr.core.replica.formats import Formats
+from millstream.vsr.core.state_machine import Offer
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = [

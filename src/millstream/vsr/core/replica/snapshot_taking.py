@@ -24,7 +24,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.vsr.core.effects import (
     AdoptSnapshot,
     CallSoon,
@@ -38,6 +37,7 @@ from millstream.vsr.core.messages import Envelope, SnapshotDone
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.session_expiry import Sessions
 from millstream.vsr.core.snapshots import PART_BYTES, Making, Snapshot, SnapshotId
+from millstream.vsr.core.state_machine import StateMachine
 
 __all__ = [
     "CUT_ENTRIES_MAX",

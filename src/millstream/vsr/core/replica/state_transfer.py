@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Final
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.vsr.core.messages import Envelope, GetSnapshot, SnapshotPart, TooOld
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.normal_case import SHARE_BYTES_MAX
@@ -36,6 +35,7 @@ from millstream.vsr.core.snapshots import (
     Snapshot,
     SnapshotId,
 )
+from millstream.vsr.core.state_machine import StateMachine
 
 __all__ = ["GIVE_MS_MAX", "Fetching"]
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.registers import StateMachine
 from millstream.vsr.core.messages import Envelope, GetState
 from millstream.vsr.core.replica.state_transfer import Fetching
+from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from log_double import new_bucket
 
 from millstream.errors import MillstreamError, RemoteProtocolError, UnavailableError
 from millstream.kv.aio.documents import blob_fetching
@@ -12,6 +11,7 @@ from millstream.kv.aio.documents.blob_fetching import BlobFetcher
 from millstream.kv.aio.documents.blobs import BlobFiles
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, response
+from support.kv.log_double import new_bucket
 
 NODES = (NodeAddress("n1", "h", 1, 2), NodeAddress("n2", "h", 3, 4))
 DATA = b"0123456789" * 10

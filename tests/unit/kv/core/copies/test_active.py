@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from log_double import new_bucket
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.copies.active import active_copy, not_now, place_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
+from support.kv.log_double import new_bucket
 
 
 def test_the_active_copy_is_found() -> None:

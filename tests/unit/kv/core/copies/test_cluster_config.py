@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from log_double import new_bucket
 from msgspec import json
 
 from millstream.kv.core.bucket import Bucket
@@ -10,6 +9,7 @@ from millstream.kv.core.copies.cluster_config import cluster_config
 from millstream.model.bucket_map import MAP_REVISION_MAX, BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.wire.cluster_map import cluster_map_from
+from support.kv.log_double import new_bucket
 
 
 def test_the_one_node_owns_every_partition() -> None:

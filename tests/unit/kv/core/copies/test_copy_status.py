@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from log_double import BRANCH, NOW, new_partition
-
 from millstream.kv.core.copies import moves
 from millstream.kv.core.copies.copy_status import standing_of
 from millstream.kv.core.partition.replica import Replica
@@ -9,6 +7,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.records import Owed
 from millstream.wire.frames import mutation
+from support.kv.log_double import BRANCH, NOW, new_partition
 
 LOG = (FailoverEntry(0xB, 5, BRANCH + 2), FailoverEntry(0xA, 0, BRANCH + 1))
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW, new_partition, persist
 
 from millstream.kv.core.copies.durability import (
     MAJORITY,
@@ -15,6 +14,7 @@ from millstream.kv.core.copies.durability import (
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.partition.partition import Partition
 from millstream.wire.mcbp import Opcode, Status, response
+from support.kv.log_double import NOW, new_partition, persist
 
 REPLY = response(Opcode.SET, 0, 7, cas=9)
 AMBIGUOUS = response(Opcode.SET, Status.SYNC_WRITE_AMBIGUOUS, 7)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from log_double import new_bucket
-
 from millstream.kv.core.copies import moves
 from millstream.kv.core.copies.map_agreement import Places, left_over, places_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
+from support.kv.log_double import new_bucket
 
 NODES = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
 

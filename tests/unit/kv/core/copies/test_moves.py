@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from log_double import BRANCH, NOW, new_bucket, new_partition
-
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.lineage import decode
@@ -9,6 +7,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.store import RecoveredPartition
 from millstream.wire.frames import mutation
+from support.kv.log_double import BRANCH, NOW, new_bucket, new_partition
 
 NEW = FailoverEntry(0xDEF, 2, BRANCH + 5)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from struct import pack
 
 import pytest
-from log_double import NOW, new_bucket
 
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.bucket import Bucket
@@ -27,6 +26,7 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
+from support.kv.log_double import NOW, new_bucket
 
 REPLICA, PENDING, ACTIVE = PartitionState.REPLICA, PartitionState.PENDING, PartitionState.ACTIVE
 NOW_S = NOW // 1_000_000_000

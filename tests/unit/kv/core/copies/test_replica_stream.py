@@ -3,13 +3,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from feed_rig import ACTIVE, NOW, REPLICA, Ends, Rig
-from log_double import LogDouble
 
 from millstream.kv.core.copies import replica_stream as feed_module
 from millstream.kv.core.copies.replica_stream import Read
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
+from support.kv.feed_rig import ACTIVE, NOW, REPLICA, Ends, Rig
+from support.kv.log_double import LogDouble
 
 SCHEDULES = 60
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from feed_rig import ACTIVE, REPLICA, Rig
 
 from millstream.kv.core.copies.replica_stream import TakenOver
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Opcode, Status, request, response
+from support.kv.feed_rig import ACTIVE, REPLICA, Rig
 
 PENDING, DEAD = PartitionState.PENDING, PartitionState.DEAD
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import pytest
-from log_double import BRANCH, LogDouble
 
 from millstream.documents.stored import pack
 from millstream.errors import CorruptionError
@@ -15,6 +14,7 @@ from millstream.model.position import FailoverEntry
 from millstream.model.sides import side_of
 from millstream.wire.frames import mutation
 from support.http.revised_documents import attachment, signature, with_leaf
+from support.kv.log_double import BRANCH, LogDouble
 
 ONE, TWO = attachment(b"one").sha256, attachment(b"two").sha256
 

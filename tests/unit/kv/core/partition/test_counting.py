@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW, new_bucket
 
 from millstream.documents.stored import load, pack
 from millstream.kv.core.partition.counting import count
@@ -10,6 +9,7 @@ from millstream.kv.core.partition.revision_changes import write_document
 from millstream.kv.core.queue.entry import value_of
 from millstream.wire.mcbp import Status
 from support.http.revised_documents import signature, with_leaf
+from support.kv.log_double import NOW, new_bucket
 
 TOP = 2**64 - 1
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from log_double import NOW, SECOND, LogDouble, new_partition, persist
 
 from millstream.kv.core.partition import eviction
 from millstream.kv.core.partition.eviction import Evictor
@@ -14,6 +13,7 @@ from millstream.kv.core.partition.memory import Memory
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.wire.frames import change_of, seqno_of
+from support.kv.log_double import NOW, SECOND, LogDouble, new_partition, persist
 
 
 class ReaderDouble:

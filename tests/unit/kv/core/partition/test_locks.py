@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW, SECOND
 
 from millstream.kv.core.partition.locks import (
     LOCK_SECONDS_DEFAULT,
@@ -10,6 +9,7 @@ from millstream.kv.core.partition.locks import (
     Locks,
     granted_seconds,
 )
+from support.kv.log_double import NOW, SECOND
 
 
 @pytest.mark.parametrize(

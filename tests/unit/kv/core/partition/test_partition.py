@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from log_double import BRANCH, NOW, SECOND, LogDouble, items_of, new_partition
 
 from millstream.kv.core.partition.expiry import Expiries
 from millstream.kv.core.partition.locks import LOCKED_CAS
@@ -10,6 +9,7 @@ from millstream.model.lineage import decode
 from millstream.model.position import FailoverEntry
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode, Status
+from support.kv.log_double import BRANCH, NOW, SECOND, LogDouble, items_of, new_partition
 
 
 def put(partition: Partition, key: bytes, value: bytes, **fields: int) -> bytes:

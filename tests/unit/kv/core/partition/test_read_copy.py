@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW, LogDouble, new_partition
 
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.wire.frames import mutation
+from support.kv.log_double import NOW, LogDouble, new_partition
 
 
 def filled(log: LogDouble | None = None) -> Partition:

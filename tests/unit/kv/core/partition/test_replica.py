@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import BRANCH, NOW, LogDouble, items_of, new_partition
-from session_double import HostDouble, StreamDouble, ask, new_session
 
 from millstream.errors import LocalProtocolError
 from millstream.kv.core.copies import moves
@@ -30,6 +28,8 @@ from millstream.upr.core.consumer import (
 from millstream.upr.core.producer import Producer
 from millstream.wire.frames import deletion, mutation, seqno_of
 from millstream.wire.mcbp import Opcode, Packet, request
+from support.kv.log_double import BRANCH, NOW, LogDouble, items_of, new_partition
+from support.kv.session_double import HostDouble, StreamDouble, ask, new_session
 
 LOG = (FailoverEntry(0xB, 5, BRANCH + 2), FailoverEntry(0xA, 0, BRANCH + 1))
 

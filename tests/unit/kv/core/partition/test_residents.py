@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import NOW, LogDouble, new_partition, persist
 
 from millstream.kv.core.partition.memory import Memory
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.residents import NotInMemory, Residents
 from millstream.kv.core.queue.entry import size_of
 from millstream.wire.frames import change_of
+from support.kv.log_double import NOW, LogDouble, new_partition, persist
 
 
 def evict(residents: Residents, key: bytes) -> None:

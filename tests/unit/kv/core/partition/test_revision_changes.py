@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from log_double import BRANCH, NOW, SECOND, LogDouble, new_bucket, new_partition
 
 from millstream.documents.stored import StoredDocument, load, pack
 from millstream.kv.core.partition.locks import LOCKED_CAS
@@ -15,6 +14,7 @@ from millstream.model.sides import has_sidecar, lineage_of, side_of, split
 from millstream.wire.frames import change_of, described, description_bytes
 from millstream.wire.mcbp import Datatype, Opcode, Status
 from support.http.revised_documents import signature, with_leaf
+from support.kv.log_double import BRANCH, NOW, SECOND, LogDouble, new_bucket, new_partition
 
 UUID = "ab" * 16
 TWO = "2-" + signature(2)

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_double import NOW, SECOND
-from session_double import UserDouble, UsersDouble, ask, new_session
 
 from millstream.documents.stored import StoredDocument, load, pack
 from millstream.kv.core.partition.with_meta import LINEAGE_BYTES_MAX, NUMBER_MAX
@@ -20,6 +18,8 @@ from millstream.model.sides import lineage_of, sidecar_of
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
 from support.http.revised_documents import attachment, signature, with_leaf
+from support.kv.log_double import NOW, SECOND
+from support.kv.session_double import UserDouble, UsersDouble, ask, new_session
 
 KEY = b"k"
 PARTITION = partition_of(KEY, 4)

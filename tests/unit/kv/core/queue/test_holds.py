@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW
 
 from millstream.kv.core.queue.holds import KEPT_BYTES, Holds, Superseded, with_kept
 from millstream.wire.frames import mutation
+from support.kv.log_double import NOW
 
 
 def frame(seqno: int) -> bytes:

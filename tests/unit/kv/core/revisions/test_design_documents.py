@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from log_double import NOW, LogDouble, new_bucket
-from log_double import persist as persist_partition
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.core.bucket import Bucket
@@ -12,6 +10,8 @@ from millstream.kv.core.revisions.design_documents import DesignDocuments, desig
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.wire.frames import mutation
+from support.kv.log_double import NOW, LogDouble, new_bucket
+from support.kv.log_double import persist as persist_partition
 
 KEY = design_key("sales")
 

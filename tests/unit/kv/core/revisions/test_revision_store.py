@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import pytest
-from log_double import NOW, SECOND, new_bucket
 
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, Packed, StoredDocument, pack
@@ -13,6 +12,7 @@ from millstream.kv.core.revisions.revision_store import Made, RevisedDocuments
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.partitions import PartitionState
 from support.http.revised_documents import attachment, signature, with_leaf
+from support.kv.log_double import NOW, SECOND, new_bucket
 
 LIMIT = REVS_LIMIT_DEFAULT
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from session_double import HostDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.copies import moves
 from millstream.kv.core.session.session import KvSession
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Datatype, Opcode, Status, request
+from support.kv.session_double import HostDouble, UserDouble, ask, new_session
 
 SET = Opcode.SET_VBUCKET_STATE
 

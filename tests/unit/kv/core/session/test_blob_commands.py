@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from session_double import HostDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.partition.blobs import BlobPiece
 from millstream.kv.core.session.blob_commands import (
@@ -14,6 +13,7 @@ from millstream.kv.core.session.blob_commands import (
 )
 from millstream.kv.core.session.session import KvSession
 from millstream.wire.mcbp import Feature, Opcode, Status, request
+from support.kv.session_double import HostDouble, UserDouble, ask, new_session
 
 NAME = bytes(range(32))
 

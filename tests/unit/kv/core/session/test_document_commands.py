@@ -3,8 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from log_double import NOW, SECOND
-from session_double import HostDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.replica import Replica
@@ -13,6 +11,8 @@ from millstream.model.partitions import PartitionState, partition_of
 from millstream.model.position import FailoverEntry
 from millstream.wire.frames import deletion, mutation
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, cut_packets, request
+from support.kv.log_double import NOW, SECOND
+from support.kv.session_double import HostDouble, UserDouble, ask, new_session
 
 KEY = b"k"
 PARTITION = partition_of(KEY, 4)

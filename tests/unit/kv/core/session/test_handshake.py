@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 from msgspec import json
-from session_double import HostDouble, ScramDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.session.handshake import MEMCACHED_VERSION, VERSION
 from millstream.wire.mcbp import Feature, Opcode, Status, request
+from support.kv.session_double import HostDouble, ScramDouble, UserDouble, ask, new_session
 
 
 def hello(*codes: int) -> bytes:

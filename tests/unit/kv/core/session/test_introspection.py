@@ -3,8 +3,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-from log_double import BRANCH, NOW, persist
-from session_double import ask, new_session
 
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.acknowledgement import Acknowledged
@@ -15,6 +13,8 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.upr.core.producer import StreamFigures
 from millstream.wire.mcbp import Feature, Opcode, Status, request
+from support.kv.log_double import BRANCH, NOW, persist
+from support.kv.session_double import ask, new_session
 
 
 def own_session() -> KvSession:

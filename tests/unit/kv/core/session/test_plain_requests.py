@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import NOW, SECOND
-from session_double import ask, new_session
 
 from millstream.kv.core.session.session import KvSession
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+from support.kv.log_double import NOW, SECOND
+from support.kv.session_double import ask, new_session
 
 COMMANDS = (
     Opcode.SETQ, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.DELETE, Opcode.DELETEQ, Opcode.SET,

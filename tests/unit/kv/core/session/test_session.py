@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import NOW, SECOND, LogDouble, new_bucket, persist
-from session_double import HostDouble, ask, new_session
 
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.bucket import Bucket
@@ -27,6 +25,8 @@ from millstream.wire.mcbp import (
     packet,
     request,
 )
+from support.kv.log_double import NOW, SECOND, LogDouble, new_bucket, persist
+from support.kv.session_double import HostDouble, ask, new_session
 
 EXTRAS = bytes(8)
 

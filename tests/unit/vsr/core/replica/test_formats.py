@@ -7,12 +7,12 @@ import pytest
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace import machine as namespace_machine
 from millstream.coordination.core.namespace.commands.transactions import pack_command
-from millstream.coordination.core.registers import StateMachine
 from millstream.errors import CorruptionError
 from millstream.vsr.core.effects import Code, Request
 from millstream.vsr.core.entries import Body, Kind
 from millstream.vsr.core.messages import Learn, Prepare
 from millstream.vsr.core.snapshots import Pieces
+from millstream.vsr.core.state_machine import StateMachine
 from support.coordination.coordination_group import Group
 
 

@@ -32,7 +32,6 @@ __all__ = [
     "in_key_pattern",
     "is_true",
     "number_of",
-    "numbers_of",
 ]
 
 VALUE_BYTES_MAX: Final = 1024
@@ -74,12 +73,6 @@ class Key(NamedTuple):
 def number_of(value: bytes) -> int:
     """Return the number that a kept value begins with."""
     return int(value.split(b" ", 1)[0])
-
-
-def numbers_of(value: bytes) -> int | tuple[int, int]:
-    """Return the number that a kept value begins with, or both ends of a range."""
-    least, _, most = value.split(b" ", 1)[0].partition(b"-")
-    return (int(least), int(most)) if most else int(least)
 
 
 def is_true(value: bytes) -> bool:

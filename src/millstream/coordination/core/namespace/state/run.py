@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.state.access_lists import Readers
 from millstream.coordination.core.namespace.tables import Tables
-from millstream.coordination.core.registers import Answer
+from millstream.vsr.core.state_machine import Answer
 from millstream.vsr.core.versions import Version
 
 __all__ = ["Answer", "Asker", "Happened", "Notice", "Run"]

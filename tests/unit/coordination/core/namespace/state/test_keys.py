@@ -12,7 +12,6 @@ from millstream.coordination.core.namespace.state.keys import (
     in_key_pattern,
     is_true,
     number_of,
-    numbers_of,
 )
 
 
@@ -85,9 +84,3 @@ def test_keys_are_in_order_and_say_whose_they_are() -> None:
 def test_patterns_are_those_of_the_shell(pattern: str, name: str) -> None:
     expected = fnmatch.fnmatchcase(name, pattern)
     assert in_key_pattern(name.encode(), pattern.lower().encode()) == expected
-
-
-def test_a_kept_value_is_a_number_or_a_range() -> None:
-    assert numbers_of(b"100 ms") == 100
-    assert numbers_of(b"512") == 512
-    assert numbers_of(b"600-900 ms") == (600, 900)

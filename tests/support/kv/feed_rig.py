@@ -11,8 +11,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from session_double import HostDouble, StreamDouble, new_session
-
 from millstream.kv.aio.engine import _StoreReader
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
@@ -29,6 +27,7 @@ from millstream.storage.core.store import LogStore
 from millstream.upr.core.producer import Producer
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
+from support.kv.session_double import HostDouble, StreamDouble, new_session
 from support.kv.simulated_disk import SimulatedById, SimulatedDisk
 
 KEYS = [b"key%d" % number for number in range(7)]

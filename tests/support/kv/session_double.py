@@ -11,7 +11,7 @@ from millstream.kv.core.session.session import KvSession
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.mcbp import Packet, cut_packets
 
-from log_double import NOW, new_bucket  # isort: skip
+from support.kv.log_double import NOW, new_bucket  # isort: skip
 
 
 class UserDouble:

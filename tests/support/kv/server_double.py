@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from log_double import NOW, new_bucket
-from session_double import UserDouble, UsersDouble
-
 from millstream.kv.aio.server import KvConnection, KvServer
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.upr.core.producer import StreamFigures
 from millstream.wire.mcbp import Opcode, Packet, cut_packets, request
+from support.kv.log_double import NOW, new_bucket
+from support.kv.session_double import UserDouble, UsersDouble
 
 
 class TransportDouble(asyncio.Transport):
