@@ -8,9 +8,9 @@
     await indexer.reached(signature, wanted, timeout_s)          # at=
     await indexer.stop()
 
-Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a task.
-A group that ends leaves its indexes where their headers say; they are planned for anew after a
-pause that grows up to `PAUSE_S_MAX`.
+Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a
+task. A group that ends leaves its indexes where their headers say; they are planned for anew
+after a pause that grows up to `PAUSE_S_MAX`.
 
 Invariants:
 1. An index is changed by one thread at a time: whoever has its lock; the loop only reads headers.
