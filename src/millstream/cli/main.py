@@ -58,31 +58,35 @@ class _Entry(NamedTuple):
 _NODE, _DATA, _PIPELINES = "Node", "Documents and changes", "Pipelines"
 _COORDINATION: Final = "Coordination"
 COMMANDS: Final = {
-    "serve": _Entry("Run a node.", _NODE),
-    "status": _Entry("Show the health of a node.", _NODE),
-    "top": _Entry("Show what a node does, each second.", _NODE),
-    "bucket": _Entry("Make, list, show and drop buckets.", _NODE),
-    "cluster": _Entry("Look after several nodes.", _NODE),
-    "user": _Entry("Add, list and remove users, set passwords.", _NODE),
-    "check": _Entry("Verify a data directory offline.", _NODE),
+    "serve": _Entry("Run a node.", _NODE, "serving.serve"),
+    "status": _Entry("Show the health of a node.", _NODE, "serving.status"),
+    "top": _Entry("Show what a node does, each second.", _NODE, "serving.top"),
+    "bucket": _Entry("Make, list, show and drop buckets.", _NODE, "serving.bucket"),
+    "cluster": _Entry("Look after several nodes.", _NODE, "serving.cluster"),
+    "user": _Entry("Add, list and remove users, set passwords.", _NODE, "serving.user"),
+    "check": _Entry("Verify a data directory offline.", _NODE, "serving.check"),
     "bench": _Entry("Measure a running node.", _NODE),
     "version": _Entry("Show versions.", _NODE),
     "get": _Entry("Print one document.", _DATA),
     "put": _Entry("Write one document, or a design document.", _DATA),
     "delete": _Entry("Delete one document.", _DATA),
-    "load": _Entry("Load JSON, CSV, Parquet or changes into a bucket.", _DATA),
-    "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
+    "load": _Entry("Load JSON, CSV, Parquet or changes into a bucket.", _DATA, "bulk.load"),
+    "tail": _Entry("Follow the change stream as JSON lines.", _DATA, "bulk.tail"),
     "view": _Entry("Query a view.", _DATA),
     "keys": _Entry("Print the keys of a bucket in their order.", _DATA),
     "query": _Entry("Print the documents that a selector describes.", _DATA),
-    "dump": _Entry("Write a bucket to one file.", _DATA),
-    "restore": _Entry("Write a dump into a bucket.", _DATA),
-    "replicate": _Entry("Bring a database in step with another one.", _DATA),
+    "dump": _Entry("Write a bucket to one file.", _DATA, "bulk.dump"),
+    "restore": _Entry("Write a dump into a bucket.", _DATA, "bulk.restore"),
+    "replicate": _Entry("Bring a database in step with another one.", _DATA, "bulk.replicate"),
     "coord": _Entry(
-        "Watch and read elements of coordination as JSON lines.", _COORDINATION, "coord_commands"
+        "Watch and read elements of coordination as JSON lines.",
+        _COORDINATION,
+        "coordination.coord_commands",
     ),
-    "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
-    "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
+    "shell": _Entry(
+        "Ask coordination groups, at a prompt or by a script.", _COORDINATION, "coordination.shell"
+    ),
+    "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES, "pipelines.pipeline"),
     "demo": _Entry(
         "The whole road with the flights of 2013: load, stream, view, check.", _PIPELINES
     ),

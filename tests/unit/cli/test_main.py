@@ -38,8 +38,9 @@ def test_without_words_help_is_shown(capsys):
 def test_only_the_command_called_is_imported():
     program = (
         "import sys; from millstream.cli.main import application; application(['--help']);"
-        "print([m for m in sys.modules if m.startswith('millstream.') and"
-        " m.removeprefix('millstream.') not in ('cli', 'cli.main', 'errors', 'version')])"
+        "print([m for m, module in sys.modules.items() if m.startswith('millstream.')"
+        " and not hasattr(module, '__path__')"
+        " and m.removeprefix('millstream.') not in ('cli.main', 'errors', 'version')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

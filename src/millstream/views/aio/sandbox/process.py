@@ -16,7 +16,7 @@ Invariants:
 5. The other functions of a design document (`call`) are isolated in the same way: a call that
    breaks the limits fails, and the calls beside it do not.
 
-Elsewhere: the child's own program (`sandbox_child`), the JavaScript around the functions of a
+Elsewhere: the child's own program (`child`), the JavaScript around the functions of a
 design document (`runner.js`), Python functions (`views.aio.sandbox.mapping`).
 """
 
@@ -387,7 +387,7 @@ class Sandbox:
             raise UnavailableError("the JavaScript engine is missing: install quickjs-ng")
         child = subprocess.Popen(
             [
-                sys.executable, "-I", "-S", "-c", _text_of("sandbox_child.py"),
+                sys.executable, "-I", "-S", "-c", _text_of("child.py"),
                 str(Path(engine.origin).parent), str(os.getpid()),
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -483,7 +483,7 @@ def _reduced(reply: bytes, count: int) -> list[ReduceResult] | None:
 
 def _text_of(name: str) -> str:
     """Read a file of this package, also where the package is a zip archive."""
-    data = pkgutil.get_data("millstream.views.aio", name)
+    data = pkgutil.get_data("millstream.views.aio.sandbox", name)
     assert data is not None
     return data.decode()
 

@@ -176,7 +176,7 @@ def _modulus(argument: Sequence[int]) -> Matcher:
 
 
 def _regex(argument: str) -> Matcher:
-    is_in = compile_pattern(argument)
+    is_in = compile_pattern(argument).is_in
     return lambda value: type(value) is str and is_in(value)
 
 

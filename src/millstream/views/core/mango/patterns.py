@@ -1,169 +1,110 @@
-"""Regular expressions that take time in proportion to the text, whatever they say.
+r"""Regular expressions of `$regex`, run by RE2 in a time proportional to the text.
 
-    compile_pattern("^(a+)+$")("aaaaaaaaaaaaaaaaaaaaaaaaaaaaab")     # False, at once
+    compile_pattern("^(a+)+$").is_in("aaaaaaaaaaaaaaaaaaaaaaaaaaaaab")     # False, at once
 
-All ways through the graph of a pattern are followed at the same time, one character after the
-other; the sets of nodes that are met are remembered, so that mostly a character costs one look
-into a table.
+The syntax is PCRE's, as in CouchDB, without what RE2 cannot do: back references, look-around,
+possessive and atomic groups, recursion, conditions. `\d`, `\w`, `\s` and `\b` are about ASCII.
 
 Invariants:
-1. Nothing is tried twice: the work on a text is at most its length times the nodes of the graph.
-2. A long text for which more than `WORK_MAX` steps have to be worked out does not match. Before
-   such a text everything is forgotten: the same text always gives the same answer.
-3. What is remembered is bounded by `REMEMBERED_MAX`.
-
-Elsewhere: what can be written (`views.core.mango.pattern_syntax`).
+1. A pattern has at most `PATTERN_CHARACTERS_MAX` characters; RE2 has `MEMORY_BYTES_MAX` for it.
+2. A text whose search could take more than `WORK_MAX` steps does not match.
+3. The same text always gives the same answer.
 """
 
 from __future__ import annotations
 
-from itertools import product
-from typing import TYPE_CHECKING, Final
+import re
+from typing import Final
 
-from millstream.views.core.mango.pattern_syntax import LAST_LINE_END, is_word, read_pattern
+import re2
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+__all__ = [
+    "MEMORY_BYTES_MAX",
+    "PATTERN_CHARACTERS_MAX",
+    "WORK_MAX",
+    "Pattern",
+    "PatternError",
+    "compile_pattern",
+]
 
-    from millstream.views.core.mango.pattern_syntax import Graph, Node
-
-__all__ = ["REMEMBERED_MAX", "UNCOUNTED_MAX", "WORK_MAX", "compile_pattern"]
-
-WORK_MAX: Final = 400_000
-"""Nodes passed in one text, each step counted once that is remembered; half a second."""
-UNCOUNTED_MAX: Final = 200_000
-"""Characters times nodes of the graph, at which a text is so short that nothing is counted."""
-REMEMBERED_MAX: Final = 100_000
-"""Of one pattern: nodes in sets, and ways from one set to the next; some megabytes."""
-
-
-class _State:
-    """The nodes that a part of a text may have led to, and the kind of its last character."""
-
-    __slots__ = ("before", "cost", "following", "nodes")
-
-    def __init__(self, nodes: frozenset[Node], before: str, cost: int) -> None:
-        self.nodes = nodes
-        self.before = before
-        self.cost = cost
-        self.following: dict[str, _State | bool] = {}
-        """By the next character, "" at the end; True: it matches, False: it never will."""
+PATTERN_CHARACTERS_MAX: Final = 1000
+MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Memory of one compiled pattern, and of what RE2 remembers while it searches."""
+WORK_MAX: Final = 1_000_000_000
+"""Bytes of a text times `Pattern.steps`: at worst ten seconds, mostly some milliseconds."""
+_TOKEN: Final = re.compile(
+    r"\\Q.*?(?:\\E|\Z)"  # literal text
+    r"|\\."
+    r"|\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\]"  # a class of characters
+    r"|\(\?(?P<set>[a-zA-Z]*)(?:-(?P<unset>[a-zA-Z]*))?(?P<end>[:)])"  # flags
+    r"|.",
+    re.DOTALL,
+)
+_LINE_END: Final = r"(?:\n?\z)"
+"""PCRE's `$` is also true in front of a line end that is the last character."""
+_ESCAPES: Final = {r"\h": r"[ \t\xa0]", r"\H": r"[^ \t\xa0]", r"\e": r"\x1b", r"\Z": _LINE_END}
+_ESCAPES_IN_CLASS: Final = {r"\h": r" \t\xa0", r"\e": r"\x1b"}
+_ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 
 
-def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Return whether a pattern is somewhere in a text, as a function.
+class PatternError(ValueError):
+    """A text is no regular expression, or one that RE2 does not support."""
+
+
+class Pattern:
+    """A compiled regular expression."""
+
+    def __init__(self, compiled: re2._Regexp) -> None:
+        self._search = compiled.search
+        self.steps: int = compiled.programsize
+        """The most steps that RE2 needs for a byte of a text."""
+
+    def is_in(self, text: str) -> bool:
+        """Return whether some part of a text matches. The search does not hold the GIL."""
+        data = text.encode(errors="surrogatepass")
+        return len(data) * self.steps <= WORK_MAX and self._search(data) is not None
+
+
+def compile_pattern(pattern: str) -> Pattern:
+    """Return a compiled regular expression.
 
     Raises:
         PatternError: it is none, or too large, or has what is not supported.
     """
-    return _Search(read_pattern(pattern)).is_in
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise PatternError(f"more than {PATTERN_CHARACTERS_MAX} characters")
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = MEMORY_BYTES_MAX
+    try:
+        encoded = _in_syntax_of_re2(pattern).encode(errors="surrogatepass")
+        return Pattern(re2.compile(encoded, options))
+    except re2.error as error:
+        (reason,) = error.args
+        raise PatternError(reason.decode(errors="replace")) from error
 
 
-class _Search:
-    """One pattern, and what was learned about it; one thread at a time."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._is_anchored = _is_anchored(graph)
-        self._states: dict[tuple[frozenset[Node], str], _State] = {}
-        self._remembered = 0
-        self._work = 0
-
-    def is_in(self, text: str) -> bool:
-        """Return whether some part of a text matches. Hot path."""
-        is_long = len(text) * len(self._graph.nodes) > UNCOUNTED_MAX
-        if is_long:
-            self._forget()
-            self._work = 0
-        state = self._state(frozenset((self._graph.start,)), "")
-        characters: Iterable[str] = text
-        if text.endswith("\n"):
-            characters = [*text[:-1], LAST_LINE_END]
-        for character in characters:
-            following = state.following.get(character)
-            if following is None:
-                following = self._follow(state, character)
-                if is_long and self._work > WORK_MAX:
-                    return False
-            if following is True or following is False:
-                return following
-            state = following
-        end = state.following.get("")
-        return (self._follow(state, "") if end is None else end) is True
-
-    def _state(self, nodes: frozenset[Node], before: str) -> _State:
-        known = self._states.get((nodes, before))
-        if known is None:
-            known = _State(nodes, before, len(_reachable(nodes)))
-            self._states[nodes, before] = known
-            self._remembered += len(nodes)
-        return known
-
-    def _forget(self) -> None:
-        self._states.clear()
-        self._remembered = 0
-
-    def _follow(self, state: _State, character: str) -> _State | bool:
-        """Return what a character, or the end, leads to; remember it."""
-        if self._remembered >= REMEMBERED_MAX:
-            self._forget()
-            state.following.clear()
-        self._work += state.cost
-        found = state.following[character] = self._followed(state, character)
-        self._remembered += 1
-        return found
-
-    def _followed(self, state: _State, character: str) -> _State | bool:
-        there = _closure(state.nodes, state.before, character)
-        if self._graph.end in there:
-            return True
-        if not character:
-            return False
-        one = character[0]
-        taken = {node.then[0] for node in there if node.takes is not None and node.takes(one)}
-        if not self._is_anchored:
-            taken.add(self._graph.start)
-        elif not taken:
-            return False
-        return self._state(frozenset(taken), _kind(one))
-
-
-def _kind(character: str) -> str:
-    """Return a character that conditions judge alike."""
-    if character == "\n":
-        return character
-    return "a" if is_word(character) else " "
-
-
-def _reachable(nodes: Iterable[Node]) -> set[Node]:
-    """Return all nodes at no cost, whatever is before and behind."""
-    found, open_ = set(nodes), list(nodes)
-    while open_:
-        node = open_.pop()
-        if node.takes is None:
-            new = [other for other in node.then if other not in found]
-            found.update(new)
-            open_ += new
-    return found
-
-
-def _closure(nodes: Iterable[Node], before: str, behind: str) -> set[Node]:
-    """Return the nodes at no cost between two characters."""
-    found, open_ = set(nodes), list(nodes)
-    while open_:
-        node = open_.pop()
-        if node.takes is not None or (node.needs is not None and not node.needs(before, behind)):
-            continue
-        new = [other for other in node.then if other not in found]
-        found.update(new)
-        open_ += new
-    return found
-
-
-def _is_anchored(graph: Graph) -> bool:
-    """Return whether every way begins at the beginning of the text."""
-    for before, behind in product(("a", " ", "\n"), ("a", " ", "\n", LAST_LINE_END, "")):
-        there = _closure([graph.start], before, behind)
-        if any(node is graph.end or node.takes is not None for node in there):
-            return False
-    return True
+def _in_syntax_of_re2(pattern: str) -> str:
+    """Return a pattern of PCRE as RE2 writes it: `$` and some escapes differ."""
+    written: list[str] = []
+    is_multiline = False
+    outside: list[bool] = []  # of each open group: whether `$` was about lines in front of it
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if token["end"]:
+            if token["end"] == ":":
+                outside.append(is_multiline)
+            is_multiline |= "m" in token["set"]
+            is_multiline &= "m" not in (token["unset"] or "")
+        elif text == "(":
+            outside.append(is_multiline)
+        elif text == ")" and outside:
+            is_multiline = outside.pop()
+        elif text == "$" and not is_multiline:
+            text = _LINE_END
+        elif text[0] == "[":
+            text = _ESCAPED.sub(lambda one: _ESCAPES_IN_CLASS.get(one[0], one[0]), text)
+        else:
+            text = _ESCAPES.get(text, text)
+        written.append(text)
+    return "".join(written)

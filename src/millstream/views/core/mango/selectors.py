@@ -28,8 +28,7 @@ import msgspec
 from millstream.errors import UsageError
 from millstream.views.core.mango.matching import matcher
 from millstream.views.core.mango.paths import parse_path
-from millstream.views.core.mango.pattern_syntax import PatternError, read_pattern
-from millstream.views.core.mango.patterns import compile_pattern
+from millstream.views.core.mango.patterns import PatternError, compile_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +48,7 @@ class Selector(NamedTuple):
     normal: Normal
     matches: Callable[[Any], bool]
     steps_per_byte: int = 1
-    """Most steps that a byte of a document's text may cost: its conditions, and what the graphs
-    of its patterns have of nodes."""
+    """The most steps for a byte of a document: one for each condition, and those of patterns."""
 
 
 def parse_selector(content: Any) -> Selector:
@@ -79,13 +77,13 @@ def parse_selector(content: Any) -> Selector:
 
 
 def _steps_per_byte(condition: Any) -> int:
-    """Return how many conditions there are, and nodes of patterns."""
+    """Return the number of conditions, and the steps of patterns."""
     if isinstance(condition, list):
         return sum(map(_steps_per_byte, condition))
     if not isinstance(condition, dict):
         return 0
     return sum(
-        len(read_pattern(value).nodes) if name == "$regex" and isinstance(value, str)
+        compile_pattern(value).steps if name == "$regex" and isinstance(value, str)
         else 1 + _steps_per_byte(value)
         for name, value in condition.items()
     )  # fmt: skip
