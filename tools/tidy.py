@@ -175,7 +175,7 @@ def no_dead_modules(root: Path) -> Iterator[str]:
         imported = re.compile(
             rf"\b{re.escape(name)}\b|from {re.escape(package)} import [^\n]*\b{last}\b|"
             rf"from {re.escape(package)} import \([^)]*\b{last}\b|"
-            rf"\"{last}(\.py)?\""  # loaded by name: a command, a child process
+            rf"\"(\w+\.)?{last}(\.py)?\""  # loaded by name: a command, a child process
         )
         others = [text for other, text in texts.items() if other != path and last in text]
         if not any(map(imported.search, others)):
