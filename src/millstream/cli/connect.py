@@ -9,13 +9,15 @@ Elsewhere: exit codes and printing of errors (`cli.main`).
 
 from __future__ import annotations
 
+import inspect
 import os
 import ssl
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import typer
 
@@ -30,10 +32,12 @@ __all__ = [
     "ConnectOption",
     "JsonOption",
     "KeyArgument",
+    "NodeOptions",
     "PasswordFileOption",
     "TlsCaOption",
     "UserOption",
     "Who",
+    "at_node",
     "awaited",
     "client_of",
     "connection_of",
@@ -81,12 +85,55 @@ KeyArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+CONNECT_DEFAULT = "127.0.0.1:11210"
 STARTING_S_MAX: Final = 15.0
 """How long a command waits for a node that is starting: nothing listens there yet."""
 STARTING_PAUSE_S: Final = 0.1
-CONNECT_DEFAULT = "127.0.0.1:11210"
 PASSWORD_BYTES_MAX = 64 * 1024
 _Made = TypeVar("_Made")
+
+
+class NodeOptions(NamedTuple):
+    """Which node a command asks, and as whom: the options `--connect`, `--user` and so on."""
+
+    address: ConnectOption = CONNECT_DEFAULT
+    user: UserOption = None
+    password_file: PasswordFileOption = None
+    tls_ca: TlsCaOption = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return them as keyword arguments, as `client_of`, `node_http` and others take them."""
+        return self._asdict()
+
+
+def at_node(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `NodeOptions` in the place of its argument `at`."""
+    own = inspect.signature(command, eval_str=True)
+    hints = get_type_hints(NodeOptions, include_extras=True)
+    parameters = list[inspect.Parameter]()
+    for parameter in own.parameters.values():
+        if parameter.name == "at":
+            parameters += [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=NodeOptions._field_defaults[name],
+                    annotation=hints[name],
+                )
+                for name in NodeOptions._fields
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        at = NodeOptions(*(given.pop(name) for name in NodeOptions._fields))
+        command(**given, at=at)
+
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
 
 
 class Who(NamedTuple):

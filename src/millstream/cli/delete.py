@@ -12,14 +12,11 @@ import msgspec
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
     KeyArgument,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
     key_of,
 )
@@ -32,29 +29,24 @@ CasOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     key: KeyArgument,
     cas: CasOption = 0,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Delete one document."""
     if is_design(key):
         refuse_options({"--cas": cas != 0})
-        database = database_of(
-            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        database = database_of(bucket, key, **at.options)
         gone = database.delete(key)
         if json:
             print(msgspec.json.encode({"key": key, "rev": gone.get("rev")}).decode())
         return
-    with client_of(
-        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-    ) as client:
+    with client_of(bucket, **at.options) as client:
         stored = client.remove(key_of(key), cas=cas, durability="persisted")
     if json:
         members = {

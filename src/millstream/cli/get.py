@@ -14,14 +14,11 @@ from typing import Any
 import msgspec
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
     KeyArgument,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
     key_of,
 )
@@ -32,28 +29,23 @@ from millstream.errors import ConditionError
 __all__ = ["command"]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     key: KeyArgument,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Print one document."""
     if is_design(key):
-        database = database_of(
-            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        database = database_of(bucket, key, **at.options)
         found = database.get(key)
         shown = {"key": key, "rev": found.get("_rev"), "value": found} if json else found
         sys.stdout.buffer.write(msgspec.json.encode(shown) + b"\n")
         sys.stdout.buffer.flush()
         return
-    with client_of(
-        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-    ) as client:
+    with client_of(bucket, **at.options) as client:
         document = client.get(key_of(key))
     if document is None:
         raise ConditionError(

@@ -1,11 +1,12 @@
 r"""`millstream keys BUCKET`: the keys of documents in the order of their bytes, one a line.
 
 Invariants:
-1. A key stands on one line, in a form that `get` and `delete` take: one with control characters is
-   `\x` and hex digits, as one that begins with `\x`.
-2. A page of keys is held at a time.
+1. No key is left out, whatever its bytes.
+2. A key stands on one line, in a form that `get`, `put` and `delete` take: one that is not UTF-8,
+   has control characters or begins with `\x` is `\x` and hex digits.
+3. A page of keys is held at a time.
 
-Elsewhere: the order (`_all_docs`, docs/reference/http.md).
+Elsewhere: the page (`gateway.aio.databases.bucket_pages`), the form (`model.partitions`).
 """
 
 from __future__ import annotations
@@ -13,24 +14,21 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
+    key_of,
 )
 from millstream.cli.node_http import node_http, path_of
 from millstream.client.http import HttpClient
-from millstream.errors import UsageError
-from millstream.model.partitions import text_of_key
+from millstream.model.partitions import key_from_text, text_of_key
 
 __all__ = ["command"]
 
@@ -45,55 +43,42 @@ LimitOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     prefix: PrefixOption = "",
     limit: LimitOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
-    """Print the keys of a bucket in their order, one a line.
+    r"""Print the keys of a bucket in the order of their bytes, one a line.
 
-    With --json each is a JSON string.
+    A key that is no printable UTF-8, or begins with \x, stands there as \x and the hex digits of
+    its bytes; get, put and delete take that form, and so does --prefix. With --json each is a
+    JSON string, in the same form but for control characters, which JSON escapes.
     """
-    try:
-        prefix.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("--prefix is no UTF-8", code="bad_key") from error
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     shown = json_module.dumps if json else _line_of
-    for key in _keys(http, path_of(bucket, "_all_docs"), prefix, limit):
+    prefix = text_of_key(key_of(prefix))
+    path = path_of("_millstream", "buckets", bucket, "keys")
+    for key in _keys(http, path, prefix, limit):
         sys.stdout.write(f"{shown(key)}\n")
 
 
 def _keys(http: HttpClient, path: str, prefix: str, limit: int | None) -> Iterator[str]:
     """Yield keys, page by page; each page begins behind the last key of the one before."""
-    last: str | None = None
+    asked: dict[str, Any] = {"prefix": prefix}
     left = limit
     while left is None or left > 0:
-        size = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
-        asked = {"limit": size + (last is not None)}
-        begin = prefix if last is None else last
-        query = urlencode({**asked, **({"startkey": json_module.dumps(begin)} if begin else {})})
-        rows = [row["id"] for row in http.request("GET", f"{path}?{query}")["rows"]]
-        is_last_page = len(rows) < asked["limit"]
-        if last is not None and rows[:1] == [last]:
-            del rows[0]
-        for key in rows[:size]:
-            if not key.startswith(prefix):
-                return
-            yield key
-        if is_last_page or not rows:
+        asked["limit"] = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
+        found = http.request("GET", f"{path}?{urlencode(asked)}")["keys"]
+        yield from found
+        if len(found) < asked["limit"]:
             return
-        last = rows[:size][-1]
-        left = None if left is None else left - len(rows[:size])
+        asked["after"] = found[-1]
+        left = None if left is None else left - len(found)
 
 
 def _line_of(key: str) -> str:
-    data = key.encode()
-    if key.isprintable():
-        return text_of_key(data)
-    return rf"\x{data.hex()}"
+    return key if key.isprintable() else rf"\x{key_from_text(key).hex()}"

@@ -16,14 +16,11 @@ import msgspec
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
     KeyArgument,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
     key_of,
 )
@@ -67,6 +64,7 @@ DurabilityOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     key: KeyArgument,
@@ -76,10 +74,8 @@ def command(
     cas: CasOption = 0,
     expiry: ExpiryOption = 0,
     durability: DurabilityOption = _DEFAULT,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Write one document."""
@@ -93,17 +89,13 @@ def command(
                 "--raw": raw,
             }
         )
-        database = database_of(
-            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        database = database_of(bucket, key, **at.options)
         written = database.put(key, _design_of(data))
         if json:
             print(msgspec.json.encode({"key": key, "rev": written.get("rev")}).decode())
         return
     level: Durability = durability  # type: ignore[assignment]  # checked by the client
-    with client_of(
-        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-    ) as client:
+    with client_of(bucket, **at.options) as client:
         stored = client.upsert(
             key_of(key), _content_of(data, is_raw=raw), cas=cas, expiry=expiry, durability=level
         )

@@ -12,12 +12,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.node_http import node_http, path_of
 from millstream.errors import UsageError
@@ -40,21 +37,20 @@ LimitOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     selector: SelectorArgument,
     field: FieldOption = None,
     limit: LimitOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Print the documents that a selector describes, one JSON object a line."""
     asked: dict[str, Any] = {"selector": _selector_of(selector)}
     if field:
         asked["fields"] = field
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     left, is_warned = limit, False
     while left is None or left > 0:
         asked["limit"] = PAGE_ROWS if left is None else min(PAGE_ROWS, left)

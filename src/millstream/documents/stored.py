@@ -76,7 +76,7 @@ class Attachment(NamedTuple):
 
     content_type: str
     revpos: int
-    """Generation in which it was added."""
+    """Generation in which it was added; 1 where that edit made a deleted document anew."""
     length: int
     """Of the plain bytes."""
     md5: bytes

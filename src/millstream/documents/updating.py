@@ -92,13 +92,15 @@ def interactive(
     generation = 1 if parent is None else parse_rev(parent)[0] + 1
     if generation > GENERATION_MAX:
         raise UsageError("the document has the last generation there is", code="bad_request")
-    before = _content(present, parent)
-    kept = {name: one._replace(revpos=generation) for name, one in kept.items()}
+    begins_anew = parent is not None and sent.rev is None
+    before = None if begins_anew else _content(present, parent)
+    revpos = 1 if begins_anew else generation  # as CouchDB: it finds the deletion later
+    kept = {name: one._replace(revpos=revpos) for name, one in kept.items()}
     content = _content_sent(sent, kept, [before] if before is not None else [])
     signature = signature_of(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
         attachments=content.attachments, term=sent.term,
-        begins_anew=parent is not None and sent.rev is None,
+        begins_anew=begins_anew,
     )  # fmt: skip
     rev = f"{generation}-{signature}"
     tree = EMPTY if present is None else present.tree

@@ -49,6 +49,7 @@ class World:
         self.begun_further = self.checked = 0
         self.faults, self.filters = faults, filters
         self.is_lossy = False
+        self.now_ms = 0
 
     def say(self, *words):
         self.trace.append(" ".join(map(str, words)))
@@ -57,7 +58,7 @@ class World:
 
     def begin(self, source, target, **options):
         run = Run(job_between(source, target, **options), lambda: f"c{next(self.numbers)}")
-        running = [run, source, target, run.start(0)]
+        running = [run, source, target, run.start(self.now_ms)]
         self.running.append(running)
         return running
 
@@ -66,7 +67,7 @@ class World:
         run, source, target, effects = running
         effect = effects.pop(self.rng.randrange(len(effects)))
         if isinstance(effect.step, Pause):
-            effects += run.answer(effect.ticket, None, 0)
+            effects += run.answer(effect.ticket, None, self.now_ms)
         else:
             effects += self.asked(run, source, target, effect)
         if run.outcome is not None:
@@ -77,15 +78,15 @@ class World:
         database = self.sites[source if side == "source" else target]
         lost = self.rng.random() if self.is_lossy else 1
         if lost < 0.01:
-            return run.fail(effect.ticket, UnavailableError("lost"), 0)
+            return run.fail(effect.ticket, UnavailableError("lost"), self.now_ms)
         try:
             answer = database.serve(request)
         except MillstreamError as error:
-            return run.fail(effect.ticket, error, 0)
+            return run.fail(effect.ticket, error, self.now_ms)
         self.look(run, database, side, request, answer, source)
         if lost < 0.02:
-            return run.fail(effect.ticket, UnavailableError("lost"), 0)
-        return run.answer(effect.ticket, answer, 0)
+            return run.fail(effect.ticket, UnavailableError("lost"), self.now_ms)
+        return run.answer(effect.ticket, answer, self.now_ms)
 
     def look(self, run, database, side, request, answer, source):
         if isinstance(request, Changes) and answer.place.vector is not None:

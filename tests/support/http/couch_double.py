@@ -54,6 +54,8 @@ class Couch:
         self.bases, self.users, self.has_sessions = {}, dict(users), has_sessions
         self.cookies, self.asked, self.logins = set(), [], []
         self.headers = set()  # names of all that came
+        self.poison = {}  # method and path -> names that make such a request fail as a whole
+        self.breaks_off = False  # instead of an answer with status 500
 
     def application(self):
         app = web.Application(middlewares=[self.guard], client_max_size=2**26)
@@ -66,7 +68,16 @@ class Couch:
         self.headers |= {name.lower() for name in request.headers}
         if self.users and request.path != "/_session" and not self.is_known(request):
             return failure(401, "unauthorized", "You are not authorized to access this db.")
+        if await self.is_poisoned(request):
+            if self.breaks_off:
+                request.transport.abort()
+            return failure(500, "function_clause", "a reason of Erlang's")
         return await handler(request)
+
+    async def is_poisoned(self, request):
+        names = self.poison.get((request.method, request.path), set())
+        body = (await request.read()).decode() if names else ""
+        return bool(names & request.query.keys()) or any(name in body for name in names)
 
     def is_known(self, request):
         if request.cookies.get("AuthSession") in self.cookies:
@@ -205,7 +216,7 @@ class Couch:
         reader = await request.multipart()
         document = await (await reader.next()).json()
         attachments = []
-        for file, stub in document.pop("_attachments").items():
+        for file, stub in document.pop("_attachments", {}).items():
             part = await reader.next()
             attachments.append((file, stub["content_type"], bytes(await part.read())))
         base.put(document, attachments)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from typing import Any
 
+from millstream.documents.purge_list import Purged, PurgeList
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.core.api.documents import (
     Blob,
@@ -23,6 +24,7 @@ class FalseDatabase:
         self.local: dict[str, LocalDocument] = {}
         self.settings = Settings(1000, b"{}", "f" * 32)
         self.seqno = 0
+        self.purge_list = PurgeList()
 
 
 class FalseDocuments:
@@ -125,6 +127,17 @@ class FalseDocuments:
     async def settings(self, bucket: str) -> Settings:
         return self.database(bucket).settings
 
+    async def purges(self, bucket: str) -> PurgeList:
+        return self.database(bucket).purge_list
+
+    async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
+        database = self.database(bucket)
+        database.purge_list = database.purge_list.extended(purged)
+
+    async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
+        database = self.database(bucket)
+        database.purge_list = database.purge_list.limited(limit)
+
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
         database = self.database(bucket)
         database.settings = database.settings._replace(revs_limit=limit)
@@ -132,6 +145,10 @@ class FalseDocuments:
     async def set_security(self, bucket: str, content: bytes) -> None:
         database = self.database(bucket)
         database.settings = database.settings._replace(security=content)
+
+    async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
+        async for doc_id, _ in self.scan(bucket, start, end, descending=False):
+            yield doc_id.encode()
 
     async def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool

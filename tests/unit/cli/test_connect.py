@@ -1,13 +1,38 @@
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from millstream.cli import connect
-from millstream.cli.connect import awaited, key_of, tls_of, who_of
+from millstream.cli.connect import NodeOptions, at_node, awaited, key_of, tls_of, who_of
 from millstream.client.dump_file import DumpWriter
 from millstream.client.dump_lines import HeaderLine
 from millstream.errors import UnavailableError, UsageError
+
+
+def test_commands_share_the_options_that_name_a_node() -> None:
+    given: list[Any] = []
+
+    @at_node
+    def command(name: str, *, at: NodeOptions, json: bool = False) -> None:
+        """Say something."""
+        given.append((name, at, json))
+
+    names = list(inspect.signature(command).parameters)
+    assert names == ["name", *NodeOptions._fields, "json"]
+    assert command.__doc__ == "Say something."
+    app = typer.Typer()
+    app.command()(command)
+    words = ["x", "--connect", "a:1", "--user", "u", "--password-file", "p", "--tls-ca", "c"]
+    assert CliRunner().invoke(app, [*words, "--json"]).exit_code == 0
+    environment = {"MILLSTREAM_CONNECT": "b:2", "MILLSTREAM_USER": "w"}
+    assert CliRunner().invoke(app, ["y"], env=environment).exit_code == 0
+    assert given == [
+        ("x", ("a:1", "u", Path("p"), Path("c")), True), ("y", ("b:2", "w", None, None), False),
+    ]  # fmt: skip
 
 
 def test_without_user_nobody_logs_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -68,6 +69,29 @@ def test_all_leaves_with_their_attachments_are_brought_to_where_they_are_lacking
     with pytest.raises(UsageError) as caught:
         database.leaves("_design/leaves", 100)
     assert caught.value.code == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("erlang", {"language": "erlang", "views": {"v": {"map": "fun({Doc}) -> ok end."}}}),
+        ("text", {"views": {"v": {"map": "function(doc) { this is nothing"}}}),
+        ("forms", {"views": [1], "filters": {"f": 5}, "validate_doc_update": "function ("}),
+        ("long", {"views": {"v" * 300: {"map": "function(doc) { emit(1); }"}}}),
+    ],
+)
+def test_what_a_backup_has_is_put_back_though_it_does_not_compile(
+    database: Database, name: str, content: dict[str, Any]
+) -> None:
+    key = f"_design/{name}"
+    for number in range(2):
+        with pytest.raises(UsageError):
+            database.put(key, content | {"number": number})
+        database.put_back(key, content | {"number": number})
+        found = database.get(key)
+        assert found.pop("_rev").startswith(f"{number + 1}-")
+        assert found == content | {"_id": key, "number": number}
+    assert len(database.leaves(key, 10_000)) == 1
 
 
 def test_what_the_database_does_not_take_is_said(database: Database) -> None:

@@ -361,8 +361,19 @@ def test_a_deleted_document_begins_anew_with_attachments_under_couchdbs_revision
     document, gone = edit(document, f'{{"_rev":"{first}","_deleted":true}}')
     kept = {"a": png, "b": png._replace(md5=b"n" * 16)}
     table = '{"_attachments":{"a":{"data":""},"b":{"data":""}}%s}'
-    _, rev = edit(document, table % "", kept)
+    anew, rev = edit(document, table % "", kept)
     assert (gone, rev) == (
         "2-eec205a9d413992850a6e32678485900", "3-e7ae45c437b837c12eae4df43b20f101",
     )  # fmt: skip
-    assert edit(document, table % f',"_rev":"{gone}"', kept)[1] != rev
+    assert {one.revpos for one in anew.contents[rev].attachments.values()} == {1}
+    named, other = edit(document, table % f',"_rev":"{gone}"', kept)
+    assert other != rev
+    assert {one.revpos for one in named.contents[other].attachments.values()} == {3}
+
+
+def test_a_document_that_begins_anew_knows_no_attachments_of_its_deletion():
+    stub = '{"_attachments":{"a":{"stub":true}}%s}'
+    document, first = edit(None, '{"_attachments":{"a":{"data":""}}}', {"a": att()})
+    document, gone = edit(document, stub % f',"_rev":"{first}","_deleted":true')
+    refused("missing_stub", edit, document, stub % "")
+    assert edit(document, stub % f',"_rev":"{gone}"')[1].startswith("3-")

@@ -29,13 +29,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
 )
 from millstream.cli.designs import database_of, is_design
@@ -95,32 +92,27 @@ OverwriteOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     file: FileArgument,
     overwrite: OverwriteOption = False,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Write a bucket to one file: documents, deletions, revisions, attachments."""
 
     def connected() -> Client:
-        return client_of(
-            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        return client_of(bucket, **at.options)
 
     def database(key: str) -> Database:
-        return database_of(
-            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        return database_of(bucket, key, **at.options)
 
     started_at = time.monotonic()
     with connected() as client, DumpWriter(file, overwrites=overwrite) as writer:
         dump = _Dump(client, writer, database)
-        http = _http_of(address, user, password_file, tls_ca)
+        http = _http_of(at)
         if http is not None:
             writer.write(SettingsLine(Database(http, bucket).settings()))
         with _progress(json) as progress:
@@ -140,12 +132,10 @@ def command(
     _report(file, end, time.monotonic() - started_at, json=json)
 
 
-def _http_of(
-    address: str, user: str | None, password_file: Path | None, tls_ca: Path | None
-) -> HttpClient | None:
+def _http_of(at: NodeOptions) -> HttpClient | None:
     """Return the HTTP of the node; None if it has none, and so no database has settings."""
     try:
-        return node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+        return node_http(**at.options)
     except UnavailableError as error:
         if error.code != "no_http":
             raise

@@ -29,13 +29,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
 )
 from millstream.cli.designs import database_of
@@ -88,38 +85,33 @@ OverwriteOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     file: FileArgument,
     create: CreateOption = False,
     overwrite: OverwriteOption = False,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Write a dump into a bucket; documents that are there stay."""
 
     def database(key: str) -> Database:
-        return database_of(
-            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        return database_of(bucket, key, **at.options)
 
     def settings() -> Database:
-        http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+        http = node_http(**at.options)
         return Database(http, bucket)
 
     started_at = time.monotonic()
     with DumpFile(file) as dump:
         if create:
-            http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+            http = node_http(**at.options)
             content = {"name": bucket, "partitions": dump.header.partitions}
             with suppress(ConditionError):  # it is there, perhaps since a restore that broke off
                 http.request("PUT", path_of("_millstream", "buckets", bucket), content)
-        with client_of(
-            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        ) as client:
+        with client_of(bucket, **at.options) as client:
             restore = _Restore(dump, client, database, settings, overwrites=overwrite)
             try:
                 with _progress(json) as progress:

@@ -210,7 +210,7 @@ def _put_design(database: Database, key: str, body: bytes, *, overwrite: bool) -
         with suppress(ConditionError):
             database.get(key)
             return False
-    database.put(key, msgspec.json.decode(body))
+    database.put_back(key, msgspec.json.decode(body))
     return True
 
 

@@ -12,13 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.node_http import node_http, path_of, print_object
 from millstream.errors import UsageError
@@ -40,14 +37,13 @@ YesOption = Annotated[
 
 
 @app.command("create")
+@at_node
 def create(
     bucket: BucketArgument,
     partitions: PartitionsOption = None,
     memory_quota: QuotaOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Make a bucket."""
@@ -56,7 +52,7 @@ def create(
         content["partitions"] = partitions
     if memory_quota is not None:
         content["memory_quota_bytes"] = memory_quota
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     made = http.request("PUT", _path(bucket), content)
     if json:
         print_object(made)
@@ -65,15 +61,14 @@ def create(
 
 
 @app.command("list")
+@at_node
 def list_buckets(
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """List the buckets that the user has a right in, a name per line."""
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     found = http.request("GET", path_of("_millstream", "buckets"))
     if json:
         print_object(found)
@@ -83,16 +78,15 @@ def list_buckets(
 
 
 @app.command("info")
+@at_node
 def info(
     bucket: BucketArgument,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Show one bucket."""
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     found = http.request("GET", _path(bucket))
     if json:
         print_object(found)
@@ -103,13 +97,12 @@ def info(
 
 
 @app.command("drop")
+@at_node
 def drop(
     bucket: BucketArgument,
     yes: YesOption = False,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Remove a bucket and all that it holds; needs --yes."""
     if not yes:
@@ -118,7 +111,7 @@ def drop(
             "give --yes",
             code="not_confirmed",
         )
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     http.request("DELETE", _path(bucket))
     print(f"bucket {bucket}: dropped")
 

@@ -18,13 +18,10 @@ from typing import Annotated
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     PASSWORD_BYTES_MAX,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     password_in,
 )
 from millstream.cli.node_http import node_http, path_of, print_object
@@ -55,17 +52,16 @@ NewPasswordOption = Annotated[
 
 
 @app.command("add")
+@at_node
 def add(
     name: NameArgument,
     role: RoleOption = None,
     new_password_file: NewPasswordOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Add a user; the first one of a node must be an administrator (--role admin)."""
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     if _roles_of(http, name) is not None:
         raise UsageError(
             f"there is a user {name!r} already; `millstream user password` sets a password",
@@ -77,15 +73,14 @@ def add(
 
 
 @app.command("list")
+@at_node
 def list_users(
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """List users and their roles."""
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     found = http.request("GET", path_of("_millstream", "users"))
     if json:
         print_object(found)
@@ -95,30 +90,28 @@ def list_users(
 
 
 @app.command("remove")
+@at_node
 def remove(
     name: NameArgument,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Remove a user; the connections of that user end."""
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     http.request("DELETE", _path(name))
     print(f"user {name}: removed")
 
 
 @app.command("password")
+@at_node
 def set_password(
     name: NameArgument,
     new_password_file: NewPasswordOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Set the password of a user; the roles stay as they are."""
-    http = node_http(address, user=user, password_file=password_file, tls_ca=tls_ca)
+    http = node_http(**at.options)
     roles = _roles_of(http, name)
     if roles is None:
         raise ConditionError(f"no user {name!r}", code="user_not_found")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.buckets import Buckets
@@ -31,6 +32,7 @@ from millstream.databases.documents.distributed_updates import SpreadUpdate
 from millstream.databases.documents.document_owners import is_alone, other_nodes
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.documents.purge_list import Purged, PurgeList
 from millstream.documents.stored import StoredDocument
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import (
@@ -41,9 +43,11 @@ from millstream.gateway.core.api.documents import (
     Settings,
     Written,
 )
-from millstream.gateway.core.api.stored import Commit, Done
+from millstream.gateway.core.api.stored import Asked, AskPurges, Commit, Done, LimitPurges, Purges
 
 __all__ = ["SpreadDocuments"]
+
+_A = TypeVar("_A")
 
 
 class SpreadDocuments:
@@ -78,6 +82,10 @@ class SpreadDocuments:
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Return documents by id; deleted ones are left out."""
         return self._own.scan(bucket, start, end, descending=descending)
+
+    def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
+        """Return all keys in a range; see `DocumentHost`."""
+        return self._own.keys(bucket, start, end)
 
     # -- documents
 
@@ -122,16 +130,25 @@ class SpreadDocuments:
 
     async def commit(self, bucket: str) -> None:
         """Return once all that was accepted before is durable, on all nodes."""
-        shared = self._buckets.engine(bucket).bucket
+        uuid = self._buckets.engine(bucket).bucket.uuid
+        await asyncio.gather(
+            self._own.commit(bucket), self._ask_others(bucket, Commit(uuid), Done)
+        )
 
-        async def there(node: NodeAt) -> None:
+    async def _ask_others(self, bucket: str, asked: Asked, kind: type[_A]) -> list[_A]:
+        """Return what each other node of the map answers that has anything of the bucket."""
+
+        async def there(node: NodeAt) -> _A | None:
             try:
-                await self._nodes.ask(node, bucket, Commit(shared.uuid), Done)
+                return await self._nodes.ask(node, bucket, asked, kind)
             except MillstreamError as error:
-                if error.code != "bucket_not_found":  # it is listed, and has nothing of it
-                    raise
+                if error.code == "bucket_not_found":  # it is listed, and has nothing of it
+                    return None
+                raise
 
-        await asyncio.gather(self._own.commit(bucket), *map(there, other_nodes(shared)))
+        others = other_nodes(self._buckets.engine(bucket).bucket)
+        found = await asyncio.gather(*map(there, others))
+        return [one for one in found if one is not None]
 
     # -- attachments
 
@@ -195,6 +212,25 @@ class SpreadDocuments:
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
         """Keep so many generations from the next change on, on all nodes."""
         await self._settings.set_revs_limit(bucket, limit)
+
+    async def purges(self, bucket: str) -> PurgeList:
+        """Return the latest purges, on all nodes."""
+        uuid = self._buckets.engine(bucket).bucket.uuid
+        others = await self._ask_others(bucket, AskPurges(uuid), Purges)
+        found = await self._own.purges(bucket)
+        return found._replace(
+            infos=(*found.infos, *(info for other in others for info in other.found.infos))
+        )
+
+    async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
+        """Add purges to the list of this node, durably."""
+        await self._own.note_purges(bucket, purged)
+
+    async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
+        """Remember so many purges on each node."""
+        uuid = self._buckets.engine(bucket).bucket.uuid
+        await self._ask_others(bucket, LimitPurges(uuid, limit), Done)
+        await self._own.set_purged_infos_limit(bucket, limit)
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`, on all nodes."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -24,6 +24,7 @@ from millstream.databases.partition_owners import is_elsewhere
 from millstream.databases.scans.distributed_scans import SpreadScan, spread_figures
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
+from millstream.documents.purge_list import Purged, PurgeList
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.api.documents import (
@@ -47,6 +48,7 @@ __all__ = ["Documents"]
 
 _REVS_LIMIT: Final = "revs_limit"
 _SECURITY: Final = "security"
+_PURGED_INFOS: Final = "purged_infos"
 _LOG_MARK: Final = b'"target_uuid"'
 """Of the log of a replication of ours."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
@@ -68,6 +70,7 @@ class Documents:
         self._counts: dict[str, DocumentCounts] = {}
         self._limits: dict[str, int] = {}
         """Revisions kept, by the uuid of the bucket."""
+        self._purge_turn = asyncio.Lock()
 
     # -- what is known of a database
 
@@ -194,6 +197,13 @@ class Documents:
             async for one in found:
                 yield one.key.decode(), load(places.bucket.uuid, *one, limit)
 
+    async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield all keys in a range, those that only kv clients know among them."""
+        scan = SpreadScan(self._changes.places(bucket), time.time_ns)
+        async with aclosing(scan.documents(Range(start, end, of_kv=True))) as found:
+            async for one in found:
+                yield one.key
+
     async def _own_documents(
         self, running: BucketEngine, asked: Range
     ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:
@@ -295,6 +305,24 @@ class Documents:
         known = self.shared_settings(bucket)
         newer = Numbered(known.security.number + 1, content)
         await self.keep_settings(bucket, known._replace(security=newer))
+
+    async def purges(self, bucket: str) -> PurgeList:
+        """Return the latest purges that were asked of this node."""
+        return PurgeList.decoded(self._buckets.engine(bucket).local.setting(_PURGED_INFOS))
+
+    async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
+        """Add purges that were made to the list, durably."""
+        await self._change_purges(bucket, lambda known: known.extended(purged))
+
+    async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
+        """Remember so many purges."""
+        await self._change_purges(bucket, lambda known: known.limited(limit))
+
+    async def _change_purges(self, bucket: str, change: Callable[[PurgeList], PurgeList]) -> None:
+        running = self._buckets.engine(bucket)
+        async with self._purge_turn:
+            newer = change(PurgeList.decoded(running.local.setting(_PURGED_INFOS)))
+            await running.local.set(_PURGED_INFOS, newer.encoded())
 
     def shared_settings(self, bucket: str) -> SharedSettings:
         """Return what is to be the same on all nodes of a bucket, as it is known here."""

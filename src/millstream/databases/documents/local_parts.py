@@ -104,7 +104,7 @@ class OwnParts:
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
         """Yield documents by id as messages; see `PartHost`."""
         found = self._bucket(bucket, wanted)
-        asked = Range(wanted.start, wanted.end, wanted.descending, wanted.after)
+        asked = Range(wanted.start, wanted.end, wanted.descending, wanted.after, wanted.of_kv)
         held, size = list[bytes](), 0
         try:
             documents = scanned(found, wanted.partitions, asked, self._now_ns)

@@ -25,6 +25,7 @@ from millstream.gateway.core.api.stored import (
     PORTION_BYTES,
     Answer,
     Asked,
+    AskPurges,
     AskSettings,
     Change,
     Changed,
@@ -33,9 +34,11 @@ from millstream.gateway.core.api.stored import (
     KeepLocal,
     KeepSettings,
     Lacking,
+    LimitPurges,
     ListLocals,
     LocalList,
     Placed,
+    Purges,
     ReadLocal,
     ReadStored,
     Refused,
@@ -95,6 +98,10 @@ class StoredDocuments:
                 return KeepSettings(asked.uuid, self._own.shared_settings(bucket))
             case KeepSettings(settings=settings):
                 await self._own.keep_settings(bucket, settings)
+            case AskPurges():
+                return Purges(await self._own.purges(bucket))
+            case LimitPurges(limit=limit):
+                await self._own.set_purged_infos_limit(bucket, limit)
             case Commit():
                 await self._own.commit(bucket)
         return Done()

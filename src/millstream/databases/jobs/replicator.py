@@ -5,7 +5,8 @@ is stays out of its document: of a job that is over this is remembered under a k
 is no document, with the revision that asked for it.
 
 Invariants:
-1. A job that is over is not run again unless its document changes.
+1. A job that is over is not run again unless its document changes. One whose document says that
+   it is over (`_replication_state`, as CouchDB writes it) is not run at all.
 2. A job runs on the node that has the partition of its document active. What is remembered of it
    lies in the same partition, and so goes with it to another node.
 3. Of several documents that ask for one replication the first one has it until it is over; the
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,6 +50,8 @@ _LOG = logging.getLogger(__name__)
 RETRY_S: Final = 5.0
 """After which the database of jobs is looked at again if it cannot be read."""
 _NS_PER_S: Final = 1_000_000_000
+_SECONDS_MAX: Final = 1 << 32
+"""Of a time that a document names."""
 _STATES_KEPT: Final = 1
 """Generations of what is remembered of a job."""
 
@@ -175,15 +178,15 @@ class ReplicatorDocuments:
         try:
             known.job = parse_job(row.doc)
             name = job_name(known.job)
-            if not await self._is_over(known):
+            if not _is_said_over(known, row.doc) and not await self._is_over(known):
                 self._refuse_second(name, scheduler)
                 scheduler.add(name, known.job)
                 self._by_name[name] = known
             known.name = name
         except UsageError as error:
-            known.state, known.told, known.ended_ns = (
-                "failed", {"error": str(error)}, known.since_ns,
-            )  # fmt: skip
+            if not _is_said_over(known, row.doc):
+                known.state, known.told = "failed", {"error": str(error)}
+                known.ended_ns = known.since_ns
 
     def _refuse_second(self, name: str, scheduler: Scheduler) -> None:
         if name in self._by_name:
@@ -278,6 +281,32 @@ class ReplicatorDocuments:
             "start_time": utc_text(known.since_ns),
             "last_updated": utc_text(updated_ns),
         }
+
+
+def _is_said_over(known: Known, doc: Mapping[str, Any]) -> bool:
+    """Whether a document says that its job is over: it comes from a CouchDB, or a backup of one.
+
+    What it says of how the job ended is taken over.
+    """
+    state = doc.get("_replication_state")
+    if state not in OVER:
+        return False
+    stats = doc.get("_replication_stats")
+    reason = doc.get("_replication_state_reason")
+    known.state = state
+    known.told = {"error": str(reason)} if reason else stats if isinstance(stats, dict) else {}
+    known.ended_ns = _time_ns(doc.get("_replication_state_time"), known.since_ns)
+    return True
+
+
+def _time_ns(said: object, otherwise_ns: int) -> int:
+    """Return a time as CouchDB writes it, text or, in old versions, seconds."""
+    if type(said) is int and 0 <= said < _SECONDS_MAX:
+        return said * _NS_PER_S
+    if isinstance(said, str):
+        with suppress(ValueError):
+            return int(datetime.fromisoformat(said).timestamp()) * _NS_PER_S
+    return otherwise_ns
 
 
 def _state_of(found: StoredDocument | None) -> dict[str, Any]:

@@ -147,10 +147,7 @@ class SpreadScan:
     async def _documents_of(
         self, node: NodeAt, numbers: Sequence[int], wanted: Range
     ) -> AsyncGenerator[FoundDocument, None]:
-        start, end, descending, after = wanted
-        asked = WantedDocuments(
-            self._places.bucket.uuid, list(numbers), start, end, descending, after
-        )
+        asked = WantedDocuments(self._places.bucket.uuid, list(numbers), *wanted)
         found = self._places.link_to(node).documents(asked)
         async with aclosing(found):
             async for change in found:

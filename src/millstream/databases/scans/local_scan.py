@@ -48,6 +48,8 @@ class Range(NamedTuple):
     descending: bool = False
     after: bytes | None = None
     """Up to there all was read."""
+    of_kv: bool = False
+    """Whether keys are wanted, too, that are no ids: that is those of kv alone."""
 
     def behind(self, key: bytes) -> Range:
         """Return what is left behind a key."""
@@ -97,7 +99,7 @@ def _described(bucket: Bucket, key: bytes, now_ns: Callable[[], int]) -> bytes |
 async def ordered_keys(
     bucket: Bucket, numbers: Collection[int], wanted: Range
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the keys that are document ids, in order; deleted documents' are among them.
+    """Yield keys in order; deleted documents' are among them.
 
     A key that comes or goes meanwhile may be among them or not.
 
@@ -119,7 +121,7 @@ async def ordered_keys(
         found = [key for lane in lanes for key in lane.taken(bound)]
         found.sort(reverse=descending)
         for key in found:
-            if _is_id(key):
+            if wanted.of_kv or _is_id(key):
                 yield key
         if bound is None:
             break

@@ -85,6 +85,8 @@ class WantedDocuments(WantedPart):
     descending: bool = False
     after: bytes | None = None
     """The last id that was received."""
+    of_kv: bool = False
+    """Also those whose keys are no ids."""
 
 
 # ---- short answers

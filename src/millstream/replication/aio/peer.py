@@ -227,6 +227,8 @@ class HttpPeer:
             async with self._opened("PUT", path, document.pieces(), headers=headers) as response:
                 await _bounded(response, ANSWER_BYTES_MAX)
         except (AccessError, ConditionError, UsageError) as error:
+            if error.code == "unauthorized":  # no document is at fault
+                raise
             return Failure(name, document.rev, error.code, str(error))
         return None
 

@@ -4,8 +4,10 @@ Invariants:
 1. A document counts as accepted only if the target has all leaves that its row names, or newer
    ones below them.
 2. What the target refuses for good is a failure of that document; what may go well later is tried
-   again, and then is an error of the batch. If a whole request is refused, or a refusal does not
-   say of what, smaller requests find the document whose fault it is.
+   again, and then is an error of the batch. If a whole request fails, or a refusal does not say of
+   what, smaller requests find the document whose fault it is. A document that fails alone, at a
+   side that answers other requests, is a failure of that document. If more than `SUSPECTS_MAX`
+   failed so and no such request went well, the side is at fault: it is an error of the batch.
 3. What the source names and then does not have is told apart: its history may have changed.
 4. At most `FETCH_DOCUMENTS_MAX` documents, and about `WRITE_BYTES_MAX` bytes to write, are held;
    documents with attachments pass from peer to peer.
@@ -22,6 +24,7 @@ from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
     PASSING,
     TOO_LARGE,
+    Ask,
     Copy,
     Diff,
     Difference,
@@ -30,7 +33,9 @@ from millstream.replication.core.asking import (
     Fetch,
     Fetched,
     Pause,
+    ReadInfo,
     Row,
+    Side,
     Wanted,
     Write,
 )
@@ -38,8 +43,8 @@ from millstream.replication.core.logs import Statistics
 from millstream.replication.core.tasks import ATTEMPTS_MAX, RETRY_MIN_MS, Steps, asked
 
 __all__ = [
-    "FETCH_DOCUMENTS_MAX", "MISSING", "OF_A_DOCUMENT", "WRITE_BYTES_MAX", "Batch",
-    "Done",
+    "FETCH_DOCUMENTS_MAX", "MISSING", "OF_A_DOCUMENT", "SUSPECTS_MAX", "WRITE_BYTES_MAX",
+    "Batch", "Done",
 ]  # fmt: skip
 
 FETCH_DOCUMENTS_MAX: Final = 100
@@ -55,6 +60,12 @@ MISSING: Final = "missing"
 _MISSING_STUB: Final = "missing_stub"
 _STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
 """Codes that pass, or are those of a document for good: whether others are taken tells."""
+_OF_A_SIDE: Final = PASSING - _STUMBLED - {"unavailable", "unreachable"} | {"unauthorized"}
+"""Codes of a whole request that are never one document's fault."""
+SUSPECTS_MAX: Final = 10
+"""Documents of a batch that may fail alone before any request like theirs went well."""
+ATTEMPTS_OF_SUSPECTS_MAX: Final = 2
+"""Of a smaller request: the whole one was tried `ATTEMPTS_MAX` times before."""
 
 
 class Done(NamedTuple):
@@ -86,7 +97,8 @@ class Batch:
         self._rows = rows
         self._failures: list[Failure] = []
         self._missing: set[str] = set()
-        self._read = self._written = 0
+        self._read = self._written = self._suspects = 0
+        self._went_well: set[type] = set()
 
     def steps(self) -> Steps[Done]:
         """Do it.
@@ -120,40 +132,45 @@ class Batch:
         accepted = frozenset(revs.keys() - failed - self._missing)
         return Done(accepted, tuple(self._failures), frozenset(self._missing), statistics)
 
-    def _differences(self, revs: Mapping[str, tuple[str, ...]]) -> Steps[Mapping[str, Difference]]:
+    def _differences(
+        self, revs: Mapping[str, tuple[str, ...]], attempts: int = ATTEMPTS_MAX
+    ) -> Steps[Mapping[str, Difference]]:
         """Return what the target lacks; what it cannot judge is a failure."""
         try:
-            found: Mapping[str, Difference] = yield from asked("target", Diff(revs))
+            found: Mapping[str, Difference] = yield from asked("target", Diff(revs), attempts)
         except MillstreamError as error:
-            if error.code not in OF_A_DOCUMENT:
-                raise
+            yield from self._raise_unless_of_a_document(error, "target")
             names = list(revs)
             if len(names) == 1:
                 [name] = names
                 rev = revs[name][0] if revs[name] else ""
-                self._failures.append(Failure(name, rev, error.code, str(error)))
+                self._failures.append(self._suspected(Diff, error, name, rev))
                 return {}
             middle = len(names) // 2
             found = {}
             for part in (names[:middle], names[middle:]):
-                some = yield from self._differences({name: revs[name] for name in part})
+                some = yield from self._differences(
+                    {name: revs[name] for name in part}, ATTEMPTS_OF_SUSPECTS_MAX
+                )
                 found = {**found, **some}
+        else:
+            self._went_well.add(Diff)
         return found
 
-    def _move(self, wanted: Sequence[Wanted]) -> Steps[None]:
-        """Bring some documents over; fewer at a time where they are too large."""
+    def _move(self, wanted: Sequence[Wanted], attempts: int = ATTEMPTS_MAX) -> Steps[None]:
+        """Bring some documents over; fewer at a time where a request for them fails."""
         try:
-            fetched: Fetched = yield from asked("source", Fetch(tuple(wanted)))
+            fetched: Fetched = yield from asked("source", Fetch(tuple(wanted)), attempts)
         except MillstreamError as error:
-            if error.code not in OF_A_DOCUMENT:
-                raise
+            yield from self._raise_unless_of_a_document(error, "source")
             if len(wanted) == 1:
-                yield from self._copy(wanted[0])
+                yield from self._copy(wanted[0], ATTEMPTS_OF_SUSPECTS_MAX)
                 return
             middle = len(wanted) // 2
-            yield from self._move(wanted[:middle])
-            yield from self._move(wanted[middle:])
+            yield from self._move(wanted[:middle], ATTEMPTS_OF_SUSPECTS_MAX)
+            yield from self._move(wanted[middle:], ATTEMPTS_OF_SUSPECTS_MAX)
             return
+        self._went_well.add(Copy)
         streamed = {each.name for each in fetched.documents if each.has_attachments}
         self._missing |= {name for name, _ in fetched.missing if name not in streamed}
         self._missing |= _unanswered(wanted, fetched)
@@ -165,25 +182,50 @@ class Batch:
             if each.name in streamed:
                 yield from self._copy(each)
 
-    def _copy(self, wanted: Wanted) -> Steps[None]:
+    def _raise_unless_of_a_document(self, error: MillstreamError, *sides: Side) -> Steps[None]:
+        """Raise an error of a whole request that no document in it can be at fault for.
+
+        A side that does not say whose fault it is is asked for something else.
+        """
+        if error.code in OF_A_DOCUMENT:
+            return
+        if error.code in _OF_A_SIDE:
+            raise error
+        for side in sides:
+            try:
+                yield Ask(side, ReadInfo())
+            except MillstreamError:
+                raise error from None
+
+    def _suspected(self, kind: type, error: MillstreamError, name: str, rev: str = "") -> Failure:
+        """Return the failure of a document whose request failed, though it was alone in it."""
+        if error.code not in OF_A_DOCUMENT and kind not in self._went_well:
+            self._suspects += 1
+            if self._suspects > SUSPECTS_MAX:
+                raise error
+        return Failure(name, rev, error.code, str(error))
+
+    def _copy(self, wanted: Wanted, attempts: int = ATTEMPTS_MAX) -> Steps[None]:
         """Have a document with its attachments pass."""
-        failures: Sequence[Failure] = yield from self._copied(wanted)
+        failures: Sequence[Failure]
+        try:
+            failures = yield from self._copied(wanted, attempts)
+            self._went_well.add(Copy)
+        except MillstreamError as error:
+            if error.code == "not_found":
+                failures = [Failure(wanted.name, "", MISSING, str(error))]
+            else:
+                yield from self._raise_unless_of_a_document(error, "source", "target")
+                failures = [self._suspected(Copy, error, wanted.name)]
         self._read += len(wanted.revs)
         self._written += max(0, len(wanted.revs) - len(failures))
         self._missing |= {each.name for each in failures if each.error == MISSING}
         self._failures += [each for each in failures if each.error != MISSING]
 
-    def _copied(self, wanted: Wanted) -> Steps[Sequence[Failure]]:
+    def _copied(self, wanted: Wanted, attempts: int) -> Steps[Sequence[Failure]]:
         wait_ms = RETRY_MIN_MS
         for _ in range(ATTEMPTS_MAX):
-            failures: Sequence[Failure]
-            try:
-                failures = yield from asked("source", Copy(wanted))
-            except MillstreamError as error:
-                if error.code not in (*OF_A_DOCUMENT, "not_found"):
-                    raise
-                code = MISSING if error.code == "not_found" else error.code
-                failures = [Failure(wanted.name, "", code, str(error))]
+            failures: Sequence[Failure] = yield from asked("source", Copy(wanted), attempts)
             if wanted.known and any(each.error == _MISSING_STUB for each in failures):
                 wanted = wanted._replace(known=())  # the target has not what it should have
                 continue
@@ -194,30 +236,37 @@ class Batch:
             wait_ms *= 2
         raise _later(later[0])
 
-    def _write(self, documents: Sequence[Document]) -> Steps[None]:
+    def _write(self, documents: Sequence[Document], attempts: int = ATTEMPTS_MAX) -> Steps[None]:
         names = {each.name for each in documents}
+        failures: Sequence[Failure]
         try:
-            failures: Sequence[Failure] = yield from self._written_of(documents)
+            failures = yield from self._written_of(documents, attempts)
+            self._went_well.add(Write)
         except MillstreamError as error:
-            if error.code not in OF_A_DOCUMENT:
-                raise
+            yield from self._raise_unless_of_a_document(error, "target")
             failures = [Failure("", "", error.code, str(error))]
+            if len(documents) == 1:
+                failures = [self._suspected(Write, error, documents[0].name, documents[0].rev)]
         if len(documents) == 1:
             failures = [each._replace(name=documents[0].name) for each in failures[:1]]
         elif not all(each.name in names for each in failures):
             middle = len(documents) // 2
-            yield from self._write(documents[:middle])
-            yield from self._write(documents[middle:])
+            yield from self._write(documents[:middle], ATTEMPTS_OF_SUSPECTS_MAX)
+            yield from self._write(documents[middle:], ATTEMPTS_OF_SUSPECTS_MAX)
             return
         self._failures += failures
         self._written += max(0, len(documents) - len(failures))
 
-    def _written_of(self, documents: Sequence[Document]) -> Steps[Sequence[Failure]]:
+    def _written_of(
+        self, documents: Sequence[Document], attempts: int
+    ) -> Steps[Sequence[Failure]]:
         """Write, and again what failed but may go well later."""
         final: dict[tuple[str, str], Failure] = {}
         count, wait_ms = len(documents), RETRY_MIN_MS
         for _ in range(ATTEMPTS_MAX):
-            failures: Sequence[Failure] = yield from asked("target", Write(tuple(documents)))
+            failures: Sequence[Failure] = yield from asked(
+                "target", Write(tuple(documents)), attempts
+            )
             final |= {each[:2]: each for each in failures if each.error not in PASSING}
             later = [each for each in failures if each.error in PASSING]
             if not later:

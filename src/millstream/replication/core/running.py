@@ -6,7 +6,8 @@ Invariants:
 1. A checkpoint is made of a place only when everything before it was written or is listed.
 2. If the target may have lost what was written, or the source no longer has what it named, nothing
    of it is recorded: the run goes back to where both logs agree.
-3. Documents on the list of exceptions are tried again when a run begins.
+3. Documents on the list of exceptions are tried again when a run begins, and while it goes on:
+   `RETRY_REFUSED_MIN_MS` after the last new one, then at twice the distance each time.
 4. At most `worker_processes` batches are under way; changes are not read ahead of them.
 5. A run that was once incomplete stays so, and so do those that go on from its checkpoints.
 
@@ -20,7 +21,15 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.replication.core.asking import Changes, Page, Pause, Row, StoreRecords, feed_of
+from millstream.replication.core.asking import (
+    Changes,
+    Feed,
+    Page,
+    Pause,
+    Row,
+    StoreRecords,
+    feed_of,
+)
 from millstream.replication.core.batches import Batch, Done
 from millstream.replication.core.checkpointing import Checkpoint, checkpoint
 from millstream.replication.core.coverage import Record, may_be_carried, member_to_json
@@ -36,7 +45,10 @@ from millstream.replication.core.starting import Chain, Pair, Started, started
 from millstream.replication.core.tasks import Effect, Steps, Tasks, asked
 from millstream.replication.core.tracking import Mark, Tracker
 
-__all__ = ["GOING_BACK_MAX", "MISSING_MAX", "RETRIED_AT_ONCE", "WAIT_MS", "Outcome", "Run"]
+__all__ = [
+    "GOING_BACK_MAX", "MISSING_MAX", "RETRIED_AT_ONCE", "RETRY_REFUSED_MAX_MS",
+    "RETRY_REFUSED_MIN_MS", "WAIT_MS", "Outcome", "Run",
+]  # fmt: skip
 
 GOING_BACK_MAX: Final = 10
 """How often a run goes back without a checkpoint in between before it fails."""
@@ -44,6 +56,9 @@ MISSING_MAX: Final = 3
 """So often a run goes back for a document that the source named and does not have."""
 RETRIED_AT_ONCE: Final = 100
 """Refused documents that are tried again with one request for their changes."""
+RETRY_REFUSED_MIN_MS: Final = 60_000
+"""So long after a refusal a continuous run tries the document again."""
+RETRY_REFUSED_MAX_MS: Final = 3_600_000
 WAIT_MS: Final = 25_000
 """How long a source is asked to wait for a change."""
 
@@ -89,8 +104,9 @@ class Run:
         self._started: Started | None = None
         self._tracker = Tracker(NOWHERE)
         self._chain = Chain(is_complete=False, purge_epoch=0)
-        self._first = self._read_to = self._recorded = NOWHERE
-        self._is_reading = self._is_recording = self._is_waiting = False
+        self._first = self._first_page = self._read_to = self._recorded = NOWHERE
+        self._is_reading = self._is_recording = self._is_waiting = self._is_retrying = False
+        self._retry_ms, self._retry_wait_ms = 0.0, float(RETRY_REFUSED_MIN_MS)
         self._is_caught_up = self._has_ended = False
         self._told: set[tuple[str, Any, Any]] = set()
         self._next_ms = self._coverage_ms = self._parts_ms = 0.0
@@ -187,40 +203,51 @@ class Run:
         self._next_ms = self._now_ms + self.job.checkpoint_interval_ms
         self._coverage_ms = self._now_ms
         self._parts_ms = self._next_ms
-        if names and not begun.pair.looks_inside:
+        self._retry_later(RETRY_REFUSED_MIN_MS)
+        if names:
             self._tasks.spawn(self._retried(sorted(names)), self._on_retried)
         else:
             self._on_retried(None, None)
 
+    def _retry_later(self, wait_ms: float) -> None:
+        self._retry_wait_ms = min(wait_ms, RETRY_REFUSED_MAX_MS)
+        self._retry_ms = self._now_ms + self._retry_wait_ms
+
     def _retried(self, names: list[str]) -> Steps[Done]:
         """Try the exceptions again: a replication of these documents, some at a time."""
         whole = Done(frozenset(), (), frozenset(), Statistics())
+        assert self.pair is not None
+        if self.pair.looks_inside:  # only the feed itself tells which of them pass
+            return (yield from self._retried_some(names, self._feed))
         for at in range(0, len(names), RETRIED_AT_ONCE):
-            done: Done = yield from self._retried_some(names[at : at + RETRIED_AT_ONCE])
+            some = names[at : at + RETRIED_AT_ONCE]
+            feed = self._feed._replace(doc_ids=tuple(some))
+            done: Done = yield from self._retried_some(some, feed)
             whole = whole.plus(done)
         return whole
 
-    def _retried_some(self, names: list[str]) -> Steps[Done]:
+    def _retried_some(self, names: list[str], feed: Feed) -> Steps[Done]:
         """Try some of them again.
 
         One leaves the list only if what it is now shows that the target has what it was at the
         place where the run begins: not if deletions may have been forgotten, or revisions purged,
         since then, and not if it is gone.
         """
-        feed = self._feed._replace(doc_ids=tuple(names))
+        limit = len(names) if feed.doc_ids is not None else self.job.worker_batch_size
+        wanted = frozenset(names)
         rows: dict[str, Row] = {}
         since, is_end, is_sound = 0, False, True
         while not is_end:
-            page: Page = yield from asked("source", Changes(since, len(names), feed))
-            rows |= {row.name: row for row in page.rows}
-            since, is_end = page.place.seq, _is_end(page, len(names))
+            page: Page = yield from asked("source", Changes(since, limit, feed))
+            rows |= {row.name: row for row in page.rows if row.name in wanted}
+            since, is_end = page.place.seq, _is_end(page, limit)
             is_sound = is_sound and page.is_complete and self._is_as_pure(page)
         done = yield from Batch(list(rows.values())).steps()
         return done if is_sound else done._replace(accepted=frozenset())
 
     def _is_as_pure(self, page: Page) -> bool:
-        """Whether the source was purged no more than when it was where the run begins."""
-        begun = self._first.vector
+        """Whether the source was purged no more than when the run began, or read first."""
+        begun = self._first.vector or self._first_page.vector
         return page.place.vector is None or (
             begun is not None and page.place.vector.purge_epoch == begun.purge_epoch
         )
@@ -230,9 +257,7 @@ class Run:
             self._end(error)
             return
         if done is not None:
-            refused = {each.name for each in done.failures} | done.missing
-            self._tracker.settle(0, done.accepted, refused)
-            self._count(done)
+            self._settle(0, done)
         assert self._started is not None
         if self._started.used:
             place = self._started.place
@@ -240,6 +265,11 @@ class Run:
             self._record(Mark(place, is_closed), self._on_begun)
         else:
             self._on_begun(None, None)
+
+    def _settle(self, number: int, done: Done) -> None:
+        refused = {each.name for each in done.failures} | done.missing
+        self._tracker.settle(number, done.accepted, refused)
+        self._count(done)
 
     def _on_begun(self, entry: Entry | None, error: MillstreamError | None) -> None:
         begun = self._started
@@ -272,6 +302,7 @@ class Run:
         if may_read and not self._is_reading and not self._has_ended:
             self._is_reading = True
             self._tasks.spawn(self._page(), self._on_page)
+        self._retry_refused()
         if self._is_due() and not self._is_recording:
             self._record(self._tracker.at, self._on_checkpoint)
         elif not self._is_recording and self._is_behind() and not self._is_waiting:
@@ -280,6 +311,24 @@ class Run:
         is_over = self._has_ended and not self._tracker.pending
         if is_over and not self._is_recording and not self._is_reading:
             self._end(None)
+
+    def _retry_refused(self) -> None:
+        """In a run that has no end, try again from time to time what the target refused."""
+        is_due = self.job.continuous and not self._is_retrying and self._now_ms >= self._retry_ms
+        if is_due and (names := sorted(self._tracker.exceptions)):
+            self._is_retrying, number = True, self._tracker.newest
+            self._tasks.spawn(
+                self._retried(names), lambda done, failed: self._on_again(number, done, failed)
+            )
+
+    def _on_again(self, number: int, done: Done, error: MillstreamError | None) -> None:
+        if error is not None:
+            self._end(error)
+            return
+        self._is_retrying = False
+        self._settle(number, done)
+        self._retry_later(2 * self._retry_wait_ms)
+        self._go_on()
 
     def _on_time(self, _: None, error: MillstreamError | None) -> None:
         assert error is None, "a pause raises nothing"
@@ -309,6 +358,8 @@ class Run:
             return
         if not page.is_complete:
             self._chain = self._chain._replace(is_complete=False)
+        if self._first_page is NOWHERE:
+            self._first_page = page.place
         self._read_to, self.pending = page.place, page.pending
         self.rows_seen += len(page.rows)
         self._is_caught_up = _is_end(page, self.job.worker_batch_size)
@@ -345,6 +396,8 @@ class Run:
             self._go_back("the source does not have what it names")
             return
         refused = {each.name for each in done.failures} | done.missing
+        if refused - self._tracker.exceptions:
+            self._retry_later(RETRY_REFUSED_MIN_MS)
         self._tracker.ended(number, done.accepted, refused)
         self._go_on()
 

@@ -36,18 +36,18 @@ class Effect(NamedTuple):
     step: Ask | Pause
 
 
-def asked(side: Side, request: Request) -> Steps[Any]:
+def asked(side: Side, request: Request, attempts: int = ATTEMPTS_MAX) -> Steps[Any]:
     """Ask, and again if the error says that this may help.
 
     Raises:
         MillstreamError: of the last attempt.
     """
     wait_ms = RETRY_MIN_MS
-    for attempt in range(1, ATTEMPTS_MAX + 1):
+    for attempt in range(1, attempts + 1):
         try:
             return (yield Ask(side, request))
         except MillstreamError as error:
-            if error.retry == "never" or attempt == ATTEMPTS_MAX:
+            if error.retry == "never" or attempt == attempts:
                 raise
         yield Pause(wait_ms)
         wait_ms *= 2

@@ -53,6 +53,11 @@ class Tracker:
         return len(self._open)
 
     @property
+    def newest(self) -> int:
+        """The number of the batch that was opened last."""
+        return self._opened
+
+    @property
     def exceptions(self) -> frozenset[str]:
         """Ids of documents that the target refused, or never got."""
         return frozenset(self._exceptions)

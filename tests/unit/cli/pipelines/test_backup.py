@@ -147,7 +147,7 @@ class FalseDatabase:
             raise ConditionError("none", code="not_found")
         return self.designs[key]
 
-    def put(self, key: str, content: Any) -> None:
+    def put_back(self, key: str, content: Any) -> None:
         self.designs[key] = content
 
 

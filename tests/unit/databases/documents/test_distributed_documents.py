@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.databases.documents import distributed_reads as spread_reads
+from millstream.documents.purge_list import Purged
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.core.api.documents import Decide, Written
@@ -137,3 +138,16 @@ def attach(name: bytes, length: int) -> Decide:
         return StoredDocument(made.tree, {made.winner.rev: Content(b"{}", {"a": shown})})
 
     return decide
+
+
+async def test_purges_that_any_node_made_are_shown_by_each(nodes: SpreadNodes) -> None:
+    noted = {node.name: Purged(node.name, ["1-x"]) for node in nodes.all}
+    for node in nodes.all:
+        await node.spread.note_purges(BUCKET, [noted[node.name]])
+    await nodes["a"].spread.set_purged_infos_limit(BUCKET, 5)
+    for node in nodes.all:
+        found = await node.spread.purges(BUCKET)
+        assert (found.limit, set(map(str, found.infos))) == (5, set(map(str, noted.values())))
+    nodes.network.down.add("b")
+    with pytest.raises(UnavailableError, match="b is down"):
+        await nodes["a"].spread.purges(BUCKET)

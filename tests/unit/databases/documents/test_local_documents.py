@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from millstream.data_directory.bucket_files import BucketRecord
 from millstream.databases.documents.local_documents import Documents
+from millstream.documents.purge_list import Purged
 from millstream.documents.tokens import parse_token, vector_to_json
 from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.api.documents import Written
@@ -111,6 +113,9 @@ async def test_settings_and_local_documents_survive_a_restart(tmp_path: Path) ->
     await documents.set_revs_limit("b", 7)
     await documents.set_security("b", b'{"a":1}')
     assert await documents.write_local("b", "x", b"{}", None) == 1
+    await documents.set_purged_infos_limit("b", 2)
+    noted = [Purged(name, ["1-x"]) for name in "xyz"]
+    await asyncio.gather(*(documents.note_purges("b", [one]) for one in noted))
     await running.stop()
     running = await opened(tmp_path / "b")
     documents = documents_of(running)
@@ -120,6 +125,7 @@ async def test_settings_and_local_documents_survive_a_restart(tmp_path: Path) ->
     assert found is not None
     assert (found.rev, found.body) == (1, b"{}")
     assert [one.id for one in await documents.locals("b")] == ["x"]
+    assert await documents.purges("b") == (2, tuple(noted[1:]))
     await running.stop()
 
 

@@ -296,6 +296,29 @@ async def test_of_two_that_ask_for_one_the_first_has_it_until_it_is_over(world: 
     await life.until(one="running", four="completed")
 
 
+async def test_a_job_whose_document_says_that_it_is_over_is_not_run(world: World) -> None:
+    stats = {"docs_written": 7}
+    said = {"_replication_state": "completed", "_replication_state_time": "1970-01-02T00:00:00Z"}
+    await world.write("done", **ENDS, **said, _replication_stats=stats)
+    failed = {"_replication_state": "failed", "_replication_state_reason": "no such db"}
+    await world.write("bad", **ENDS, **failed, _replication_state_time=86_400)
+    await world.write("odd", source=5, **failed, _replication_state_time="never")
+    await world.write("begun", **ENDS, _replication_state="triggered", selector={})
+    await world.write("crashed", **ENDS, _replication_state="error", doc_ids=["x"])
+    states = {"done": "completed", "bad": "failed", "odd": "failed"}
+    life = world.live()
+    await life.until(**states, begun="completed", crashed="completed")
+    assert len(world.opened) == 2
+    shown = life.shown()
+    assert shown["done"]["info"] == stats
+    assert shown["bad"]["info"] == {"error": "no such db"}
+    for name in ("done", "bad"):
+        assert shown[name]["last_updated"] == "1970-01-02T00:00:00Z"
+    await world.write("done", **ENDS)
+    await life.until(**states, begun="completed", crashed="completed")
+    await until(lambda: len(world.opened) == 3)
+
+
 async def test_what_a_request_began_is_not_taken_over(world: World) -> None:
     life = world.live()
     name = job_name(parse_job({**ENDS, "continuous": True}))

@@ -58,6 +58,19 @@ async def test_documents_come_in_order_with_all_that_they_are(nodes: SpreadNodes
         assert text.endswith(b'"n":"%b"}' % doc_id.encode())
 
 
+async def test_keys_of_kv_are_listed_wherever_they_are(nodes: SpreadNodes) -> None:
+    made = [name.encode() for name in NAMES]
+    for number in range(20):
+        for key in (b"\xff%d" % number, b"_%d" % number):
+            owner = OWNERS[partition_of(key, len(OWNERS))]
+            nodes[owner].running.bucket.partition_for(key).put(key, b"{}", 0, 0, 0, 1, NOW)
+            made.append(key)
+    for at in "ab":
+        found = nodes[at].documents.keys(BUCKET, b"", b"\xff" * 251)
+        assert [key async for key in found] == sorted(made)
+        assert await ids(nodes, at) == NAMES
+
+
 async def test_figures_are_sums(nodes: SpreadNodes) -> None:
     one, other = [await nodes[at].documents.info(BUCKET) for at in "ab"]
     assert (one.document_count, one.deleted_count) == (len(NAMES), 1)

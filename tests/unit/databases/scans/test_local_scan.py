@@ -41,6 +41,9 @@ async def test_some_partitions_without_what_is_deleted(tmp_path: Path) -> None:
     assert [change_of(change[description_bytes(change) :]).key for _, change in found] == [
         key for key, _ in found
     ]
+    every = Range(b"", b"\xff", of_kv=True)
+    found = [one async for one in scanned(bucket, range(4), every, lambda: NOW)]
+    assert [key for key, _ in found] == sorted([*NAMES, b"_design/d", b"_local", b"\xff"])
     assert b"gone" in [key async for key in ordered_keys(bucket, range(4), everything)]
     rest = scanned(bucket, range(4), everything, lambda: NOW)
     await anext(rest)

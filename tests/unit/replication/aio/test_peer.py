@@ -11,6 +11,7 @@ from millstream.errors import AccessError, ConditionError, RemoteProtocolError, 
 from millstream.replication.aio import peer as peers
 from millstream.replication.aio.peer import http_peers
 from millstream.replication.aio.runner import Runner
+from millstream.replication.core import tasks
 from millstream.replication.core.asking import (
     Changes,
     Create,
@@ -24,7 +25,7 @@ from millstream.replication.core.asking import (
     WriteLocal,
 )
 from millstream.replication.core.jobs import parse_job
-from support.http.couch_double import Base, Couch, revision
+from support.http.couch_double import Base, Couch, failure, revision
 from support.http.proxy_double import ProxyDouble
 
 
@@ -88,6 +89,49 @@ async def test_who_is_refused_is_listed(couch):
     couch.bases["b"].refused = set()
     await run(job_of(couch))
     assert couch.bases["b"].documents.keys() == couch.bases["a"].documents.keys()
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (("POST", "/b/_revs_diff"), "n2"),
+        (("POST", "/a/_bulk_get"), "n2"),
+        (("GET", "/a/n2"), "open_revs"),
+        (("POST", "/b/_bulk_docs"), "n2"),
+        (("PUT", "/b/file"), "file"),
+        (("GET", "/a/file"), "open_revs"),
+    ],
+)
+async def test_a_document_that_breaks_whole_requests_does_not_stop_the_others(
+    couch, monkeypatch, where, name, breaks_off
+):
+    monkeypatch.setattr(tasks, "RETRY_MIN_MS", 0)
+    fill(couch)
+    couch.bases["a"].put(revision("file", 9), [("f", "a/b", b"1")])
+    couch.poison, couch.breaks_off = {where: {name}}, breaks_off
+    if where == ("GET", "/a/n2"):
+        couch.poison["POST", "/a/_bulk_get"] = {"n2"}
+    refused = {"file"} if "file" in where[1] else {"n2"}
+    if where == ("POST", "/a/_bulk_get"):
+        refused = set()  # it can be read alone
+    done = await run(job_of(couch))
+    assert couch.bases["a"].documents.keys() - couch.bases["b"].documents.keys() == refused
+    assert set(done.entries[0].exceptions) == refused
+    couch.poison = {}
+    assert not (await run(job_of(couch))).outcome.error
+    assert couch.bases["b"].documents.keys() == couch.bases["a"].documents.keys()
+
+
+async def test_who_may_no_longer_write_is_no_documents_fault(couch, monkeypatch):
+    couch.bases["a"].put(revision("file", 9), [("f", "a/b", b"1")])
+
+    async def refuse(*_):
+        return failure(401, "unauthorized", "You are not a server admin.")
+
+    monkeypatch.setattr(couch, "write", refuse)
+    with pytest.raises(AccessError, match="not a server admin"):
+        await run(job_of(couch))
 
 
 async def test_a_target_is_created(couch):

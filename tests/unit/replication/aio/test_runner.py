@@ -56,7 +56,7 @@ async def test_an_error_is_raised_after_its_attempts(ends, monkeypatch):
 
     def fail(_):
         attempts.append(1)
-        raise UnavailableError("down")
+        raise UnavailableError("down", code="busy")
 
     monkeypatch.setattr(target.database, "on_Diff", fail, raising=False)
     with pytest.raises(UnavailableError, match="down"):

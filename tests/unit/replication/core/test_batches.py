@@ -2,7 +2,14 @@
 
 import pytest
 
-from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    MillstreamError,
+    RemoteProtocolError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.replication.core import batches
 from millstream.replication.core.asking import (
     TOO_LARGE,
@@ -13,11 +20,13 @@ from millstream.replication.core.asking import (
     Failure,
     Fetch,
     Fetched,
+    Info,
     Pause,
+    ReadInfo,
     Row,
     Write,
 )
-from millstream.replication.core.batches import MISSING, Batch
+from millstream.replication.core.batches import MISSING, SUSPECTS_MAX, Batch
 from millstream.replication.core.tasks import ATTEMPTS_MAX
 
 ROWS = [Row("a", ("1-a",)), Row("b", ("1-b",)), Row("c", ("1-c",))]
@@ -31,6 +40,8 @@ class Sides:
         self.failures, self.documents_max, self.wanted_max = {}, 99, 99
 
     def answer(self, request):
+        if isinstance(request, ReadInfo):
+            return Info()
         if isinstance(request, Diff):
             return {n: Difference(r) for n, r in request.revs.items() if n not in self.known}
         if isinstance(request, Fetch):
@@ -177,6 +188,7 @@ def test_a_whole_request_that_is_refused_is_one_documents_fault(sides, kind, cod
             Write: lambda: [each.name for each in request.documents],
             Copy: lambda: [request.wanted.name],
             Fetch: list,
+            ReadInfo: list,
         }[type(request)]()
         if isinstance(request, kind) and "b" in names:
             raise UsageError("no", code=code)
@@ -220,9 +232,96 @@ def test_a_document_that_a_target_stumbles_over_is_a_failure_if_it_takes_others(
     sides.failures = {"b": ["internal_server_error"] * ATTEMPTS_MAX}
     done = sides.run()
     assert (done.accepted, [each.name for each in done.failures]) == ({"a", "c"}, ["b"])
-    sides.failures = {name: ["internal_server_error"] * ATTEMPTS_MAX for name in "abc"}
+    names = [f"n{number}" for number in range(SUSPECTS_MAX + 1)]
+    sides.failures = {name: ["internal_server_error"] * 99 for name in names}
     with pytest.raises(UnavailableError):
+        sides.run([Row(name, ("1-" + name,)) for name in names])
+
+
+def names_in(request):
+    if isinstance(request, Diff):
+        return set(request.revs)
+    if isinstance(request, Fetch):
+        return {each.name for each in request.wanted}
+    if isinstance(request, Copy):
+        return {request.wanted.name}
+    return {each.name for each in request.documents} if isinstance(request, Write) else set()
+
+
+def failing(sides, kinds, names, error):
+    """Have each request of some kinds fail that has one of some documents in it."""
+
+    def answer(request):
+        if isinstance(request, kinds) and names_in(request) & names:
+            raise error
+        return Sides.answer(sides, request)
+
+    sides.answer = answer
+
+
+ERRORS = [
+    UnavailableError("HTTP status 500", code="function_clause"),
+    UnavailableError("HTTP status 500", code="internal_server_error"),
+    UnavailableError("HTTP status 502"),
+    UnavailableError("it breaks the connection off", code="unreachable"),
+    AccessError("HTTP status 403", code="forbidden"),
+    UsageError("HTTP status 422"),
+    RemoteProtocolError("the answer is no JSON"),
+]
+
+
+@pytest.mark.parametrize("kinds", [(Diff,), (Write,), (Fetch, Copy), (Copy,)], ids=str)
+@pytest.mark.parametrize("error", ERRORS, ids=str)
+@pytest.mark.parametrize("rows", [ROWS, ROWS[1:2]], ids=["among others", "alone"])
+def test_a_document_that_makes_each_request_fail_is_refused_and_the_others_pass(
+    sides, kinds, error, rows
+):
+    sides.streamed = {"b"} if kinds == (Copy,) else set()
+    failing(sides, kinds, {"b"}, error)
+    done = sides.run(rows)
+    assert done.accepted == {row.name for row in rows} - {"b"}
+    assert [(each.name, each.error) for each in done.failures] == [("b", error.code)]
+    assert done.statistics.doc_write_failures == 1
+
+
+def test_a_document_that_fails_in_a_group_is_read_alone(sides):
+    failing(sides, Fetch, {"b"}, UnavailableError("HTTP status 500", code="badmatch"))
+    done = sides.run()
+    assert done.accepted == {"a", "b", "c"}
+    assert [each.wanted.name for each in sides.of(Copy)] == ["b"]
+
+
+@pytest.mark.parametrize("kind", [Diff, Fetch, Write])
+def test_a_side_that_answers_nothing_else_is_at_fault(sides, kind):
+    failing(sides, (kind, ReadInfo), {"b"}, UnavailableError("HTTP status 500", code="badmatch"))
+    right = sides.answer
+
+    def answer(request):
+        if isinstance(request, ReadInfo):
+            raise UnavailableError("no answer", code="unreachable")
+        return right(request)
+
+    sides.answer = answer
+    with pytest.raises(UnavailableError, match="status 500"):
         sides.run()
+
+
+@pytest.mark.parametrize("code", ["disk_full", "busy", "stopping", "unauthorized"])
+def test_what_a_side_says_of_itself_is_no_documents_fault(sides, code):
+    failing(sides, Write, {"b"}, UnavailableError("not now", code=code))
+    with pytest.raises(UnavailableError, match="not now"):
+        sides.run()
+
+
+@pytest.mark.parametrize("kinds", [(Diff,), (Write,), (Fetch, Copy)], ids=str)
+def test_a_side_that_takes_nothing_is_at_fault_though_it_answers(sides, kinds):
+    rows = [Row(f"n{number:02}", (f"1-{number}",)) for number in range(3 * SUSPECTS_MAX)]
+    failing(sides, kinds, {row.name for row in rows}, UnavailableError("500", code="badmatch"))
+    with pytest.raises(UnavailableError, match="500"):
+        sides.run(rows)
+    sides.asked.clear()
+    failing(sides, kinds, {row.name for row in rows[1:]}, UnavailableError("500", code="badmatch"))
+    assert sides.run(rows).accepted == {"n00"}, "it takes one: it is not at fault"
 
 
 def test_attachments_that_a_target_should_have_and_has_not_are_sent_again(sides):

@@ -1,11 +1,19 @@
 """Runs, beyond what scenarios and schedules show."""
 
+import itertools
+
 import pytest
 
 from millstream.errors import AccessError, UnavailableError
 from millstream.replication.core.logs import EXCEPTIONS_MAX, parse_log
 from millstream.replication.core.reports import answer_of, figures_of
-from millstream.replication.core.running import GOING_BACK_MAX, MISSING_MAX, RETRIED_AT_ONCE
+from millstream.replication.core.running import (
+    GOING_BACK_MAX,
+    MISSING_MAX,
+    RETRIED_AT_ONCE,
+    RETRY_REFUSED_MAX_MS,
+)
+from simulators.sites.database import number_of
 from simulators.sites.world import World
 
 A, B = 0, 1
@@ -118,6 +126,48 @@ def test_all_refused_documents_are_tried_again_page_by_page(world, monkeypatch):
     pages = [ids for ids in asked if ids is not None]
     assert max(map(len, pages)) == RETRIED_AT_ONCE
     assert {name for ids in pages for name in ids} == refused
+
+
+def test_a_continuous_run_tries_refused_documents_again_at_growing_distances(world):
+    world.sites[B].refused = {"n3"}
+    running = world.begin(A, B, continuous=True)
+    times = []
+    for minute in range(100):
+        world.now_ms = 60_000 * minute
+        tried = running[0].statistics.doc_write_failures
+        for _ in range(60):
+            world.step(running)
+        if running[0].statistics.doc_write_failures > tried:
+            times.append(minute)
+    assert times[1] - times[0] <= 2
+    assert [b - a for a, b in itertools.pairwise(times)] == sorted(
+        b - a for a, b in itertools.pairwise(times)
+    )
+    assert len(times) < 9
+    world.sites[B].refused = set()
+    world.now_ms += RETRY_REFUSED_MAX_MS
+    for _ in range(60):
+        world.step(running)
+    assert running[0].outcome is None
+    assert world.sites[B].tree("n3")
+    world.sites[A].extend("later")
+    world.now_ms += running[0].job.checkpoint_interval_ms
+    for _ in range(60):
+        world.step(running)
+    assert running[0].entries[-1].exceptions == ()
+
+
+def test_documents_that_a_filter_let_pass_are_tried_again_too(world):
+    names = [f"n{number}" for number in range(8)]
+    passing = {n for n in names if number_of(next(iter(world.sites[A].tree(n)))) % 2 == 0}
+    world.sites[B].refused = set(names)
+    options = {"selector": {"even": True}, "worker_batch_size": 3}
+    run = world.replicate(A, B, **options)
+    assert set(run.entries[0].exceptions) == passing
+    world.sites[B].refused = set()
+    run = world.replicate(A, B, **options)
+    assert world.sites[B].names() == passing
+    assert run.statistics.docs_written == len(passing)
 
 
 def test_older_entries_of_a_log_say_what_they_no_longer_list(world):

@@ -8,6 +8,7 @@ Elsewhere: the buckets (`node.buckets`).
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -17,9 +18,13 @@ from millstream.access.users import Right
 from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.gateway.aio.answers import HOST, OLD, USER, answer, read_object, require
 from millstream.gateway.core.api.node import BucketStatus
-from millstream.model.limits import PARTITIONS_DEFAULT
+from millstream.model.limits import KEY_BYTES_MAX, PARTITIONS_DEFAULT
+from millstream.model.partitions import key_from_text, text_of_key
 
-__all__ = ["routes"]
+__all__ = ["KEYS_MAX", "routes"]
+
+KEYS_MAX: Final = 1000
+"""Keys in one answer."""
 
 _BUCKET_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
 
@@ -52,6 +57,35 @@ async def _one(request: web.Request) -> web.Response:
         if status.name == name and is_seen:
             return answer(_shown(status))
     raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+
+
+async def _keys(request: web.Request) -> web.Response:
+    """Answer keys in their order, as many as are asked for, behind one of them."""
+    name, query = request.match_info["name"], request.query
+    require(request, "read", name)
+    prefix = _key_of(query.get("prefix", ""))
+    start = prefix
+    if "after" in query:
+        start = max(prefix, _key_of(query["after"]) + b"\0")
+    text = query.get("limit", str(KEYS_MAX))
+    if not text.isdecimal() or not 1 <= int(text) <= KEYS_MAX:
+        raise UsageError(f"limit is 1 to {KEYS_MAX}", code="bad_request")
+    left, found = int(text), list[str]()
+    end = prefix + b"\xff" * (KEY_BYTES_MAX + 1)
+    async with aclosing(request.app[HOST].documents.keys(name, start, end)) as keys:
+        async for key in keys:
+            found.append(text_of_key(key))
+            left -= 1
+            if not left:
+                break
+    return answer({"keys": found})
+
+
+def _key_of(text: str) -> bytes:
+    try:
+        return key_from_text(text)
+    except ValueError as error:
+        raise UsageError(f"no key: {text!r}", code="bad_key") from error
 
 
 async def _create(request: web.Request) -> web.Response:
@@ -99,6 +133,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/_millstream/buckets", _list),
         web.post("/_millstream/buckets", _create),
         web.get("/_millstream/buckets/{name}", _one),
+        web.get("/_millstream/buckets/{name}/keys", _keys),
         web.put("/_millstream/buckets/{name}", _create),
         web.delete("/_millstream/buckets/{name}", _delete),
         web.post("/_millstream/buckets/{name}/compact", _compact),

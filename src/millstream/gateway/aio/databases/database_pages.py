@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from millstream.documents.json_text import parse
+from millstream.documents.purge_list import PURGED_INFOS_LIMIT_MAX
 from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
@@ -36,7 +37,7 @@ from millstream.gateway.aio.streaming import stream
 from millstream.gateway.core.api.documents import DatabaseInfo
 
 __all__ = [
-    "DATABASES_ASKED_MAX", "DATABASE_PARTITIONS", "PURGED_INFOS_LIMIT", "REVS_LIMIT_MAX",
+    "DATABASES_ASKED_MAX", "DATABASE_PARTITIONS", "REVS_LIMIT_MAX",
     "SECURITY_BYTES_MAX", "UUIDS_MAX", "routes",
 ]  # fmt: skip
 
@@ -48,8 +49,6 @@ UUIDS_MAX: Final = 1000
 DATABASES_ASKED_MAX: Final = 100
 """Databases that are asked for by name, described at a time."""
 REVS_LIMIT_MAX: Final = 1_000_000
-PURGED_INFOS_LIMIT: Final = 1000
-"""What clients of CouchDB are told, and may say; nothing is limited by it."""
 SECURITY_BYTES_MAX: Final = 64 * 1024
 _DISK_FORMAT: Final = 8
 """What clients of CouchDB are told; they only show it."""
@@ -167,30 +166,27 @@ async def _set_revs_limit(request: web.Request) -> web.Response:
 async def _purged_infos_limit(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    await request.app[HOST].documents.settings(name)
-    return answer(PURGED_INFOS_LIMIT)
+    return answer((await request.app[HOST].documents.purges(name)).limit)
 
 
 async def _set_purged_infos_limit(request: web.Request) -> web.Response:
     require(request, "admin")
-    await request.app[HOST].documents.settings(request.match_info[DATABASE])
-    if (await read_body(request, 64)).strip() != b"%d" % PURGED_INFOS_LIMIT:
+    text = (await read_body(request, 64)).strip()
+    if not text.isdigit() or not 1 <= int(text) <= PURGED_INFOS_LIMIT_MAX:
         raise UsageError(
-            "a purge is a change of its document here: there is no list of them to be limited",
-            code="not_supported",
+            f"`purged_infos_limit` has to be an integer from 1 to {PURGED_INFOS_LIMIT_MAX}",
+            code="bad_request",
         )
+    name = request.match_info[DATABASE]
+    await request.app[HOST].documents.set_purged_infos_limit(name, int(text))
     return answer({"ok": True})
 
 
 async def _purged_infos(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    await request.app[HOST].documents.settings(name)
-    raise UsageError(
-        "a purge is a change of its document here: which revisions it took is not kept, so there "
-        "is no list of them",
-        code="not_supported",
-    )
+    infos = (await request.app[HOST].documents.purges(name)).infos
+    return answer({"purged_infos": [info._asdict() for info in infos]})
 
 
 async def _compact(request: web.Request) -> web.Response:

@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import web
 
 from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
+from millstream.documents.purge_list import Purged
 from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import checked_id
@@ -278,6 +279,13 @@ async def _purge(request: web.Request) -> web.Response:
     if edits:
         async with request.app[HOST].changes.purging(bucket):
             made = await request.app[HOST].documents.update(bucket, edits, is_durable=True)
+            noted = [
+                Purged(doc_id, done[doc_id].revs)
+                for (doc_id, _), one in zip(edits, made, strict=True)
+                if not isinstance(one, MillstreamError) and done[doc_id].revs
+            ]
+            if noted:
+                await request.app[HOST].documents.note_purges(bucket, noted)
         uuid = (await request.app[HOST].documents.settings(bucket)).uuid
         for doc_id, _ in edits:
             request.app[OLD].forget_document(uuid, doc_id)

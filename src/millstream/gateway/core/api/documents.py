@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
+    from millstream.documents.purge_list import Purged, PurgeList
     from millstream.documents.stored import StoredDocument
 
 __all__ = [
@@ -160,6 +161,18 @@ class DocumentHost(Protocol):
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`."""
+
+    def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
+        """Return all keys in [start, end], those that are no ids too, in the order of bytes."""
+
+    async def purges(self, bucket: str) -> PurgeList:
+        """Return the latest purges, on all nodes; those of one node are in their order."""
+
+    async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
+        """Add purges that were made to the list, durably."""
+
+    async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
+        """Remember so many purges on each node."""
 
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from millstream.documents.purge_list import PurgeList
 from millstream.errors import (
     AccessError,
     ConditionError,
@@ -35,11 +36,12 @@ from millstream.gateway.core.api.documents import Blob, LocalDocument
 from millstream.kv.core.revisions.revision_store import Version
 
 __all__ = [
-    "CHANGES_MAX", "IDS_MAX", "PORTION_BYTES", "REQUEST_BYTES_MAX", "Answer", "AskSettings",
-    "Asked", "Change", "Changed", "Commit", "Done", "KeepLocal", "KeepSettings", "Lacking",
-    "ListLocals", "LocalList", "LocalVersion", "Numbered", "Placed", "ReadLocal", "ReadStored",
-    "Refused", "SharedSettings", "Stored", "StoredHost", "StoredList", "WriteLocal", "WriteStored",
-    "WrittenList", "decode_answer", "decode_asked", "encode", "error_of", "refused",
+    "CHANGES_MAX", "IDS_MAX", "PORTION_BYTES", "REQUEST_BYTES_MAX", "Answer", "AskPurges",
+    "AskSettings", "Asked", "Change", "Changed", "Commit", "Done", "KeepLocal", "KeepSettings",
+    "Lacking", "LimitPurges", "ListLocals", "LocalList", "LocalVersion", "Numbered", "Placed",
+    "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings", "Stored", "StoredHost",
+    "StoredList", "WriteLocal", "WriteStored", "WrittenList", "decode_answer", "decode_asked",
+    "encode", "error_of", "refused",
 ]  # fmt: skip
 
 IDS_MAX: Final = 1000
@@ -220,6 +222,25 @@ class KeepSettings(_Form, frozen=True):
     settings: SharedSettings
 
 
+class AskPurges(_Form, frozen=True):
+    """Return the latest purges that were asked of that node: `Purges`."""
+
+    uuid: str
+
+
+class Purges(_Form, frozen=True):
+    """Of one node."""
+
+    found: PurgeList
+
+
+class LimitPurges(_Form, frozen=True):
+    """Remember so many purges there: `Done`."""
+
+    uuid: str
+    limit: int
+
+
 class Commit(_Form, frozen=True):
     """Return once all that was accepted there before is durable: `Done`."""
 
@@ -242,9 +263,11 @@ Asked = (
     | ListLocals
     | AskSettings
     | KeepSettings
+    | AskPurges
+    | LimitPurges
     | Commit
 )
-Answer = StoredList | WrittenList | LocalList | KeepSettings | Done | Refused
+Answer = StoredList | WrittenList | LocalList | KeepSettings | Purges | Done | Refused
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _asked: Final = msgspec.msgpack.Decoder(Asked).decode

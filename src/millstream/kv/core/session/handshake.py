@@ -129,7 +129,7 @@ def _log_in(session: KvSession, user: User | None) -> None:
 def _sasl_auth(session: KvSession, packet: Packet, _: int) -> bytes | None:
     mechanism = packet.key.decode(errors="replace")
     if session.host.users.is_empty:
-        return _success(packet)
+        return _success(packet, _welcome(session, mechanism, packet.value))
     _log_in(session, None)
     if mechanism == "PLAIN":
         return _plain(session, packet)
@@ -137,6 +137,19 @@ def _sasl_auth(session: KvSession, packet: Packet, _: int) -> bytes | None:
         return session.refusal(packet, Status.AUTH_ERROR)
     session.scram = session.host.users.scram_server(mechanism, session.source)
     return _sasl_step(session, packet, _)
+
+
+def _welcome(session: KvSession, mechanism: str, first: bytes) -> bytes:
+    """Return what a node without users answers a log-in that it takes, whoever it is.
+
+    Most clients are done with the status. The Go SDK goes on with SCRAM, and needs a challenge.
+    """
+    if mechanism not in _SCRAM_NAMES:
+        return b""
+    try:
+        return session.host.users.scram_server(mechanism, session.source).step(first)[0]
+    except AccessError:
+        return b""
 
 
 def _plain(session: KvSession, packet: Packet) -> bytes | None:
@@ -161,6 +174,8 @@ def _plain(session: KvSession, packet: Packet) -> bytes | None:
 
 
 def _sasl_step(session: KvSession, packet: Packet, _: int) -> bytes | None:
+    if session.host.users.is_empty:
+        return _success(packet)
     if session.scram is None:
         return session.refusal(packet, Status.AUTH_ERROR)
     server = session.scram
@@ -216,6 +231,11 @@ def _error_map(session: KvSession, packet: Packet, _: int) -> bytes | None:
     version = min(2, int.from_bytes(packet.value, "big"))
     value = json.encode({**ERROR_MAP, "version": version})
     return _success(packet, value, datatype=Datatype.JSON)
+
+
+def _not_supported(session: KvSession, packet: Packet, _: int) -> bytes | None:
+    """Answer a command of Couchbase that this node has not: SDKs tell it from a fault."""
+    return session.refusal(packet, Status.NOT_SUPPORTED)
 
 
 def _quit(session: KvSession, packet: Packet, _: int) -> bytes | None:
@@ -286,6 +306,8 @@ _STREAM_OPCODES: Final = (
     *_OWN_OPCODES,
 )
 
+_SUBDOC_OPCODES: Final = range(Opcode.SUBDOC_GET, Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR + 1)
+
 SESSION_COMMANDS: Final[dict[int, Command]] = {
     Opcode.HELLO: _hello,
     Opcode.SASL_LIST_MECHS: _list_mechanisms,
@@ -301,4 +323,5 @@ SESSION_COMMANDS: Final[dict[int, Command]] = {
     Opcode.QUITQ: _quit,
     Opcode.DCP_OPEN: _open_stream,
     **dict.fromkeys(_STREAM_OPCODES, _stream),
+    **dict.fromkeys(_SUBDOC_OPCODES, _not_supported),
 }

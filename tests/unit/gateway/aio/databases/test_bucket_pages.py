@@ -37,6 +37,27 @@ async def test_bad_buckets_are_refused(client, content, body):
     await body(await client.post("/_millstream/buckets", json=content), 400)
 
 
+async def test_keys_come_in_pages(client, body):
+    path = "/_millstream/buckets/orders/keys"
+    for name in ("b", "a", "ab"):
+        await body(await client.put(f"/orders/{name}", json={}), 201)
+    assert await body(await client.get(path)) == {"keys": ["a", "ab", "b"]}
+    assert await body(await client.get(f"{path}?limit=2")) == {"keys": ["a", "ab"]}
+    assert await body(await client.get(f"{path}?after=ab")) == {"keys": ["b"]}
+    assert await body(await client.get(f"{path}?prefix=a&after=a")) == {"keys": ["ab"]}
+    assert await body(await client.get(path, params={"prefix": r"\x6162"})) == {"keys": ["ab"]}
+    for bad in ("limit=0", "limit=1001", "limit=x", r"after=\xg", r"prefix=\x0"):
+        await body(await client.get(f"{path}?{bad}"), 400)
+    await body(await client.get("/_millstream/buckets/none/keys"), 404)
+
+
+async def test_who_may_read_may_list_keys(guarded, body, ada, bob, cleo):
+    path = "/_millstream/buckets/orders/keys"
+    await body(await guarded.get(path), 401)
+    await body(await guarded.get(path, headers=bob))
+    await body(await guarded.get(path, headers=cleo), 403)
+
+
 async def test_a_bucket_is_compacted_when_asked(client, open_host, body):
     assert await body(await client.post("/_millstream/buckets/orders/compact"), 202) == {
         "ok": True

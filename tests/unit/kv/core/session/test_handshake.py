@@ -77,9 +77,15 @@ def test_a_plain_password_is_checked_elsewhere_and_requests_wait(user: UserDoubl
     assert [(reply.opaque, reply.status) for reply in replies] == [(1, status), (2, 0)]
 
 
-def test_without_users_any_login_is_welcome() -> None:
+@pytest.mark.parametrize("key", [b"SCRAM-SHA512", b"SCRAM-SHA1", b"PLAIN", b"CRAM-MD5"])
+@pytest.mark.parametrize("value", [b"n,,n=any,r=nonce", b"wrong"])
+def test_without_users_any_login_is_welcome_and_may_go_on(key: bytes, value: bytes) -> None:
     session = new_session()
-    assert ask(session, request(Opcode.SASL_AUTH, key=b"SCRAM-SHA1", value=b"x"))[0].status == 0
+    first = ask(session, request(Opcode.SASL_AUTH, key=key, value=value))[0]
+    is_scram = key.startswith(b"SCRAM") and value != b"wrong"
+    assert (first.status, first.value) == (0, b"challenge" if is_scram else b"")
+    assert ask(session, request(Opcode.SASL_STEP, key=key, value=b"proof"))[0].status == 0
+    assert ask(session, request(Opcode.GET, key=b"k"))[0].status == Status.KEY_ENOENT
 
 
 def test_before_a_bucket_is_selected_the_map_is_that_of_the_nodes() -> None:
@@ -95,6 +101,12 @@ def test_the_error_map_is_json() -> None:
     reply = ask(session, request(Opcode.GET_ERROR_MAP, value=b"\0\2"))[0]
     assert json.decode(reply.value)["errors"]["1"]["name"] == "KEY_ENOENT"
     assert ask(session, request(Opcode.GET_ERROR_MAP, value=b""))[0].status == Status.EINVAL
+
+
+@pytest.mark.parametrize("opcode", [0xC5, 0xCF, 0xD0, 0xD1, 0xD3])
+def test_subdocument_commands_are_not_supported_rather_than_unknown(opcode: int) -> None:
+    assert ask(new_session(), request(opcode, key=b"k"))[0].status == Status.NOT_SUPPORTED
+    assert ask(new_session(), request(0xD4, key=b"k"))[0].status == Status.UNKNOWN_COMMAND
 
 
 def test_quit_answers_and_closes() -> None:
