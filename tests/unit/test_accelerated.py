@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import millstream.coordination.core.namespace.tables
+import millstream.coordination.core.sorted_map
 import millstream.kv.core.session.session
-import millstream.storage.core.records  # noqa: F401 - the modules that have twins
+import millstream.storage.core.records
+import millstream.vsr.core.disk.durable_steps  # noqa: F401
 from millstream import accelerated
 
 ROOT = Path(__file__).parents[2]

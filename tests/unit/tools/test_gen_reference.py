@@ -79,8 +79,8 @@ def tree(tmp_path: Path) -> Path:
     (source / "kv/core").mkdir(parents=True)
     (source / "kv/core/statistics.py").write_text(FIGURES)
     keys = "coordination/core/namespace/state/keys.py"
-    (source / keys).parent.mkdir(parents=True)
     for name in (keys, "vsr/core/client_table.py"):
+        (source / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / "src/millstream" / name, source / name)
     return tmp_path
 
