@@ -50,6 +50,21 @@ def test_clients_of_namespaces_in_several_groups_are_told_the_truth() -> None:
         assert total[what] > 0, total
 
 
+FORCED = Options(only=frozenset(("forced", "crash")))
+
+
+def test_a_group_that_was_forced_to_go_on_is_left_by_its_old_members_whoever_tells_them() -> None:
+    outcomes = [run(seed, FORCED) for seed in range(2, 8)]
+    assert [outcome.wrong for outcome in outcomes] == [None] * 6
+    total = sum((outcome.counts for outcome in outcomes), Counter())
+    assert total["forced, and told by others"] > 2, total
+    assert total["committed entries lost by forks"] > 0, "some were left behind before"
+
+
+def test_members_that_hear_of_a_fork_and_go_on_are_found() -> None:
+    assert any(run(seed, FORCED._replace(plant="deaf_to_hearsay")).wrong for seed in range(2, 8))
+
+
 @pytest.mark.parametrize("plant", ["ack_early", "own_ack_early"])
 def test_a_mistake_of_a_replica_is_found(plant: str) -> None:
     assert any(run(seed, Options(plant=plant)).wrong for seed in range(6))

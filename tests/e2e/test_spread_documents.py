@@ -17,8 +17,10 @@ from typing import Any, Self
 import pytest
 
 from millstream.model.partitions import partition_of
-from support.kv.bucket_nodes import BUCKET, BucketNodes
+from millstream.wire.mcbp import Opcode, Status
+from support.kv.bucket_nodes import BUCKET, MAJORITY, BucketNodes
 from support.kv.nodes_with_map import activate_first, ask, give_map
+from support.kv.raw_client import RawClient
 from support.node.node_process import NodeProcess, kept_ports
 from support.node.waiting import until
 
@@ -373,9 +375,49 @@ def test_while_partitions_move_nothing_is_lost_or_made_twice(nodes: BucketNodes)
             counters.until_more(*NAMES)
     assert counters.refused.keys() <= {
         "conflict", "not_my_partition", "temporarily_unavailable", "ambiguous",
-        "majority_impossible",
+        "majority_awaited",
     }, counters.refused  # fmt: skip
     counters.check()
+
+
+class DurableWrites(threading.Thread):
+    """Writes over kv at each node that wait for a majority; whoever is refused tries again."""
+
+    def __init__(self, nodes: BucketNodes, name: str) -> None:
+        super().__init__()
+        self._node, self._count = nodes.nodes[name], nodes.partitions
+        self.answers: Counter[int] = Counter()
+        self.is_over = threading.Event()
+
+    def run(self) -> None:
+        with RawClient(self._node.kv, BUCKET) as client:
+            n = 0
+            while not self.is_over.is_set():
+                n += 1
+                key = b"durable-%d" % (n % 40)
+                found = client.ask(
+                    Opcode.SET, vbucket=partition_of(key, self._count), key=key, value=b"%d" % n,
+                    extras=bytes(8), framing=MAJORITY,
+                )  # fmt: skip
+                self.answers[found.status] += 1
+
+
+def test_durable_writes_are_never_refused_for_good_while_partitions_move(
+    nodes: BucketNodes,
+) -> None:
+    writers = [DurableWrites(nodes, name) for name in NAMES]
+    for writer in writers:
+        writer.start()
+    for to, partition in (("c", 1), ("a", 2), ("b", 1), ("c", 2), ("c", 1), ("b", 1)):
+        nodes.promote("a", "--to", to, "--partition", str(partition))
+    for writer in writers:
+        writer.is_over.set()
+        writer.join()
+    answers = sum((writer.answers for writer in writers), Counter[int]())
+    assert answers.keys() <= {
+        Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.SYNC_WRITE_AMBIGUOUS,
+    }, answers  # fmt: skip
+    assert answers[Status.SUCCESS] > 100
 
 
 def test_while_a_node_is_killed_nothing_is_lost_or_made_twice(make_node: MakeNode) -> None:

@@ -278,8 +278,8 @@ class Group:
         silent = self.silence.silent(table, self.replica.time_out_ms, self.replica.machine.weight)
         if silent:
             self.log.append(Spec(Kind.SESSION_EXPIRE, tuple(b"%d" % one for one in silent)))
-        late = self.silence.late(self.replica.machine.offers(), table, self.replica.time_out_ms)
-        for path, session, lsn in late:
+        late = self.silence.late(self.replica.machine.offers, table, self.replica.time_out_ms)
+        for path, session, lsn, _ in late:
             self.log.append(Spec(Kind.TICK, (path, b"%d" % session, b"%d" % lsn)))
 
 

@@ -37,6 +37,7 @@ from millstream.coordination.aio.node_files_check import NodeFilesCheck, check_n
 from millstream.coordination.core.pool.file_format import Phase
 from millstream.coordination.core.pool.group_check import (
     GROUPS_FOLDER,
+    REACHED,
     REMOVED,
     RESTORED,
     GroupCheck,
@@ -252,7 +253,13 @@ def _check_coordination(path: Path) -> tuple[NodeFilesCheck | None, list[GroupCh
         return None, []
     own, known = check_node_files(path)
     folders = [one for one in sorted(path.iterdir()) if _GROUP.fullmatch(one.name)]
-    found = [check_group(UnchangedDisk(one), one.name, known) for one in folders if one.is_dir()]
+    noted = path.with_name(path.name + REACHED)
+    reached = UnchangedDisk(noted) if noted.is_dir() else None
+    found = [
+        check_group(UnchangedDisk(one), one.name, known, reached)
+        for one in folders
+        if one.is_dir()
+    ]
     return own, found + _missing(known, {one.name.removesuffix(RESTORED) for one in folders})
 
 

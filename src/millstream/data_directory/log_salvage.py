@@ -1,8 +1,8 @@
 """What is whole of a damaged log: its longest beginning that can be read from end to end.
 
 Invariants:
-1. What is behind the first damage is set aside, never removed; so is the receipt, which would miss
-   it.
+1. What is behind the first damage is set aside, never removed; so are the receipt and `reached`,
+   which would miss it.
 2. What is left is a log that a start takes as one that was not stopped cleanly: a state that the
    bucket once had, with a new history.
 
@@ -23,6 +23,7 @@ from millstream.data_directory.unchanged_disk import UnchangedDisk
 from millstream.errors import MillstreamError
 from millstream.runtime.files import sync_directory
 from millstream.storage.core.live import LiveLog
+from millstream.storage.core.reached import REACHED_NAME
 from millstream.storage.core.receipt import RECEIPT_NAME
 from millstream.storage.core.records import walk
 from millstream.storage.core.recovery import load_summaries
@@ -63,7 +64,8 @@ def salvage_log(directory: Path, partition_count: int) -> str:
     lost = [segment_name(number) for number in numbers if number > whole.last]
     cut = segment_name(whole.last)
     if not lost and whole.end < 0:
-        (path / RECEIPT_NAME).unlink(missing_ok=True)
+        for name in (REACHED_NAME, RECEIPT_NAME):
+            (path / name).unlink(missing_ok=True)
         sync_directory(path)
         return "its log is taken as it is"
     aside = _new_directory(directory)
@@ -72,7 +74,7 @@ def salvage_log(directory: Path, partition_count: int) -> str:
         with (path / cut).open("r+b") as file:
             file.truncate(whole.end)
             os.fsync(file.fileno())
-    for name in [*lost, RECEIPT_NAME]:
+    for name in [*lost, REACHED_NAME, RECEIPT_NAME]:
         if (path / name).exists():
             (path / name).rename(aside / name)
     for changed in (aside, path, directory):
@@ -103,7 +105,7 @@ def _first_damage(
     """Return the number of a segment that is damaged, the last one if that is not known."""
     hidden = [segment_name(number) for number in numbers if number > whole.last]
     sizes = {segment_name(whole.last): whole.end} if whole.end >= 0 else {}
-    disk = UnchangedDisk(path, [*hidden, RECEIPT_NAME], sizes)
+    disk = UnchangedDisk(path, [*hidden, REACHED_NAME, RECEIPT_NAME], sizes)
     number = whole.last
     try:
         log = SegmentLog(disk, LogSizes())

@@ -238,6 +238,14 @@ class Callers:
         line = Line(self.world, node, on_data, on_lost)
         return line if node.accept(line) else None
 
+    def forget(self, gid: int, since_ms: float) -> None:
+        """Know no more what came of the calls of a group that were answered since then."""
+        since, key = round(since_ms * 1e6), f"{gid}/"
+        for place, one in enumerate(self.operations):
+            is_of_it = one.argument[0].startswith(key)
+            if is_of_it and one.returned is not None and one.returned >= since:
+                self.operations[place] = one._replace(result=None, returned=None)
+
     # ---- others
 
     def ask(self, node: Any, words: str, done: Callable[[Any], None]) -> None:

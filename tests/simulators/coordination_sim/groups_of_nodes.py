@@ -54,6 +54,11 @@ class Members(dict[bytes, Any]):
 class GroupTruth(Truth):
     """As for a group alone; its node hears of what became of the replica, as a shell tells it."""
 
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self.commit_times: list[float] = []
+        """When each entry was first committed; of those that were inherited, the beginning."""
+
     def check(self, machine: Any) -> None:
         super().check(machine)
         machine.tell_changes()
@@ -61,10 +66,21 @@ class GroupTruth(Truth):
     def machines(self) -> Iterable[Any]:
         return self.world.machines.values()
 
+    def _commit(self, machine: Any, lsn: int) -> None:
+        super()._commit(machine, lsn)
+        if lsn > len(self.commit_times):
+            self.commit_times.append(self.world.loop.now)
+
+    def _fork(self, machine: Any) -> None:
+        super()._fork(machine)
+        self.old_machines = len(self.world.world.machines)
+        del self.commit_times[self.end :]
+
     def inherit(self, source: Truth, lsn: int) -> None:
         """Begin with what another group was, up to there."""
         self.committed = source.committed[:lsn]
         self.committed_in = source.committed_in[:lsn]
+        self.commit_times = [0.0] * lsn
         shadow, known = self.world.shadow, source.world.shadow
         if shadow is not None and known is not None:
             shadow.truth.wishes, shadow.truth.users = known.truth.wishes, known.truth.users
@@ -88,6 +104,8 @@ class Scope:
         self.last_leader: tuple[Any, ...] = ()
         self.machines = Members()
         self.network = self.clients = self
+        self.survivor: GroupMachine | None = None
+        self.configurations: dict[int, set[tuple[bytes, ...]]] = {}
         self.times = Times(self)  # type: ignore[arg-type]
         self.shadow: Shadow | None = None
         if self.weather.namespaces:
@@ -134,6 +152,12 @@ class Scope:
         on_reply = machine.waiting.pop(reply.ticket, None)
         assert on_reply is not None, f"node {machine.number} answers {reply.ticket} twice"
         on_reply(reply)
+
+    def fork(self, kept: int) -> None:
+        """Have clients know that what came of later entries is lost: it may have been, or not."""
+        times = self.truth.commit_times
+        if kept < len(times):
+            self.world.callers.forget(self.number, times[kept])
 
     def forget_process(self, machine: GroupMachine) -> None:
         machine.waiting.clear()

@@ -290,6 +290,8 @@ class Machine:
         if world.trace is not None:
             world.say_step(self, events, effects)
         world.truth.check(self)
+        if process != self.process:
+            return  # telling the pool was the end
         for effect in effects:
             if self.fuse is not None:
                 self.fuse -= 1

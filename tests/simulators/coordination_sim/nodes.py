@@ -125,7 +125,7 @@ class Node:
         self.pool: Pool | None = None
         self.requests: Any = None
         self.process = self.incarnation = 0
-        self.is_listening = False
+        self.is_listening = self.stays_down = False
         self.attached: dict[tuple[int, int], Front] = {}
         self.lines: dict[Front, Line] = {}
         self.owed = Owed(self.loop, world.counts)
@@ -148,7 +148,7 @@ class Node:
 
     def start(self, process: int | None = None) -> None:
         """Begin a process, unless there is one."""
-        if self.pool is not None or process not in (None, self.process):
+        if self.pool is not None or self.stays_down or process not in (None, self.process):
             return
         self.process += 1
         self.incarnation += 1
@@ -179,6 +179,16 @@ class Node:
         if self.work and isinstance(self.work[0], KeepNode) and self.rng.random() < 0.5:
             self.content = self.work[0].content
         self.end(power_lost=power_lost)
+
+    def lose(self) -> None:
+        """Have no process until somebody says otherwise."""
+        self.stays_down = True
+        self.crash()
+
+    def come_back(self) -> None:
+        """Have a process again."""
+        self.stays_down = False
+        self.start()
 
     def end(self, *, power_lost: bool) -> None:
         """Have no process, and start one some time later."""

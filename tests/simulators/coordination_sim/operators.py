@@ -32,6 +32,7 @@ class Operators:
         is_short = world.options.only is not None
         self.period = self.rng.uniform(*SHORT_PERIOD_MS if is_short else PERIOD_MS)
         self._number = 1
+        self.is_resting = False
 
     def begin(self) -> None:
         """Give commands from time to time."""
@@ -42,6 +43,8 @@ class Operators:
         if self.world.calm:
             return
         self.begin()
+        if self.is_resting:
+            return
         acts = (
             self.create, self.create, self.delete, self.reconfigure, self.reconfigure,
             self.move_primary, self.snapshot, self.back_up, self.restore, self.look, self.join,

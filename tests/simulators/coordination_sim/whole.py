@@ -25,6 +25,7 @@ from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.callers import Callers
 from simulators.coordination_sim.faults import Faults
+from simulators.coordination_sim.forcing import force_in_pool
 from simulators.coordination_sim.groups_of_nodes import GroupMachine, Scope
 from simulators.coordination_sim.guests_of_nodes import Households, NodeGuests
 from simulators.coordination_sim.lines import Line, NodesNetwork, NoGuard
@@ -206,6 +207,8 @@ class WholeWorld:
         end = min(self.weather.duration_ms + SETTLE_MS, self.options.until_s * 1000)
         self.loop.run_until(end)
         if self.options.until_s * 1000 > end:
+            if self.weather.forced:
+                force_in_pool(self)
             self._heal()
         operations = self.callers.history()
         self.households.check()

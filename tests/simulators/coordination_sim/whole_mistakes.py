@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from millstream.coordination.core.namespace import settling
 from millstream.coordination.core.namespace.names import NameKeeper
+from millstream.vsr.core.replica.reconfiguration import Epochs
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.namespace_mistakes import MISTAKES, WEATHER, Patch, instead
 from simulators.coordination_sim.plants import PLANTS, Plant
@@ -30,6 +31,19 @@ def _nobody_goes_on(*_: Any) -> list[Any]:
     return []
 
 
+def _only_asks(replica: Any, heard: Any) -> None:
+    for member in heard.members:
+        if member != replica.id and heard.epoch > replica.newest.epoch:
+            replica.ask_epoch(member)
+
+
+OF_FORKS: Final = {
+    "deaf_to_hearsay": Plant(
+        "Who hears from others that its group was forced to go on asks the new members alone.",
+        Replica, ("goes on in a group that was given up",), frozenset(("forced", "crash")), (),
+        instead(Epochs, "on_superseded", _only_asks),
+    ),
+}  # fmt: skip
 OF_NAMES: Final = {
     "names_early": _of_names(
         "Who has a namespace made or deleted is told that it was, whatever its group says.",
@@ -46,4 +60,4 @@ IN_WHOLE: Final = (
 )  # fmt: skip
 """Those of a group alone that are searched for in runs of whole nodes, too."""
 assert set(IN_WHOLE[2:]) <= set(MISTAKES)
-WHOLE_PLANTS: Final = {**OF_NAMES, **{name: PLANTS[name] for name in IN_WHOLE}}
+WHOLE_PLANTS: Final = {**OF_FORKS, **OF_NAMES, **{name: PLANTS[name] for name in IN_WHOLE}}

@@ -319,6 +319,14 @@ class SimulatedById:
         self.disk.before(BY_ID, "")
         self.disk.by_id.append({})
 
+    def checksum(self) -> tuple[int, str]:
+        return 0, ""
+
+    def seal(self, found: tuple[int, str]) -> None: ...
+
+    def distrust(self) -> None:
+        raise AssertionError("by-id names what the log does not have")
+
     def close(self, *, is_durable: bool) -> None:
         if is_durable:
             self.disk.before(BY_ID, "")

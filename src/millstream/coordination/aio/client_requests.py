@@ -104,6 +104,8 @@ class ClientRequests:
         if runner := self._runner(gid, done):
             if gid != FIRST_GROUP:
                 done = self._doubting(gid, body.argv, done)
+            elif seen is not None:
+                done = self._hoping(body.argv, done)
             runner.read(body, done, seen, session)
 
     def _placed(self, body: Body) -> Body | bytes:
@@ -118,14 +120,37 @@ class ClientRequests:
 
         def look(reply: Reply) -> None:
             if reply.value.startswith(_ABSENT):
-                path = next((word for word in words if word.startswith(b"/")), None)
-                if path is not None and not self._namespaces.has_root(gid, path):
-                    epoch, view, address = self.where(FIRST_GROUP)
-                    text = f"{FIRST_GROUP} {epoch}:{view} {address or '?'}"
-                    reply = reply._replace(value=error("NOTPRIMARY", text))
+                path = _path_in(words)
+                if path and not self._namespaces.has_root(gid, path):
+                    reply = self._elsewhere(reply, FIRST_GROUP)
             done(reply)
 
         return look
+
+    def _hoping(self, words: tuple[bytes, ...], done: Done) -> Done:
+        """Return who takes what a member of the system group says of a namespace nobody knows yet.
+
+        The member may be behind, and news of the namespace on its way.
+        """
+        path = _path_in(words)
+        if not path or self._namespaces.is_known(path):
+            return done
+
+        def look(reply: Reply) -> None:
+            if not reply.value.startswith(_ABSENT):
+                return done(reply)
+            return self.when_known(path, lambda: done(self._said_again(reply, path)))
+
+        return look
+
+    def _said_again(self, reply: Reply, path: bytes) -> Reply:
+        is_known = self._namespaces.is_known(path)
+        return self._elsewhere(reply, self.group_of(path)) if is_known else reply
+
+    def _elsewhere(self, reply: Reply, gid: int) -> Reply:
+        epoch, view, address = self.where(gid)
+        text = f"{gid} {epoch}:{view} {address or '?'}"
+        return reply._replace(value=error("NOTPRIMARY", text))
 
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         """Ask what is known of a session."""
@@ -185,6 +210,10 @@ class ClientRequests:
         """Return the map of groups, or of namespaces that the asker may read."""
         return self._pool.pool.vds(argv, lambda root: self._namespaces.may_see(root, asker))
 
+    def when_known(self, path: bytes, then: Callable[[], None]) -> None:
+        """Call back once a path's namespace is known here, or was waited for."""
+        self._namespaces.when_known(path, then)
+
     def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
         """Carry out an administrator's command."""
         self._pool.admin(argv[1:], done)
@@ -224,6 +253,11 @@ def _is_of_system(words: tuple[bytes, ...]) -> bool:
 def _is_naming(words: tuple[bytes, ...]) -> bool:
     """Return whether a command makes or deletes a namespace."""
     return any(word in _NAMING for word in without_force(words)[:1])
+
+
+def _path_in(words: tuple[bytes, ...]) -> bytes:
+    """Return the first path of a command; empty if there is none."""
+    return next((word for word in words if word.startswith(b"/")), b"")
 
 
 def _nobody_asks(_: Reply) -> None:

@@ -62,7 +62,7 @@ BACKLOG: Final = 1024
 """Clients whose connections may wait to be taken."""
 SHARING_S: Final = 5.0
 """How long the group is asked about users of the cluster."""
-MARK_S: Final = 10.0
+MARK_S: Final = 2.0
 """While its groups go on, a node tells others after each such time that its directory is newer: an
 older copy of it that is not older than that is taken for it."""
 HANDSHAKES_MAX: Final = 256
@@ -122,7 +122,7 @@ class Coordinator:
             self._on_frame, self._greeting, users=users, secret=secret, tls=listening.peer_tls
         )
         self.groups = Groups(
-            directory, self._send, self._changed, self._failed, on_progress, self._notify
+            directory, node_id, self._send, self._changed, self._failed, on_progress, self._notify
         )
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
@@ -354,7 +354,7 @@ class Coordinator:
             "coord_groups_impaired": sum(
                 not one.is_quorum_ok or bool(one.trouble) for one in reports
             ),
-            "coord_groups_stuck": sum(one.is_stuck for one in reports),
+            "coord_groups_stuck": (sum(one.is_stuck for one in reports) + len(self.pool.set_back)),
             "coord_nodes_refused": len(self.pool.pool.doubles) + bool(self.pool.pool.own_refusal),
             "coord_groups_diverged": sum(one.is_diverged for one in reports),
             "coord_fault_tolerance": min((one.fault_tolerance for one in reports), default=0),

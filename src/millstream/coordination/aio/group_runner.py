@@ -27,6 +27,7 @@ from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 from millstream.vsr.aio.journal import JournalThread
 from millstream.vsr.core.configuration import Configuration
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.effects import (
     CallSoon,
     Code,
@@ -109,17 +110,21 @@ class GroupRunner:
         send: SendTo,
         on_fatal: Callable[[BaseException], None],
         on_change: Callable[[GroupChanged], None] = lambda _: None,
+        reached: ReachedFile | None = None,
     ) -> GroupRunner:
         """Begin with what the files of the group have.
 
+        `reached`: as of `JournalThread.open`.
+
         Raises:
-            CorruptionError: `promises_lost`; a newer version wrote the files.
+            CorruptionError: `promises_lost`; `set_back`; a newer version wrote the files.
             UnavailableError: `disk_full`, `disk_failed`.
         """
         runner = cls(machine, send, on_fatal, on_change)
         journal = await JournalThread.open(
-            disk, on_done=runner._written, on_fatal=runner._failed, on_given_up=runner._given_up
-        )
+            disk, on_done=runner._written, on_fatal=runner._failed, on_given_up=runner._given_up,
+            reached=reached,
+        )  # fmt: skip
         durable = journal.take_image()
         if durable.standing is None:
             await journal.close()

@@ -1,6 +1,7 @@
 """The groups of one node, as files and as what runs: formatted, opened, dropped, closed.
 
-Layout: one directory for each group, named after its id in hexadecimal.
+Layout: one directory for each group, named after its id in hexadecimal. How far each of them had
+got stands beside the directory of them all, in one with `.reached` behind its name.
 
 Invariants:
 1. A group is formatted once; who does it again changes nothing.
@@ -27,11 +28,12 @@ from millstream.coordination.aio.group_runner import GroupRunner, SendTo
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.state.run import Notice
 from millstream.coordination.core.pool.effects import GroupChanged
-from millstream.coordination.core.pool.group_check import REMOVED, RESTORED
+from millstream.coordination.core.pool.group_check import REACHED, REMOVED, RESTORED
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.runtime.files import sync_directory
 from millstream.vsr.core.disk.careful_files import CarefulFiles
 from millstream.vsr.core.disk.journal import format_group, is_formatted
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.entries import ID_BYTES
 from millstream.vsr.core.hard_state import Standing
 from millstream.vsr.core.replica.member import Status
@@ -74,6 +76,7 @@ class Groups:
 
     Args:
         directory: of coordination.
+        node_id: whose members these are.
         send: tries to deliver a message to a node.
         on_change: called when a group's standing has changed.
         on_fatal: called when the disk failed.
@@ -84,13 +87,14 @@ class Groups:
     def __init__(
         self,
         directory: Path,
+        node_id: bytes,
         send: SendTo,
         on_change: Callable[[GroupChanged], None],
         on_fatal: Callable[[BaseException], None],
         on_progress: Callable[[], None] = lambda: None,
         on_notice: Callable[[int, Notice], None] = lambda *_: None,
     ) -> None:
-        self.directory = directory
+        self.directory, self._node_id = directory, node_id
         self._on_progress, self._on_notice = on_progress, on_notice
         self.running: dict[bytes, GroupRunner] = {}
         self._numbers: dict[bytes, int] = {}
@@ -141,6 +145,7 @@ class Groups:
             settled.settle()
             settled.close()
         else:
+            self._reached(standing.group_id).forget()
             format_group(disk, standing)
         sync_directory(self.directory)
 
@@ -148,7 +153,7 @@ class Groups:
         """Have a formatted or restored group run; harmless if it does.
 
         Raises:
-            CorruptionError: `promises_lost`.
+            CorruptionError: `promises_lost`, `set_back`.
             UnavailableError: `disk_full`, `disk_failed`.
         """
         if group_id in self.running:
@@ -158,6 +163,7 @@ class Groups:
         runner = await GroupRunner.open(
             await asyncio.to_thread(self._place, group_id), state, send=self._send,
             on_fatal=self._on_fatal, on_change=self._changed,
+            reached=await asyncio.to_thread(self._reached, group_id),
         )  # fmt: skip
         state.audience.version_at = runner.version_at
         self.running[group_id], self._numbers[group_id] = runner, number
@@ -181,6 +187,10 @@ class Groups:
             sync_directory(self.directory)
         return self.disk(group_id)
 
+    def _reached(self, group_id: bytes) -> ReachedFile:
+        path = self.directory.with_name(self.directory.name + REACHED)
+        return ReachedFile(OsDisk(path), self._node_id, group_id)
+
     @property
     def numbered(self) -> dict[int, GroupRunner]:
         """The same by the numbers that people know them by, but those that two are called by."""
@@ -200,6 +210,7 @@ class Groups:
             _end_subscriptions(runner)
         for path in (self.directory / group_id.hex(), self.making(group_id)):
             await asyncio.to_thread(self._remove, path)
+        await asyncio.to_thread(self._reached(group_id).forget)
 
     @staticmethod
     def _remove(path: Path) -> None:

@@ -7,7 +7,9 @@ everybody is to know.
 Invariants:
 1. Every request gets one answer, at the latest when the settler gives up.
 2. Nodes have only steps of names carried, and only those of this pool.
-3. Nothing waits here: what is not answered is asked again.
+3. Nothing waits here but questions for a namespace that this node does not know: news of it may
+   be on its way. They wait for `UNKNOWN_S_MAX`, `AWAITED_MAX` at most; what is not answered
+   otherwise is asked again.
 4. What is answered is known on this node: who asks next where a name is finds it.
 
 Elsewhere: what is asked next (`core.namespace.settling`), what nodes know (`core.pool_board`),
@@ -46,10 +48,16 @@ from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Body
 from millstream.vsr.core.values import error
 
-__all__ = ["TICK_S", "Namespaces", "state_of"]
+__all__ = ["AWAITED_MAX", "TICK_S", "UNKNOWN_S_MAX", "Namespaces", "state_of"]
 
 TICK_S: Final = 0.1
 """Between two looks at what is to be asked again, and at what is news."""
+UNKNOWN_S_MAX: Final = 0.25
+"""How long a question for a namespace that this node does not know waits for news of it."""
+AWAITED_MAX: Final = 1000
+"""Questions that wait so; more are answered at once."""
+LOOK_S: Final = 0.01
+"""Between two looks whether the news has come."""
 assert NAMES_MAX <= BOARD_NAMES_MAX
 _FORK_SHIFT: Final = 40
 """Above any LSN: what a forked group has is news, though the group before it had got further."""
@@ -80,11 +88,16 @@ class Namespaces:
         self._posted: Posted | None = None
         self._board: Board | None = None
         self._seen: tuple[State | None, int, int, int] = (None, 0, 0, 0)
+        self._awaited: list[tuple[bytes, float, Callable[[], None]]] = []
+        """Namespace, when it is waited for no more (s), and who is told then."""
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def close(self) -> None:
         """End it; who waits is told that nobody knows."""
         self._timer.cancel()
+        awaited, self._awaited = self._awaited, []
+        for _, _, then in awaited:
+            then()
         self._settler.stop()
         self._carry_out()
 
@@ -101,6 +114,37 @@ class Namespaces:
             is_there = name is not None and name.standing is not Standing.RESERVED
             return name.gid or FIRST_GROUP if name is not None and is_there else FIRST_GROUP
         return self._pool.pool.group_with(root) or FIRST_GROUP
+
+    def is_known(self, path: bytes) -> bool:
+        """Return whether this node knows which group has a path's namespace."""
+        return self._pool.pool.group_with(path[1:].partition(b"/")[0]) is not None
+
+    def when_known(self, path: bytes, then: Callable[[], None]) -> None:
+        """Call back once this node knows where a namespace is, or has waited for news of it.
+
+        At once if it knows, or leads the system group: then there is none.
+        """
+        runner = self._system()
+        is_sure = runner is not None and runner.replica.leading and not runner.replica.suspended
+        if is_sure:
+            self._post()
+        if is_sure or self.is_known(path) or len(self._awaited) >= AWAITED_MAX:
+            then()
+            return
+        if not self._awaited:
+            self._loop.call_later(LOOK_S, self._look)
+        root = path[1:].partition(b"/")[0]
+        self._awaited.append((root, self._loop.time() + UNKNOWN_S_MAX, then))
+
+    def _look(self) -> None:
+        now_s, known = self._loop.time(), self._pool.pool.namespaces
+        awaited = self._awaited
+        self._awaited = [one for one in awaited if one[0] not in known and now_s < one[1]]
+        if self._awaited:
+            self._loop.call_later(LOOK_S, self._look)
+        for root, end_s, then in awaited:
+            if root in known or now_s >= end_s:
+                then()
 
     def has_root(self, gid: int, path: bytes) -> bool:
         """Return whether a group has a path's namespace, as its member here knows."""
@@ -156,7 +200,8 @@ class Namespaces:
         wanted = None
         if reply.code is Code.OK:
             wanted = wanted_of(body.argv[1:], body.principal, reply.value)
-        if wanted is None:
+        if wanted is None:  # it is done, or was refused
+            self._post()
             done(reply)
             return
         self._ticket += 1

@@ -60,9 +60,15 @@ from millstream.coordination.core.pool.messages import (
     encode_pool,
 )
 from millstream.coordination.core.pool.pool import Pool
-from millstream.errors import MillstreamError, RemoteProtocolError, UnavailableError
+from millstream.errors import (
+    CorruptionError,
+    MillstreamError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
+from millstream.vsr.core.disk.reached_file import SET_BACK
 from millstream.vsr.core.effects import Code, DiskDone, Reply, SetTimer, Timer
 from millstream.vsr.core.entries import NOBODY
 
@@ -117,6 +123,8 @@ class PoolRunner:
         self._is_stepping = self._is_working = self._is_closed = False
         self._work: deque[_Work] = deque()
         self._put_off: dict[bytes, asyncio.TimerHandle] = {}
+        self.set_back: dict[bytes, str] = {}
+        """Groups whose files are older than they were, and so stay closed, and why."""
         self._waits = False
         self._idle = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -243,6 +251,8 @@ class PoolRunner:
             return self._tell_later(ticket, made, "restoring a group")
         runner = self._groups.running.get(asked.group_id)
         not_here = _NO_SPACE if asked.group_id in self._put_off else _NOT_HERE
+        if asked.group_id in self.set_back:
+            not_here = Refusal("BADCONFIG", self.set_back[asked.group_id])
         match asked:
             case AskGroup(_, _, event):
                 if runner is None:
@@ -299,6 +309,7 @@ class PoolRunner:
                 open_it = partial(groups.open, group_id, number)
                 self._add(_Work(0, open_it, group_id, Phase.OPEN))
             case DropGroup(op, group_id):
+                self.set_back.pop(group_id, None)
                 self._add(_Work(op, lambda: groups.drop(group_id)))
 
     def _add(self, work: _Work) -> None:
@@ -325,6 +336,12 @@ class PoolRunner:
             try:
                 await work.call()
                 break
+            except CorruptionError as error:
+                if work.phase is not Phase.OPEN or error.code != SET_BACK:
+                    raise
+                self.set_back[work.group_id] = str(error)
+                _LOG.critical("coordination group %s stays closed: %s", work.group_id.hex(), error)
+                return False
             except (UnavailableError, OSError) as error:
                 passes = isinstance(error, OSError) and is_full(error)
                 if not passes and _code(error) != "disk_full":

@@ -176,7 +176,12 @@ class SharedUsers:
     async def _known_here(self) -> tuple[Version, SharedRecord] | None:
         """Return what this node's member of the group has; None if there is none, or not yet."""
         answer: asyncio.Future[Reply] = self._loop.create_future()
-        self._backend.read(FIRST_GROUP, Body(argv=(*_GET, b"STALEREAD")), answer.set_result, 0)
+
+        def told(reply: Reply) -> None:
+            if not answer.done():  # it is cancelled with the node
+                answer.set_result(reply)
+
+        self._backend.read(FIRST_GROUP, Body(argv=(*_GET, b"STALEREAD")), told, 0)
         reply = await answer
         if reply.code is not Code.OK:
             return None

@@ -98,6 +98,12 @@ class Backend(Protocol):
         Namespaces that the asker may not read are left out.
         """
 
+    def when_known(self, path: bytes, then: Callable[[], None]) -> None:
+        """Call back, once, when the namespace of a path is known, or was waited for: in the loop.
+
+        Perhaps before the call returns.
+        """
+
     def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
         """Carry out an administrator's command; `argv` begins with ADMIN."""
 

@@ -98,9 +98,9 @@ class GroupState:
         self._seen = settings, settings.values.changes
         return dict(settings.own(GROUP))
 
-    def offers(self) -> Iterator[Offer]:
-        """Yield what ends if nobody comes for it."""
-        return self.namespace.offers()
+    def offers(self, start: bytes = b"") -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it, from a name on."""
+        return self.namespace.offers(start)
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what a session asks for, changing nothing."""

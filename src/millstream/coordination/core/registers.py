@@ -82,7 +82,7 @@ class Registers:
         """Return nothing: nobody waits."""
         return []
 
-    def offers(self) -> Iterator[Offer]:
+    def offers(self, start: bytes = b"") -> Iterator[Offer]:
         """Yield nothing: nobody waits."""
         return iter(())
 

@@ -412,6 +412,7 @@ class Compactor:
         await self._tell_by_id(
             compaction.moved_keys(), partial(reclaiming.move, compaction), may_stop=False
         )
+        self._flusher.seal_by_id()
         self._runs += 1
         self._segments += len(run)
         self._rewritten += compaction.size

@@ -23,7 +23,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -115,6 +115,7 @@ class Flusher:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
+        self._sealing: asyncio.Task[None] | None = None
         self._is_hurried = False
         self._is_stopping = False
         self._pause = asyncio.Lock()
@@ -173,6 +174,8 @@ class Flusher:
             self._timer = None
         async with self._pause:
             await self._stop()
+        if self._sealing is not None:
+            await asyncio.wait([self._sealing])
 
     async def _stop(self) -> None:
         await self._until_idle()
@@ -371,6 +374,21 @@ class Flusher:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self.fail(error)
+        else:
+            self.seal_by_id()
+
+    def seal_by_id(self) -> None:
+        """Have the pages of the by-id map compared by the next start, once they rest."""
+        if self._sealing is None and not (self._applying or self.has_failed or self._is_stopping):
+            self._sealing = self._loop.create_task(self._seal(), name=f"seal {self._bucket.name}")
+            self._sealing.add_done_callback(self._sealed)
+
+    async def _seal(self) -> None:
+        with suppress(OSError):
+            self._store.seal_by_id(await asyncio.to_thread(self._store.checksum_by_id))
+
+    def _sealed(self, _: asyncio.Task[None]) -> None:
+        self._sealing = None
 
     async def _commit(self, *, somebody_waits: bool = False) -> bool:
         """Make one group commit; return whether more is waiting than one may take."""

@@ -139,6 +139,9 @@ class ReadingBack:
         if self._offer is not None and self._is_offered(partition_id, key):
             found = self._offer.change
             self.fetched_total += 1
+            if found is None:
+                with telling_of_damage(self._on_corrupt):
+                    self._store.refuse_absence(partition_id, self._offer.located)
         else:
             with telling_of_damage(self._on_corrupt):
                 found = self._store.find_resident(partition_id, key)

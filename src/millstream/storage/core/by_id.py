@@ -95,6 +95,15 @@ class ByIdMap(Protocol):
     def clear(self) -> None:
         """Remove everything."""
 
+    def checksum(self) -> tuple[int, str]:
+        """Return the checksum of the pages, and of which state they are. Blocks; in any thread."""
+
+    def seal(self, found: tuple[int, str]) -> None:
+        """Have the next start compare the pages with a checksum, if nothing has changed since."""
+
+    def distrust(self) -> None:
+        """Have the next start build the map anew: what it says is not so."""
+
     def close(self, *, is_durable: bool) -> None:
         """Close; `is_durable`: make everything durable first, so that a new boot may trust it."""
 
@@ -228,6 +237,8 @@ class ById:
 
     def __init__(self, store: ByIdMap) -> None:
         self._map = store
+        self.checksum, self.seal = store.checksum, store.seal
+        """Once the map rests: see `ByIdMap`."""
         self._applying = ByIdBatch({}, {}, 0, Applied(b"", Place(0, 0), 0), [])
         self._first_segment = 0
         self._recent: dict[int, Recent] = {}
@@ -272,6 +283,13 @@ class ById:
             return _unpack_value(data)
         except struct.error as error:
             raise _damaged(error) from error
+
+    def says_wrong(self, partition_id: int, found: ByIdValue) -> CorruptionError:
+        """Return the error for a key that the log does not have where the map says it is."""
+        self._map.distrust()
+        seqno, segment, offset = found
+        place = f"seqno {seqno} of partition {partition_id} at segment {segment}, offset {offset}"
+        return _damaged(ValueError(f"it names {place}, which is not in the log"))
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys of a partition that have a record, in no order, tombstones included."""

@@ -18,8 +18,9 @@ Invariants:
    for a run that ends in it. A file whose number another one stands for is what a compaction had
    not yet removed; a number that none stands for is a lost file.
 8. `swaps` grows after compaction changed `numbers`, and before a file is removed.
-9. The receipt names a begun segment, durably, before a record is written to it. A log that holds
-   less than its receipt says is damaged, and nothing in it is changed.
+9. The receipt names a begun segment, durably, before a record is written to it; `reached` names
+   the end of each commit once it is durable. A log that holds less than either of them says is
+   damaged, and nothing in it is changed.
 
 Elsewhere: reading (`segment_files`), rewriting (`compaction`), what records mean (`summary`,
 `store`), the layout of a segment (`segment`).
@@ -37,7 +38,14 @@ from zlib import crc32
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.ports.disk import Disk, File
 from millstream.storage.core.disk_errors import disk_error, is_full
-from millstream.storage.core.receipt import RECEIPT_NAME, Extent, read_receipt, write_receipt
+from millstream.storage.core.reached import REACHED_NAME, Reached, read_reached
+from millstream.storage.core.receipt import (
+    RECEIPT_NAME,
+    Extent,
+    Receipt,
+    read_receipt,
+    write_receipt,
+)
 from millstream.storage.core.records import (
     Kind,
     Record,
@@ -120,6 +128,8 @@ class SegmentLog(SegmentFiles):
         self.numbers = self._clean_up()
         self.receipt = read_receipt(disk)
         """What the file beside the log said when the log was opened."""
+        self._found_reached = read_reached(disk)
+        self._reached: Reached | None = None
         self.is_new = not self.numbers
         self._refuse_lost_files(is_begun=is_begun)
         if self.is_new:
@@ -139,6 +149,11 @@ class SegmentLog(SegmentFiles):
         """How far the log reaches."""
         return Extent(self.log_id, self.place, self.checksum)
 
+    def write_receipt(self, receipt: Receipt | None = None) -> None:
+        """Write down durably how far the log reaches; with a receipt after a clean stop only."""
+        has_reached = self._reached is not None or self._found_reached.is_there
+        write_receipt(self._disk, self.extent, receipt, has_reached=has_reached)
+
     # -- start
 
     def _refuse_lost_files(self, *, is_begun: bool) -> None:
@@ -149,10 +164,16 @@ class SegmentLog(SegmentFiles):
         damage = receipt.damage if receipt.is_there else "it is missing" if is_begun else ""
         if damage:
             raise self._lost(RECEIPT_NAME, f"{damage}: nobody knows how far the log reached")
+        reached = self._found_reached
+        damage = reached.damage if reached.is_there else "it is missing"
+        if damage and (reached.is_there or receipt.has_reached):
+            raise self._lost(REACHED_NAME, f"{damage}: nobody knows how far the log reached")
 
     def _refuse_shorter(self) -> None:
-        """Refuse a log that holds less than the receipt says; reads up to one segment."""
-        extent = self.receipt.extent
+        """Refuse a log that holds less than was durable; reads up to one segment."""
+        reached = self._found_reached
+        extents = [one for one in (self.receipt.extent, reached.extent) if one is not None]
+        extent = max(extents, key=lambda one: one.place, default=None)
         if extent is None:
             return
         (number, end), name = extent.place, segment_name(extent.place.segment)
@@ -165,6 +186,8 @@ class SegmentLog(SegmentFiles):
             raise self._lost(name, f"it has {size} bytes, of {end} that were durable")
         if extent.log_id != self.log_id:
             raise self._lost(name, "it belongs to another log")
+        if reached.log_id not in (b"", self.log_id):
+            raise self._lost(REACHED_NAME, "it belongs to another log")
         if self.checksum_of(number, end) != extent.checksum:
             whole = HEADER_BYTES
             for found in walk(self._file(number).read_at, HEADER_BYTES, end):
@@ -329,6 +352,7 @@ class SegmentLog(SegmentFiles):
         assert HEADER_BYTES + len(data) < OFFSET_MAX
         if self.is_sealed or self._is_full(len(data)):
             self.roll()
+        reached = self._reached or self._begin_reached()
         file, begin = self._last, self.end
         try:
             self._fill(file, begin + len(data))
@@ -338,6 +362,7 @@ class SegmentLog(SegmentFiles):
         self._sync(file.sync)
         self.end = begin + len(data)
         self.checksum = crc32(data, self.checksum)
+        reached.note(self.extent)
         return Place(self.numbers[-1], begin)
 
     def is_quick(self, size: int) -> bool:
@@ -410,7 +435,9 @@ class SegmentLog(SegmentFiles):
         self._write_header(file, number, self.log_id)
         self._sync(self._disk.sync_directory)
         checksum = crc32(encode_header(number, self.log_id))
-        write_receipt(self._disk, Extent(self.log_id, Place(number, HEADER_BYTES), checksum))
+        extent = Extent(self.log_id, Place(number, HEADER_BYTES), checksum)
+        has_reached = self._reached is not None or self._found_reached.is_there
+        write_receipt(self._disk, extent, has_reached=has_reached)
         self._last = file
         if self.numbers and self.is_open(self.numbers[-1]):
             self._kept[self.numbers[-1]] = self.open_index
@@ -419,6 +446,15 @@ class SegmentLog(SegmentFiles):
         self.numbers = [*self.numbers, number]
         self._open = (number, OpenIndex(file))
         self.is_sealed = False
+
+    def _begin_reached(self) -> Reached:
+        try:
+            self._reached = Reached(self._disk, self.extent)
+        except OSError as error:
+            if is_full(error):
+                raise disk_error(error, self._disk.describe(REACHED_NAME)) from error
+            raise self._failed(error) from error
+        return self._reached
 
     def _write_header(self, file: File, number: int, log_id: bytes) -> None:
         file.truncate(0)
@@ -537,5 +573,7 @@ class SegmentLog(SegmentFiles):
         """Close all files; the log must not be used any more."""
         self._is_failed = True
         self._last.close()
+        if self._reached is not None:
+            self._reached.close()
         while self._files:
             self._files.popitem()[1].file.close()

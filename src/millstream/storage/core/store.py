@@ -46,7 +46,7 @@ from millstream.storage.core.commit import (
 )
 from millstream.storage.core.disk_errors import disk_error
 from millstream.storage.core.live import LiveLog
-from millstream.storage.core.receipt import Receipt, withdraw_receipt, write_receipt
+from millstream.storage.core.receipt import Receipt, withdraw_receipt
 from millstream.storage.core.reclaiming import Reclaiming
 from millstream.storage.core.records import (
     ChangeColumns,
@@ -62,13 +62,8 @@ from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.summary import PartitionSummary, RecoveredPartition
 
 __all__ = [
-    "EncodedCommit",
-    "FlushBatch",
-    "LogStore",
-    "NewEntry",
-    "RecoveredPartition",
-    "StoredChange",
-]
+    "EncodedCommit", "FlushBatch", "LogStore", "NewEntry", "RecoveredPartition", "StoredChange",
+]  # fmt: skip
 
 NewEntry = Callable[[int, int], FailoverEntry]
 """(seqno, last branch) -> a new entry of a larger branch."""
@@ -91,6 +86,14 @@ class LogStore:
         self._by_id = by_id
         self.page = by_id.page
         """Returns the first keys of a range of a partition, in order; in the loop."""
+        self.keys = by_id.keys
+        """Yields a partition's keys that have a record, tombstones included, in no order. Blocks.
+        After a power loss perhaps also some whose purged deletion was the last that by-id knew."""
+        self.newest_change = live.newest_change
+        """Returns the live record of the highest seqno, None if there is none. Blocks."""
+        self.count_pending_by_id = by_id.count_pending
+        """Returns how many keys the by-id map does not have the newest place of."""
+        self.checksum_by_id, self.seal_by_id = by_id.checksum, by_id.seal
         self._live = live
         self._summaries = live.summaries
         self._changed = set[int]()
@@ -183,7 +186,7 @@ class LogStore:
         if not receipt:
             controls = store._after_unclean_stop(is_alone=is_alone, begins_absent=begins_absent)
             store._write_controls(list(controls))
-            write_receipt(disk, log.extent)
+            log.write_receipt()
         if is_built:
             store.commit_by_id()
         log.forget_files()
@@ -344,7 +347,12 @@ class LogStore:
             CorruptionError: the record is damaged.
         """
         found = self.locate(partition_id, key)
-        return None if found is None else self.read(partition_id, key, found)
+        if found is None:
+            return None
+        change = self.read(partition_id, key, found)
+        if change is None:
+            self.refuse_absence(partition_id, found)
+        return change
 
     def find_resident(self, partition_id: int, key: bytes) -> StoredChange | None:
         """Do what `find` does without waiting for the disk, but for pages of the by-id map.
@@ -394,6 +402,15 @@ class LogStore:
                 return chunk[0]
         return None
 
+    def refuse_absence(self, partition_id: int, found: ByIdValue) -> None:
+        """Refuse that there is no record that by-id names, unless it is a purged tombstone.
+
+        Raises:
+            CorruptionError: `by_id_damaged`.
+        """
+        if found[0] > self._summaries[partition_id].low_points.purge_seqno:
+            raise self._by_id.says_wrong(partition_id, found)
+
     def _find_places(
         self, partition_id: int, seqnos: list[int], first_segment: int
     ) -> dict[int, tuple[int, int]]:
@@ -410,17 +427,6 @@ class LogStore:
                 continue
             places.update(columns.places(number, seqnos))  # a later segment's record is live
         return places
-
-    def newest_change(self, partition_id: int) -> StoredChange | None:
-        """Return the live record with the highest seqno, None if there is none. Blocks."""
-        return self._live.newest_change(partition_id)
-
-    def keys(self, partition_id: int) -> Iterator[bytes]:
-        """Yield the keys that have a record, tombstones included, in no order. Blocks.
-
-        After a power loss perhaps also some whose purged deletion was the last that by-id knew.
-        """
-        return self._by_id.keys(partition_id)
 
     def keys_beginning(self, prefix: bytes) -> list[set[bytes]]:
         """Return the keys with a prefix by partition, also some that are gone; nothing appends."""
@@ -470,10 +476,6 @@ class LogStore:
         return sum(self._log.verify(number) for number in self._log.numbers[:-1])
 
     # -- by-id
-
-    def count_pending_by_id(self) -> int:
-        """Return how many keys the by-id map does not have the newest place of."""
-        return self._by_id.count_pending()
 
     def count_keys(self) -> int:
         """Return about how many keys have a record, tombstones included; at a start."""
@@ -572,7 +574,7 @@ class LogStore:
         """Give up the clean stop, before the first mutation is accepted. Once; then free."""
         if self._has_receipt:
             if not withdraw_receipt(self._disk):
-                write_receipt(self._disk, self._log.extent)
+                self._log.write_receipt()
             self._has_receipt = False
 
     def stop(self) -> None:
@@ -588,9 +590,9 @@ class LogStore:
         self._write_controls([Control(Kind.CLEAN_STOP, 0, clean_stop_record(receipt))])
         self.commit_by_id()
         self._by_id.close(is_durable=True)
-        disk, log = self._disk, self._log
-        write_receipt(disk, log.extent, Receipt(receipt, log.identity(), disk.boot_id()))
-        self._log.close()
+        log = self._log
+        log.write_receipt(Receipt(receipt, log.identity(), self._disk.boot_id()))
+        log.close()
 
     def close(self) -> None:
         """Close without a receipt, as a crash would."""

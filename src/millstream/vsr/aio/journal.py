@@ -6,7 +6,8 @@ Invariants:
 2. `on_done` is called in the loop, with each number in order, once that step is durable.
 3. While there is no space the step waits and is tried again; nothing overtakes it. Only a snapshot
    of the own state is given up instead, which `on_given_up` is told.
-4. After any other error `on_fatal` is called once, and nothing is reported or written any more:
+4. How far all had got is noted after each step, outside of the files (`core.reached`).
+5. After any other error `on_fatal` is called once, and nothing is reported or written any more:
    the process has to stop.
 
 Elsewhere: the steps (`core.journal`), who needs them (the replica).
@@ -26,6 +27,7 @@ from millstream.errors import UnavailableError
 from millstream.ports.disk import Disk
 from millstream.vsr.core.disk.durable_steps import DurableImage
 from millstream.vsr.core.disk.journal import Journal
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.effects import Append, DiskEffect, WriteSnapshot
 from millstream.vsr.core.entries import Entry
 
@@ -63,8 +65,9 @@ class JournalThread:
         on_done: Callable[[int], None],
         on_fatal: Callable[[BaseException], None],
         on_given_up: Callable[[int], None],
+        reached: ReachedFile | None = None,
     ) -> None:
-        self._on_given_up = on_given_up
+        self._on_given_up, self._reached = on_given_up, reached
         self._journal, self._thread = journal, thread
         self._on_done, self._on_fatal = on_done, on_fatal
         self._steps: deque[_Step] = deque()
@@ -82,20 +85,25 @@ class JournalThread:
         on_done: Callable[[int], None],
         on_fatal: Callable[[BaseException], None],
         on_given_up: Callable[[int], None] = lambda _: None,
+        reached: ReachedFile | None = None,
     ) -> JournalThread:
         """Open and heal the files of a formatted group; what was found is `image`.
 
+        `reached`: where it stands how far they had got, and is noted from now on.
+
         Raises:
-            CorruptionError: a newer version wrote them.
+            CorruptionError: a newer version wrote them; `set_back`: they are older than that.
             UnavailableError: `disk_full`, `disk_failed`.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         try:
-            journal = await asyncio.get_running_loop().run_in_executor(thread, Journal, disk)
+            journal = await asyncio.get_running_loop().run_in_executor(
+                thread, _opened, disk, reached
+            )
         except BaseException:  # also when cancelled: nobody else ends the thread
             thread.shutdown(wait=False)
             raise
-        return cls(journal, thread, on_done, on_fatal, on_given_up)
+        return cls(journal, thread, on_done, on_fatal, on_given_up, reached)
 
     def take_image(self) -> DurableImage:
         """Return what was found, once: it holds the whole log."""
@@ -146,6 +154,8 @@ class JournalThread:
                 self._journal.append(step.entries)
             else:
                 step.call(self._journal)
+            if self._reached is not None:
+                self._reached.note(self._journal.reached)
         except BaseException as failure:  # noqa: BLE001 - it is told
             error = failure
         self._loop.call_soon_threadsafe(self._ended, step, error)
@@ -184,7 +194,13 @@ class JournalThread:
         if self._retry is not None:
             self._retry.cancel()
         await self._loop.run_in_executor(self._thread, self._journal.close)
+        if self._reached is not None:
+            self._reached.close()
         self._thread.shutdown()
+
+
+def _opened(disk: Disk, reached: ReachedFile | None) -> Journal:
+    return Journal(disk, reached=None if reached is None else reached.found())
 
 
 def _bytes(entries: Sequence[Entry]) -> int:

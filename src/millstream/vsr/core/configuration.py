@@ -4,6 +4,7 @@ Invariants:
 1. Members are sorted, so all of them name the same primary for a view.
 2. A configuration is its own proof: it names the entry that closed the epoch before it by LSN and
    hash, and that entry holds these members. Whoever has it may act on it, whoever sent it.
+   One that only others have heard of, without that entry, is no proof: it is never passed on.
 3. A fork begins another generation of epochs: a group that was restored from a backup, or forced
    to go on without its majority. No change of members leads from one generation to the next, so
    entries of two generations are of one history only up to where the later one began.
@@ -35,6 +36,7 @@ __all__ = [
     "closing_body",
     "forked_epoch",
     "generation",
+    "heard_of",
     "is_closing",
     "successor",
 ]
@@ -48,6 +50,7 @@ _GENERATION_BITS: Final = 16
 GENERATION_STEPS: Final = 128
 """A fork is so many generations ahead at most: two forks of one group mostly differ."""
 _EPOCH_MAX: Final = (1 << 32) - 1
+_UNKNOWN_LSN: Final = (1 << 64) - 1
 
 
 class Configuration(NamedTuple):
@@ -81,6 +84,11 @@ class Configuration(NamedTuple):
         """Whether no entry of the epoch before closed it: it began where it forked."""
         return self.epoch > 0 and (self.epoch % (1 << _GENERATION_BITS) == 0 or not self.old)
 
+    @property
+    def is_hearsay(self) -> bool:
+        """Whether where it began is not known: see `heard_of`."""
+        return self.closed_lsn == _UNKNOWN_LSN
+
     def primary(self, view: int) -> bytes:
         """Return who leads `view` if anybody does."""
         return self.members[view % len(self.members)]
@@ -99,6 +107,11 @@ def forked_epoch(epoch: int, salt: int) -> int | None:
     later = generation(epoch) + 1 + salt % GENERATION_STEPS
     found = later << _GENERATION_BITS
     return found if found <= _EPOCH_MAX else None
+
+
+def heard_of(epoch: int, members: tuple[bytes, ...], journalled: bool) -> Configuration:
+    """Return the configuration of a fork that others told of: it shows that this epoch is over."""
+    return Configuration(epoch, members, 0, (), _UNKNOWN_LSN, GENESIS.hash, journalled)
 
 
 def closing_body(members: tuple[bytes, ...], leader: bytes) -> Body:

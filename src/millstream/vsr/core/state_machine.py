@@ -27,11 +27,15 @@ class Answer(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a session waited for is there for it: since the entry with this LSN."""
+    """What a session waited for is there for it: since the entry with this LSN.
+
+    `name`: of its wait; offers are in the order of these.
+    """
 
     path: bytes
     session: int
     lsn: int
+    name: bytes
 
 
 class StateMachine(Protocol):
@@ -68,8 +72,11 @@ class StateMachine(Protocol):
     def take_settings(self) -> Mapping[bytes, bytes] | None:
         """Return what is set for the group, by key, if it may have changed since the last call."""
 
-    def offers(self) -> Iterator[Offer]:
-        """Yield what ends if nobody comes for it in time; nothing may change meanwhile."""
+    def offers(self, start: bytes = b"") -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it in time, from a name on, in order.
+
+        Nothing may change meanwhile.
+        """
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what this session asks for, changing nothing; 0: none."""

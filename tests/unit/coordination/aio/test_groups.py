@@ -37,7 +37,7 @@ class Made:
         self.changes: list[GroupChanged] = []
         self.errors: list[BaseException] = []
         self.groups = Groups(
-            directory, lambda *_: None, self.changes.append, self.errors.append
+            directory, NODE, lambda *_: None, self.changes.append, self.errors.append
         )  # fmt: skip
 
 

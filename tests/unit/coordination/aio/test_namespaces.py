@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream.coordination.aio import namespaces
 from millstream.coordination.aio.client.async_client import AsyncClient
+from millstream.coordination.aio.client_requests import ClientRequests
+from millstream.coordination.aio.namespaces import UNKNOWN_S_MAX
 from millstream.coordination.core.namespace.state.run import Asker
+from millstream.vsr.core.effects import Reply
+from millstream.vsr.core.entries import Body
 from support.coordination.coordinators import Nodes, until
 from support.kv.talking import follow, once
 
@@ -143,3 +148,72 @@ async def test_whoever_leads_goes_on_with_what_the_last_one_began(
         assert listed == [None, sorted(root[1:].encode() for root in roots)]
         left = nodes.running[await nodes.leader()].pool.pool
         assert left.called(1) == [group]
+
+
+async def told(requests: ClientRequests, path: bytes) -> bytes:
+    """Return what VDS says of a path once the node knows it, or has waited for it."""
+    known = asyncio.Event()
+    requests.when_known(path, known.set)
+    await known.wait()
+    return requests.vds((b"VDS", path))
+
+
+async def test_who_was_told_that_a_namespace_was_made_is_told_by_any_node_where_it_is(
+    tmp_path: Path,
+) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await two_groups(nodes)
+        for number, group in enumerate(("1", "2", "1", "2")):
+            root = f"/n{number}"
+            assert await follow(nodes, "CREATENAMESPACE", root, "GROUP", group) == b"OK"
+            (leader,) = (
+                node for node in nodes.running.values() if node.groups.numbered[1].replica.leading
+            )
+            assert leader.requests.vds((b"VDS", root.encode())).startswith(b"%"), "at once"
+            for node in nodes.running.values():
+                assert (await told(node.requests, root.encode())).startswith(b"%")
+            assert await follow(nodes, "DELETENAMESPACE", root) == b"OK"
+            assert not leader.requests.vds((b"VDS", root.encode())).startswith(b"%"), "at once"
+
+
+async def test_a_namespace_that_nobody_knows_is_waited_for_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Nodes(tmp_path) as nodes:
+        loop = asyncio.get_running_loop()
+        leader = nodes.running[await nodes.leader()]
+        assert (await told(leader.requests, b"/nowhere")).startswith(b"-ERROR_DOES_NOT_EXISTS")
+        other = next(node for node in nodes.running.values() if node is not leader)
+        # Whoever leads the system group by now, this node is not sure of it.
+        monkeypatch.setattr(other.namespaces, "_system", lambda: None)
+        since_s = loop.time()
+        assert (await told(other.requests, b"/nowhere")).startswith(b"-ERROR_DOES_NOT_EXISTS")
+        assert UNKNOWN_S_MAX <= loop.time() - since_s < 20 * UNKNOWN_S_MAX
+        monkeypatch.setattr(namespaces, "AWAITED_MAX", 1)
+        calls: list[int] = []
+        other.requests.when_known(b"/a", lambda: calls.append(1))
+        other.requests.when_known(b"/b", lambda: calls.append(2))
+        assert calls == [2], "there are too many already"
+        other.namespaces.close()
+        assert calls == [2, 1]
+
+
+async def test_a_backup_that_does_not_know_a_new_namespace_yet_sends_its_readers_to_its_group(
+    tmp_path: Path,
+) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await two_groups(nodes)
+        assert await follow(nodes, "CREATENAMESPACE", "/old", "GROUP", "2") == b"OK"
+        other = next(
+            node for number, node in nodes.running.items()
+            if number != 2 and not node.groups.numbered[1].replica.leading
+        )  # fmt: skip
+        replies: list[Reply] = []
+        for path in (b"/new/a", b"/never/a"):
+            body = Body(argv=(b"GET", path))
+            other.requests.read(1, body, replies.append, seen=0)
+        assert await follow(nodes, "CREATENAMESPACE", "/new", "GROUP", "2") == b"OK"
+        await until(lambda: len(replies) == 2)
+        values = sorted(reply.value for reply in replies)
+        assert values[0].startswith(b"-ERROR_DOES_NOT_EXISTS")
+        assert values[1].startswith(b"-NOTPRIMARY 2 ")

@@ -12,6 +12,8 @@ import pytest
 from millstream.coordination.aio import coordinator
 from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.core.pool.effects import FIRST_GROUP
+from millstream.coordination.core.pool.group_check import check_group
+from millstream.data_directory.unchanged_disk import UnchangedDisk
 from millstream.vsr.core.effects import Code
 from millstream.vsr.core.replica.member import Status
 from support.coordination.coordinators import Nodes, admin, bound, until
@@ -141,4 +143,59 @@ async def test_a_copy_made_while_the_node_worked_is_older_than_what_others_know(
         await until(lambda: all(refused_at(other, node_id) for other in others))
         await until(lambda: node.pool.pool.own_refusal and not node.groups.running)
         await nodes.running.pop(number).stop()
+        assert not nodes.fatal
+
+
+@pytest.mark.parametrize("what", ["folder", "coord"])
+async def test_files_of_a_group_that_were_set_back_alone_are_told_from_the_newest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """In a pool of one node, and however young the copy is."""
+    async with Nodes(tmp_path / "nodes", 1) as nodes:
+        (group_id,) = nodes.running[0].groups.running
+        coord = tmp_path / "nodes" / "0"
+        place = coord / group_id.hex() if what == "folder" else coord
+        await nodes.ask(b"SET", b"key", b"before")
+        shutil.copytree(place, tmp_path / "older")  # while it works, as a snapshot of a disk
+        await nodes.ask(b"SET", b"key", b"acknowledged")
+        await nodes.stop(0)
+        place.rename(tmp_path / "newer")
+        shutil.copytree(tmp_path / "older", place)
+        node = await nodes.start(0)
+        await until(lambda: group_id in node.pool.set_back)
+        assert not node.groups.running
+        assert "is an older copy of itself" in caplog.text
+        assert b"is an older copy of itself" in await admin(node, b"STATUS", b"1")
+        assert node.figures()["coord_groups_stuck"] == 1
+        await nodes.stop(0)
+        check = check_group(UnchangedDisk(coord / group_id.hex()), group_id.hex(), None,
+                            UnchangedDisk(coord.with_name("0.reached")))  # fmt: skip
+        assert "is an older copy of itself" in check.damage
+        shutil.rmtree(place)
+        (tmp_path / "newer").rename(place)
+        await nodes.start(0)
+        await until(lambda: nodes.running[0].groups.numbered[FIRST_GROUP].replica.leading)
+        assert (await nodes.ask(b"GET", b"key")).value == b"=acknowledged"
+        assert not nodes.fatal
+
+
+async def test_a_member_of_three_whose_folder_was_set_back_votes_for_nothing(
+    tmp_path: Path,
+) -> None:
+    async with Nodes(tmp_path / "nodes") as nodes:
+        number = (await nodes.leader() + 1) % 3
+        (group_id,) = nodes.running[number].groups.running
+        place = tmp_path / "nodes" / str(number) / group_id.hex()
+        await nodes.stop(number)
+        shutil.copytree(place, tmp_path / "older")
+        await nodes.start(number)
+        lsn = (await nodes.ask(b"SET", b"key", b"acknowledged")).lsn
+        await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
+        await nodes.stop(number)
+        place.rename(tmp_path / "newer")
+        shutil.copytree(tmp_path / "older", place)
+        node = await nodes.start(number)
+        await until(lambda: group_id in node.pool.set_back)
+        assert not node.pool.pool.own_refusal, "its other groups go on"
+        assert (await nodes.ask(b"SET", b"key", b"later")).code is Code.OK
         assert not nodes.fatal

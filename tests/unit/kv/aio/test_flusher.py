@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import pytest_asyncio
@@ -217,3 +218,16 @@ async def test_what_there_was_is_in_the_log_once_all_is_flushed(engine: BucketEn
     commits = engine.flusher.commit_total
     await engine.flusher.flush_all()
     assert engine.flusher.commit_total == commits
+
+
+async def test_once_by_id_rests_its_pages_have_a_checksum_for_a_start_after_a_kill(
+    engine: BucketEngine, tmp_path: Path
+) -> None:
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    await engine.flusher.bring_by_id_up()
+    origin = tmp_path / "byid" / "origin"
+    while len(origin.read_text().split()) < 3:  # noqa: ASYNC110 - it is another thread's
+        await asyncio.sleep(0)
+    data = (origin.parent / "data.mdb").read_bytes()
+    assert origin.read_text().split()[2] == f"{crc32(data):08x}"

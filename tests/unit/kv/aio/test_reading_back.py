@@ -231,3 +231,17 @@ async def test_stop_gives_up_what_has_not_begun(
         may_read.set()
         await stopping
         assert len(calls) == 1
+
+
+async def test_what_by_id_names_and_the_log_lacks_is_told_as_damage_not_as_absent(
+    tmp_path: Path,
+) -> None:
+    told: list[CorruptionError] = []
+    async with reading(tmp_path) as (store, reader):
+        reader._on_corrupt = told.append
+        store.commit_by_id()
+        store._by_id.pending[b"\0\1b"] = (77, 1, 64)
+        residents = Residents(1, reader, Memory(), is_complete=False)  # type: ignore[arg-type]
+        with pytest.raises(CorruptionError, match="it names seqno 77"):
+            await with_documents(lambda: residents.find(b"b"))
+    assert [error.code for error in told] == ["by_id_damaged"]

@@ -219,7 +219,9 @@ def test_a_refusal_without_a_revision_is_tried_again_and_never_taken_for_a_succe
         sides.run()
 
 
-@pytest.mark.parametrize("code", ["majority_impossible", "disk_full", "node_failed", "stopping"])
+@pytest.mark.parametrize(
+    "code", ["majority_awaited", "majority_impossible", "disk_full", "node_failed", "stopping"]
+)
 def test_what_passes_is_no_refusal_of_a_document(sides, code):
     sides.failures = {"b": [code, code]}
     assert sides.run().accepted == {"a", "b", "c"}

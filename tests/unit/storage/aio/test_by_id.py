@@ -110,6 +110,67 @@ def test_pages_that_changed_since_a_clean_stop_are_not_believed(path):
     again.close(is_durable=True)
 
 
+def test_pages_that_changed_after_a_kill_are_not_believed(path):
+    store = opened(path, PAIRS)
+    store.seal(store.checksum())
+    store.close(is_durable=False)
+    data = path / "data.mdb"
+    whole = data.read_bytes()
+    for at in range(0, len(whole), 997):
+        again = opened(path)
+        if not again.count():  # it was built anew after the damage before
+            list(again.apply_steps([(PAIRS, [])]))
+        again.seal(again.checksum())
+        again.close(is_durable=False)
+        whole = bytearray(data.read_bytes())
+        whole[at] ^= 1
+        data.write_bytes(whole)
+        assert LmdbByIdMap.unchanged(path) is None
+        again = opened(path)
+        assert again.count() == 0
+        again.close(is_durable=False)
+
+
+def test_a_map_that_is_being_changed_when_the_process_is_killed_is_believed_as_it_was(path):
+    store = opened(path, PAIRS)
+    late = store.checksum()
+    store.seal(late)
+    steps = store.apply_steps([([(b"b", b"1")], []), ([(b"c", b"1")], [])])
+    next(steps)
+    assert len((path / "origin").read_text().split()) == 2, "no checksum"
+    steps.close()
+    store.close(is_durable=False)
+    again = opened(path)
+    assert (again.count(), again.get(b"b")) == (len(PAIRS), None)
+    again.close(is_durable=False)
+
+
+def test_a_checksum_of_pages_that_have_changed_since_is_not_noted(path):
+    store = opened(path, PAIRS)
+    late = store.checksum()
+    list(store.apply_steps([([(b"b", b"1")], [])]))
+    store.seal(late)
+    store.close(is_durable=False)
+    again = opened(path)
+    assert again.get(b"b") == b"1"
+    again.close(is_durable=False)
+
+
+def test_a_checksum_that_cannot_be_taken_back_has_the_map_built_anew(path, monkeypatch):
+    store = opened(path, PAIRS)
+    store.seal(store.checksum())
+    monkeypatch.setattr(LmdbByIdMap, "_put_origin", refused)
+    list(store.apply_steps([([(b"b", b"1")], [])]))
+    store.close(is_durable=False)
+    again = opened(path)
+    assert again.count() == 0
+    again.close(is_durable=False)
+
+
+def refused(*_):
+    raise OSError("no space")
+
+
 def test_damage_met_while_running_is_named_and_gone_after_a_restart(path):
     opened(path, PAIRS).close(is_durable=False)
     damage(path, 8192)

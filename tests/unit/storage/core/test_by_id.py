@@ -13,6 +13,11 @@ class DictMap:
     def get(self, key):
         return self.data.get(key)
 
+    def checksum(self):
+        raise AssertionError("nobody asks")
+
+    seal = distrust = checksum
+
     def get_many(self, keys):
         return [self.data.get(key) for key in keys]
 

@@ -5,6 +5,7 @@ import pytest
 from millstream.errors import CorruptionError
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core import recovery
+from millstream.storage.core.reached import REACHED_NAME
 from millstream.storage.core.receipt import RECEIPT_NAME
 from millstream.storage.core.records import (
     StoredChange,
@@ -70,6 +71,7 @@ def test_a_log_that_lacks_what_by_id_has_of_it_stops_the_start(directory, tmp_pa
     shutil.move(tmp_path / "log", directory.path / "log")
     receipt, segment = directory.path / "log" / RECEIPT_NAME, directory.segments()[0]
     receipt.unlink()
+    receipt.with_name(REACHED_NAME).unlink()
     segment.write_bytes(segment.read_bytes()[:-10])
     for _ in range(2):
         with pytest.raises(CorruptionError, match="the log ends at segment 1, offset") as raised:

@@ -5,6 +5,7 @@ import pytest
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.disk import OsDisk, OsFile
+from millstream.storage.core.reached import REACHED_NAME
 from millstream.storage.core.receipt import RECEIPT_NAME, write_receipt
 from millstream.storage.core.records import ENVELOPE_BYTES, commit_record
 from millstream.storage.core.segment import (
@@ -98,9 +99,10 @@ def test_records_behind_a_hole_in_the_last_commit_do_not_return(tmp_path):
     """The hole is cut with all that follows, else the next commit of its size revives it."""
     log = opened(tmp_path)
     log.append(commit(log, 100))
-    end = log.end
+    end, before = log.end, (tmp_path / REACHED_NAME).read_bytes()
     log.append(log.commit_record + commit_record(bytes(50)) + commit_record(bytes(60)))
     log.close()
+    (tmp_path / REACHED_NAME).write_bytes(before)  # the last commit was not durable yet
     path = tmp_path / segment_name(1)
     data = bytearray(path.read_bytes())
     data[end + len(log.commit_record) + 30] ^= 1
@@ -469,6 +471,7 @@ def test_a_new_segment_that_cannot_be_begun_is_tried_again(tmp_path, monkeypatch
 @pytest.mark.parametrize("names", [("sync",), ("write_at", "truncate")])
 def test_after_a_failed_sync_nothing_is_appended(tmp_path, monkeypatch, names):
     log = opened(tmp_path)
+    log.append(commit(log, 100))
     with monkeypatch.context() as context:
         Failing(context, *names)
         with pytest.raises(UnavailableError) as raised:
@@ -521,7 +524,7 @@ def test_the_last_segment_is_read_from_the_disk_not_from_what_a_failed_sync_left
     for name in ("sync", "forget_cache", "read_at"):
         monkeypatch.setattr(OsFile, name, noted(calls, name, getattr(OsFile, name)))
     opened(tmp_path).close()
-    assert calls[:3] == ["read_at", "sync", "forget_cache"], "the receipt is read before"
+    assert calls[:4] == ["read_at", "read_at", "sync", "forget_cache"], "both receipts come before"
 
 
 def noted(calls, name, method):

@@ -10,6 +10,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.storage.core import store as store_module
+from millstream.storage.core.reached import REACHED_NAME
 from millstream.storage.core.records import CopyNews, LowPoints, Owed
 from millstream.storage.core.segment import encode_header
 from millstream.storage.core.segment_log import LogSizes
@@ -105,9 +106,11 @@ def test_after_a_new_boot_there_are_new_entries(directory, monkeypatch):
 def test_a_torn_batch_is_dead_and_its_seqnos_are_used_again(directory):
     directory.open()
     directory.write(0, (b"a", b"old"), (b"b", b"old"))
-    end = directory.segments()[-1].stat().st_size
+    end, reached = directory.segments()[-1].stat().st_size, directory.path / "log" / REACHED_NAME
+    before = reached.read_bytes()
     directory.write(0, (b"a", b"new"), (b"b", None), (b"c", b"new"))
     directory.crash()
+    reached.write_bytes(before)  # it was not durable yet
     path = directory.segments()[-1]
     data = path.read_bytes()[: end + 200]  # the first record of the batch is whole
     path.write_bytes(data)
@@ -192,8 +195,22 @@ def test_a_find_survives_a_record_that_moved(directory):
     for place in ((segment, offset + 1), (segment, 70), (1, offset), (999, 64)):
         store._by_id.pending[key] = (seqno, *place)
         assert seqno_of(store.find(0, b"key4").frame) == seqno
-    store._by_id.pending[key] = (seqno + 1000, segment, offset)
-    assert store.find(0, b"key4") is None
+
+
+def test_what_by_id_names_and_the_log_lacks_is_damage_and_not_an_absent_document(directory):
+    store = directory.open()
+    directory.fill()
+    store._by_id.settle(0, store._find_places)
+    key = b"\0\0key4"
+    seqno, segment, offset = store._by_id.pending[key]
+    other = store._by_id.pending[b"\0\0key6"]
+    for wrong in ((seqno + 1000, segment, offset), (other[0], segment, offset), other):
+        store._by_id.pending[key] = wrong
+        with pytest.raises(CorruptionError, match="it names seqno") as raised:
+            store.find(0, b"key4")
+        assert raised.value.code == "by_id_damaged"
+    store.close()
+    assert directory.open().find(0, b"key4") is not None, "the map is built anew"
 
 
 def keep_recent(_):

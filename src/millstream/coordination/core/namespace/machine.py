@@ -247,11 +247,11 @@ class Namespace:
         answers, self.answers = self.answers, []
         return answers
 
-    def offers(self) -> Iterator[Offer]:
-        """Yield what ends if nobody comes for it in time."""
+    def offers(self, start: bytes = b"") -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it in time, from a name on, in order."""
         elements = self.state.elements
-        for _, wait in self.state.synchronisation.waits.offers():
-            yield Offer(elements.path(wait.elements[0]), wait.session, wait.offer)
+        for name, wait in self.state.synchronisation.waits.offers(start):
+            yield Offer(elements.path(wait.elements[0]), wait.session, wait.offer, name)
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what a session asks for, changing nothing."""

@@ -2,7 +2,8 @@
 
 Invariants:
 1. Of two words about a group the one of the later epoch and view counts, of equals the newer.
-2. How fresh a word is, is measured from when its group's primary said it: passing it on makes it
+2. That a group was forked is kept durably: who was left behind is told so also after a restart.
+3. How fresh a word is, is measured from when its group's primary said it: passing it on makes it
    no younger.
 
 Elsewhere: which groups there are (`pool_tables`), who may ask (the front).
@@ -13,12 +14,17 @@ Source: V2R2, "Nomenclature" (VDS).
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from millstream.coordination.core.pool.file_format import Fork
 from millstream.coordination.core.pool.messages import Sighting
-from millstream.vsr.core.configuration import Configuration
+from millstream.vsr.core.configuration import Configuration, generation
 
 __all__ = ["Directory", "Seen"]
+
+
+_OLD_MS: Final = 86_400_000.0
+"""How old a word is that was kept over a restart: at least so much may have passed."""
 
 
 class Seen(NamedTuple):
@@ -41,6 +47,8 @@ class Directory:
 
     def __init__(self) -> None:
         self._seen: dict[bytes, Seen] = {}
+        self.forks_total = 0
+        """How often a later fork of a group was heard of: what is to be kept has changed."""
 
     def note(self, group_id: bytes, seen: Seen) -> bool:
         """Take a word about a group; return whether the group has moved on."""
@@ -49,8 +57,24 @@ class Directory:
             if known[:2] == seen[:2] and seen.said_ms > known.said_ms:
                 self._seen[group_id] = seen
             return False
+        if generation(seen.epoch) > (0 if known is None else generation(known.epoch)):
+            self.forks_total += 1
         self._seen[group_id] = seen
         return True
+
+    def forks(self) -> tuple[Fork, ...]:
+        """Return what is kept."""
+        return tuple(
+            Fork(group_id, seen.epoch, seen.members)
+            for group_id, seen in sorted(self._seen.items())
+            if generation(seen.epoch)
+        )
+
+    def load(self, forks: tuple[Fork, ...], groups: Container[bytes], now_ms: float) -> None:
+        """Take what was kept."""
+        for group_id, epoch, members in forks:
+            if group_id in groups:
+                self.note(group_id, Seen(epoch, 0, members, now_ms - _OLD_MS))
 
     def get(self, group_id: bytes) -> Seen | None:
         """Return the last word about a group."""

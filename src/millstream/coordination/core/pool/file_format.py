@@ -19,7 +19,15 @@ import msgspec
 from millstream.coordination.core.pool.messages import Id, Tables
 from millstream.errors import CorruptionError, UsageError
 
-__all__ = ["Hosted", "NodeFile", "Phase", "decode_node_file", "encode_node_file", "lost_pool_file"]
+__all__ = [
+    "Fork",
+    "Hosted",
+    "NodeFile",
+    "Phase",
+    "decode_node_file",
+    "encode_node_file",
+    "lost_pool_file",
+]
 
 _MAGIC: Final = b"millstream pool\n"
 _VERSION: Final = 1
@@ -43,12 +51,21 @@ class Hosted(NamedTuple):
     is_founder: bool
 
 
+class Fork(NamedTuple):
+    """That a group was forked, as was heard: it goes on in this epoch with these members."""
+
+    group_id: Id
+    epoch: int
+    members: tuple[Id, ...]
+
+
 class NodeFile(NamedTuple):
-    """All of it."""
+    """All of it; `forks`: not in files of older programs."""
 
     node_id: Id
     tables: Tables
     hosted: tuple[Hosted, ...]
+    forks: tuple[Fork, ...] = ()
 
 
 _WAY_ON: Final = (

@@ -17,12 +17,16 @@ from millstream.coordination.core.pool.file_format import Phase
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 from millstream.vsr.core.disk.durable_steps import SUPERBLOCK
+from millstream.vsr.core.disk.journal import older_than
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.disk.startup import Survey, survey
 
-__all__ = ["GROUPS_FOLDER", "REMOVED", "RESTORED", "GroupCheck", "Known", "check_group"]
+__all__ = ["GROUPS_FOLDER", "REACHED", "REMOVED", "RESTORED", "GroupCheck", "Known", "check_group"]
 
 GROUPS_FOLDER: Final = "coord"
 """Of a data directory: in it one folder for each group, named by its id in hex."""
+REACHED: Final = ".reached"
+"""Behind the name of that folder: where it stands how far each group had got."""
 REMOVED: Final = ".removed"
 """Behind the name of a deleted group's folder; the next start removes it."""
 
@@ -73,10 +77,13 @@ class GroupCheck:
         return not self.damage
 
 
-def check_group(disk: Disk, folder: str, known: Known | None = None) -> GroupCheck:
+def check_group(
+    disk: Disk, folder: str, known: Known | None = None, reached: Disk | None = None
+) -> GroupCheck:
     """Read all files of a group; OSError if that is not possible at all.
 
-    `known`: None: what the node knows cannot be read.
+    `known`: None: what the node knows cannot be read. `reached`: where it stands how far groups
+    had got.
     """
     found, group_id = GroupCheck(folder), bytes.fromhex(folder.partition(".")[0])
     if _goes_at_the_next_start(folder, group_id, known):
@@ -103,6 +110,10 @@ def check_group(disk: Disk, folder: str, known: Known | None = None) -> GroupChe
         return found
     _fill(found, surveyed)
     found.damage = _damage(found, surveyed)
+    if surveyed.root is not None and reached is not None:
+        standing = surveyed.root.standing
+        point = ReachedFile(reached, standing.node_id, standing.group_id).found()
+        found.damage = found.damage or older_than(disk, surveyed, point)
     return found
 
 

@@ -80,6 +80,8 @@ class Pool(Administration):
     def __init__(self, chance: Callable[[], float]) -> None:
         super().__init__(chance)
         self._keeping = 0
+        self._forks_kept = 0
+        """How many forks of groups had been heard of when the node's file was written last."""
         self._held: list[PoolEffect] = []
         self._out: list[PoolEffect] = []
         self._handlers: dict[type[Any], Callable[[PoolEnvelope, Any], None]] = {
@@ -151,8 +153,8 @@ class Pool(Administration):
         self._handle(event)
         self.look_after_pending()
         effects, self.effects = self.effects, []
-        if self.is_changed:
-            self.is_changed = False
+        if self.is_changed or self.directory.forks_total != self._forks_kept:
+            self.is_changed, self._forks_kept = False, self.directory.forks_total
             self._keeping = self.next_number(lambda: None)
             self._out.append(KeepNode(self._keeping, self._content()))
             self._held = effects
@@ -247,7 +249,10 @@ class Pool(Administration):
             self.tables.note_node(info)
         known = self.tables.foundings
         self.hosted = {one.group_id: one for one in kept.hosted if one.group_id in known}
+        self.directory.load(kept.forks, known, self.now_ms)
+        self._forks_kept = self.directory.forks_total
 
     def _content(self) -> bytes:
         hosted = tuple(self.hosted[group_id] for group_id in sorted(self.hosted))
-        return encode_node_file(NodeFile(self.id, self.tables.message(), hosted))
+        forks = self.directory.forks()
+        return encode_node_file(NodeFile(self.id, self.tables.message(), hosted, forks))

@@ -266,8 +266,13 @@ def _of_node(front: Front, pattern: bytes) -> bytes:
     return mapping([(key, bulk(value)) for key, value in found if in_key_pattern(key, pattern)])
 
 
-def _vds(front: Front, argv: list[bytes]) -> bytes:
-    return front.backend.vds(tuple(argv), front.asker(0))
+def _vds(front: Front, argv: list[bytes]) -> bytes | None:
+    words, asker = tuple(argv), front.asker(0)
+    if not (argv[1:2] and argv[1].startswith(b"/") and argv[1] != b"/"):
+        return front.backend.vds(words, asker)
+    slot = front.slot()
+    front.backend.when_known(argv[1], lambda: slot.fill(front.backend.vds(words, asker)))
+    return None
 
 
 def _admin(front: Front, argv: list[bytes]) -> bytes | None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from millstream.errors import UnavailableError
+from millstream.kv.aio.majority import until_possible
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.revisions.design_documents import DesignDocuments, StoredDesign, design_key
@@ -57,11 +58,11 @@ class DesignStore:
         Raises:
             UsageError: `illegal_docid`.
             UnavailableError: `ambiguous`, the change was taken back before it was durable;
-                `majority_impossible`, nothing was changed; `disk_failed`.
+                `majority_awaited`, `majority_impossible`, nothing was changed; `disk_failed`.
         """
         key = design_key(name)
         if is_durable:
-            self._bucket.partition_for(key).check_majority()
+            await until_possible(self._bucket.partition_for(key), self._now_ns)
         written = await with_documents(lambda: self._write(key, body, rev))
         if is_durable:
             partition = self._bucket.partitions[written.partition]

@@ -21,6 +21,7 @@ from typing import Final
 
 from millstream.documents.stored import Packed, StoredDocument
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.kv.aio.majority import until_possible
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.residents import NotInMemory
@@ -32,11 +33,8 @@ from millstream.kv.core.revisions.revision_store import (
     Version,
 )
 
-__all__ = ["FOLLOW_SECONDS_MAX", "TURN_SECONDS", "DocumentStore"]
+__all__ = ["TURN_SECONDS", "DocumentStore"]
 
-FOLLOW_SECONDS_MAX: Final = 1.0
-"""How long too few copies may follow a partition before changes are refused."""
-FOLLOW_PAUSE_S: Final = 0.02
 TURN_SECONDS: Final = 0.003
 """How long documents are changed before others have a turn; one may take longer."""
 STEPS_SECONDS: Final = 0.02
@@ -115,8 +113,6 @@ class DocumentStore:
         self._documents = RevisedDocuments(bucket)
         self._until_durable = until_durable
         self._now_ns = now_ns
-        self._alone: dict[int, tuple[int, float]] = {}
-        """In which epoch of a partition, and since when (s), too few copies follow it."""
 
     async def read(self, key: bytes, revs_limit: int, *, is_durable: bool) -> Found | None:
         """Return a document; raises as `RevisedDocuments.read`.
@@ -170,26 +166,12 @@ class DocumentStore:
         return found
 
     async def _refusal(self, key: bytes) -> MillstreamError | None:
-        """Return why a change cannot reach a majority of the copies now.
-
-        While partitions move copies change whom they follow: the first change that finds too few
-        of them waits, for `FOLLOW_SECONDS_MAX`; later ones are refused at once.
-        """
-        partition, loop = self._bucket.partition_for(key), asyncio.get_running_loop()
-        while True:
-            try:
-                partition.check_majority()
-            except UnavailableError as error:
-                epoch, since_s = self._alone.get(partition.partition_id, (-1, 0.0))
-                if epoch != partition.epoch:
-                    since_s = loop.time()
-                    self._alone[partition.partition_id] = partition.epoch, since_s
-                if loop.time() - since_s >= FOLLOW_SECONDS_MAX:
-                    return error
-                await asyncio.sleep(FOLLOW_PAUSE_S)
-            else:
-                self._alone.pop(partition.partition_id, None)
-                return None
+        """Return why a change cannot reach a majority of the copies now."""
+        try:
+            await until_possible(self._bucket.partition_for(key), self._now_ns)
+        except UnavailableError as error:
+            return error
+        return None
 
     async def _update_one(
         self, key: bytes, decides: Sequence[Decide], revs_limit: int

@@ -2,7 +2,8 @@
 
 Invariants:
 1. A write is refused before anything is stored if so few copies follow that its level cannot be
-   reached; what was stored is never answered as if it were not.
+   reached: for the time being while others may be on their way, else for good. What was stored is
+   never answered as if it were not.
 2. Success is answered once the level is reached in the history in which the change was made. In
    any other case the answer is ambiguous: the partition became another, its majority was lost, or
    the time is over.
@@ -57,12 +58,13 @@ class Waiting(NamedTuple):
     """When the time is over (Unix)."""
 
 
-def refusal_of(partition: Partition, level: int) -> Status | None:
-    """Return why a write of that level must not be made now."""
+def refusal_of(partition: Partition, level: int, now_ns: int) -> Status | None:
+    """Return why a write of that level must not be made now (Unix time)."""
     acknowledged = partition.acknowledged
     if not level or acknowledged is None or acknowledged.is_possible:
         return None
-    return Status.DURABILITY_IMPOSSIBLE
+    is_temporary = acknowledged.are_awaited(now_ns)
+    return Status.ETMPFAIL if is_temporary else Status.DURABILITY_IMPOSSIBLE
 
 
 def waits_for_copies_or_disk(partition: Partition, level: int) -> bool:

@@ -17,6 +17,8 @@ Invariants:
 3. Nothing of one epoch of the partition counts in another, and nothing of one row in another; what
    was durable by a row before is known apart (`kept_seqno`).
 4. Neither seqno is above the partition's high seqno.
+5. Copies that are missing are taken to be on their way for `AWAITED_NS_MAX`, not longer: so long
+   they need to find the active copy after it moved.
 
 Elsewhere: the streams that tell (`upr.core.producer`), the writes that wait (`session`), what a
 copy that is not active knows of itself (`replica`).
@@ -26,11 +28,14 @@ Source: docs/concepts/durability.md, docs/design/0006-copies.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from millstream.model.limits import UINT64_MAX
 
-__all__ = ["Acknowledged", "Followed"]
+__all__ = ["AWAITED_NS_MAX", "Acknowledged", "Followed"]
+
+AWAITED_NS_MAX: Final = 5_000_000_000
+"""How long missing copies count as on their way, from the first write that misses them on."""
 
 
 class Followed(Protocol):
@@ -61,8 +66,8 @@ class Acknowledged:
     """The acknowledged ends of one partition's copies."""
 
     __slots__ = (
-        "_beside_own", "_complete", "_epoch", "_following", "_has_own", "_kept", "_partition",
-        "_without_own", "majority", "row",
+        "_beside_own", "_complete", "_epoch", "_following", "_has_own", "_kept", "_missed_ns",
+        "_partition", "_without_own", "majority", "row",
     )  # fmt: skip
 
     def __init__(self, partition: Followed) -> None:
@@ -75,6 +80,8 @@ class Acknowledged:
         self.majority = 1
         """How many copies are more than half, this one included."""
         self._kept = 0
+        self._missed_ns = 0
+        """When a write first missed copies (Unix), 0: none did since a majority was there."""
         self._forget()
         self._count()
 
@@ -88,6 +95,7 @@ class Acknowledged:
         self.row = tuple(name for name in row if name is not None and name != own)
         self._has_own = own in row
         self.majority = len(row) // 2 + 1
+        self._missed_ns = 0
         self._forget()
         self._count()
 
@@ -100,7 +108,7 @@ class Acknowledged:
         if epoch != self._epoch:
             self._epoch = epoch
             self._following.clear()
-            self._kept = 0
+            self._kept = self._missed_ns = 0
             self._forget()
             self._count()
 
@@ -110,6 +118,8 @@ class Acknowledged:
         """A copy follows by a stream from now on; what it has is not known yet."""
         self._check_epoch()
         self._following[name] = _Ends(stream)
+        if self.is_possible:
+            self._missed_ns = 0
 
     def acknowledge(
         self, name: str, stream: object, complete_end: int, persisted_end: int
@@ -157,6 +167,13 @@ class Acknowledged:
         self._check_epoch()
         following = sum(name in self._following for name in self.row)
         return following + self._has_own >= self.majority
+
+    def are_awaited(self, now_ns: int) -> bool:
+        """Whether too few copies follow for a write that comes now (Unix), and soon more may."""
+        if self.is_possible:
+            return False
+        self._missed_ns = self._missed_ns or now_ns
+        return self._missed_ns <= now_ns < self._missed_ns + AWAITED_NS_MAX
 
     @property
     def following(self) -> int:

@@ -36,7 +36,10 @@ from millstream.storage.core.records import key_of
 from millstream.upr.core.source import Hold, Reader
 from millstream.wire.frames import described, described_all, seqno_of
 
-__all__ = ["ReadCopy"]
+__all__ = ["MAJORITY_AWAITED", "ReadCopy"]
+
+MAJORITY_AWAITED: Final = "majority_awaited"
+"""Code of the error that too few copies follow for now."""
 
 _rev_of: Final = Struct(">32xQ").unpack_from
 _frame_of: Final = attrgetter("frame")
@@ -169,19 +172,30 @@ class ReadCopy:
                 retry="backoff",
             )
 
-    def check_majority(self) -> None:
-        """Refuse a change that has to reach a majority of the copies, and cannot now.
+    def check_majority(self, now_ns: int) -> None:
+        """Refuse a change that has to reach a majority of the copies, and cannot now (Unix time).
 
         Raises:
-            UnavailableError: `majority_impossible`.
+            UnavailableError: `majority_awaited`: too few copies follow, others may be on their
+                way, as after the partition moved; `majority_impossible`.
         """
-        if not self._may_reach_majority:
+        acknowledged = self.acknowledged
+        if acknowledged is None or acknowledged.is_possible:
+            return
+        if acknowledged.are_awaited(now_ns):
             raise UnavailableError(
-                f"nothing was changed: no majority of the copies of partition "
-                f"{self.partition_id} can take it, {self._copies_text}",
-                code="majority_impossible",
+                f"nothing was changed: {acknowledged.following + 1} of "
+                f"{len(acknowledged.row) + 1} copies of partition {self.partition_id} are there, "
+                "others may be on their way; try again",
+                code=MAJORITY_AWAITED,
                 retry="backoff",
             )
+        raise UnavailableError(
+            f"nothing was changed: no majority of the copies of partition "
+            f"{self.partition_id} can take it, {self._copies_text}",
+            code="majority_impossible",
+            retry="backoff",
+        )
 
     @property
     def _copies_text(self) -> str:

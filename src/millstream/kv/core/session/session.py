@@ -421,7 +421,7 @@ class KvSession:
             status = Status.EACCESS
         elif packet.framing:
             status, level, patience_ms = durability_of(packet)
-            status = status or self._refusal_of_level(packet, level)
+            status = status or self._refusal_of_level(packet, level, now_ns)
         if status is not None or command is None:
             reply: bytes | None = self.refusal(packet, status or Status.UNKNOWN_COMMAND)
         else:
@@ -434,9 +434,11 @@ class KvSession:
             self.emit(reply)
         return len(reply)
 
-    def _refusal_of_level(self, packet: Packet, level: int) -> Status | None:
+    def _refusal_of_level(self, packet: Packet, level: int, now_ns: int) -> Status | None:
         found = self.partition_of(packet, for_write=True) if level else None
-        return durability.refusal_of(found, level) if isinstance(found, Partition) else None
+        if not isinstance(found, Partition):
+            return None
+        return durability.refusal_of(found, level, now_ns)
 
     def _reply_durably(
         self, packet: Packet, reply: bytes, level: int, patience_ms: int, now_ns: int

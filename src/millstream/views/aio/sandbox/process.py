@@ -483,7 +483,7 @@ def _reduced(reply: bytes, count: int) -> list[ReduceResult] | None:
 
 def _text_of(name: str) -> str:
     """Read a file of this package, also where the package is a zip archive."""
-    data = pkgutil.get_data("millstream.views.aio.sandbox", name)
+    data = pkgutil.get_data("millstream.views.aio.sandbox.process", name)
     assert data is not None
     return data.decode()
 

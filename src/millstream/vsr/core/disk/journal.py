@@ -50,6 +50,7 @@ from millstream.vsr.core.disk.durable_steps import (
     segment_name,
     snapshot_name,
 )
+from millstream.vsr.core.disk.reached_file import SET_BACK, ReachedPoint
 from millstream.vsr.core.disk.startup import Survey, survey
 from millstream.vsr.core.effects import (
     AdoptSnapshot,
@@ -73,6 +74,7 @@ __all__ = [
     "format_group",
     "is_formatted",
     "is_of_the_view",
+    "older_than",
 ]
 
 SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -115,17 +117,27 @@ class Journal:
 
     segments_few = SEGMENTS_FEW
 
-    def __init__(self, disk: Disk, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        reached: ReachedPoint | None = None,
+    ) -> None:
         """Make durable what a crash left, read it and heal it.
 
+        `reached`: how far the files had got at least, if that is known from elsewhere.
+
         Raises:
-            CorruptionError: a newer version wrote the files.
+            CorruptionError: a newer version wrote the files; `set_back`: they are older than
+                `reached`.
             UnavailableError: `disk_full`, `disk_failed`.
         """
         self._files, self._segment_bytes_max = CarefulFiles(disk), segment_bytes_max
         self._ahead_max = segment_bytes_max // AHEAD_SHARE
         self._files.settle()
         found = survey(disk)
+        if why := older_than(disk, found, reached):
+            raise CorruptionError(why, code=SET_BACK)
         self.image: DurableImage = found.image
         self.torn_bytes = found.torn_bytes
         """What this start has cut: begun, and never acknowledged."""
@@ -144,6 +156,11 @@ class Journal:
         """What the superblock says; there must be one."""
         assert self._root is not None, "the superblock is lost"
         return self._root
+
+    @property
+    def reached(self) -> ReachedPoint:
+        """How far all that is durable has got."""
+        return ReachedPoint(self.root.sequence, 0 if self._is_lost else self.op_lsn)
 
     @property
     def has_failed(self) -> bool:
@@ -429,6 +446,24 @@ class Journal:
             elif (found := _SNAPSHOT.fullmatch(name)) and stable is not None:
                 old += [name] if int(found[1]) < stable.number else []
         self._files.remove(old)
+
+
+def older_than(disk: Disk, found: Survey, reached: ReachedPoint | None) -> str:
+    """Return why files are older than they were; empty if they are not, as far as is known."""
+    root, image = found.root, found.image
+    if root is None or reached is None or root.sequence > reached.sequence:
+        return ""
+    is_shorter = not image.is_journal_lost and image.op_lsn < reached.op_lsn
+    if root.sequence == reached.sequence and not is_shorter:
+        return ""
+    return (
+        f"{disk.describe('')} is an older copy of itself, or has lost its end: it has "
+        f"superblock {root.sequence} and entries up to {image.op_lsn}, and had superblock "
+        f"{reached.sequence} and entries up to {reached.op_lsn}. What its member has promised "
+        "since is not known: put the newest copy back, or move the directory that it is in "
+        "aside, start the node anew with --join, and let it take the lost one's place "
+        "(ADMIN GROUP REPLACE)"
+    )
 
 
 def _epoch_and_view(standing: Standing) -> tuple[int, int]:

@@ -9,6 +9,8 @@ Invariants:
 4. Only the process run that entered an epoch as primary of its first view may lead that view.
 5. Who is not in the new epoch keeps the log until a quorum of the new members has begun; then it
    is retired and only says which epoch there is.
+6. Who hears from anybody that the group was forked without it retires, though it cannot say where
+   the fork began: a primary has led the fork by then, so its members have it durably.
 
 Elsewhere: who is a member (`configuration`), fetching the log (`repair`).
 
@@ -19,7 +21,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from millstream.vsr.core.configuration import Configuration, closing_body, successor
+from millstream.vsr.core.configuration import (
+    Configuration,
+    closing_body,
+    generation,
+    heard_of,
+    successor,
+)
 from millstream.vsr.core.effects import Code, Read, Request, Superseded
 from millstream.vsr.core.entries import Entry, Kind
 from millstream.vsr.core.messages import Envelope, EpochStarted, GetEpoch, StartEpoch
@@ -243,7 +251,7 @@ class Epochs(Learning):
 
     def answer_lower_epoch(self, sender: bytes, epoch: int) -> None:
         """Tell who speaks of an old epoch which one there is."""
-        if self.members and epoch < self.newest.epoch:
+        if self.members and epoch < self.newest.epoch and not self.newest.is_hearsay:
             self.send(sender, StartEpoch(self.newest))
 
     def ask_epoch(self, sender: bytes) -> None:
@@ -251,11 +259,20 @@ class Epochs(Learning):
         self.send(sender, GetEpoch())
 
     def on_superseded(self, heard: Superseded) -> None:
-        """Ask for an epoch that this member has not heard of."""
-        if heard.epoch > self.newest.epoch:
-            for member in heard.members:
-                if member != self.id:
-                    self.ask_epoch(member)
+        """Ask for an epoch that this member has not heard of; leave a group that has forked."""
+        if heard.epoch <= self.newest.epoch:
+            return
+        for member in heard.members:
+            if member != self.id:
+                self.ask_epoch(member)
+        is_fork = generation(heard.epoch) > generation(self.newest.epoch)
+        if is_fork and self.members and self.id not in heard.members:
+            journalled = self.configuration.journalled
+            self._next = heard_of(heard.epoch, heard.members, journalled)
+            self._started = set()
+            self.refuse_reads(Code.NOTPRIMARY)
+            self._refuse_held(Code.NOTPRIMARY)
+            self._retire()
 
     def on_epoch_started(self, envelope: Envelope, started: EpochStarted) -> None:
         """Count the new members that have begun without this one."""

@@ -51,7 +51,8 @@ EXPIRED_WEIGHT_MAX: Final = 5000
 """What ends with them: beyond that the others wait for another entry. One session alone may have
 more."""
 ENDED_MAX: Final = 1000
-"""Offers that one entry ends, and that are counted at a time."""
+"""Offers looked at in one heartbeat, and so ended by one entry at most. Whoever there are more of
+is looked at in turn."""
 LIST_MAX: Final = 500
 """Sessions that are shown at once."""
 STEP_MS_MAX: Final = 2.0 * HEARTBEAT_MS
@@ -84,6 +85,11 @@ class Silence:
         self._ending: set[int] = set()
         self._sweep: Iterator[int] = iter(())
         self._offered: dict[Offer, float] = {}
+        """Since when an offer is there."""
+        self._met: dict[Offer, float] = {}
+        """The same, of those that the present turn has come to."""
+        self._offers_from = b""
+        """Where it goes on."""
 
     def hear(self, session: int, now_ms: float) -> None:
         """Note that a client lives."""
@@ -132,19 +138,31 @@ class Silence:
         return found
 
     def late(
-        self, offers: Iterable[Offer], table: ClientTable, time_out_ms: Callable[[int], int]
+        self,
+        offers: Callable[[bytes], Iterable[Offer]],
+        table: ClientTable,
+        time_out_ms: Callable[[int], int],
     ) -> list[Offer]:
-        """Return which of these are to end now: since when each is there is counted here."""
+        """Return which offers are to end now: since when each is there is counted here.
+
+        `offers`: yields them from a name on; some are looked at with each call, all in turn.
+        """
         worked_ms, known = self._worked_ms, self._offered
-        self._offered = {offer: known.get(offer, worked_ms) for offer in offers}
+        looked_at = list(islice(offers(self._offers_from), ENDED_MAX))
+        met = {offer: known.get(offer, worked_ms) for offer in looked_at}
         found = [
             offer
-            for offer, since_ms in self._offered.items()
+            for offer, since_ms in met.items()
             if worked_ms - since_ms > TIME_OUT_MS_MIN
             and offer.session in table
             and worked_ms - since_ms > time_out_ms(offer.session)
         ]
-        self._offered.update(dict.fromkeys(found, worked_ms))
+        met.update(dict.fromkeys(found, worked_ms))
+        self._met.update(met)
+        if len(looked_at) < ENDED_MAX:
+            self._offered, self._met, self._offers_from = self._met, {}, b""
+        else:
+            self._offers_from = looked_at[-1].name + b"\0"
         return found
 
 
@@ -195,8 +213,7 @@ class Sessions(Formats):
             silent = self._silence.silent(self.table, self.time_out_ms, self.machine.weight)
             if silent:
                 self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
-            offers = islice(self.machine.offers(), ENDED_MAX)
-            late = self._silence.late(offers, self.table, self.time_out_ms)
+            late = self._silence.late(self.machine.offers, self.table, self.time_out_ms)
             if late:
-                named = [(path, b"%d" % session, b"%d" % lsn) for path, session, lsn in late]
+                named = [(path, b"%d" % session, b"%d" % lsn) for path, session, lsn, _ in late]
                 self.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream.coordination.core.pool.directory import Directory, Seen
+from millstream.coordination.core.pool.file_format import Fork
 from millstream.coordination.core.pool.messages import Sighting
 
 G = b"g" * 16
@@ -24,6 +25,22 @@ def test_passing_a_word_on_makes_it_no_younger() -> None:
     one.note(G, Seen(0, 1, (A, B, C), 1000))
     other.hear(one.sightings(1700), {G}, 50_000)
     assert other.sightings(50_200) == (Sighting(G, 0, 1, (A, B, C), 900),)
+
+
+def test_forks_are_kept_and_are_news_again_only_if_they_are_later() -> None:
+    one = Directory()
+    one.note(G, Seen(7, 1, (A, B, C), 0))
+    assert (one.forks(), one.forks_total) == ((), 0)
+    one.note(G, Seen(2 << 16, 0, (A,), 10))
+    one.note(G, Seen((2 << 16) + 1, 5, (A, B), 20))
+    assert one.forks() == (Fork(G, (2 << 16) + 1, (A, B)),)
+    assert one.forks_total == 1
+    other = Directory()
+    other.load((*one.forks(), Fork(A, 1 << 16, (A,))), {G}, 1000)
+    assert other.forks() == one.forks()
+    assert other.forks_total == 1
+    assert other.sightings(1000)[0].age_ms >= 86_400_000
+    assert not other.note(G, Seen(9, 1, (A, B, C), 2000)), "the group is not there any more"
 
 
 def test_groups_that_are_not_known_are_not_kept() -> None:

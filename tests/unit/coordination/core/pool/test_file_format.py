@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import msgspec
 import pytest
 
 from millstream.coordination.core.pool.file_format import (
+    Fork,
     Hosted,
     NodeFile,
     Phase,
@@ -23,11 +25,18 @@ KEPT = NodeFile(
     ME.node_id,
     Tables((b"p" * 16,), (ME,), (RECORD,), (b"t" * 16,), is_answer=False),
     (Hosted(RECORD.group_id, Phase.FORMED, is_founder=True),),
+    (Fork(RECORD.group_id, 3 << 16, (b"m" * 16,)),),
 )
 
 
 def test_what_was_kept_is_read() -> None:
     assert decode_node_file(encode_node_file(KEPT)) == KEPT
+
+
+def test_a_file_of_an_older_program_knows_of_no_forks() -> None:
+    body = b"\1" + msgspec.msgpack.encode(tuple(KEPT)[:3])
+    data = b"millstream pool\n" + blake2b(body, digest_size=16).digest() + body
+    assert decode_node_file(data) == KEPT._replace(forks=())
 
 
 def test_every_changed_byte_and_every_cut_is_noticed() -> None:

@@ -28,6 +28,7 @@ from millstream.coordination.core.pool.messages import (
     Deleted,
     Founding,
     PoolEnvelope,
+    Sighting,
 )
 from millstream.coordination.core.pool.pool import DEFERRED_MAX, Pool
 from millstream.errors import CorruptionError
@@ -188,3 +189,22 @@ def test_a_record_of_a_deleted_group_founds_nothing_after_a_restart() -> None:
     world.run(world.now_ms + 1000)
     node.running.take_founding(founding)
     assert founding.group_id not in node.running.hosted
+
+
+def test_that_a_group_was_forked_is_kept_and_told_to_its_old_members_after_a_restart() -> None:
+    world = joined(2)
+    one, two = world.nodes
+    group_id = next(iter(one.open))
+    fork = Sighting(group_id, 3 << 16, 1, (b"x" * 16,), 0)
+    pool = two.running
+    pool.directory.hear((fork,), pool.tables.foundings, world.now_ms)
+    world.crash(one)
+    asked(world, two, "NODES")
+    world.crash(two)
+    world.start(two)
+    seen = two.running.directory.get(group_id)
+    assert seen is not None
+    assert seen[:3] == (3 << 16, 0, (b"x" * 16,))
+    world.start(one)
+    world.run(world.now_ms + 3000)
+    assert one.running.directory.forks() == two.running.directory.forks()

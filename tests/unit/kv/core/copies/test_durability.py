@@ -11,7 +11,7 @@ from millstream.kv.core.copies.durability import (
     refusal_of,
     waits_for_copies_or_disk,
 )
-from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.acknowledgement import AWAITED_NS_MAX, Acknowledged
 from millstream.kv.core.partition.partition import Partition
 from millstream.wire.mcbp import Opcode, Status, response
 from support.kv.log_double import NOW, new_partition, persist
@@ -36,7 +36,7 @@ def waiting(partition: Partition, level: int) -> Waiting:
 
 def test_alone_only_the_disk_is_waited_for() -> None:
     for partition in (written(), written("a")):
-        assert [refusal_of(partition, level) for level in (0, *LEVELS)] == [None] * 4
+        assert [refusal_of(partition, level, NOW) for level in (0, *LEVELS)] == [None] * 4
         waits = [waits_for_copies_or_disk(partition, level) for level in (0, *LEVELS)]
         assert waits == [False, False, True, True]
         found = [answer_of(waiting(partition, level), NOW) for level in LEVELS]
@@ -47,11 +47,18 @@ def test_alone_only_the_disk_is_waited_for() -> None:
 
 def test_with_copies_every_level_waits_or_is_refused() -> None:
     partition = written("a", "b")
-    impossible = Status.DURABILITY_IMPOSSIBLE
-    assert [refusal_of(partition, level) for level in (0, *LEVELS)] == [None, *[impossible] * 3]
+    for now, refusal in (
+        (NOW, Status.ETMPFAIL),
+        (NOW + AWAITED_NS_MAX - 1, Status.ETMPFAIL),
+        (NOW + AWAITED_NS_MAX, Status.DURABILITY_IMPOSSIBLE),
+        (NOW - 1, Status.DURABILITY_IMPOSSIBLE),  # a clock that was set back
+    ):
+        found = [refusal_of(partition, level, now) for level in (0, *LEVELS)]
+        assert found == [None, *[refusal] * 3]
     assert partition.acknowledged is not None
     partition.acknowledged.join("b", 1)
-    assert [refusal_of(partition, level) for level in (0, *LEVELS)] == [None] * 4
+    late = NOW + 9 * AWAITED_NS_MAX
+    assert [refusal_of(partition, level, late) for level in (0, *LEVELS)] == [None] * 4
     waits = [waits_for_copies_or_disk(partition, level) for level in (0, *LEVELS)]
     assert waits == [False, True, True, True]
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.acknowledgement import AWAITED_NS_MAX, Acknowledged
 
 NAMES = ("a", "b", "c", "d", "x")
 """`a` is this node; `x` is in no row."""
@@ -51,6 +51,25 @@ def test_of_two_both_are_a_majority() -> None:
     own.persisted_seqno = 40
     assert acknowledged.durable_seqno == 25
     assert not acknowledged.acknowledge("b", 1, 30, 25)
+
+
+def test_missing_copies_are_awaited_for_some_seconds_from_the_first_missing_write_on() -> None:
+    own, acknowledged = following("a", "b")
+    now = 1_000
+    for begin in (
+        lambda: acknowledged.leave("b", 1),
+        lambda: setattr(own, "epoch", own.epoch + 1),
+        lambda: acknowledged.set_row(("a", "c"), "a"),
+    ):
+        assert acknowledged.are_awaited(now)
+        assert acknowledged.are_awaited(now + AWAITED_NS_MAX - 1)
+        assert not acknowledged.are_awaited(now + AWAITED_NS_MAX)
+        now += 10 * AWAITED_NS_MAX
+        assert not acknowledged.are_awaited(now), "not once more"
+        acknowledged.join("b", 1)
+        assert not acknowledged.are_awaited(now)
+        begin()
+    assert acknowledged.are_awaited(now)
 
 
 def test_two_others_of_three_make_a_change_durable_before_this_copy_does() -> None:

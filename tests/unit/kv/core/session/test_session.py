@@ -581,7 +581,7 @@ def test_each_kind_of_write_waits_for_its_level(level: int, write: dict[str, Any
     fields = {"key": b"k", "value": b"w", "framing": durable(level), "opaque": 7, **write}
     data = request(**fields, vbucket=0)
     before = partition.high_seqno
-    assert [one.status for one in ask(session, data)] == [Status.DURABILITY_IMPOSSIBLE]
+    assert [one.status for one in ask(session, data)] == [Status.ETMPFAIL]
     assert partition.high_seqno == before, "nothing is stored"
     bucket.on_joined("b", 0, 1)
     assert ask(session, data) == []
@@ -601,7 +601,7 @@ def test_each_kind_of_write_waits_for_its_level(level: int, write: dict[str, Any
 def test_of_three_copies_two_are_enough() -> None:
     session, bucket = with_copies("a", None, "c")
     data = [put(b"k", b"v", framing=durable(level), opaque=level) for level in (1, 2, 3)]
-    assert [one.status for one in ask(session, data[0])] == [Status.DURABILITY_IMPOSSIBLE]
+    assert [one.status for one in ask(session, data[0])] == [Status.ETMPFAIL]
     p = partition_of(b"k", 4)
     bucket.on_joined("x", p, 1)
     bucket.on_joined("c", p, 2)

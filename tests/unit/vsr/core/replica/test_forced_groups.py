@@ -288,3 +288,49 @@ def test_who_hears_that_its_group_was_forced_asks_the_members_for_their_epoch() 
     group.settle()
     assert group.replicas[1].status is Status.RETIRED
     assert group.replicas[2].status is not Status.RETIRED
+
+
+def test_old_members_that_hear_of_a_fork_go_on_no_more_though_nobody_of_it_is_there() -> None:
+    """Any node of the pool may have told them; the survivor and all new members are away."""
+    group = alone()
+    assert force(group, 0).code is Code.OK
+    configuration = group.replicas[0].configuration
+    group.passes = lambda s, r, e: 0 not in (s, r)
+    for number in (1, 2):
+        group.step(number, Superseded(configuration.epoch, configuration.members))
+    group.settle()
+    for number in (1, 2):
+        group.tick(number, times=3 * TICKS)
+        assert group.replicas[number].status is Status.RETIRED
+        group.start(number)
+        group.tick(number, times=TICKS)
+        replica = group.replicas[number]
+        assert replica.status is Status.RETIRED, "durably"
+        assert "forced to go on without this member" in replica.report().trouble
+    group.passes = lambda s, r, e: True
+    group.tick(times=TICKS)
+    assert group.replicas[0].leading
+
+
+def test_what_was_only_heard_of_a_fork_is_proof_for_nobody() -> None:
+    group = alone()
+    assert force(group, 0).code is Code.OK
+    configuration = group.replicas[0].configuration
+    group.passes = lambda s, r, e: 0 not in (s, r)
+    group.step(1, Superseded(configuration.epoch, configuration.members))
+    group.settle()
+    group.tick(1, 2, times=TICKS)
+    assert group.replicas[1].status is Status.RETIRED
+    assert group.replicas[2].newest.epoch < configuration.epoch, "nobody has told that one"
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+def test_an_epoch_of_the_same_generation_or_of_ones_own_is_only_asked_for(is_member: bool) -> None:
+    group = alone()
+    replica = group.replicas[1]
+    later = replica.epoch + (1 << 16 if is_member else 1)
+    members = group.ids if is_member else group.ids[:1]
+    group.passes = lambda s, r, e: False
+    group.step(1, Superseded(later, tuple(members)))
+    group.settle()
+    assert replica.status is not Status.RETIRED

@@ -260,3 +260,124 @@ def test_a_time_that_is_set_while_a_session_is_silent_counts_within_a_second() -
     group.tick(times=12)
     assert not lives(group, session)
     assert lives(group, other)
+
+
+class Line:
+    """Sessions that hold and await one lock; beats are heartbeats of 100 ms."""
+
+    def __init__(self, *times_ms: int, size: int = 3) -> None:
+        self.group = Group(size, machine=GroupState)
+        self.sessions = [
+            opened(self.group, b"%d" % time_ms, ticket=900 + number)
+            for number, time_ms in enumerate(times_ms)
+        ]
+        self.csns = dict.fromkeys(self.sessions, 0)
+        self.replies: dict[tuple[int, int], int] = {}
+        self.tickets = iter(range(1, 100_000))
+        self.alive = set(self.sessions)
+        self.say(0, b"CREATENAMESPACE /ns")
+        self.say(0, b"CREATE BINARY /ns/a")
+        self.say(0, b"CREATE BINARY /ns/b")
+
+    def say(self, number: int, words: bytes) -> bytes:
+        session, ticket = self.sessions[number], next(self.tickets)
+        self.csns[session] += 1
+        body = Body(argv=(b"1000", *words.split()))
+        request = Request(ticket, body, ME, session, self.csns[session])
+        self.group.step(self.group.leader, request)
+        self.group.settle()
+        return self.group.replies[ticket].value
+
+    def beat(self) -> None:
+        self.group.tick()
+        for session in self.alive:
+            self.group.step(self.group.leader, Touch(session))
+
+    def beats_until_held(self, number: int, words: bytes = b"LOCK /ns/a") -> int:
+        """Have it come for the lock after each beat, as a client that is told to."""
+        session = self.sessions[number]
+        for beats in range(400):
+            sync = self.group.replicas[self.group.leader].machine.namespace.state.synchronisation
+            names = sync.waits.names_of(session)
+            if any(sync.waits.there(name).offer for name in names):
+                self.say(number, words)
+            if any(sync.claims.held_by(session, one) for one in sync.claims.elements_of(session)):
+                return beats
+            self.beat()
+        raise AssertionError("it is never offered")
+
+
+def waiting_line(*times_ms: int) -> Line:
+    """The first session holds the lock; the others wait for it, in order."""
+    line = Line(*times_ms)
+    assert not line.say(0, b"LOCK /ns/a").startswith(b"-")
+    for number in range(1, len(times_ms)):
+        assert line.say(number, b"LOCK /ns/a") == b"+PENDING"
+    line.beat()
+    return line
+
+
+SLACK = 3
+"""Beats until an entry is made and committed, at each of several steps."""
+
+
+def test_a_holder_and_a_first_waiter_that_crash_together_cost_one_session_time() -> None:
+    line = waiting_line(1000, 1000, 1000, 1000)
+    line.alive -= set(line.sessions[:2])
+    assert 10 <= line.beats_until_held(2) <= 10 + SLACK
+
+
+def test_a_crashed_first_waiter_costs_its_session_time_at_most_once() -> None:
+    line = waiting_line(1000, 2000, 1000, 1000)
+    line.alive.discard(line.sessions[1])
+    for _ in range(5):
+        line.beat()
+    assert line.say(0, b"LOCK RELEASE /ns/a") == b"+OK"
+    assert line.beats_until_held(2) <= 20 - 5 + SLACK
+    assert line.say(2, b"LOCK RELEASE /ns/a") == b"+OK"
+    assert line.beats_until_held(3) <= 1, "who comes next pays nothing for it"
+
+
+def test_waiters_that_crash_one_after_the_other_cost_the_longest_of_their_times() -> None:
+    line = waiting_line(1000, 1000, 1500, 1000)
+    line.alive.discard(line.sessions[0])
+    for _ in range(5):
+        line.beat()
+    line.alive -= set(line.sessions[1:3])
+    assert line.beats_until_held(3) <= 15 + 2 * SLACK
+
+
+def test_a_first_waiter_that_hangs_and_shows_life_costs_its_session_time_once() -> None:
+    """Its connection lives; nobody comes for what it is offered."""
+    line = waiting_line(1000, 1000, 1000, 1000)
+    assert line.say(0, b"LOCK RELEASE /ns/a") == b"+OK"
+    assert line.beats_until_held(2) <= 10 + SLACK
+    assert line.say(2, b"LOCK RELEASE /ns/a") == b"+OK"
+    assert line.beats_until_held(3) <= 1
+
+
+def test_a_first_waiter_that_hangs_costs_its_time_once_however_often_it_waits() -> None:
+    line = Line(1000, 1000, 1000)
+    line.say(0, b"LOCK /ns/a")
+    for words in (b"LOCK READ /ns/a", b"LOCK /ns/a", b"LOCK GROUP /ns/a /ns/b"):
+        assert b"PENDING" in line.say(1, words)
+    assert line.say(2, b"LOCK /ns/a") == b"+PENDING"
+    assert line.say(0, b"LOCK RELEASE /ns/a") == b"+OK"
+    assert line.beats_until_held(2) <= 10 + SLACK
+
+
+def test_offers_that_nobody_comes_for_cost_their_time_once_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "ENDED_MAX", 2)
+    line = Line(*[1000] * 8)
+    for number in range(7):
+        line.say(0, b"CREATE BINARY /ns/%d" % number)
+        line.say(0, b"LOCK /ns/%d" % number)
+        assert line.say(number + 1, b"LOCK /ns/%d" % number) == b"+PENDING"
+    for number in range(7):
+        line.say(0, b"LOCK RELEASE /ns/%d" % number)
+    for _ in range(10 + 3 * SLACK):
+        line.beat()
+    sync = line.group.replicas[line.group.leader].machine.namespace.state.synchronisation
+    assert not list(sync.waits.offers())

@@ -144,9 +144,9 @@ class Waits:
             return 0
         return sum(len(self.there(name).elements) for name in self.names_of(session))
 
-    def offers(self) -> Iterator[tuple[bytes, Wait]]:
-        """Yield names and waits that lapse if nobody comes for them."""
-        for name, _ in self._offers.after(b""):
+    def offers(self, start: bytes = b"") -> Iterator[tuple[bytes, Wait]]:
+        """Yield names, from one on, and waits that lapse if nobody comes for them."""
+        for name, _ in self._offers.after(start):
             yield name, self.there(name)
 
     def is_first_in_line(self, name: bytes) -> bool:
