@@ -34,6 +34,7 @@ __all__ = [
     "INTEGER_DIGITS_MAX",
     "JSON_DEPTH_MAX",
     "KEPT_MEMBERS",
+    "LARGE_BYTES",
     "VALUES_MAX",
     "Cut",
     "check_values",
@@ -53,6 +54,9 @@ INTEGER_DIGITS_MAX: Final = 20_000
 VALUES_MAX: Final = 4_000_000
 """In one text: each takes up to a hundred bytes of memory, however few it has. Counted are commas
 and brackets, those in strings, too."""
+LARGE_BYTES: Final = 512 * 1024
+"""A longer text takes so long to be copied or looked through, up to some milliseconds a time, that
+it is done as seldom as possible, and not in one step with other work."""
 KEPT_MEMBERS: Final = frozenset((
     "_access", "_replication_id", "_replication_state", "_replication_state_reason",
     "_replication_state_time", "_replication_stats",
@@ -71,7 +75,12 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """One down, or, as signed bytes, one up."""
 _COLON: Final = b'":'
 """What stands behind a name, unless there are spaces between."""
-_SPACED_COLON: Final = re.compile(rb'"[ \t\r\n]+:').search
+_SPACED_COLON: Final = re.compile(rb'"[ \t\r\n]+:')
+_QUOTE_AND_SPACE: Final = re.compile(rb'"[ \t\r\n]').search
+_OUTSIDE: Final = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL).match
+"""What is no string, and whole strings."""
+WINDOW_BYTES: Final = 256 * 1024
+"""Of a text that is looked through at a time: other threads wait meanwhile."""
 
 
 class _Anything(msgspec.Struct):
@@ -103,7 +112,12 @@ def is_special(name: str) -> bool:
 
 
 def is_plain_object(value: bytes) -> bool:
-    """Return whether a value is a JSON object without a special top-level member."""
+    """Return whether a value is a JSON object without a special top-level member.
+
+    One of more than `VALUES_MAX` values is none: nobody could ask what is in it.
+    """
+    if _has_too_many(value):
+        return False
     try:
         _check(value)
         if not value.isascii():
@@ -132,15 +146,15 @@ def cut(text: bytes) -> Cut:
         raise UsageError("Document must be a JSON object", code="bad_request") from error
     except _NO_DOCUMENT as error:
         raise _no_json(error) from error
-    colons = text.count(_COLON)
+    colons = _count(text, _COLON)
     special, kept = {}, {}
     for name, raw in members.items():
-        colons -= bytes(raw).count(_COLON)
+        colons -= _count(bytes(raw), _COLON)
         if name[:1] == "_" and name not in KEPT_MEMBERS:
             special[name] = bytes(raw)
         else:
             kept[name] = raw
-    if colons != len(members) or _SPACED_COLON(text):  # members may be repeated
+    if colons != len(members) or _has_spaced_colon(text):  # members may be repeated
         kept = {name: kept[name] for name in parse_exactly(text) if name in kept}
     body = _encode(kept)
     if len(body) > VALUE_BYTES_MAX:
@@ -156,14 +170,18 @@ def check_values(text: bytes) -> None:
     Raises:
         UsageError: `too_large`.
     """
-    if len(text) <= VALUES_MAX * _VALUE_BYTES_MIN:
-        return
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > VALUES_MAX:
+    if _has_too_many(text):
         raise UsageError(
             f"a body has at most {VALUES_MAX} values, commas and brackets inside of strings "
             "counted; send less at a time",
             code="too_large",
         )
+
+
+def _has_too_many(text: bytes) -> bool:
+    if len(text) <= VALUES_MAX * _VALUE_BYTES_MIN:
+        return False
+    return sum(_count(text, mark) for mark in (b",", b"[", b"{")) > VALUES_MAX
 
 
 def may_repeat(text: bytes, members: int) -> bool:
@@ -173,7 +191,33 @@ def may_repeat(text: bytes, members: int) -> bool:
         text: of a value.
         members: how many there are in the value, at all depths.
     """
-    return text.count(_COLON) != members or _SPACED_COLON(text) is not None
+    return _count(text, _COLON) != members or _has_spaced_colon(text)
+
+
+def _count(text: bytes, mark: bytes) -> int:
+    """Do what `text.count` does."""
+    size = len(text)
+    if size <= WINDOW_BYTES:
+        return text.count(mark)
+    more = len(mark) - 1
+    return sum(
+        text.count(mark, begin, min(size, begin + WINDOW_BYTES + more))
+        for begin in range(0, size, WINDOW_BYTES)
+    )
+
+
+def _has_spaced_colon(text: bytes) -> bool:
+    """Return whether there are spaces between some string and a colon behind it."""
+    size = len(text)
+    if size <= WINDOW_BYTES:
+        return _SPACED_COLON.search(text) is not None
+    for begin in range(0, size, WINDOW_BYTES):
+        at, end = begin, min(size, begin + WINDOW_BYTES + 1)
+        while (found := _QUOTE_AND_SPACE(text, at, end)) is not None:
+            if _SPACED_COLON.match(text, found.start()):
+                return True
+            at = found.end()
+    return False
 
 
 def parse(text: bytes) -> Any:
@@ -246,14 +290,36 @@ def _float(float_of: Callable[[str], float], text: str) -> float:
 
 
 def _check_depth(text: bytes) -> None:
-    if text.count(b"[") + text.count(b"{") <= JSON_DEPTH_MAX:
+    if _count(text, b"[") + _count(text, b"{") <= JSON_DEPTH_MAX:
         return
-    brackets = _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS)
-    if max(accumulate(memoryview(brackets).cast("b")), default=0) > JSON_DEPTH_MAX:
-        raise UsageError(
-            f"the body is not JSON that is taken here: deeper than {JSON_DEPTH_MAX}",
-            code="bad_json",
-        )
+    depth = begin = 0
+    while begin < len(text):
+        end = _end_outside(text, begin)
+        brackets = _STRINGS.sub(b"", text[begin:end]).translate(_STEPS, _NO_BRACKETS)
+        depths = accumulate(memoryview(brackets).cast("b"), initial=depth)
+        if max(depths) > JSON_DEPTH_MAX:
+            raise UsageError(
+                f"the body is not JSON that is taken here: deeper than {JSON_DEPTH_MAX}",
+                code="bad_json",
+            )
+        depth += 2 * (brackets.count(b"\x01")) - len(brackets)
+        begin = end
+
+
+def _end_outside(text: bytes, begin: int) -> int:
+    """Return the end of a window of a valid text, or of a longer string, outside of strings."""
+    found = _OUTSIDE(text, begin, min(len(text), begin + WINDOW_BYTES))
+    assert found is not None, "it matches nothing, too"
+    end = found.end()
+    if end > begin:
+        return end
+    while True:  # a string that is longer than a window begins here
+        end = text.index(b'"', end + 1)
+        slashes = end
+        while text[slashes - 1] == _BACKSLASH:
+            slashes -= 1
+        if (end - slashes) % 2 == 0:
+            return end + 1
 
 
 def emptied(text: bytes, depth: int) -> bytes:

@@ -11,7 +11,7 @@ Source: CouchDB's document API.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,14 +21,19 @@ from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import Leaf
 
 __all__ = [
-    "COPIED_BYTES_MAX", "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences",
-    "newer_attachments", "open_leaves", "text_of",
+    "COPIED_BYTES_MAX", "PLAIN", "Data", "Piece", "Shown", "ancestor_generation", "changed_revs",
+    "differences", "newer_attachments", "open_leaves", "pieces_of_text", "text_of",
+    "within",
 ]  # fmt: skip
 
 _encode: Final = msgspec.json.encode
-_NOTHING: Final[Mapping[str, bytes]] = {}
+Piece = bytes | memoryview
+"""Of a text."""
+Data = Mapping[str, Sequence[bytes]]
+"""Pieces of the base64 of attachments, by name."""
+_NOTHING: Final[Data] = {}
 COPIED_BYTES_MAX: Final = 64 * 1024
-"""A larger body is copied once on its way into a text; joining costs more for a small one."""
+"""A larger body is a piece of its own, and not copied."""
 _SPACE: Final = ord(" ")
 
 
@@ -53,25 +58,49 @@ def text_of(
     leaf: Leaf,
     shown: Shown = PLAIN,
     *,
-    data: Mapping[str, bytes] = _NOTHING,
+    data: Data = _NOTHING,
     following: Collection[str] = (),
 ) -> bytes:
-    """Return a leaf as JSON text. Hot path.
+    """Return a leaf as JSON text, in one piece; see `pieces_of_text`. Hot path."""
+    pieces = pieces_of_text(doc_id, document, leaf, shown, data=data, following=following)
+    if len(pieces) == 1 and isinstance(pieces[0], bytes):
+        return pieces[0]
+    return b"".join(pieces)
+
+
+def pieces_of_text(
+    doc_id: str,
+    document: StoredDocument,
+    leaf: Leaf,
+    shown: Shown = PLAIN,
+    *,
+    data: Data = _NOTHING,
+    following: Collection[str] = (),
+) -> list[Piece]:
+    """Return a leaf as JSON text, in pieces: what is large in it is not copied. Hot path.
 
     Args:
         doc_id: of the document.
         document: all of it.
         leaf: one whose content is known.
         shown: what else is said.
-        data: base64 of attachments that stand in the text, by name.
+        data: attachments that stand in the text.
         following: names of attachments that follow the text.
     """
     content = document.contents[leaf.rev]
     head = b'{"_id":%b,"_rev":%b' % (_encode(doc_id), _encode(leaf.rev))
     if leaf.is_deleted:
         head += b',"_deleted":true'
+    pieces: list[Piece] = []
     if content.attachments:
-        head += b',"_attachments":' + _table(content, shown, data, following)
+        head += b',"_attachments":{'
+        for entry in _table(content, shown, data, following):
+            if len(head) + len(entry) > COPIED_BYTES_MAX:
+                pieces.append(head)
+                head = entry
+            else:
+                head += entry
+        head += b"}"
     if shown is not PLAIN:
         special = _special(document, leaf, shown)
         if special:
@@ -79,9 +108,18 @@ def text_of(
     # What kv wrote may have spaces around its braces.
     body = content.body.strip()
     if len(body) > COPIED_BYTES_MAX and body[1] > _SPACE:
-        return b"".join((head, b",", memoryview(body)[1:]))
+        return [*pieces, head + b",", memoryview(body)[1:]]
     rest = body[1:].lstrip()
-    return head + (rest if rest == b"}" else b"," + rest)
+    return [*pieces, head + (rest if rest == b"}" else b"," + rest)]
+
+
+def within(
+    before: bytes, pieces: Sequence[Piece], behind: bytes
+) -> tuple[bytes, tuple[Piece, ...]]:
+    """Return a text with something around it: its beginning, and the pieces that follow."""
+    if len(pieces) == 1:  # a small one
+        return b"".join((before, pieces[0], behind)), ()
+    return before, (*pieces, behind)
 
 
 def _special(document: StoredDocument, leaf: Leaf, shown: Shown) -> dict[str, Any]:
@@ -125,25 +163,30 @@ def _revs_info(document: StoredDocument, path: Path) -> list[dict[str, str]]:
 
 
 def _table(
-    content: Content, shown: Shown, data: Mapping[str, bytes], following: Collection[str]
-) -> bytes:
-    parts = []
+    content: Content, shown: Shown, data: Data, following: Collection[str]
+) -> Iterator[bytes]:
+    """Yield the inside of `_attachments`."""
+    before = b""
     for name, one in content.attachments.items():
         known: dict[str, Any] = {
             "content_type": one.content_type,
             "revpos": one.revpos,
             "digest": "md5-" + b64encode(one.md5).decode(),
         }
-        if name in data:
-            known["data"] = msgspec.Raw(b'"%b"' % data[name])
-        else:
+        if name not in data:
             known["length"] = one.length
             known["follows" if name in following else "stub"] = True
         is_coded = shown.encoding_info or name in following
         if one.encoding and is_coded:
             known |= {"encoding": one.encoding, "encoded_length": one.stored_length}
-        parts.append(b"%b:%b" % (_encode(name), _encode(known)))
-    return b"{%b}" % b",".join(parts)
+        entry = b"%b%b:%b" % (before, _encode(name), _encode(known))
+        before = b","
+        if name not in data:
+            yield entry
+            continue
+        yield entry[:-1] + b',"data":"'
+        yield from data[name]
+        yield b'"}'
 
 
 def ancestor_generation(document: StoredDocument, rev: str, known: Iterable[str]) -> int:

@@ -20,7 +20,7 @@ from hashlib import md5
 from struct import Struct
 from typing import Any, Final
 
-from millstream.documents.json_text import may_repeat, parse_exactly
+from millstream.documents.json_text import LARGE_BYTES, may_repeat, parse_exactly
 from millstream.documents.revisions import parse_rev, to_bytes
 from millstream.documents.stored import Attachment
 
@@ -53,6 +53,8 @@ _NIL: Final = b"j"
 _TUPLE_OF_2: Final = b"h\x02"
 _NAME_CHARACTERS_MAX: Final = 64
 """Of member names whose terms are remembered."""
+_JOINED_MAX: Final = 4096
+"""Values of an array that are joined at a time: other threads wait meanwhile."""
 _NAMES_MAX: Final = 4096
 """Member names whose terms are remembered."""
 _HEADS: Final = {
@@ -91,8 +93,12 @@ def signature_of(
     attached = _NIL
     if attachments:
         attached = _counted(len(attachments)) if begins_anew else _attached(attachments)
-    whole = b"".join((head, term, attached, _NIL))
-    return md5(whole, usedforsecurity=False).hexdigest()
+    if len(term) <= LARGE_BYTES:
+        return md5(b"".join((head, term, attached, _NIL)), usedforsecurity=False).hexdigest()
+    digest = md5(head, usedforsecurity=False)
+    digest.update(term)  # other threads run meanwhile
+    digest.update(attached + _NIL)
+    return digest.hexdigest()
 
 
 def term_of_body(body: bytes, content: Mapping[str, Any]) -> bytes:
@@ -181,18 +187,23 @@ def _array(values: list[Any], sizes: list[int]) -> bytes:
         except (ValueError, OverflowError):
             pass  # integers, but not all from 0 to 255
     parts = [_COUNT(_LIST, len(values))]
-    for value in values:
-        kind = type(value)
-        if kind is str:
-            parts.append(_binary(value.encode()))
-        elif kind is dict:
-            parts.append(_object(value, sizes))
-        elif kind is list:
-            parts.append(_array(value, sizes))
-        else:
-            parts.append(_scalar(value, sizes))
+    parts += [
+        b"".join([_term(value, sizes) for value in values[begin : begin + _JOINED_MAX]])
+        for begin in range(0, len(values), _JOINED_MAX)
+    ]
     parts.append(_NIL)
     return b"".join(parts)
+
+
+def _term(value: Any, sizes: list[int]) -> bytes:
+    kind = type(value)
+    if kind is str:
+        return _binary(value.encode())
+    if kind is dict:
+        return _object(value, sizes)
+    if kind is list:
+        return _array(value, sizes)
+    return _scalar(value, sizes)
 
 
 def _scalar(value: float | bool | None, sizes: list[int]) -> bytes:

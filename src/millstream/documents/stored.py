@@ -10,12 +10,15 @@ A change without a sidecar is of a *linear* document: its revisions are computed
 
 Invariants:
 1. The value is a live winner's: its body, or, if kv wrote it, what kv wrote. In the sidecar its
-   body is empty then. An empty body of another leaf is `{}`.
+   body is empty then, or a mark (see 4). An empty body of another leaf is `{}`.
 2. A value that is no JSON object, or has a special top-level member, is the
    body `{}` and an attachment `value` without a blob. What kv writes leaves other attachments
    alone.
 3. What kv does to a document with a sidecar is the same on every copy: it is done once, where the
    change is made, and travels as the sidecar.
+4. What the leaves hold is worked out when it is asked for: most changes do not need it. Whether a
+   large value is a JSON object is looked up once. The sidecar says it of what came over HTTP: its
+   body of a large winner is `{}`, which is read as the value is an object.
 
 Elsewhere: trees (`documents.tree`), lineages (`model.lineage`), sides (`model.sides`), who decides
 what is stored (`documents.updating`).
@@ -31,7 +34,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from millstream.documents.json_text import is_plain_object
+from millstream.documents.json_text import LARGE_BYTES, is_plain_object
 from millstream.documents.pruning import stemmed
 from millstream.documents.revisions import SIGNATURE_BYTES
 from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
@@ -39,13 +42,14 @@ from millstream.errors import CorruptionError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.revision import Revisions
 from millstream.model.sides import split
-from millstream.wire.frames import change_of
+from millstream.wire.frames import is_put, seqno_of, value_in
 
 __all__ = [
     "EMPTY_BODY",
     "REVS_LIMIT_DEFAULT",
     "SIDECAR_BYTES_MAX",
     "VALUE_ATTACHMENT",
+    "VERDICTS_MAX",
     "Attachment",
     "Content",
     "Packed",
@@ -65,10 +69,18 @@ SIDECAR_BYTES_MAX: Final = VALUE_BYTES_MAX
 VALUE_ATTACHMENT: Final = "value"
 """Name of the attachment that a kv value is which is no document."""
 EMPTY_BODY: Final = b"{}"
+VERDICTS_MAX: Final = 4096
+"""Large values of which is remembered whether they are JSON objects."""
+_IS_OBJECT: Final = EMPTY_BODY
+"""Body of a live winner in the sidecar: its value was found to be an object."""
 _VALUE_TYPE: Final = "application/octet-stream"
 _VERSION: Final = 1
 _VERSION_BYTE: Final = bytes((_VERSION,))
 _NUMBERS: Final = Struct(">QQQ")
+_CAS_SEQNO: Final = Struct(">16xQQ")
+_REV: Final = Struct(">32xQ")
+_verdicts: Final[dict[tuple[str, bytes, int, int, int], bool]] = {}
+"""By bucket, key, CAS, seqno and length of large values: whether they are JSON objects."""
 
 
 class Attachment(NamedTuple):
@@ -154,6 +166,11 @@ class StoredDocument:
         return self._contents
 
     @property
+    def frame_bytes(self) -> int:
+        """Length of the change that it was read from, 0 if it is a new one."""
+        return 0
+
+    @property
     def exists(self) -> bool:
         """Whether it has revisions: a purge may leave none, and then there is no document."""
         return not self.tree.is_empty
@@ -167,19 +184,26 @@ class StoredDocument:
 class _Linear(StoredDocument):
     """One that kv alone wrote; what it is asked for is computed then."""
 
-    __slots__ = ("_generation", "_is_deleted", "_key", "_lineage", "_revisions", "_revs_limit",
-                 "_value", "_winner")  # fmt: skip
+    __slots__ = ("_bucket_uuid", "_frame", "_generation", "_is_deleted", "_key", "_lineage",
+                 "_revisions", "_revs_limit", "_winner")  # fmt: skip
 
-    def __init__(self, bucket_uuid: str, frame: bytes, lineage: bytes, revs_limit: int) -> None:
+    def __init__(
+        self,
+        bucket_uuid: str,
+        key: bytes,
+        frame: bytes | memoryview,
+        lineage: bytes,
+        revs_limit: int,
+    ) -> None:
         super().__init__(EMPTY, {})
-        change = change_of(frame)
-        self.seqno = change.seqno
+        self.seqno = seqno_of(frame)
+        self._bucket_uuid = bucket_uuid
         self._revisions = _revisions_of(bucket_uuid)
-        self._key = change.key
+        self._key = key
+        self._frame = frame
         self._lineage = lineage
-        self._generation = change.rev
-        self._is_deleted = change.is_deleted
-        self._value = change.value
+        self._generation: int = _REV.unpack_from(frame)[0]
+        self._is_deleted = not is_put(frame)
         self._revs_limit = revs_limit
         self._winner: Leaf | None = None
 
@@ -200,9 +224,15 @@ class _Linear(StoredDocument):
         if not self._contents:
             content = Content(EMPTY_BODY, _NOTHING)
             if not self._is_deleted:
-                content = _written_by_kv(self._value, _NOTHING, self._generation)
+                value = value_in(self._frame)
+                is_object = _is_object(self._bucket_uuid, self._key, self._frame, value)
+                content = _written_by_kv(value, _NOTHING, self._generation, is_object=is_object)
             self._contents = {self.winner.rev: content}
         return self._contents
+
+    @property
+    def frame_bytes(self) -> int:
+        return len(self._frame)
 
     @property
     def exists(self) -> bool:
@@ -216,6 +246,57 @@ class _Linear(StoredDocument):
         return self._winner
 
 
+class _Revised(StoredDocument):
+    """One with a sidecar; what its leaves hold is worked out when it is asked for."""
+
+    __slots__ = ("_bucket_uuid", "_frame", "_key", "_parts")
+
+    def __init__(
+        self, bucket_uuid: str, key: bytes, frame: bytes | memoryview, parts: _Sidecar
+    ) -> None:
+        super().__init__(
+            RevisionTree(parts.branches, parts.foreign), {}, is_purged=parts.is_purged
+        )
+        self.seqno = seqno_of(frame)
+        self._bucket_uuid = bucket_uuid
+        self._key = key
+        self._frame = frame
+        self._parts: _Sidecar | None = parts
+
+    @property
+    def contents(self) -> Mapping[str, Content]:
+        if self._parts is not None:
+            self._contents = self._contents_of(self._parts)
+            self._parts = None
+        return self._contents
+
+    @property
+    def frame_bytes(self) -> int:
+        return len(self._frame)
+
+    def _contents_of(self, parts: _Sidecar) -> Mapping[str, Content]:
+        tree, frame = self._tree, self._frame
+        revs = tree.leaf_revs()
+        contents = {
+            rev: one if one.body else one._replace(body=EMPTY_BODY)
+            for rev, one in zip(revs, parts.contents, strict=True)
+            if one is not None
+        }
+        if is_put(frame) and revs:
+            number = tree.winner_branch
+            kept, value = parts.contents[number] or _IN_FRAME, value_in(frame)
+            generation = tree.branches[number].last
+            known = kept.attachments.get(VALUE_ATTACHMENT)
+            if known is not None and not known.sha256 and kept.value is None:
+                found = Content(EMPTY_BODY, kept.attachments, value)
+            elif kept.body == _IS_OBJECT or _is_object(self._bucket_uuid, self._key, frame, value):
+                found = Content(value, kept.attachments, kept.value)
+            else:
+                found = _written_by_kv(value, kept.attachments, generation, is_object=False)
+            contents[revs[number]] = found
+        return contents
+
+
 @lru_cache(maxsize=64)
 def _revisions_of(bucket_uuid: str) -> Revisions:
     return Revisions(bucket_uuid)
@@ -224,7 +305,7 @@ def _revisions_of(bucket_uuid: str) -> Revisions:
 def load(
     bucket_uuid: str,
     key: bytes,
-    frame: bytes,
+    frame: bytes | memoryview,
     side: bytes,
     revs_limit: int = REVS_LIMIT_DEFAULT,
 ) -> StoredDocument:
@@ -243,7 +324,7 @@ def load(
     try:
         lineage, sidecar = split(side)
         if not sidecar:
-            return _Linear(bucket_uuid, frame, lineage, revs_limit)
+            return _Linear(bucket_uuid, key, frame, lineage, revs_limit)
         parts = _unpacked(sidecar)
     except (ValueError, msgspec.MsgspecError) as error:
         raise CorruptionError(
@@ -251,21 +332,7 @@ def load(
             "a replica or a backup",
             code="bad_sidecar",
         ) from error
-    tree = RevisionTree(parts.branches, parts.foreign)
-    revs = tree.leaf_revs()
-    contents = {
-        rev: one if one.body else one._replace(body=EMPTY_BODY)
-        for rev, one in zip(revs, parts.contents, strict=True)
-        if one is not None
-    }
-    change = change_of(frame)
-    if not change.is_deleted and revs:
-        number = tree.winner_branch
-        kept = parts.contents[number] or _IN_FRAME
-        contents[revs[number]] = _content_of(change.value, kept, tree.branches[number].last)
-    document = StoredDocument(tree, contents, is_purged=parts.is_purged)
-    document.seqno = change.seqno
-    return document
+    return _Revised(bucket_uuid, key, frame, parts)
 
 
 def _unpacked(sidecar: bytes) -> _Sidecar:
@@ -285,20 +352,24 @@ def _unpacked(sidecar: bytes) -> _Sidecar:
     return parts
 
 
-def _content_of(value: bytes, kept: Content, generation: int) -> Content:
-    """Return what a live winner holds."""
-    known = kept.attachments.get(VALUE_ATTACHMENT)
-    if known is not None and not known.sha256 and kept.value is None:
-        return Content(EMPTY_BODY, kept.attachments, value)
-    if is_plain_object(value):
-        return Content(value, kept.attachments, kept.value)
-    return _written_by_kv(value, kept.attachments, generation)
+def _is_object(bucket_uuid: str, key: bytes, frame: bytes | memoryview, value: bytes) -> bool:
+    """Return whether the value of a change is a JSON object, remembered of large ones."""
+    if len(value) <= LARGE_BYTES:
+        return is_plain_object(value)
+    name = (bucket_uuid, key, *_CAS_SEQNO.unpack_from(frame), len(value))
+    verdict = _verdicts.get(name)
+    if verdict is None:
+        verdict = is_plain_object(value)
+        if len(_verdicts) >= VERDICTS_MAX:
+            _verdicts.clear()
+        _verdicts[name] = verdict
+    return verdict
 
 
 def _written_by_kv(
-    value: bytes, attachments: Mapping[str, Attachment], generation: int
+    value: bytes, attachments: Mapping[str, Attachment], generation: int, *, is_object: bool
 ) -> Content:
-    if is_plain_object(value):
+    if is_object:
         return Content(value, attachments)
     digest = md5(value, usedforsecurity=False).digest()
     size = len(value)
@@ -364,10 +435,11 @@ def pack(document: StoredDocument) -> Packed:
         number = tree.winner_branch
         content = known[revs[number]]
         if _is_kv_value(content):
-            value, kept = content.value, None
+            value, kept, mark = content.value, None, b""
         else:
             value, kept = content.body, content.value
-        contents[number] = Content(b"", content.attachments, kept)
+            mark = _IS_OBJECT if len(value) > LARGE_BYTES else b""
+        contents[number] = Content(mark, content.attachments, kept)
     sidecar = _sidecar(tree, contents, is_purged=document.is_purged)
     if len(sidecar) > SIDECAR_BYTES_MAX:
         raise UsageError(

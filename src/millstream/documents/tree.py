@@ -31,7 +31,7 @@ from millstream.documents.revisions import (
     to_bytes,
 )
 
-__all__ = ["EMPTY", "Branch", "Leaf", "RevisionTree"]
+__all__ = ["EMPTY", "Branch", "GrowingTree", "Leaf", "RevisionTree"]
 
 _ROOT: Final = -1
 _NO_NAMES: Final[Mapping[bytes, str]] = {}
@@ -296,26 +296,106 @@ class RevisionTree:
 
     def merged(self, path: Path, *, is_deleted: bool = False) -> RevisionTree:
         """Return the tree with a revision and its ancestors; the same one if it knows them all."""
-        ids = path.ids[::-1]
-        oldest = path.start - len(ids) + 1
-        whole, foreign = all_to_bytes(ids), self.foreign
-        if whole is None:
-            packed = [to_bytes(signature) for signature in ids]
-            whole, foreign = b"".join(packed), self._named(ids, packed)
+        oldest, whole, new = _packed_path(path)
         grown = _Merge(list(self.branches), oldest, whole).run(is_deleted=is_deleted)
+        foreign = {**self.foreign, **new} if new else self.foreign
         return self if grown is None else RevisionTree(grown, foreign, self)
 
     def _named(self, texts: Iterable[str], packed: Iterable[bytes]) -> Mapping[bytes, str]:
-        new = {
-            signature: text
-            for text, signature in zip(texts, packed, strict=True)
-            if is_foreign(text, signature)
-        }
+        new = _foreign(texts, packed)
         return {**self.foreign, **new} if new else self.foreign
 
 
 EMPTY: Final = RevisionTree()
 """The tree of a document that never was, or of which a purge left nothing."""
+
+
+class GrowingTree:
+    """A tree that many paths are brought into, one after the other.
+
+    Each takes time for its own revisions, however many branches there are: the branch of every
+    revision is known.
+
+    Args:
+        tree: what it begins with.
+    """
+
+    def __init__(self, tree: RevisionTree) -> None:
+        self._former = tree
+        self._branches = list(tree.branches)
+        self._foreign = dict(tree.foreign)
+        self._places: dict[tuple[int, bytes], int | tuple[int, ...]] = {}
+        """Number of the branch of each revision, by generation and signature; of several branches
+        where makers did not agree."""
+        self._place_all()
+
+    def _place_all(self) -> None:
+        self._places = {}
+        for number, branch in enumerate(self._branches):
+            signatures = branch.signatures
+            for at in range(0, len(signatures), SIGNATURE_BYTES):
+                generation = branch.first + at // SIGNATURE_BYTES
+                self._place((generation, signatures[at : at + SIGNATURE_BYTES]), number)
+
+    def _place(self, rev: tuple[int, bytes], number: int) -> None:
+        known = self._places.setdefault(rev, number)
+        if known != number and not (isinstance(known, tuple) and number in known):
+            self._places[rev] = (known, number) if isinstance(known, int) else (*known, number)
+
+    def contains(self, rev: str) -> bool:
+        """See `RevisionTree.contains`."""
+        return _packed(rev) in self._places
+
+    def merge(self, path: Path, *, is_deleted: bool = False) -> bool:
+        """Do what `RevisionTree.merged` does; return whether anything was new."""
+        oldest, whole, new = _packed_path(path)
+        revs = [
+            (oldest + at // SIGNATURE_BYTES, whole[at : at + SIGNATURE_BYTES])
+            for at in range(0, len(whole), SIGNATURE_BYTES)
+        ]
+        met = set[int]()
+        for rev in revs:
+            known = self._places.get(rev, ())
+            met.update((known,) if isinstance(known, int) else known)
+        before = len(self._branches)
+        grown = _Merge(self._branches, oldest, whole, met).run(is_deleted=is_deleted)
+        if grown is None:
+            return False
+        self._foreign.update(new)
+        if grown is not self._branches:  # some were joined, and numbers are others
+            self._branches = grown
+            self._place_all()
+            return True
+        for number in (*met, *range(before, len(grown))):
+            branch = grown[number]
+            for generation, signature in revs:
+                is_within = branch.first <= generation <= branch.last
+                if is_within and branch.at(generation) == signature:
+                    self._place((generation, signature), number)
+        return True
+
+    def tree(self) -> RevisionTree:
+        """Return the tree as it is now."""
+        return RevisionTree(list(self._branches), dict(self._foreign), self._former)
+
+
+def _packed_path(path: Path) -> tuple[int, bytes, Mapping[bytes, str]]:
+    """Return the oldest generation, all signatures, and the texts of those that are foreign."""
+    ids = path.ids[::-1]
+    oldest = path.start - len(ids) + 1
+    whole = all_to_bytes(ids)
+    if whole is not None:
+        return oldest, whole, _NO_NAMES
+    packed = [to_bytes(signature) for signature in ids]
+    return oldest, b"".join(packed), _foreign(ids, packed)
+
+
+def _foreign(texts: Iterable[str], packed: Iterable[bytes]) -> Mapping[bytes, str]:
+    return {
+        signature: text
+        for text, signature in zip(texts, packed, strict=True)
+        if is_foreign(text, signature)
+    }
 
 
 def _packed(rev: str) -> tuple[int, bytes]:
@@ -355,8 +435,16 @@ class _Merge:
     tells.
     """
 
-    def __init__(self, branches: list[Branch], oldest: int, signatures: bytes) -> None:
+    def __init__(
+        self,
+        branches: list[Branch],
+        oldest: int,
+        signatures: bytes,
+        candidates: Iterable[int] | None = None,
+    ) -> None:
         self._branches = branches
+        self._candidates = range(len(branches)) if candidates is None else sorted(candidates)
+        """Numbers of the branches that may have revisions of the path."""
         self._oldest = oldest
         self._signatures = signatures
         self._newest = oldest + len(signatures) // SIGNATURE_BYTES - 1
@@ -380,7 +468,8 @@ class _Merge:
     def _met(self) -> list[_Met]:
         oldest, newest = self._oldest, self._newest
         found = []
-        for number, branch in enumerate(self._branches):
+        for number in self._candidates:
+            branch = self._branches[number]
             first = branch.first
             if first == oldest == newest:  # of one revision, as the first ones of conflicts are
                 if branch.signatures.startswith(self._signatures):

@@ -19,7 +19,7 @@ Source: CouchDB's document API and replication protocol.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from millstream.documents.pruning import purged, stemmed
@@ -33,10 +33,13 @@ from millstream.documents.revisions import (
 )
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content, StoredDocument
-from millstream.documents.tree import EMPTY, RevisionTree
-from millstream.errors import ConditionError, UsageError
+from millstream.documents.tree import EMPTY, GrowingTree, RevisionTree
+from millstream.errors import ConditionError, MillstreamError, UsageError
 
-__all__ = ["Change", "Purge", "conflict", "interactive", "purge", "replicated", "sent_path"]
+__all__ = [
+    "Change", "Purge", "Replicated", "conflict", "interactive", "purge", "replicated",
+    "replicated_all", "sent_path",
+]  # fmt: skip
 
 _NOTHING: Final[Mapping[str, Attachment]] = {}
 
@@ -48,6 +51,17 @@ class Change(NamedTuple):
     """None: it stays as it is."""
     rev: str
     """The revision that was asked for."""
+
+
+class Replicated(NamedTuple):
+    """What revisions from a peer make of a document together."""
+
+    document: StoredDocument | None
+    """None: it stays as it is."""
+    told: list[tuple[str, bool] | MillstreamError]
+    """Of each: the revision, and whether it was new; or why it is refused."""
+    replaced: Mapping[str, Content]
+    """What revisions held that are no leaves any more."""
 
 
 class Purge(NamedTuple):
@@ -71,6 +85,7 @@ def interactive(
     *,
     revs_limit: int,
     deletes: bool = False,
+    sign: Callable[..., str] = signature_of,
 ) -> Change:
     """Return what an edit makes of a document. Hot path.
 
@@ -80,6 +95,7 @@ def interactive(
         kept: attachments whose bytes came with it, by name.
         revs_limit: generations that stay.
         deletes: it is a DELETE, which there has to be something for.
+        sign: does what `signature_of` does.
 
     Raises:
         ConditionError: `conflict`; `not_found`, nothing to delete; `missing_stub`.
@@ -93,11 +109,11 @@ def interactive(
     if generation > GENERATION_MAX:
         raise UsageError("the document has the last generation there is", code="bad_request")
     begins_anew = parent is not None and sent.rev is None
-    before = None if begins_anew else _content(present, parent)
+    before = _content(present, parent) if sent.attachments and not begins_anew else None
     revpos = 1 if begins_anew else generation  # as CouchDB: it finds the deletion later
     kept = {name: one._replace(revpos=revpos) for name, one in kept.items()}
     content = _content_sent(sent, kept, [before] if before is not None else [])
-    signature = signature_of(
+    signature = sign(
         sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
         attachments=content.attachments, term=sent.term,
         begins_anew=begins_anew,
@@ -165,15 +181,64 @@ def replicated(
     tree = EMPTY if present is None else present.tree
     if present is not None and tree.contains(rev):
         return Change(_with_ancestors(present, path, revs_limit), rev)
-    known = [] if present is None else list(present.contents.values())
-    told = sent.attachments or {}
-    kept = {
-        name: one._replace(revpos=_revpos(told.get(name, {}), path.start))
-        for name, one in kept.items()
-    }
-    content = _content_sent(sent, kept, known)
+    content = _content_from(sent, path, kept, {} if present is None else present.contents)
     tree = stemmed(tree.merged(path, is_deleted=sent.is_deleted), revs_limit)
     return Change(_with(present, tree, rev, content), rev)
+
+
+def replicated_all(
+    document: StoredDocument | None,
+    revisions: Sequence[tuple[Sent, Mapping[str, Attachment]]],
+    *,
+    revs_limit: int,
+) -> Replicated:
+    """Return what many revisions from a peer make of a document, one after the other.
+
+    Each takes time for itself, however many there are. Branches are cut to `revs_limit` in the
+    end: until then a revision is known behind which others came.
+
+    Args:
+        document: as it is; None: there is none.
+        revisions: as `replicated` takes one, with what was kept of its attachments.
+        revs_limit: generations that stay.
+    """
+    present = document if document is not None and document.exists else None
+    growing = GrowingTree(EMPTY if present is None else present.tree)
+    contents = {} if present is None else dict(present.contents)
+    told: list[tuple[str, bool] | MillstreamError] = []
+    for sent, kept in revisions:
+        try:
+            path = sent_path(sent)
+            if growing.contains(path.rev):
+                told.append((path.rev, growing.merge(path)))
+                continue
+            contents[path.rev] = _content_from(sent, path, kept, contents)
+            growing.merge(path, is_deleted=sent.is_deleted)
+            told.append((path.rev, True))
+        except MillstreamError as error:
+            told.append(error)
+    if not any(isinstance(one, tuple) and one[1] for one in told):
+        return Replicated(None, told, {})
+    tree = stemmed(growing.tree(), revs_limit)
+    leaves = tree.leaf_revs()
+    replaced = {rev: contents[rev] for rev in contents.keys() - set(leaves)}
+    left = {rev: contents[rev] for rev in leaves if rev in contents}
+    return Replicated(StoredDocument(tree, left), told, replaced)
+
+
+def _content_from(
+    sent: Sent, path: Path, kept: Mapping[str, Attachment], contents: Mapping[str, Content]
+) -> Content:
+    """Return what a revision from a peer holds; its stubs may speak of `contents`."""
+    table = sent.attachments
+    if not table:
+        return Content(sent.body, _NOTHING)
+    kept = {
+        name: one._replace(revpos=_revpos(table.get(name, {}), path.start))
+        for name, one in kept.items()
+    }
+    known = list(contents.values()) if table.keys() - kept.keys() else []
+    return _content_sent(sent, kept, known)
 
 
 def _with_ancestors(present: StoredDocument, path: Path, revs_limit: int) -> StoredDocument | None:

@@ -35,6 +35,7 @@ __all__ = [
     "described_all",
     "description_bytes",
     "expiration",
+    "head_of",
     "is_put",
     "item_end",
     "iter_frames",
@@ -45,6 +46,8 @@ __all__ = [
     "snapshot_marker",
     "snapshot_marker_2",
     "stream_end",
+    "value_bytes",
+    "value_in",
     "with_profile",
 ]
 
@@ -117,7 +120,7 @@ def expiration(
     )  # fmt: skip
 
 
-def seqno_of(frame: bytes) -> int:
+def seqno_of(frame: bytes | memoryview) -> int:
     """Return the seqno of a change's frame."""
     seqno: int = _SEQNO.unpack_from(frame, HEADER_BYTES)[0]
     return seqno
@@ -156,6 +159,27 @@ def change_of(frame: bytes) -> Change:
         return Change(opcode, partition_id, seqno, rev, cas, flags, expiry, datatype, key, value)
     expiry = _TIME.unpack_from(frame, 40)[0] if extras_bytes >= _EXPIRATION_EXTRAS else 0
     return Change(opcode, partition_id, seqno, rev, cas, 0, expiry, datatype, key, b"")
+
+
+def head_of(frame: bytes) -> Change:
+    """Do what `change_of` does, but for the value, which is empty: a large one is not copied."""
+    _, key_bytes, extras_bytes, _, _, _, _, _, _, _ = _FIELDS.unpack_from(frame)
+    return change_of(frame[: HEADER_BYTES + extras_bytes + key_bytes])
+
+
+def value_in(frame: bytes | memoryview) -> bytes:
+    """Return the value of a change, a copy; empty of a deletion."""
+    if frame[1] != Opcode.DCP_MUTATION:
+        return b""
+    _, key_bytes, extras_bytes, _, _, body, *_ = _FIELDS.unpack_from(frame)
+    return bytes(frame[HEADER_BYTES + extras_bytes + key_bytes : HEADER_BYTES + body])
+
+
+def value_bytes(frame: bytes) -> int:
+    """Return the length of a put's value."""
+    _, key_bytes, extras_bytes, _, _, body, *_ = _FIELDS.unpack_from(frame)
+    size: int = body - extras_bytes - key_bytes
+    return size
 
 
 def snapshot_marker(
@@ -198,7 +222,13 @@ def stream_end(partition_id: int, opaque: int, reason: int) -> bytes:
 
 def described(frame: bytes, lineage: bytes, sidecar: bytes = b"") -> bytes:
     """Return a canonical frame with its DOC_META in front, opaque = partition id. Hot path."""
-    return describe_kept(lineage + sidecar + frame, len(lineage), len(sidecar))
+    partition_id, seqno = _PARTITION_SEQNO.unpack_from(frame)
+    size = len(lineage) + len(sidecar)
+    head = _DESCRIPTION.pack(
+        _DESCRIPTION_HEAD, 0, _DESCRIPTION_EXTRAS, partition_id, 10 + size, partition_id, 0,
+        seqno, len(lineage),
+    )  # fmt: skip
+    return b"".join((head, lineage, sidecar, frame))  # the one copy of a large frame
 
 
 def described_all(frames: Sequence[bytes], lineages: Iterable[bytes]) -> list[bytes]:
@@ -214,7 +244,7 @@ def described_all(frames: Sequence[bytes], lineages: Iterable[bytes]) -> list[by
     return found
 
 
-def describe_kept(kept: bytes, lineage_bytes: int, sidecar_bytes: int) -> bytes:
+def describe_kept(kept: bytes | memoryview, lineage_bytes: int, sidecar_bytes: int) -> bytes:
     """Do what `described` does where lineage, sidecar and frame stand side by side. Hot path."""
     size = lineage_bytes + sidecar_bytes
     partition_id, seqno = _PARTITION_SEQNO.unpack_from(kept, size)
@@ -225,7 +255,7 @@ def describe_kept(kept: bytes, lineage_bytes: int, sidecar_bytes: int) -> bytes:
     return head + kept
 
 
-def description_bytes(frame: bytes) -> int:
+def description_bytes(frame: bytes | memoryview) -> int:
     """Return the length of the DOC_META in front of a frame, 0 if it is not described."""
     if frame[1] != Opcode.DOC_META:
         return 0
@@ -233,7 +263,7 @@ def description_bytes(frame: bytes) -> int:
     return HEADER_BYTES + body
 
 
-def is_put(frame: bytes) -> bool:
+def is_put(frame: bytes | memoryview) -> bool:
     """Return whether a change, described or not, is neither a deletion nor an expiration."""
     return frame[description_bytes(frame) + 1] == Opcode.DCP_MUTATION
 

@@ -25,10 +25,10 @@ def bucket(tmp_path):
             frame = mutation(0, b"k%d" % seqno, b"v" * 50, seqno, 1, seqno, 0, 0, 0)
             batch = FlushBatch.of(0, [StoredChange(frame, 0, b"lin")])
             commit = encode_batches(log.commit_record, [batch])
-            place = log.append(commit.data)
+            place = log.append(*commit.parts)
             log.open_index.add_batch(
                 0, [seqno], [0], place.offset + len(log.commit_record),
-                [len(commit.data) - len(log.commit_record)], is_marked=True, tombstones=b"\0",
+                [commit.size - len(log.commit_record)], is_marked=True, tombstones=b"\0",
             )  # fmt: skip
         if number < SEGMENTS - 1:
             log.roll()

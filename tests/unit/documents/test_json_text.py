@@ -268,6 +268,53 @@ def test_more_values_than_may_be_are_refused_before_they_are_read(monkeypatch):
             assert refused.value.code == "too_large"
 
 
+@pytest.mark.parametrize(
+    "empty", [b"[]", b"{}", b"0", b'""', b"[[]]", b"[{}]", b'{"":[]}', b"null"]
+)
+def test_empty_values_count_wherever_values_are_counted(monkeypatch, empty):
+    """The smallest texts with more values than there may be, also in a value that kv wrote."""
+    monkeypatch.setattr(json_text, "VALUES_MAX", 10)
+    monkeypatch.setattr(json_text, "_VALUE_BYTES_MIN", 1)
+
+    def text_of(count):
+        return b'{"a":[%b]}' % b",".join([empty] * count)
+
+    values = 1 + empty.count(b"[") + empty.count(b"{")  # of each: the comma counts, and brackets
+    fits = (10 - 1) // values
+    assert json_text.parse(text_of(fits))
+    assert json_text.is_plain_object(text_of(fits))
+    with pytest.raises(UsageError, match="values"):
+        json_text.parse(text_of(11))
+    with pytest.raises(UsageError, match="values"):
+        json_text.cut(text_of(11))
+    assert not json_text.is_plain_object(text_of(11))
+
+
+def test_depth_and_colons_are_found_in_long_texts_as_in_short_ones(monkeypatch):
+    texts = [
+        b'{"a' + b"x" * 50 + b'":[["]' + b"\\\"[" * 9 + b'"]],"b" :1}',
+        b'["\\\\",["[[[[[["],{"":"}"}]',
+        b"[" * 5 + b"]" * 5,
+        b'["' + b'\\"' * 30 + b'",[[[[1]]]]]',
+        b'["" , "" ]',
+        b'{"a"   :[]}',
+    ]  # fmt: skip
+    monkeypatch.setattr(json_text, "JSON_DEPTH_MAX", 4)
+
+    def seen(text):
+        try:
+            json_text.parse(text)
+        except UsageError as error:
+            return str(error)
+        return json_text.may_repeat(text, text.count(b'":'))
+
+    short = list(map(seen, texts))
+    assert {type(one) for one in short} == {str, bool}
+    assert {one for one in short if isinstance(one, bool)} == {True, False}
+    monkeypatch.setattr(json_text, "WINDOW_BYTES", 7)
+    assert list(map(seen, texts)) == short
+
+
 def test_a_body_is_no_longer_than_a_value(monkeypatch):
     monkeypatch.setattr(json_text, "VALUE_BYTES_MAX", 20)
     assert json_text.cut(b'{"_a":"01234567890123456789","b":1}').body == b'{"b":1}'

@@ -110,7 +110,7 @@ def test_deletions_are_said_of_revisions():
 
 
 def test_attachments_stand_in_the_text_or_follow():
-    said = read(data={"new": b"QUJD"}, following=['o"ld'])["_attachments"]
+    said = read(data={"new": [b"QU", b"JD"]}, following=['o"ld'])["_attachments"]
     assert said == {'o"ld': stub(OLD, length=10, follows=True), "new": stub(NEW, data="QUJD")}
     coded = {"encoding": "gzip", "encoded_length": 8}
     assert read(following=["new"])["_attachments"]["new"] == stub(

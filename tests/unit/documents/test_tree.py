@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.documents.revisions import Path
-from millstream.documents.tree import EMPTY, Leaf
+from millstream.documents.tree import EMPTY, GrowingTree, Leaf
 from support.http.revision_forests import NaiveTree, order, worlds
 
 EXAMPLES = settings(max_examples=150, deadline=None)
@@ -205,3 +205,28 @@ def test_a_long_history_costs_little_to_go_on_with():
     longer = tree.merged(Path(1001, [signature(1), *path.ids]))
     assert len(longer.branches) == 1
     assert longer.winner_path().ids[1:] == path.ids
+
+
+few = st.integers(0, 3).map(signature) | st.just("foreign")
+paths = st.builds(
+    lambda some, above: Path(len(some) + above, some),
+    st.lists(few, min_size=1, max_size=4),
+    st.integers(0, 2),
+)
+
+
+@EXAMPLES
+@given(st.lists(st.tuples(paths, st.booleans()), max_size=8), st.integers(0, 8))
+def test_a_growing_tree_is_what_merging_one_by_one_makes(sent, begun):
+    """Also where makers do not agree which revision came before another one."""
+    tree = grown(sent[:begun])
+    growing = GrowingTree(tree)
+    for path, is_deleted in sent[begun:]:
+        assert growing.contains(path.rev) == tree.contains(path.rev)
+        following = tree.merged(path, is_deleted=is_deleted)
+        assert growing.merge(path, is_deleted=is_deleted) == (following is not tree)
+        tree = following
+        made = growing.tree()
+        assert list(made.branches) == list(tree.branches)
+        assert made.foreign == tree.foreign
+        assert made.leaf_revs() == tree.leaf_revs()

@@ -15,6 +15,7 @@ from millstream.runtime.process import (
     end_in_words,
     lock_holder,
     new_event_loop,
+    with_huge_pages,
 )
 
 
@@ -124,3 +125,11 @@ def test_large_blocks_go_back_to_the_system_when_they_are_freed():
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     )
     assert grown < 10 << 20
+
+
+def test_large_copies_use_huge_pages_unless_the_operator_has_said_otherwise():
+    name = "GLIBC_TUNABLES"
+    assert with_huge_pages({"A": "1"}) == {"A": "1", name: "glibc.malloc.hugetlb=1"}
+    others = {name: "glibc.malloc.check=1"}
+    assert with_huge_pages(others)[name] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    assert with_huge_pages({name: "glibc.malloc.hugetlb=0"})[name] == "glibc.malloc.hugetlb=0"

@@ -32,7 +32,7 @@ from millstream.gateway.core.api.stored import (
     error_of,
 )
 from millstream.kv.core.bucket import Bucket
-from millstream.wire.frames import change_of
+from millstream.wire.frames import head_of
 
 __all__ = ["SpreadReads", "loaded", "nonsense", "read_stored"]
 
@@ -163,7 +163,7 @@ def loaded(
         return error_of(found)
     key = doc_id.encode()
     try:
-        if change_of(found.frame).key != key:
+        if head_of(found.frame).key != key:
             return nonsense(node)
         return load(bucket.uuid, key, found.frame, found.side, revs_limit)
     except MillstreamError as error:

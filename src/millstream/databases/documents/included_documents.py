@@ -16,7 +16,6 @@ Elsewhere: the rows (`views.core.query.rendering`), documents as text
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -24,19 +23,22 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import UnavailableError, UsageError
-from millstream.gateway.aio.documents.attaching import inflated
+from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
 from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.shared import AskedDocument
+from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.revisions.revision_store import Kept
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import has_sidecar
 from millstream.views.core.design.documents import Documents
-from millstream.wire.frames import change_of
+from millstream.wire.frames import head_of
 
 __all__ = [
     "PORTION_BYTES",
@@ -52,8 +54,8 @@ PORTION_BYTES: Final = 256 * 1024
 _LINE_END: Final = b"\r\n"
 _ROW: Final = b'{"id":'
 _BRACE: Final = ord("{")
-_COPIES: Final = 5
-"""How often the bytes of attachments are in memory until they are sent."""
+_COPIES: Final = 2
+"""How often the bytes of large documents, or of attachments, are in memory until they are sent."""
 ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
 _SECOND_NS: Final = 1_000_000_000
 
@@ -216,7 +218,15 @@ class OwnDocuments:
             UnavailableError: `not_my_partition`; `blob_missing`.
             UsageError: `too_large`: attachments are wanted, and are more than go into one text.
         """
-        found = await with_documents(partial(self._document, asked))
+        kept = await with_documents(partial(self._kept, asked))
+        if kept is None:
+            return None
+        if len(kept.frame) <= LARGE_BYTES and len(kept.side) <= QUICK_SIDE_BYTES_MAX:
+            found = self._document(asked, kept)
+        else:
+            if len(kept.frame) > LARGE_BYTES:
+                hold(_COPIES * len(kept.frame))
+            found = await asyncio.to_thread(self._document, asked, kept)
         if found is None or isinstance(found, bytes):
             return found
         return await self._with_attachments(asked.id, found)
@@ -234,19 +244,18 @@ class OwnDocuments:
                 code="too_large",
             )
         hold(size * _COPIES)
-        data: dict[str, bytes] = {}
+        data: dict[str, list[bytes]] = {}
         for name, one in content.attachments.items():
-            value = content.value or b""
+            pieces = in_pieces(content.value or b"")
             if one.sha256:
                 stored = self._read_blob(one.sha256, 0, one.stored_length)
                 pieces = inflated(stored) if one.encoding else stored
-                value = b"".join([piece async for piece in pieces])
-            data[name] = b64encode(value)
+            data[name] = [piece async for piece in in_base64(pieces)]
         return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
 
-    def _document(self, asked: AskedDocument) -> bytes | StoredDocument | None:
-        """Return a text, or a document whose attachments have to be read first."""
-        doc_id, rev = asked.id, asked.rev
+    def _kept(self, asked: AskedDocument) -> Kept | None:
+        """Return a document as it is kept; None if there is none."""
+        doc_id = asked.id
         key = document_key(doc_id)
         if key is None:
             return None
@@ -261,18 +270,20 @@ class OwnDocuments:
         entry = partition.entry(key)
         if entry is None:
             return None
-        change = change_of(entry.frame)
-        is_over = 0 < change.expiry <= self._now_ns() // _SECOND_NS
+        change = head_of(entry.frame)
+        if change.is_deleted or 0 < change.expiry <= self._now_ns() // _SECOND_NS:
+            return None
+        return Kept(partition.partition_id, entry.frame, entry.side)
+
+    def _document(self, asked: AskedDocument, kept: Kept) -> bytes | StoredDocument | None:
+        """Return a text, or a document whose attachments have to be read first."""
         documents = self._whole if asked.attachments else self._documents
-        found = documents.of([entry.frame], [entry.side])
-        text = found[0][2] if found else None
-        if change.is_deleted or is_over or text is None:
+        [(_, key, text)] = documents.of([kept.frame], [kept.side]) or [(0, b"", None)]
+        if text is None or (asked.rev is not None and _link(text).rev != asked.rev):
             return None
-        if rev is not None and _link(text).rev != rev:
-            return None
-        if asked.attachments and self._read_blob is not None and has_sidecar(entry.side):
-            document = load(self._bucket.uuid, key, entry.frame, entry.side)
-            kept = document.contents[document.winner.rev].attachments
-            if any(one.sha256 for one in kept.values()):
+        if asked.attachments and self._read_blob is not None and has_sidecar(kept.side):
+            document = load(self._bucket.uuid, key, kept.frame, kept.side)
+            attachments = document.contents[document.winner.rev].attachments
+            if any(one.sha256 for one in attachments.values()):
                 return document
         return text

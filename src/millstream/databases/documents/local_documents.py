@@ -67,7 +67,7 @@ class Documents:
     def __init__(self, buckets: Buckets, changes: NodeChanges) -> None:
         self._buckets = buckets
         self._changes = changes
-        self._counts: dict[str, DocumentCounts] = {}
+        self._counts: dict[str, tuple[BucketEngine, DocumentCounts]] = {}
         self._limits: dict[str, int] = {}
         """Revisions kept, by the uuid of the bucket."""
         self._purge_turn = asyncio.Lock()
@@ -116,14 +116,16 @@ class Documents:
         return None if found is None else found.live
 
     def _counts_of(self, bucket: str) -> DocumentCounts:
-        uuid = self._buckets.engine(bucket).bucket.uuid
-        if uuid not in self._counts:
-            self._counts[uuid] = DocumentCounts(self._changes.of(bucket))
-        return self._counts[uuid]
+        engine = self._buckets.engine(bucket)
+        known = self._counts.get(engine.bucket.uuid)
+        if known is None or known[0] is not engine:  # it was opened anew
+            counts = DocumentCounts(self._changes.of(bucket), engine.flusher.follow)
+            known = self._counts[engine.bucket.uuid] = engine, counts
+        return known[1]
 
     async def stop(self) -> None:
         """Give up what is counted in the background."""
-        for counts in self._counts.values():
+        for _, counts in self._counts.values():
             await counts.stop()
 
     # -- documents

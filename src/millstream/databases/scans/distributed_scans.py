@@ -26,7 +26,7 @@ from millstream.databases.scans.local_scan import Range, scanned
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, WantedPart
 from millstream.model.sides import side_of
-from millstream.wire.frames import change_of, description_bytes
+from millstream.wire.frames import description_bytes, head_of
 
 __all__ = ["FoundDocument", "SpreadScan", "spread_figures"]
 
@@ -174,7 +174,7 @@ def _cut(change: bytes) -> FoundDocument:
     behind = _LINEAGE_AT + lineage_bytes
     frame = change[at:]
     return FoundDocument(
-        change_of(frame).key, frame, side_of(change[_LINEAGE_AT:behind], change[behind:at])
+        head_of(frame).key, frame, side_of(change[_LINEAGE_AT:behind], change[behind:at])
     )
 
 

@@ -42,6 +42,7 @@ from millstream.gateway.aio.documents import (
     document_pages,
     listing_pages,
     local_pages,
+    purge_pages,
     update_pages,
 )
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
@@ -92,6 +93,7 @@ PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, user_document_pages, shared_pages, stored_pages, bucket_part_pages, part_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
+    purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
     replication_pages, pool_pages, administration_pages, database_pages,
 )  # fmt: skip

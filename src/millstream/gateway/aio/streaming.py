@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
 
+from millstream.documents.reading import Piece
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.room import hold
 
@@ -44,9 +45,8 @@ WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""
 SENT_BYTES_MAX: Final = 256 * 1024
 """Handed to a connection in one go."""
-_COPIES: Final = 5
-"""How often a piece is in memory: what it was made of, itself, in a row, in a chunk, and with the
-connection."""
+_COPIES: Final = 2
+"""How often a piece is in memory: what it was made of, and itself."""
 
 
 class Turns:
@@ -94,8 +94,8 @@ class WhileThere:
             self._timer = self._loop.call_later(GONE_CHECK_S, self._look)
 
 
-def _hold(piece: bytes) -> bytes:
-    """Have the request hold a large piece, and its copies on the way to the client."""
+def _hold(piece: Piece) -> Piece:
+    """Have the request hold a large piece, and what it was made of."""
     if len(piece) > WHOLE_BYTES_MAX:
         hold(len(piece) * _COPIES)
     return piece
@@ -103,7 +103,7 @@ def _hold(piece: bytes) -> bytes:
 
 async def stream(
     request: web.Request,
-    pieces: AsyncIterator[bytes],
+    pieces: AsyncIterator[Piece],
     headers: Mapping[str, str],
     content_type: str = "application/json",
 ) -> web.StreamResponse:
@@ -112,7 +112,7 @@ async def stream(
     Raises:
         UnavailableError: `temporarily_unavailable`: there is no room for a piece.
     """
-    held, size = list[bytes](), 0
+    held, size = list[Piece](), 0
     async for piece in pieces:
         held.append(_hold(piece))
         size += len(piece)
@@ -123,10 +123,11 @@ async def stream(
     response = web.StreamResponse(headers=headers)
     response.content_type = content_type
     response.enable_chunked_encoding()
-    return await send_pieces(request, response, pieces, b"".join(held))
+    last = held.pop()
+    return await send_pieces(request, response, pieces, [b"".join(held), last])
 
 
-async def _write(response: web.StreamResponse, piece: bytes) -> None:
+async def _write(response: web.StreamResponse, piece: Piece) -> None:
     """Send a piece; a large one bit by bit, so that it is not copied and others have turns."""
     if len(piece) <= SENT_BYTES_MAX:
         await response.write(piece)
@@ -140,16 +141,16 @@ async def _write(response: web.StreamResponse, piece: bytes) -> None:
 async def send_pieces(
     request: web.Request,
     response: web.StreamResponse,
-    pieces: AsyncIterator[bytes],
-    first: bytes = b"",
+    pieces: AsyncIterator[Piece],
+    first: Sequence[Piece] = (),
 ) -> web.StreamResponse:
     """Send the headers, then each piece when it is there; an error cuts the connection."""
     await response.prepare(request)
     if request.method == "HEAD":
         return response
     try:
-        if first:
-            await _write(response, first)
+        for piece in first:
+            await _write(response, piece)
         async for piece in pieces:
             await _write(response, _hold(piece))
     except MillstreamError as error:

@@ -110,13 +110,17 @@ def checked_type(content_type: object) -> str:
     return content_type
 
 
-def decoded(data: object) -> bytes:
-    """Return the bytes of an attachment that stands in its document.
+def decoded(data: object, *, is_last: bool = True) -> bytes:
+    """Return the bytes of base64, or of a piece of it.
+
+    Args:
+        data: a multiple of four characters where it is not the last piece.
+        is_last: whether it may be padded.
 
     Raises:
         UsageError: `bad_request`.
     """
-    if isinstance(data, str) and data.isascii():
+    if isinstance(data, str) and data.isascii() and (is_last or "=" not in data):
         try:
             return b64decode(data, validate=True)
         except binascii.Error:

@@ -11,13 +11,14 @@ Elsewhere: documents (`documents.stored`), who wants which (`changes`).
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream.documents.json_text import LARGE_BYTES
+from millstream.documents.reading import PLAIN, Piece, Shown, pieces_of_text, within
 from millstream.documents.stored import Content, StoredDocument, load, only_leaf
 from millstream.documents.tree import Leaf
 from millstream.gateway.core.changes import ChangesQuery, FilterAsked
@@ -43,7 +44,9 @@ class Row(NamedTuple):
 
     seqno: int
     text: bytes
-    """What follows the value of `seq`, to the end."""
+    """What follows the value of `seq`."""
+    more: tuple[Piece, ...] = ()
+    """And that, to the end: a large document is not copied."""
 
 
 class ChangedDocument:
@@ -78,7 +81,10 @@ class ChangedDocument:
             behind, end = _LINEAGE_AT + lineage_bytes, HEADER_BYTES + size
             lineage = self._described[_LINEAGE_AT:behind]
             side = side_of(lineage, self._described[behind:end])
-            frame = self._described[end:]
+            frame: bytes | memoryview = self._described
+            if len(self._described) > LARGE_BYTES:
+                frame = memoryview(self._described)
+            frame = frame[end:]
             self._document = load(self._bucket_uuid, self._key, frame, side)
         return self._document
 
@@ -86,42 +92,17 @@ class ChangedDocument:
         """Return the revisions that a row has: the winner, or all leaves, that first."""
         return self.document.tree.leaves() if all_docs else [self.document.winner]
 
-    def text(self, leaf: Leaf, *, conflicts: bool = False, attachments: bool = False) -> bytes:
+    def pieces(self, leaf: Leaf, *, conflicts: bool = False) -> list[Piece]:
         """Return a revision as JSON.
 
         Args:
             leaf: which one.
             conflicts: whether it has `_conflicts`, if there are any.
-            attachments: whether attachments without a blob have their data.
         """
-        names: dict[str, Any] = {"_id": self.id, "_rev": leaf.rev}
-        if leaf.is_deleted:
-            names["_deleted"] = True
-        others = self.document.tree.conflicts() if conflicts else []
-        if others:
-            names["_conflicts"] = others
-        content = self.document.contents.get(leaf.rev, Content(b"{}", {}))
-        if content.attachments:
-            names["_attachments"] = _attachments(content, with_data=attachments)
-        head, body = _encode(names), content.body.strip(b" \t\r\n")
-        rest = body[1:].lstrip(b" \t\r\n")
-        return head[:-1] + (b"}" if rest == b"}" else b"," + rest)
-
-
-def _attachments(content: Content, *, with_data: bool) -> dict[str, dict[str, Any]]:
-    shown: dict[str, dict[str, Any]] = {}
-    for name, one in content.attachments.items():
-        entry: dict[str, Any] = {
-            "content_type": one.content_type,
-            "revpos": one.revpos,
-            "digest": "md5-" + b64encode(one.md5).decode(),
-        }
-        if with_data and not one.sha256 and content.value is not None:
-            entry["data"] = b64encode(content.value).decode()
-        else:
-            entry |= {"length": one.length, "stub": True}
-        shown[name] = entry
-    return shown
+        document, shown = self.document, Shown(conflicts=True) if conflicts else PLAIN
+        if leaf.rev not in document.contents:
+            document = StoredDocument(document.tree, {leaf.rev: Content(b"{}", {})})
+        return pieces_of_text(self.id, document, leaf, shown)
 
 
 def document_id(key: bytes) -> str | None:
@@ -210,7 +191,7 @@ class RowMaker:
         self,
         documents: Sequence[ChangedDocument],
         passing: Sequence[Sequence[Leaf]] | None = None,
-        texts: Sequence[bytes] | None = None,
+        texts: Sequence[Sequence[Piece]] | None = None,
     ) -> list[Row]:
         """Return the rows of documents.
 
@@ -218,29 +199,28 @@ class RowMaker:
             documents: in the order of their changes.
             passing: which leaves of each are shown; None: all that are asked for. Without any
                 there is no row.
-            texts: of those leaves, the first of each document; None: they are made here.
+            texts: of those leaves, the first of each document, in pieces; None: they are made
+                here.
         """
         all_docs = self._query.all_docs
         if passing is None:
             passing = [one.leaves(all_docs=all_docs) for one in documents]
         return [
-            Row(changed.seqno, self._text(changed, leaves, None if texts is None else texts[at]))
+            Row(changed.seqno, *self._text(changed, leaves, None if texts is None else texts[at]))
             for at, (changed, leaves) in enumerate(zip(documents, passing, strict=True))
             if leaves
         ]
 
     def _text(
-        self, changed: ChangedDocument, leaves: Sequence[Leaf], shown: bytes | None
-    ) -> bytes:
+        self, changed: ChangedDocument, leaves: Sequence[Leaf], shown: Sequence[Piece] | None
+    ) -> tuple[bytes, tuple[Piece, ...]]:
         query, winner = self._query, changed.document.winner
         revs = b",".join(b'{"rev":%b}' % _encode(leaf.rev) for leaf in leaves)
         text = b',"id":%b,"changes":[%b]' % (_encode(changed.id), revs)
         if winner.is_deleted:
             text += b',"deleted":true'
-        if query.include_docs:
-            if shown is None:
-                shown = changed.text(
-                    leaves[0], conflicts=query.conflicts, attachments=query.attachments
-                )
-            text += b',"doc":' + shown
-        return text + b"}"
+        if not query.include_docs:
+            return text + b"}", ()
+        if shown is None:
+            shown = changed.pieces(leaves[0], conflicts=query.conflicts)
+        return within(text + b',"doc":', shown, b"}")

@@ -16,19 +16,20 @@ from typing import Final
 from urllib.parse import quote
 
 __all__ = [
-    "BOUNDARY_BYTES_MAX", "attachment_head", "disposition_of", "end", "filename", "inner_head",
-    "json_part", "missing_part", "one_line",
+    "BOUNDARY_BYTES_MAX", "PART_END", "attachment_head", "disposition_of", "end", "filename",
+    "inner_head", "json_head", "missing_part", "one_line",
 ]  # fmt: skip
 
 _SHOWN: Final = ("image/", "audio/", "video/", "text/plain")
 _RUN: Final = ("image/svg+xml",)
 BOUNDARY_BYTES_MAX: Final = 70
 """Of a boundary that a client chose."""
+PART_END: Final = b"\r\n"
 
 
-def json_part(boundary: str, text: bytes) -> bytes:
-    """Return a part that is JSON."""
-    return b"--%b\r\nContent-Type: application/json\r\n\r\n%b\r\n" % (boundary.encode(), text)
+def json_head(boundary: str) -> bytes:
+    """Return the head of a part that is JSON; `PART_END` follows the text."""
+    return b"--%b\r\nContent-Type: application/json\r\n\r\n" % boundary.encode()
 
 
 def missing_part(boundary: str, text: bytes) -> bytes:

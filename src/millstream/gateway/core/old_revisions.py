@@ -16,6 +16,7 @@ Source: CouchDB, which keeps all old revisions until the next compaction.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from millstream.documents.stored import Content, StoredDocument
@@ -50,9 +51,15 @@ class OldRevisions:
         """Keep what a change of a document took out of it."""
         if before is None or not before.exists:
             return
-        for rev, content in before.contents.items():
-            if rev not in after.contents and after.tree.contains(rev):
-                self._add((uuid, doc_id, rev), content)
+        self.keep_contents(uuid, doc_id, before.contents, after)
+
+    def keep_contents(
+        self, uuid: str, doc_id: str, before: Mapping[str, Content], after: StoredDocument
+    ) -> None:
+        """Keep what revisions held that are no leaves of a document any more."""
+        for rev in before.keys() - after.contents.keys():
+            if after.tree.contains(rev):
+                self._add((uuid, doc_id, rev), before[rev])
 
     def shown(
         self, uuid: str, doc_id: str, document: StoredDocument | None

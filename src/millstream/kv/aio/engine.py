@@ -65,7 +65,7 @@ from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.disk_errors import is_full
 from millstream.storage.core.store import LogStore
-from millstream.wire.frames import change_of
+from millstream.wire.frames import head_of
 
 __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 
@@ -539,4 +539,4 @@ def cas_to_go_on_from(newest: list[int], now_ns: int) -> list[int]:
 def _newest_cas(store: LogStore) -> list[int]:
     """Return the CAS of the newest change of each partition, 0 where there is none: CAS grows."""
     newest = map(store.newest_change, range(len(store.partitions)))
-    return [0 if change is None else change_of(change.frame).cas for change in newest]
+    return [0 if change is None else head_of(change.frame).cas for change in newest]

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.core.bucket import Bucket
@@ -35,6 +35,7 @@ from millstream.kv.core.flush import FlushPlan
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.statistics import COUNTS, SECONDS, Histogram
 from millstream.runtime.pace import Pace
+from millstream.storage.core.commit import Changes
 from millstream.storage.core.store import EncodedCommit, LogStore
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "GATHER_S_MAX",
     "QUICK_APPEND_BYTES_MAX",
     "QUICK_APPEND_S_MAX",
+    "QUICK_ENCODE_BYTES_MAX",
     "SLOW_APPEND_PAUSE",
     "SLOW_APPEND_PAUSE_MAX",
     "Flusher",
@@ -71,6 +73,8 @@ GATHER_S_MAX: Final = 0.002
 """The longest such wait."""
 QUICK_APPEND_BYTES_MAX: Final = 256 * 1024
 """Bytes of a commit that is appended in the loop: the way to a thread and back costs more."""
+QUICK_ENCODE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of a commit that is encoded in the loop: checksums of more take it longer than 1 ms."""
 QUICK_APPEND_S_MAX: Final = 0.001
 """What an append takes while the disk is quick; only then another one is made in the loop."""
 SLOW_APPEND_PAUSE: Final = 10
@@ -112,6 +116,7 @@ class Flusher:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"flush {bucket.name}")
+        self._on_changes: Callable[[Changes], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
@@ -330,6 +335,10 @@ class Flusher:
             if self._is_hurried and not is_more:
                 await asyncio.sleep(min(self._last_s / GATHER_SHARE, GATHER_S_MAX))
 
+    def follow(self, on_changes: Callable[[Changes], None]) -> None:
+        """Have a function told what the log takes of a partition from now on; one at a time."""
+        self._on_changes = on_changes
+
     def catch_up(self) -> None:
         """Give the by-id map what a start read in the log, so that the next need not."""
         self._apply_by_id(1)
@@ -396,14 +405,21 @@ class Flusher:
         commit = self._plan.freeze(self._last_s)
         if commit is None:
             return False
-        encoded = self._store.encode(commit.batches)
+        if commit.frame_bytes <= QUICK_ENCODE_BYTES_MAX:
+            encoded = self._store.encode(commit.batches)
+        else:
+            encoded = await self._in_thread(self._store.encode, commit.batches)
         commit.batches.clear()  # the frames are in the processor's cache still
         await self._append(encoded, in_loop=somebody_waits and self._is_quick(encoded))
         self._last_s = perf_counter() - began_s
         self._store.absorb(encoded)
+        if self._on_changes is not None:
+            for piece in encoded.pieces:
+                if isinstance(piece, Changes):
+                    self._on_changes(piece)
         self.commit_total += 1
         self.change_total += commit.changes
-        self._bytes_total += len(encoded.data)
+        self._bytes_total += encoded.size
         self._commit_changes.observe(commit.changes)
         self._commit_seconds.observe(self._last_s)
         for future in self._plan.persisted(commit):
@@ -415,7 +431,7 @@ class Flusher:
     def _is_quick(self, commit: EncodedCommit) -> bool:
         """Return whether appending it in the loop costs less than the way to a thread and back."""
         return (
-            len(commit.data) <= QUICK_APPEND_BYTES_MAX
+            commit.size <= QUICK_APPEND_BYTES_MAX
             and perf_counter() >= self._is_quick_from_s
             and self._store.is_quick(commit)
         )
@@ -464,5 +480,5 @@ class Flusher:
         self._disk_full_total += 1
         await asyncio.sleep(1)
 
-    async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
-        await self._loop.run_in_executor(self._thread, function, *arguments)
+    async def _in_thread(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        return await self._loop.run_in_executor(self._thread, function, *arguments)

@@ -41,6 +41,7 @@ class GroupCommit(NamedTuple):
     seqnos: list[int]
     batches: list[FlushBatch]
     changes: int
+    frame_bytes: int
     is_more: bool
     """Partitions that changed are left for another commit."""
 
@@ -66,9 +67,9 @@ class FlushPlan(Generic[_Waiter]):
             return None
         batches = [partition.freeze() for partition in chosen]
         seqnos = [p.queue.frozen_seqno for p in chosen]
-        return GroupCommit(
-            chosen, seqnos, batches, sum(len(batch.frames) for batch in batches), is_more
-        )
+        changes = sum(len(batch.frames) for batch in batches)
+        frame_bytes = sum(sum(map(len, batch.frames)) for batch in batches)
+        return GroupCommit(chosen, seqnos, batches, changes, frame_bytes, is_more)
 
     def _next_partitions(self, most: int) -> tuple[list[Partition], bool]:
         turns = self._partitions[self._turn :] + self._partitions[: self._turn]

@@ -37,7 +37,7 @@ from millstream.node.settings import (
     secretless_environment,
 )
 from millstream.runtime.logs import set_up_logs
-from millstream.runtime.process import end_in_words
+from millstream.runtime.process import end_in_words, with_huge_pages
 
 __all__ = [
     "EXIT_DISK_FAILED",
@@ -115,7 +115,7 @@ class Supervisor:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=secretless_environment(os.environ),
+            env=with_huge_pages(secretless_environment(os.environ)),
         ) as engine:
             self._engine = engine
             if self._is_stopping:

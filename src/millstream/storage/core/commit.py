@@ -36,7 +36,13 @@ from millstream.storage.core.records import (
 )
 from millstream.storage.core.segment_files import Place
 
-__all__ = ["Changes", "Control", "EncodedCommit", "control", "encode_batches", "encode_controls"]
+__all__ = [
+    "PART_BYTES", "Changes", "Control", "EncodedCommit", "control", "encode_batches",
+    "encode_controls",
+]  # fmt: skip
+
+PART_BYTES: Final = 512 * 1024
+"""What a commit holds up to here is joined, so that it is written at once."""
 
 
 class Changes(NamedTuple):
@@ -62,12 +68,13 @@ class Control(NamedTuple):
 
 
 class EncodedCommit:
-    """One group commit as bytes; `place` is where it begins, once appended."""
+    """One group commit as bytes, in parts; `place` is where it begins, once appended."""
 
-    __slots__ = ("checksum", "data", "end", "pieces", "place")
+    __slots__ = ("checksum", "end", "parts", "pieces", "place", "size")
 
-    def __init__(self, data: bytes, pieces: Sequence[Changes | Control]) -> None:
-        self.data = data
+    def __init__(self, parts: Sequence[bytes], pieces: Sequence[Changes | Control]) -> None:
+        self.parts = parts
+        self.size = sum(map(len, parts))
         self.pieces = pieces
         self.place = Place(0, 0)
         self.end = Place(0, 0)
@@ -94,7 +101,7 @@ def control(kind: Kind, partition_id: int, content: Any) -> Control:
 
 def encode_controls(head: bytes, controls: Sequence[Control]) -> EncodedCommit:
     """Return a commit without changes; `head` is the log's commit record."""
-    return EncodedCommit(b"".join((head, *(piece.data for piece in controls))), controls)
+    return EncodedCommit([b"".join((head, *(piece.data for piece in controls)))], controls)
 
 
 def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedCommit:
@@ -120,7 +127,20 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
                 part, is_marked = piece
                 lengths = records.encode_changes(part, parts, is_marked=is_marked)
                 pieces.append(_encoded(part, tombstones_of(part), lengths, is_marked=is_marked))
-    return EncodedCommit(b"".join(parts), pieces)
+    size = sum(sum(piece.lengths) for piece in pieces if isinstance(piece, Changes))
+    return EncodedCommit([b"".join(parts)] if size <= PART_BYTES else _joined(parts), pieces)
+
+
+def _joined(parts: Sequence[bytes]) -> list[bytes]:
+    """Join what is small, up to `PART_BYTES` at a time; what is large is not copied."""
+    found, small, size = list[bytes](), list[bytes](), 0
+    for part in parts:
+        if small and size + len(part) > PART_BYTES:
+            found.append(b"".join(small))
+            small, size = [], 0
+        small.append(part)
+        size += len(part)
+    return [*found, b"".join(small)]
 
 
 def _encoded(

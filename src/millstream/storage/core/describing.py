@@ -9,12 +9,16 @@ Elsewhere: records (`records`), described frames (`wire.frames`).
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Final
 from zlib import crc32
 
 from millstream.storage.core.records import FRAME_BYTES_MIN, FRAME_ENVELOPE, FRAME_IN_BODY
 from millstream.wire.frames import describe_kept
 
-__all__ = ["cut_described"]
+__all__ = ["COPIED_BYTES_MAX", "cut_described"]
+
+COPIED_BYTES_MAX: Final = 64 * 1024
+"""A larger record is copied once, with its description; slices cost less for a small one."""
 
 
 def cut_described(data: bytes, start: int, offsets: list[int], stops: list[int]) -> list[bytes]:
@@ -29,7 +33,10 @@ def cut_described(data: bytes, start: int, offsets: list[int], stops: list[int])
     for offset, stop in zip(offsets, stops, strict=False):
         at = offset - start
         checksum, lineage_bytes, sidecar_bytes = unpack(data, at)
-        body = data[at + 4 : stop - start]
+        body: bytes | memoryview = data
+        if stop - offset > COPIED_BYTES_MAX:
+            body = memoryview(data)
+        body = body[at + 4 : stop - start]
         kept = body[FRAME_IN_BODY:]
         if check(body) != checksum or len(kept) < lineage_bytes + sidecar_bytes + FRAME_BYTES_MIN:
             break

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from millstream.model.limits import UINT64_MAX
 from millstream.storage.core.records import StoredChange
@@ -26,12 +27,24 @@ from millstream.storage.core.summary import PartitionSummary
 __all__ = ["LiveLog"]
 
 
+class _KnownMark(NamedTuple):
+    """The newest mark at or below a seqno, and what it depends on."""
+
+    seqno: int
+    swaps: int
+    segment: int
+    limit: int
+    mark: int
+
+
 class LiveLog:
     """The log as its partitions see it."""
 
     def __init__(self, log: SegmentLog, summaries: list[PartitionSummary]) -> None:
         self.log = log
         self.summaries = summaries
+        self._marks: dict[int, _KnownMark] = {}
+        """By partition: what `newest_mark` found in a sealed segment last."""
 
     def ranges(
         self, partition_id: int, after: int, upto: int, before: int = UINT64_MAX
@@ -110,14 +123,24 @@ class LiveLog:
         return found
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
-        """Return the newest live mark at or below `seqno`, 0 if none."""
-        summary = self.summaries[partition_id]
-        for number in reversed(self.log.numbers):
-            columns = self.log.columns(number, partition_id)
+        """Return the newest live mark at or below `seqno`, 0 if none.
+
+        A sealed segment's columns are read once: until the seqno, or what counts, is another one.
+        """
+        summary, log, swaps = self.summaries[partition_id], self.log, self.log.swaps
+        known = self._marks.get(partition_id)
+        is_same = known is not None and known[:2] == (seqno, swaps)
+        if known is not None and is_same and summary.limit(known.segment) == known.limit:
+            return known.mark
+        for number in reversed(log.numbers):
+            columns = log.columns(number, partition_id)
             if columns is not None:
-                limit = min(seqno, summary.limit(number))
-                found = next((mark for mark in reversed(columns.marks) if mark <= limit), 0)
+                limit = summary.limit(number)
+                most = min(seqno, limit)
+                found = next((mark for mark in reversed(columns.marks) if mark <= most), 0)
                 if found:
+                    if not log.is_open(number):
+                        self._marks[partition_id] = _KnownMark(seqno, swaps, number, limit, found)
                     return found
         return 0
 

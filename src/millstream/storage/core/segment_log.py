@@ -340,7 +340,7 @@ class SegmentLog(SegmentFiles):
         """The index of the segment that is written."""
         return self._open[1]
 
-    def append(self, data: bytes) -> Place:
+    def append(self, *parts: bytes) -> Place:
         """Write one group commit and make it durable; return where it begins.
 
         Raises:
@@ -349,19 +349,24 @@ class SegmentLog(SegmentFiles):
         """
         if self._is_failed:
             raise UnavailableError("the disk failed earlier; restart", code="disk_failed")
-        assert HEADER_BYTES + len(data) < OFFSET_MAX
-        if self.is_sealed or self._is_full(len(data)):
+        size = sum(map(len, parts))
+        assert HEADER_BYTES + size < OFFSET_MAX
+        if self.is_sealed or self._is_full(size):
             self.roll()
         reached = self._reached or self._begin_reached()
         file, begin = self._last, self.end
         try:
-            self._fill(file, begin + len(data))
-            file.write_at(begin, data)
+            self._fill(file, begin + size)
+            at = begin
+            for part in parts:
+                file.write_at(at, part)
+                at += len(part)
         except OSError as error:
             raise self._undo(file, error) from error
         self._sync(file.sync)
-        self.end = begin + len(data)
-        self.checksum = crc32(data, self.checksum)
+        self.end = begin + size
+        for part in parts:
+            self.checksum = crc32(part, self.checksum)
         reached.note(self.extent)
         return Place(self.numbers[-1], begin)
 

@@ -262,7 +262,7 @@ class LogStore:
         return encode_batches(self._log.commit_record, batches)
 
     def append(self, commit: EncodedCommit) -> None:
-        """Write a commit and make it durable: one write, one fdatasync. Blocks.
+        """Write a commit and make it durable: one write a part, one fdatasync. Blocks.
 
         Raises:
             UnavailableError: `disk_full`: nothing was written, the same commit may be appended
@@ -273,13 +273,13 @@ class LogStore:
 
     def _append(self, commit: EncodedCommit) -> None:
         log = self._log
-        commit.place = log.append(commit.data)
+        commit.place = log.append(*commit.parts)
         commit.end, commit.checksum = log.place, log.checksum
-        self.appended_bytes += len(commit.data)
+        self.appended_bytes += commit.size
 
     def is_quick(self, commit: EncodedCommit) -> bool:
         """Return whether `append` costs one small write and fdatasync: fit for the loop."""
-        return self._log.is_quick(len(commit.data))
+        return self._log.is_quick(commit.size)
 
     def absorb(self, commit: EncodedCommit) -> None:
         """Make an appended commit known to `find`; in the loop, in the order of appends."""

@@ -104,3 +104,14 @@ def bob():
 @pytest.fixture
 def cleo():
     return _basic("cleo")
+
+
+@pytest.fixture
+async def forked(client, body):
+    """A document with leaves 3-c and 3-b, and one that is deleted."""
+    docs = [
+        {"_id": "d", "n": sig, "_revisions": {"start": 3, "ids": [sig, "a", "r"]}} for sig in "bc"
+    ]
+    docs.append({"_id": "gone", "_rev": "1-z", "_deleted": True})
+    asked = {"docs": docs, "new_edits": False}
+    assert await body(await client.post("/orders/_bulk_docs", json=asked), 201) == []

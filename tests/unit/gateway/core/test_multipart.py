@@ -5,12 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.gateway.core.multipart import (
+    PART_END,
     attachment_head,
     end,
     inner_head,
-    json_part,
+    json_head,
     missing_part,
 )
+
+
+def json_part(boundary, text):
+    return json_head(boundary) + text + PART_END
 
 
 def parsed(kind, boundary, body):

@@ -20,7 +20,6 @@ import msgspec
 from aiohttp import web
 
 from millstream.documents.json_text import parse
-from millstream.documents.purge_list import PURGED_INFOS_LIMIT_MAX
 from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
@@ -163,32 +162,6 @@ async def _set_revs_limit(request: web.Request) -> web.Response:
     return answer({"ok": True})
 
 
-async def _purged_infos_limit(request: web.Request) -> web.Response:
-    name = request.match_info[DATABASE]
-    require(request, "read", name)
-    return answer((await request.app[HOST].documents.purges(name)).limit)
-
-
-async def _set_purged_infos_limit(request: web.Request) -> web.Response:
-    require(request, "admin")
-    text = (await read_body(request, 64)).strip()
-    if not text.isdigit() or not 1 <= int(text) <= PURGED_INFOS_LIMIT_MAX:
-        raise UsageError(
-            f"`purged_infos_limit` has to be an integer from 1 to {PURGED_INFOS_LIMIT_MAX}",
-            code="bad_request",
-        )
-    name = request.match_info[DATABASE]
-    await request.app[HOST].documents.set_purged_infos_limit(name, int(text))
-    return answer({"ok": True})
-
-
-async def _purged_infos(request: web.Request) -> web.Response:
-    name = request.match_info[DATABASE]
-    require(request, "read", name)
-    infos = (await request.app[HOST].documents.purges(name)).infos
-    return answer({"purged_infos": [info._asdict() for info in infos]})
-
-
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
     request.app[HOST].compact_bucket(request.match_info[DATABASE])
@@ -304,9 +277,6 @@ def routes() -> list[web.RouteDef]:
         web.put(DATABASE_PATH + "/_security", _set_security),
         web.get(DATABASE_PATH + "/_revs_limit", _revs_limit),
         web.put(DATABASE_PATH + "/_revs_limit", _set_revs_limit),
-        web.get(DATABASE_PATH + "/_purged_infos", _purged_infos),
-        web.get(DATABASE_PATH + "/_purged_infos_limit", _purged_infos_limit),
-        web.put(DATABASE_PATH + "/_purged_infos_limit", _set_purged_infos_limit),
         web.post(DATABASE_PATH + "/_compact", _compact),
         web.get("/_all_dbs", _all),
         web.get("/_dbs_info", _infos),

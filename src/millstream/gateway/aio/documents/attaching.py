@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from millstream.documents.stored import Attachment
 from millstream.errors import UsageError
+from millstream.gateway.aio.streaming import Turns
 from millstream.gateway.core.api.documents import DocumentHost
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
@@ -29,10 +31,16 @@ from millstream.gateway.core.attachments import (
     is_compressible,
 )
 
-__all__ = ["PIECE_BYTES", "content_of", "content_type_of", "inflated", "keep", "keep_inline"]
+__all__ = [
+    "BASE64_PIECE_CHARACTERS", "PIECE_BYTES", "content_of", "content_type_of", "in_base64",
+    "in_pieces", "inflated", "keep", "keep_inline",
+]  # fmt: skip
 
 PIECE_BYTES: Final = 256 * 1024
+BASE64_PIECE_CHARACTERS: Final = PIECE_BYTES
+"""Of the data in a document that are decoded at a time: a multiple of four."""
 _GZIP_LEVEL: Final = 8
+_SMALL: Final = 8 * 1024
 _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
 _DEFAULT_TYPE: Final = "application/octet-stream"
@@ -130,10 +138,14 @@ class _Counted:
 async def _deflated(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     squeeze = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     async for piece in pieces:
-        data = squeeze.compress(piece)
-        if data:
-            yield data
-    yield squeeze.flush()
+        # It takes 40 ms for a piece of full length.
+        compress = squeeze.compress
+        whole = (
+            compress(piece) if len(piece) < _SMALL else await asyncio.to_thread(compress, piece)
+        )
+        if whole:
+            yield whole
+    yield await asyncio.to_thread(squeeze.flush)
 
 
 async def inflated(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -177,7 +189,7 @@ async def keep_inline(
         if "data" in entry:
             kind = content_type_of(entry)
             encoding = "gzip" if entry.get("encoding") == "gzip" else ""
-            pieces = _pieces(decoded(entry["data"]))
+            pieces = _decoded(entry["data"])
             kept[name] = await keep(documents, bucket, pieces, kind, encoding)
     return kept
 
@@ -187,9 +199,34 @@ def content_type_of(entry: Mapping[str, Any]) -> str:
     return checked_type(entry.get("content_type", _DEFAULT_TYPE))
 
 
-async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+async def _decoded(data: object) -> AsyncIterator[bytes]:
+    """Yield the bytes of an attachment that stands in its document; raises as `decoded`."""
+    if not isinstance(data, str):
+        decoded(data)  # which refuses it
+        return
+    turns = Turns()
+    for begin in range(0, len(data), BASE64_PIECE_CHARACTERS):
+        end = begin + BASE64_PIECE_CHARACTERS
+        yield decoded(data[begin:end], is_last=end >= len(data))
+        await turns.give()
+
+
+async def in_pieces(data: bytes) -> AsyncIterator[bytes]:
+    """Yield bytes, `PIECE_BYTES` at a time."""
     for begin in range(0, len(data), PIECE_BYTES):
         yield data[begin : begin + PIECE_BYTES]
+
+
+async def in_base64(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield bytes in base64, others having turns meanwhile."""
+    rest, turns = b"", Turns()
+    async for piece in pieces:
+        data = rest + piece
+        whole = len(data) // 3 * 3
+        rest = data[whole:]
+        yield b64encode(data[:whole])
+        await turns.give()
+    yield b64encode(rest)
 
 
 def content_of(

@@ -1,4 +1,4 @@
-"""Many documents at once: written, read by revision, compared, purged.
+"""Many documents at once: written, read by revision, compared.
 
 Invariants:
 1. `_bulk_docs` and `_bulk_get` answer in the order of what was asked, one entry each, but for
@@ -6,29 +6,37 @@ Invariants:
 2. A bad document among good ones is refused alone; a request that makes no sense, whole.
 3. What was answered as stored is durable.
 
-Elsewhere: single documents (`document_pages`), the changes (`writing`), texts
-(`documents.reading`).
+Elsewhere: single documents (`document_pages`), the changes (`writing`), purges
+(`purge_pages`), texts (`documents.reading`).
 Source: CouchDB's bulk API and replication protocol.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple
+from itertools import compress
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
-from millstream.documents.purge_list import Purged
-from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
+from millstream.documents.reading import (
+    PLAIN,
+    Piece,
+    Shown,
+    differences,
+    open_leaves,
+    pieces_of_text,
+    within,
+)
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
-from millstream.documents.updating import Purge, purge, sent_path
+from millstream.documents.updating import sent_path
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
@@ -36,18 +44,26 @@ from millstream.gateway.aio.answers import (
     HOST,
     OLD,
     answer,
+    raw_answer,
     read_body,
     require,
 )
 from millstream.gateway.aio.documents.attaching import keep_inline
 from millstream.gateway.aio.documents.documents_out import (
-    inline_text,
+    inline_pieces,
     parts_of,
     send_attachment_pieces,
 )
 from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX, parse_local
 from millstream.gateway.aio.documents.writing import Edit, Stored, write
-from millstream.gateway.aio.parsing import parsed, shallow
+from millstream.gateway.aio.parsing import (
+    SMALL_TEXT_BYTES,
+    beside,
+    parsed,
+    prepare,
+    shallow,
+    worked,
+)
 from millstream.gateway.aio.streaming import Turns, stream
 from millstream.gateway.core.api.documents import DocumentHost
 from millstream.gateway.core.document_options import is_true, parse_revs
@@ -56,7 +72,8 @@ from millstream.gateway.core.multipart import end, missing_part
 from millstream.gateway.core.old_revisions import OldRevisions
 
 __all__ = [
-    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "routes",
+    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
+    "REVISIONS_OF_ONE_MAX", "REVISIONS_QUICK_MAX", "ROWS_ENCODED_MAX", "revs_by_id", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -65,6 +82,12 @@ DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
 """Body with many documents that is taken apart though some are deeper than a decoder goes."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
+READ_TOGETHER_MAX: Final = 500
+"""Documents that are asked for at a time."""
+ROWS_ENCODED_MAX: Final = 1000
+"""Of the answer to `_bulk_docs`, at a time."""
+REVISIONS_QUICK_MAX: Final = 128
+"""Revisions of one document that are compared in the loop."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
 _DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
@@ -88,6 +111,8 @@ class _Asked(NamedTuple):
 
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
+_revs: Final = msgspec.json.Decoder(dict[str, list[str]]).decode
+_Result = TypeVar("_Result")
 _LOCAL: Final = "_local/"
 
 
@@ -102,7 +127,9 @@ async def _bulk_docs(request: web.Request) -> web.Response:
     is_durable = request.query.get("batch") != "ok"
     done = await write(request, bucket, edits, is_durable=is_durable)
     said, at = list[dict[str, Any]](), iter(zip(edits, done, strict=True))
+    turns = Turns()
     for known in told:
+        await turns.give()
         if known is not None:
             said += [known] if known else []
             continue
@@ -113,7 +140,11 @@ async def _bulk_docs(request: web.Request) -> web.Response:
         else:
             named = _Named(edit.doc_id, edit.sent.rev if is_replicated else None)
             said.append(_refused(named, one))
-    return answer(said, status=201)
+    rows = list[bytes]()
+    for begin in range(0, len(said), ROWS_ENCODED_MAX):
+        await turns.give()
+        rows.append(msgspec.json.encode(said[begin : begin + ROWS_ENCODED_MAX])[1:-1])
+    return raw_answer(b"[%b]\n" % b",".join(rows), status=201)
 
 
 async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
@@ -121,14 +152,14 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
     data = await read_body(request, BULK_BYTES_MAX)
-    check_values(data)
+    await _taken_apart(check_values, data)
     try:
         try:
-            said = _bulk(data)
+            said = await _taken_apart(_bulk, data)
         except RecursionError:
             if len(data) > DEEP_BYTES_MAX:
                 raise
-            said = _bulk(await shallow(data, _DEPTH_KEPT))
+            said = await _taken_apart(_bulk, await shallow(data, _DEPTH_KEPT))
     except msgspec.ValidationError as error:
         raise UsageError(
             "POST body must include `docs` parameter, a list of objects", code="bad_request"
@@ -137,6 +168,11 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
     _check_count(len(said.docs))
     return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+
+
+async def _taken_apart(call: Callable[[bytes], _Result], data: bytes) -> _Result:
+    """Return what a call makes of a body: a long one is taken apart beside the loop."""
+    return await beside(call, data) if len(data) > SMALL_TEXT_BYTES else call(data)
 
 
 def _check_count(count: int) -> None:
@@ -262,40 +298,6 @@ def _refused(named: _Named, error: MillstreamError) -> dict[str, Any]:
     return said | body_of(error, _PATH)
 
 
-async def _purge(request: web.Request) -> web.Response:
-    bucket = request.match_info[DATABASE]
-    require(request, "admin")
-    asked = await _revs_by_id(request)
-    done: dict[str, Purge] = {}
-
-    def decide_of(doc_id: str, revs: list[str]) -> Any:
-        def decide(document: StoredDocument | None) -> StoredDocument | None:
-            done[doc_id] = purge(document, revs)
-            return done[doc_id].document
-
-        return decide
-
-    edits = [(checked_id(doc_id), decide_of(doc_id, revs)) for doc_id, revs in asked.items()]
-    if edits:
-        async with request.app[HOST].changes.purging(bucket):
-            made = await request.app[HOST].documents.update(bucket, edits, is_durable=True)
-            noted = [
-                Purged(doc_id, done[doc_id].revs)
-                for (doc_id, _), one in zip(edits, made, strict=True)
-                if not isinstance(one, MillstreamError) and done[doc_id].revs
-            ]
-            if noted:
-                await request.app[HOST].documents.note_purges(bucket, noted)
-        uuid = (await request.app[HOST].documents.settings(bucket)).uuid
-        for doc_id, _ in edits:
-            request.app[OLD].forget_document(uuid, doc_id)
-        for one in made:
-            if isinstance(one, MillstreamError):
-                raise one
-    purged = {doc_id: one.revs for doc_id, one in done.items()}
-    return answer({"purge_seq": None, "purged": purged}, status=201)
-
-
 async def _full_commit(request: web.Request) -> web.Response:
     """Say that all that was answered is durable: nothing else is ever answered as stored.
 
@@ -313,11 +315,16 @@ async def _full_commit(request: web.Request) -> web.Response:
 # -- comparing
 
 
-async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
+async def revs_by_id(request: web.Request) -> dict[str, list[str]]:
+    """Return what a body {id: [revisions]} asks for.
+
+    Raises:
+        UsageError: `bad_request`, `bad_json`, `too_large`.
+    """
     data = await read_body(request, BULK_BYTES_MAX)
-    check_values(data)
+    await _taken_apart(check_values, data)
     try:
-        asked = msgspec.json.decode(data, type=dict[str, list[str]])
+        asked = await _taken_apart(_revs, data)
     except msgspec.ValidationError as error:
         raise UsageError("{id: [revisions]} is wanted", code="bad_request") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -330,8 +337,8 @@ async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
                 f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
                 code="too_large",
             )
-        await turns.give()
         for rev in revs:
+            await turns.give()
             checked_rev(rev)
     return asked
 
@@ -339,7 +346,7 @@ async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
 async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="write")
-    asked = await _revs_by_id(request)
+    asked = await revs_by_id(request)
     found: dict[str, dict[str, list[str]]] = {}
     turns = Turns()
     async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
@@ -347,7 +354,11 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
             await turns.give()
             if isinstance(document, MillstreamError):
                 raise document
-            said = differences(document, asked[doc_id])
+            revs = asked[doc_id]
+            if document is None or len(revs) <= REVISIONS_QUICK_MAX:
+                said = differences(document, revs)
+            else:
+                said = await beside(differences, document, revs)
             if said:
                 found[doc_id] = said
     return found
@@ -357,10 +368,13 @@ async def _known(
     documents: DocumentHost, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
 ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
     """Yield documents by their ids, None also for an id that none can have."""
-    legal = [doc_id for doc_id in doc_ids if _is_legal(doc_id)]
-    async with aclosing(documents.read_all(bucket, legal, is_durable=is_durable)) as found:
-        for doc_id in doc_ids:
-            yield doc_id, await anext(found) if _is_legal(doc_id) else None
+    for begin in range(0, len(doc_ids), READ_TOGETHER_MAX):
+        asked = doc_ids[begin : begin + READ_TOGETHER_MAX]
+        legal = [_is_legal(doc_id) for doc_id in asked]
+        wanted = list(compress(asked, legal))
+        async with aclosing(documents.read_all(bucket, wanted, is_durable=is_durable)) as found:
+            for doc_id, is_legal in zip(asked, legal, strict=True):
+                yield doc_id, await anext(found) if is_legal else None
 
 
 def _is_legal(doc_id: str) -> bool:
@@ -386,8 +400,7 @@ async def _missing_revs(request: web.Request) -> web.Response:
 async def _bulk_get(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    content = parse(await read_body(request, BULK_BYTES_MAX))
-    asked = _asked(content)
+    content, asked = await _taken_apart(_asked_of, await read_body(request, BULK_BYTES_MAX))
     given: dict[str, str] = dict(request.query)
     for name in ("revs", "latest", "attachments"):
         if isinstance(content.get(name), bool):
@@ -409,7 +422,8 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
     return await stream(request, getting.results(asked), {})
 
 
-def _asked(content: Any) -> list[_Asked]:
+def _asked_of(data: bytes) -> tuple[dict[str, Any], list[_Asked]]:
+    content = parse(data)
     docs = content.get("docs") if isinstance(content, dict) else None
     if not isinstance(docs, list):
         raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
@@ -426,7 +440,7 @@ def _asked(content: Any) -> list[_Asked]:
                 parse_revs(since) if since is not None else None,
             )
         )  # fmt: skip
-    return found
+    return content, found
 
 
 class _Getting:
@@ -447,7 +461,7 @@ class _Getting:
         self._old, self._uuid = old, uuid
         self._latest, self._attachments = latest, attachments
 
-    async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[bytes]:
+    async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[Piece]:
         """Yield the JSON answer."""
         encode = msgspec.json.encode
         before = b'{"results":['
@@ -457,8 +471,10 @@ class _Getting:
                 await turns.give()
                 _, document = await anext(known)
                 before += b'{"id":%b,"docs":[' % encode(one.id)
-                async for text in self._texts(one, document):
-                    yield before + text
+                async for first, more in self._texts(one, document):
+                    yield before + first
+                    for piece in more:
+                        yield piece
                     before = b","
                 yield b"]}" if before == b"," else before + b"]}"
                 before = b","
@@ -472,32 +488,36 @@ class _Getting:
 
     async def _texts(
         self, one: _Asked, read: StoredDocument | MillstreamError | None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncIterator[tuple[bytes, tuple[Piece, ...]]]:
+        """Yield the beginning of each entry, and the pieces that follow."""
         try:
-            document, found = self._found(one, read)
+            document, found = await self._found(one, read)
         except MillstreamError as error:
-            yield b'{"error":%b}' % msgspec.json.encode(self._failed(one, error))
+            yield b'{"error":%b}' % msgspec.json.encode(self._failed(one, error)), ()
             return
+        turns = Turns()
         for leaf in found:
+            await turns.give()
             if isinstance(leaf, str):
                 said = {"id": one.id, "rev": leaf, "error": "not_found", "reason": "missing"}
-                yield b'{"error":%b}' % msgspec.json.encode(said)
+                yield b'{"error":%b}' % msgspec.json.encode(said), ()
                 continue
             assert document is not None, "a leaf is of a document"
             try:
-                yield b'{"ok":%b}' % await self._text(one, document, leaf)
+                pieces = await self._text(one, document, leaf)
+                yield within(b'{"ok":', pieces, b"}")
             except MillstreamError as error:
                 said = self._failed(one, error) | {"rev": leaf.rev}
-                yield b'{"error":%b}' % msgspec.json.encode(said)
+                yield b'{"error":%b}' % msgspec.json.encode(said), ()
 
-    async def _text(self, one: _Asked, document: StoredDocument, leaf: Leaf) -> bytes:
+    async def _text(self, one: _Asked, document: StoredDocument, leaf: Leaf) -> list[Piece]:
         if not self._attachments and one.since is None:
-            return text_of(one.id, document, leaf, self._shown)
-        return await inline_text(
+            return pieces_of_text(one.id, document, leaf, self._shown)
+        return await inline_pieces(
             self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
         )
 
-    def _found(
+    async def _found(
         self, one: _Asked, document: StoredDocument | MillstreamError | None
     ) -> tuple[StoredDocument | None, Sequence[Any]]:
         revs = None if one.rev is None else [checked_rev(one.rev)]
@@ -505,15 +525,19 @@ class _Getting:
             raise document
         if revs is None and (document is None or not document.exists):
             return document, ["undefined"]
+        if document is None:
+            return None, open_leaves(None, revs, latest=self._latest)
+        await prepare(document)
+        shown = document
         if revs is not None:
-            document = self._old.shown(self._uuid, one.id, document)
-        return document, open_leaves(document, revs, latest=self._latest)
+            shown = self._old.shown(self._uuid, one.id, document) or document
+        return shown, await worked(shown, open_leaves, shown, revs, latest=self._latest)
 
     @staticmethod
     def _failed(one: _Asked, error: MillstreamError) -> dict[str, Any]:
         return {"id": one.id, "rev": one.rev, **body_of(error, _PATH)}
 
-    async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
+    async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[Piece]:
         """Yield the multipart answer."""
         turns = Turns()
         async with aclosing(self._known(asked)) as known:
@@ -521,7 +545,7 @@ class _Getting:
                 await turns.give()
                 _, read = await anext(known)
                 try:
-                    document, found = self._found(one, read)
+                    document, found = await self._found(one, read)
                 except MillstreamError as error:
                     yield missing_part(boundary, msgspec.json.encode(self._failed(one, error)))
                     continue
@@ -541,6 +565,5 @@ def routes() -> list[web.RouteDef]:
         web.post(DATABASE_PATH + "/_bulk_get", _bulk_get),
         web.post(DATABASE_PATH + "/_revs_diff", _revs_diff),
         web.post(DATABASE_PATH + "/_missing_revs", _missing_revs),
-        web.post(DATABASE_PATH + "/_purge", _purge),
         web.post(DATABASE_PATH + "/_ensure_full_commit", _full_commit),
     ]

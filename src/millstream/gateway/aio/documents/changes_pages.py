@@ -27,7 +27,8 @@ import msgspec
 from aiohttp import web
 
 from millstream.documents.json_text import parse
-from millstream.documents.reading import Shown, text_of
+from millstream.documents.reading import Piece as TextPiece
+from millstream.documents.reading import Shown, pieces_of_text
 from millstream.documents.tokens import Vector
 from millstream.documents.tree import Leaf
 from millstream.errors import UsageError
@@ -39,8 +40,9 @@ from millstream.gateway.aio.answers import (
     read_object,
     require,
 )
-from millstream.gateway.aio.documents.documents_out import inline_text
+from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.documents.writing import user_context
+from millstream.gateway.aio.parsing import beside, prepare, understood
 from millstream.gateway.aio.queries.selecting import worked_out
 from millstream.gateway.aio.streaming import Turns, WhileThere, send_pieces, stream
 from millstream.gateway.core.api.changes import ChangesWalk, DatabaseChanges
@@ -60,7 +62,11 @@ from millstream.wire.frames import seqno_of
 
 __all__ = ["routes"]
 
-ROWS_PER_STEP: Final = 256
+ROWS_PER_STEP: Final = 128
+DOCUMENTS_PER_STEP: Final = 50
+"""Of rows with documents, or whose documents are looked at."""
+QUICK_FRAME_BYTES_MAX: Final = 16 * 1024
+"""Of a change whose row is made in the loop: it may have as many branches as go into that."""
 COUNTED_CHANGES_MAX: Final = 2048
 """Up to so many seqnos `pending` is exact; else it is their number, at least that of the rows."""
 DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -70,8 +76,8 @@ Told = Callable[[Vector], Awaitable[Sequence[Record]]]
 """Says what the database has of others, to who stands somewhere."""
 Passes = Callable[[Sequence[bytes]], Awaitable[Sequence[bool]]]
 """Says which documents pass a filter, by their texts."""
-TextOf = Callable[[ChangedDocument, Leaf], Awaitable[bytes]]
-"""Makes the text of a document whose attachments have to be read."""
+TextOf = Callable[[ChangedDocument, Leaf], Awaitable[Sequence[TextPiece]]]
+"""Makes the pieces of the text of a document whose attachments have to be read."""
 _HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
 
 
@@ -90,7 +96,10 @@ class _Answer:
     ) -> None:
         self._told = told
         self._text_of = text_of
-        self._step_rows = ROWS_PER_STEP if text_of is None else 1
+        is_plain = passes is None and not query.include_docs
+        self._step_rows = ROWS_PER_STEP if is_plain else DOCUMENTS_PER_STEP
+        if text_of is not None:
+            self._step_rows = 1
         self._is_still = is_still
         self._is_complete = _has_all_deletions(database, walk)
         self._passes = passes
@@ -105,7 +114,7 @@ class _Answer:
     def _is_full(self) -> bool:
         return self._left is not None and self._left <= 0
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def pieces(self) -> AsyncGenerator[TextPiece, None]:
         """Yield the answer; empty pieces are chances for a heartbeat."""
         query, is_list = self._query, self._query.feed in ("normal", "longpoll")
         if is_list:
@@ -146,31 +155,39 @@ class _Answer:
                 more += b',"coverage":%b' % msgspec.json.encode(list(map(record_to_json, records)))
         return more
 
-    async def _ascending(self) -> AsyncGenerator[bytes, None]:
+    async def _ascending(self) -> AsyncGenerator[TextPiece, None]:
         async with aclosing(self._steps()) as steps:
             async for piece in steps:
                 shown = self._shown(piece, await self._rows(piece.frames))
-                if self._is_full:
-                    yield shown
+                is_last = self._is_full
+                if not is_last:
+                    self._go_on_behind(piece)
+                for text in shown:
+                    yield text
+                if is_last:
                     return
-                self._go_on_behind(piece)
-                yield shown
 
     async def _rows(self, frames: Sequence[bytes]) -> list[Row]:
         """Return the rows of changes whose documents pass the filter."""
-        if self._passes is None and self._text_of is None:
-            return self._maker.rows(frames)
-        found = self._maker.candidates(frames)
+        if self._passes is None and not self._query.include_docs:
+            return await _rows_of(self._maker, frames)
+        is_heavy = _is_heavy(frames)
+        candidates = self._maker.candidates
+        found = await beside(candidates, frames) if is_heavy else candidates(frames)
+        for one in found:
+            await prepare(one.document)
+        if is_heavy and self._passes is None and self._text_of is None:
+            return await beside(self._maker.rows_of, found)
         passing = [one.leaves(all_docs=self._query.all_docs) for one in found]
         if self._passes is not None:
             pairs = zip(found, passing, strict=True)
-            texts = [one.text(leaf) for one, those in pairs for leaf in those]
+            texts = [b"".join(one.pieces(leaf)) for one, those in pairs for leaf in those]
             verdicts = iter(await self._passes(texts) if texts else [])
             passing = [[leaf for leaf in those if next(verdicts)] for those in passing]
         if self._text_of is None:
             return self._maker.rows_of(found, passing)
         shown = [
-            await self._text_of(one, those[0]) if those else b""
+            await self._text_of(one, those[0]) if those else ()
             for one, those in zip(found, passing, strict=True)
         ]
         return self._maker.rows_of(found, passing, shown)
@@ -193,57 +210,67 @@ class _Answer:
                 if len(frames) > 1:
                     await asyncio.sleep(0)
 
-    def _shown(self, piece: Piece, rows: list[Row]) -> bytes:
+    def _shown(self, piece: Piece, rows: list[Row]) -> list[TextPiece]:
         """Return rows as the client is sent them, and move the reader along. Hot path."""
         if self._left is not None:
             rows = rows[: self._left]
             self._left -= len(rows)
         tokens, snapshot = self._walk.tokens, piece.snapshot
         number, interval = snapshot.partition_id, self._query.seq_interval
-        out = []
-        for seqno, text in rows:
+        out, small = list[TextPiece](), list[bytes]()
+        for seqno, text, more in rows:
             tokens.move(number, snapshot.at(seqno))
             seq = b"null" if self._count % interval else b'"%b"' % tokens.text(number)
             self._count += 1
-            out.append(self._framed(seq, text))
-        return b"".join(out)
+            before, behind = self._frame(seq)
+            small += before, text
+            if more:
+                out += b"".join(small), *more
+                small.clear()
+            small.append(behind)
+        return [*out, b"".join(small)]
 
-    def _framed(self, seq: bytes, text: bytes) -> bytes:
+    def _frame(self, seq: bytes) -> tuple[bytes, bytes]:
+        """Return what stands before and behind the text of a row."""
         feed = self._query.feed
         if feed == "continuous":
-            return b'{"seq":%b%b\n' % (seq, text)
+            return b'{"seq":' + seq, b"\n"
         if feed == "eventsource":
             event_id = b"" if seq == b"null" else b"id: %b\n" % seq.strip(b'"')
-            return b'data: {"seq":%b%b\n%b\n' % (seq, text, event_id)
-        return b'%b{"seq":%b%b' % (b"" if self._count == 1 else b",\n", seq, text)
+            return b'data: {"seq":' + seq, b"\n%b\n" % event_id
+        return b'%b{"seq":%b' % (b"" if self._count == 1 else b",\n", seq), b""
 
-    async def _descending(self) -> AsyncGenerator[bytes, None]:
+    async def _descending(self) -> AsyncGenerator[TextPiece, None]:
         """Yield the last rows of what would come, in reverse.
 
         Raises:
             UsageError: `bad_request`: they are too many to be kept.
         """
         limit, self._left = self._left, None
-        kept: deque[tuple[bytes, bytes]] = deque(maxlen=limit)
+        kept: deque[tuple[bytes, bytes, tuple[TextPiece, ...]]] = deque(maxlen=limit)
         size = 0
         tokens = self._walk.tokens
         async for piece in self._steps():
             number = piece.snapshot.partition_id
-            for seqno, text in await self._rows(piece.frames):
+            for seqno, text, more in await self._rows(piece.frames):
                 tokens.move(number, piece.snapshot.at(seqno))
                 if len(kept) == limit and kept:
-                    size -= sum(map(len, kept[0]))
-                kept.append((tokens.text(number), text))
-                size += sum(map(len, kept[-1])) if kept else 0
+                    size -= _size(*kept[0])
+                kept.append((tokens.text(number), text, more))
+                size += _size(*kept[-1]) if kept else 0
             if size > DESCENDING_BYTES_MAX:
                 raise UsageError(
                     "the rows of a descending feed do not fit into memory: give a limit",
                     code="bad_request",
                 )
             self._go_on_behind(piece)
-        for token, text in reversed(kept):
+        turns = Turns()
+        for token, text, more in reversed(kept):
+            await turns.give()
             self._count += 1
-            yield self._framed(b'"%b"' % token, text)
+            before, behind = self._frame(b'"%b"' % token)
+            for one in (before + text, *more, behind) if more else (before + text + behind,):
+                yield one
 
     async def _pending(self) -> int:
         """Return how many rows are above where the client stands."""
@@ -254,12 +281,25 @@ class _Answer:
         maker, count = RowMaker(self._database.uuid, ChangesQuery()), 0
         try:
             async for piece in rest.pieces():
-                count += len(maker.rows(piece.frames))
+                count += len(await _rows_of(maker, piece.frames))
                 if len(piece.frames) > 1:
                     await asyncio.sleep(0)
         finally:
             rest.close()
         return count
+
+
+def _is_heavy(frames: Sequence[bytes]) -> bool:
+    return max(map(len, frames), default=0) > QUICK_FRAME_BYTES_MAX
+
+
+async def _rows_of(maker: RowMaker, frames: Sequence[bytes]) -> list[Row]:
+    """Return rows without documents, made beside the loop where a document has many branches."""
+    return await beside(maker.rows, frames) if _is_heavy(frames) else maker.rows(frames)
+
+
+def _size(token: bytes, text: bytes, more: Sequence[TextPiece]) -> int:
+    return len(token) + len(text) + sum(map(len, more))
 
 
 def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
@@ -269,8 +309,8 @@ def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
 
 
 async def _with_heartbeats(
-    pieces: AsyncIterator[bytes], query: ChangesQuery
-) -> AsyncGenerator[bytes, None]:
+    pieces: AsyncIterator[TextPiece], query: ChangesQuery
+) -> AsyncGenerator[TextPiece, None]:
     """Yield what is not empty, and a heartbeat where there was nothing for so long."""
     loop = asyncio.get_running_loop()
     beat, last_s = _HEARTBEATS.get(query.feed, b"\n"), loop.time()
@@ -287,11 +327,10 @@ async def _with_heartbeats(
 async def _changes(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    query = parse_changes(
-        request.query, await _body(request), request.headers.get("Last-Event-ID")
-    )
+    last_id, body = request.headers.get("Last-Event-ID"), await _body(request)
+    query = await understood(request, parse_changes, request.query, body, last_id)
     database = await request.app[HOST].changes.whole(bucket)
-    passes = _filter_of(request, bucket, query.filter)
+    passes = await understood(request, _filter_of, request, bucket, query.filter)
     told: Told | None = None
     if query.puller is not None:
         told = partial(_told, request, bucket, query.puller)
@@ -322,13 +361,13 @@ def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf 
     documents = request.app[HOST].documents
     shown = Shown(conflicts=query.conflicts, encoding_info=query.encoding_info)
 
-    async def text(changed: ChangedDocument, leaf: Leaf) -> bytes:
+    async def text(changed: ChangedDocument, leaf: Leaf) -> Sequence[TextPiece]:
         doc_id, document = changed.id, changed.document
         if leaf.rev not in document.contents:
-            return changed.text(leaf, conflicts=query.conflicts)
+            return changed.pieces(leaf, conflicts=query.conflicts)
         if not query.attachments:
-            return text_of(doc_id, document, leaf, shown)
-        return await inline_text(documents, bucket, doc_id, document, leaf, shown, None)
+            return pieces_of_text(doc_id, document, leaf, shown)
+        return await inline_pieces(documents, bucket, doc_id, document, leaf, shown, None)
 
     return text
 
@@ -379,7 +418,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 async def _stream_at_once(
-    request: web.Request, pieces: AsyncIterator[bytes], query: ChangesQuery
+    request: web.Request, pieces: AsyncIterator[TextPiece], query: ChangesQuery
 ) -> web.StreamResponse:
     """Send each piece when it is there, the headers before anything is."""
     response = web.StreamResponse(headers={"Cache-Control": "must-revalidate"})

@@ -14,7 +14,7 @@ Source: CouchDB's document API.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -23,10 +23,13 @@ from aiohttp import web
 
 from millstream.documents.reading import (
     PLAIN,
+    Piece,
     Shown,
     newer_attachments,
     open_leaves,
+    pieces_of_text,
     text_of,
+    within,
 )
 from millstream.documents.revisions import checked_rev
 from millstream.documents.sent import Sent, checked_id
@@ -46,15 +49,15 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents.attaching import keep, keep_inline
 from millstream.gateway.aio.documents.documents_in import read_related
 from millstream.gateway.aio.documents.documents_out import (
-    inline_text,
+    inline_pieces,
     mixed,
     pieces_of,
     related,
     send_attachment_pieces,
 )
 from millstream.gateway.aio.documents.writing import Edit, Stored, write_one
-from millstream.gateway.aio.parsing import parsed
-from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, stream
+from millstream.gateway.aio.parsing import parsed, prepare, worked
+from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, Turns, stream
 from millstream.gateway.core.document_options import (
     DocumentOptions,
     parse_options,
@@ -104,6 +107,8 @@ async def _get(request: web.Request) -> web.StreamResponse:
     documents = request.app[HOST].documents
     is_durable = options.rev is not None or options.open_revs is not None
     found = await documents.read(bucket, doc_id, is_durable=is_durable)
+    if found is not None and is_durable:
+        await prepare(found)
     if is_durable or options.shown.revs_info:
         found = request.app[OLD].shown((await documents.settings(bucket)).uuid, doc_id, found)
     if options.local_seq and found is not None:
@@ -115,30 +120,31 @@ async def _get(request: web.Request) -> web.StreamResponse:
     headers = {} if _says_more(options.shown) else {"ETag": as_etag(leaf.rev)}
     if headers and names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
         return web.Response(status=304, headers=headers)
+    await prepare(found)
     if not options.attachments or not found.contents[leaf.rev].attachments:
-        text = text_of(doc_id, found, leaf, options.shown)
-        if len(text) < WHOLE_BYTES_MAX:
-            return raw_answer(text + b"\n", headers=headers)
-        return await stream(request, _pieces(text, b"\n"), headers)
+        pieces = await worked(found, pieces_of_text, doc_id, found, leaf, options.shown)
+        if sum(map(len, pieces)) < WHOLE_BYTES_MAX:
+            return raw_answer(b"".join((*pieces, b"\n")), headers=headers)
+        return await stream(request, _each((*pieces, b"\n")), headers)
     if "multipart/" not in request.headers.get("Accept", "") or prefers_json(
         request.headers.get("Accept")
     ):
-        text = await inline_text(
+        pieces = await inline_pieces(
             documents, bucket, doc_id, found, leaf, options.shown, options.atts_since
         )
-        return await stream(request, _pieces(text, b"\n"), headers)
+        return await stream(request, _each((*pieces, b"\n")), headers)
     boundary = secrets.token_hex(16)
     wanted = newer_attachments(found, leaf.rev, options.atts_since)
     response = web.StreamResponse(
         headers=headers | {"Content-Type": f'multipart/related; boundary="{boundary}"'}
     )
-    pieces = related(documents, bucket, boundary, doc_id, found, leaf, options.shown, wanted)
-    return await send_attachment_pieces(request, response, pieces)
+    parts = related(documents, bucket, boundary, doc_id, found, leaf, options.shown, wanted)
+    return await send_attachment_pieces(request, response, parts)
 
 
-async def _pieces(*texts: bytes) -> AsyncIterator[bytes]:
-    for text in texts:
-        yield text
+async def _each(pieces: Iterable[Piece]) -> AsyncIterator[Piece]:
+    for piece in pieces:
+        yield piece
 
 
 def _says_more(shown: Shown) -> bool:
@@ -176,7 +182,12 @@ async def _several(
     documents = request.app[HOST].documents
     if (found is None or not found.exists) and not options.open_revs:
         raise ConditionError("missing", code="not_found")
-    leaves = open_leaves(found, options.open_revs or None, latest=options.latest)
+    asked = options.open_revs or None
+    if found is None:
+        leaves = open_leaves(None, asked, latest=options.latest)
+    else:
+        await prepare(found)
+        leaves = await worked(found, open_leaves, found, asked, latest=options.latest)
     if not prefers_json(request.headers.get("Accept")):
         boundary = secrets.token_hex(16)
         response = web.StreamResponse(
@@ -187,20 +198,24 @@ async def _several(
         )
         return await send_attachment_pieces(request, response, pieces)
 
-    async def texts() -> AsyncIterator[bytes]:
-        before = b"["
+    async def texts() -> AsyncIterator[Piece]:
+        before, turns = b"[", Turns()
         for one in leaves:
+            await turns.give()
             if isinstance(one, str):
                 yield before + msgspec.json.encode({"missing": one})
             else:
                 assert found is not None, "it has the leaf"
                 if options.attachments:
-                    text = await inline_text(
+                    pieces = await inline_pieces(
                         documents, bucket, doc_id, found, one, options.shown, options.atts_since
                     )
                 else:
-                    text = text_of(doc_id, found, one, options.shown)
-                yield b'%b{"ok":%b}' % (before, text)
+                    pieces = pieces_of_text(doc_id, found, one, options.shown)
+                first, more = within(before + b'{"ok":', pieces, b"}")
+                yield first
+                for piece in more:
+                    yield piece
             before = b","
         yield b"]\n" if leaves else b"[]\n"
 
@@ -271,6 +286,7 @@ async def _copy(request: web.Request) -> web.Response:
     found = await request.app[HOST].documents.read(bucket, doc_id)
     leaf = _asked_leaf(found, options)
     assert found is not None, "it has the leaf"
+    await prepare(found)
     content = found.contents[leaf.rev]
     sent = await parsed(text_of(target, found, leaf, PLAIN))
     sent = sent._replace(rev=target_rev, path=None)

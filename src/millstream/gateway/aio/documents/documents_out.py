@@ -11,37 +11,37 @@ Elsewhere: texts (`documents.reading`), heads of parts (`gateway.core.multipart`
 from __future__ import annotations
 
 import secrets
-from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from millstream.documents.reading import Shown, newer_attachments, text_of
+from millstream.documents.reading import Piece, Shown, newer_attachments, pieces_of_text
 from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.errors import UsageError
-from millstream.gateway.aio.documents.attaching import PIECE_BYTES, content_of
+from millstream.gateway.aio.documents.attaching import content_of, in_base64, in_pieces
 from millstream.gateway.aio.room import hold
 from millstream.gateway.aio.streaming import send_pieces
 from millstream.gateway.core.api.documents import DocumentHost
 from millstream.gateway.core.multipart import (
+    PART_END,
     attachment_head,
     end,
     inner_head,
-    json_part,
+    json_head,
     missing_part,
 )
 
 __all__ = [
-    "INLINE_BYTES_MAX", "inline_text", "mixed", "parts_of", "pieces_of", "related",
+    "INLINE_BYTES_MAX", "inline_pieces", "mixed", "parts_of", "pieces_of", "related",
     "send_attachment_pieces",
 ]  # fmt: skip
 
 INLINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Attachments inside one JSON document, before base64."""
-_COPIES: Final = 5
+_COPIES: Final = 2
 """How often such bytes are in memory until they are sent, base64 taken for one and a half."""
 
 
@@ -61,12 +61,11 @@ async def pieces_of(
         async for piece in content_of(documents, bucket, one, is_plain=is_plain):
             yield piece
         return
-    value = content.value or b""
-    for at in range(0, len(value), PIECE_BYTES):
-        yield value[at : at + PIECE_BYTES]
+    async for piece in in_pieces(content.value or b""):
+        yield piece
 
 
-async def inline_text(
+async def inline_pieces(
     documents: DocumentHost,
     bucket: str,
     doc_id: str,
@@ -74,7 +73,7 @@ async def inline_text(
     leaf: Leaf,
     shown: Shown,
     since: Sequence[str] | None,
-) -> bytes:
+) -> list[Piece]:
     """Return a leaf's text with attachments in it, of those that `since` lacks (None: all).
 
     Raises:
@@ -91,19 +90,15 @@ async def inline_text(
         )
     hold(size * _COPIES)
     data = {
-        name: b64encode(
-            b"".join(
-                [
-                    piece
-                    async for piece in pieces_of(
-                        documents, bucket, document, leaf.rev, name, is_plain=True
-                    )
-                ]
+        name: [
+            piece
+            async for piece in in_base64(
+                pieces_of(documents, bucket, document, leaf.rev, name, is_plain=True)
             )
-        )
+        ]
         for name in wanted
     }
-    return text_of(doc_id, document, leaf, shown, data=data)
+    return pieces_of_text(doc_id, document, leaf, shown, data=data)
 
 
 async def related(
@@ -115,10 +110,12 @@ async def related(
     leaf: Leaf,
     shown: Shown,
     wanted: Mapping[str, Attachment],
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[Piece]:
     """Yield a multipart/related body: text, then the attachments `wanted`."""
-    text = text_of(doc_id, document, leaf, shown, following=wanted.keys())
-    yield json_part(boundary, text)
+    yield json_head(boundary)
+    for text in pieces_of_text(doc_id, document, leaf, shown, following=wanted.keys()):
+        yield text
+    yield PART_END
     for name, one in wanted.items():
         length = one.stored_length if one.sha256 else one.length
         yield attachment_head(boundary, name, one.content_type, length, one.encoding)
@@ -137,7 +134,7 @@ async def mixed(
     found: Sequence[Leaf | str],
     shown: Shown,
     since: Sequence[str] | None,
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[Piece]:
     """Yield a multipart/mixed body of revisions of one document."""
     for one in found:
         async for piece in parts_of(
@@ -156,7 +153,7 @@ async def parts_of(
     one: Leaf | str,
     shown: Shown,
     since: Sequence[str] | None,
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[Piece]:
     """Yield one revision, or that it is missing, as a part."""
     if isinstance(one, str):
         yield missing_part(boundary, msgspec.json.encode({"missing": one}))
@@ -164,7 +161,10 @@ async def parts_of(
     assert document is not None, "a leaf is of a document"
     wanted = newer_attachments(document, one.rev, since)
     if not wanted:
-        yield json_part(boundary, text_of(doc_id, document, one, shown))
+        yield json_head(boundary)
+        for text in pieces_of_text(doc_id, document, one, shown):
+            yield text
+        yield PART_END
         return
     inner = secrets.token_hex(16)
     yield inner_head(boundary, inner)
@@ -174,7 +174,7 @@ async def parts_of(
 
 
 async def send_attachment_pieces(
-    request: web.Request, response: web.StreamResponse, pieces: AsyncIterator[bytes]
+    request: web.Request, response: web.StreamResponse, pieces: AsyncIterator[Piece]
 ) -> web.StreamResponse:
     """Send a body in pieces, as fast as the client takes them.
 
@@ -184,4 +184,4 @@ async def send_attachment_pieces(
     if request.method == "HEAD":
         await response.prepare(request)
         return response
-    return await send_pieces(request, response, pieces, first)
+    return await send_pieces(request, response, pieces, [first])

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from millstream.documents.reading import PLAIN, Shown, text_of
+from millstream.documents.reading import PLAIN, Piece, Shown, pieces_of_text, within
 from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.errors import UsageError
@@ -29,7 +29,8 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
-from millstream.gateway.aio.documents.documents_out import inline_text
+from millstream.gateway.aio.documents.documents_out import inline_pieces
+from millstream.gateway.aio.parsing import prepare, worked
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.api.documents import DocumentHost
 from millstream.gateway.core.api.node import NodeHost
@@ -47,6 +48,8 @@ __all__ = ["routes"]
 
 _HIGHEST: Final = b"\xff"
 """Above every id."""
+_Row = tuple[bytes, tuple[Piece, ...]]
+"""The beginning of a row's text, and the pieces that follow."""
 
 
 async def _all_docs(request: web.Request) -> web.StreamResponse:
@@ -71,7 +74,7 @@ async def _queries(request: web.Request) -> web.StreamResponse:
     ]
     host = request.app[HOST]
 
-    async def results() -> AsyncIterator[bytes]:
+    async def results() -> AsyncIterator[Piece]:
         before = b'{"results":['
         for query in asked:
             yield before
@@ -115,7 +118,7 @@ class _Listing:
         self._update_seq = update_seq
         self._shown = Shown(conflicts=True) if query.conflicts else PLAIN
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the JSON text."""
         total = await self._documents.total(self._bucket)
         query = self._query
@@ -130,12 +133,14 @@ class _Listing:
         before = head[:-1] + b',"rows":[\r\n'
         rows = self._by_keys() if query.keys is not None else self._by_range()
         async with aclosing(rows):
-            async for row in rows:
-                yield before + row
+            async for first, more in rows:
+                yield before + first
+                for piece in more:
+                    yield piece
                 before = b",\r\n"
         yield b"\r\n]}\n" if before == b",\r\n" else before + b"]}\n"
 
-    async def _by_range(self) -> AsyncGenerator[bytes, None]:
+    async def _by_range(self) -> AsyncGenerator[_Row, None]:
         query = self._query
         low, high = b"", _HIGHEST
         first, last = (query.endkey, query.startkey) if query.descending else (
@@ -164,7 +169,7 @@ class _Listing:
                     left -= 1
                 yield await self._row(doc_id, document)
 
-    async def _by_keys(self) -> AsyncGenerator[bytes, None]:
+    async def _by_keys(self) -> AsyncGenerator[_Row, None]:
         query = self._query
         keys = list(query.keys or ())
         if query.descending:
@@ -175,7 +180,7 @@ class _Listing:
             await turns.give()
             yield await self._keyed(key)
 
-    async def _keyed(self, key: Any) -> bytes:
+    async def _keyed(self, key: Any) -> _Row:
         document = None
         if isinstance(key, str):
             try:
@@ -183,27 +188,32 @@ class _Listing:
             except UsageError:
                 document = None
         if document is None or not document.exists:
-            return msgspec.json.encode({"key": key, "error": "not_found"})
+            return msgspec.json.encode({"key": key, "error": "not_found"}), ()
         return await self._row(key, document)
 
-    async def _row(self, doc_id: str, document: StoredDocument) -> bytes:
+    async def _row(self, doc_id: str, document: StoredDocument) -> _Row:
         winner = document.winner
         row: dict[str, Any] = {"id": doc_id, "key": doc_id, "value": {"rev": winner.rev}}
         if winner.is_deleted:
             row["value"]["deleted"] = True
             if self._query.include_docs:
                 row["doc"] = None
-        elif self._query.include_docs:
-            row["doc"] = msgspec.Raw(await self._text(doc_id, document))
-        return msgspec.json.encode(row)
+        head = msgspec.json.encode(row)
+        if winner.is_deleted or not self._query.include_docs:
+            return head, ()
+        pieces = await self._text(doc_id, document)
+        return within(head[:-1] + b',"doc":', pieces, b"}")
 
-    async def _text(self, doc_id: str, document: StoredDocument) -> bytes:
+    async def _text(self, doc_id: str, document: StoredDocument) -> list[Piece]:
+        await prepare(document)
         if self._query.attachments:
-            return await inline_text(
+            return await inline_pieces(
                 self._documents, self._bucket, doc_id, document, document.winner, self._shown,
                 None,
             )  # fmt: skip
-        return text_of(doc_id, document, document.winner, self._shown)
+        return await worked(
+            document, pieces_of_text, doc_id, document, document.winner, self._shown
+        )
 
 
 def routes() -> list[web.RouteDef]:

@@ -14,26 +14,45 @@ Elsewhere: what becomes of a document (`documents.updating`), the functions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
+from millstream.documents.revision_ids import signature_of
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, StoredDocument
-from millstream.documents.updating import Change, interactive, replicated
+from millstream.documents.updating import (
+    Change,
+    Replicated,
+    interactive,
+    replicated,
+    replicated_all,
+)
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.aio.answers import HOST, OLD, USER, require
+from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.documents import Decide
+from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.user_documents import shown_roles
 from millstream.views.core.design.design_code import Revised
 
-__all__ = ["VALIDATION_TRIES_MAX", "Edit", "Stored", "user_context", "write", "write_one"]
+__all__ = [
+    "PORTION_EDITS", "QUICK_REVISIONS_MAX", "TOGETHER_MAX", "VALIDATION_TRIES_MAX", "Edit",
+    "Stored", "user_context", "write", "write_one",
+]  # fmt: skip
 
 VALIDATION_TRIES_MAX: Final = 10
 """How often a change is validated anew because its document changed meanwhile."""
+PORTION_EDITS: Final = 400
+"""Changes of one request that are made and become durable together."""
+TOGETHER_MAX: Final = 400
+"""Changes of one document that are decided and stored together."""
+QUICK_REVISIONS_MAX: Final = 128
+"""Of those, revisions that are brought into a tree in the loop: some 2 ms."""
 _DESIGN: Final = "_design/"
 _MOVED: Final = "moved"
 """Code of the refusal of a change whose document is not as it was validated."""
@@ -71,20 +90,88 @@ class _Pending:
         """As decided last; None: nothing was to be changed."""
         self.expected: list[str] | None = None
         """Leaves of the document that was validated; None: nothing was."""
+        self.is_large = len(edit.sent.body) > LARGE_BYTES and not edit.is_replicated
+        """Its signature takes long, and is known when the change is decided."""
+        self._signed: tuple[dict[str, Any], str] | None = None
 
     def change(self, document: StoredDocument | None) -> Change:
         edit, limit = self.edit, self._revs_limit
         if edit.is_replicated:
             return replicated(document, edit.sent, edit.kept, revs_limit=limit)
-        return interactive(document, edit.sent, edit.kept, revs_limit=limit, deletes=edit.deletes)
+        sign = self._signature if self.is_large else signature_of
+        return interactive(
+            document, edit.sent, edit.kept, revs_limit=limit, deletes=edit.deletes, sign=sign
+        )
+
+    async def sign(self, document: StoredDocument | None) -> None:
+        """Learn the signature of a large edit, for a document as it is."""
+        if self.is_large:
+            await beside(self._sign, document)
+
+    def _sign(self, document: StoredDocument | None) -> None:
+        edit = self.edit
+        with suppress(MillstreamError):  # it is refused when it is decided
+            interactive(
+                document, edit.sent, edit.kept, revs_limit=self._revs_limit, deletes=edit.deletes,
+                sign=self._remember,
+            )  # fmt: skip
+
+    def _remember(self, *texts: Any, **said: Any) -> str:
+        self._signed = said, signature_of(*texts, **said)
+        return self._signed[1]
+
+    def _signature(self, *_: Any, **said: Any) -> str:
+        """Return the signature that is known; `moved`: the document is another one now."""
+        if self._signed is None or self._signed[0] != said:
+            raise _moved()
+        return self._signed[1]
 
     def decide(self, document: StoredDocument | None) -> StoredDocument | None:
         if self.expected is not None and self.expected != leaves_of(document):
-            raise MillstreamError("the document has changed", code=_MOVED)
+            raise _moved()
         change = self.change(document)
         self.rev = change.rev
         self.before, self.after = document, change.document
         return change.document
+
+
+class _Together:
+    """Revisions of one document from a peer, which are stored at once.
+
+    Args:
+        pending: they.
+        revs_limit: of the database.
+    """
+
+    def __init__(self, pending: Sequence[_Pending], revs_limit: int) -> None:
+        self.pending = pending
+        self._revs_limit = revs_limit
+        self.made: Replicated | None = None
+        paths = (one.edit.sent.path for one in pending)
+        revisions = sum(1 if path is None else len(path.ids) for path in paths)
+        self.is_long = revisions > QUICK_REVISIONS_MAX
+        """Whether it is to be decided beside the loop."""
+
+    def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Decide what becomes of the document."""
+        edits = [one.edit for one in self.pending]
+        self.made = replicated_all(
+            document, [(one.sent, one.kept) for one in edits], revs_limit=self._revs_limit
+        )
+        return self.made.document
+
+    def told(self, old: OldRevisions, uuid: str) -> list[Stored | MillstreamError]:
+        """Return what came of each; what was replaced is kept."""
+        made = self.made
+        assert made is not None, "it was decided"
+        if made.document is not None:
+            doc_id = self.pending[0].edit.doc_id
+            old.keep_contents(uuid, doc_id, made.replaced, made.document)
+        return [one if isinstance(one, MillstreamError) else Stored(*one) for one in made.told]
+
+
+def _moved() -> MillstreamError:
+    return MillstreamError("the document has changed", code=_MOVED)
 
 
 def leaves_of(document: StoredDocument | None) -> list[str]:
@@ -104,6 +191,16 @@ async def write(
     request: web.Request, bucket: str, edits: Sequence[Edit], *, is_durable: bool
 ) -> list[Stored | MillstreamError]:
     """Make changes, each by itself; return what came of each, in order."""
+    done: list[Stored | MillstreamError] = []
+    for begin in range(0, len(edits), PORTION_EDITS):
+        portion = edits[begin : begin + PORTION_EDITS]
+        done += await _write(request, bucket, portion, is_durable=is_durable)
+    return done
+
+
+async def _write(
+    request: web.Request, bucket: str, edits: Sequence[Edit], *, is_durable: bool
+) -> list[Stored | MillstreamError]:
     host = request.app[HOST]
     settings = await host.documents.settings(bucket)
     done: list[Stored | MillstreamError | None] = [None] * len(edits)
@@ -113,23 +210,28 @@ async def write(
             done[at] = await _design_refusal(request, bucket, edit)
     open_ones = [at for at, refusal in enumerate(done) if refusal is None]
     validates = await host.functions.validates(bucket)
-    vain = 0
+    vain, together_max = 0, TOGETHER_MAX
     while open_ones and vain < VALIDATION_TRIES_MAX:
         now = open_ones
         if validates:
             now = _first_of_each(edits, open_ones)
             await _validate(request, bucket, pending, now, done, settings.security)
             now = [at for at in now if done[at] is None]
-        wanted: list[tuple[str, Decide]] = [(edits[at].doc_id, pending[at].decide) for at in now]
-        answers = await host.documents.update(bucket, wanted, is_durable=is_durable)
-        for at, answer in zip(now, answers, strict=True):
-            if not isinstance(answer, MillstreamError):
-                one = pending[at]
-                if one.after is not None:
-                    request.app[OLD].keep(settings.uuid, one.edit.doc_id, one.before, one.after)
-                done[at] = Stored(one.rev, answer.seqno > 0)
-            elif answer.code != _MOVED:
-                done[at] = answer
+        for one in (pending[at] for at in now):
+            if one.is_large:
+                await one.sign(await host.documents.read(bucket, one.edit.doc_id))
+        if not validates:
+            groups = _groups(edits, now, together_max)
+            joint = [_Together([pending[at] for at in one], settings.revs_limit) for one in groups]
+            fits = await _change_together(request, bucket, joint, is_durable, settings.uuid)
+            for numbers, told in zip(groups, fits, strict=True):
+                for at, one_told in zip(numbers, told, strict=True):
+                    done[at] = one_told
+            grouped = set[int]().union(*groups)
+            now = [at for at in now if at not in grouped]
+            if any(done[at] is None for at in grouped):  # not all of them fit
+                together_max //= 8
+        await _change_alone(request, bucket, pending, now, done, is_durable, settings.uuid)
         left = [at for at in open_ones if done[at] is None]
         vain = vain + 1 if len(left) == len(open_ones) else 0
         open_ones = left
@@ -139,6 +241,67 @@ async def write(
         code="temporarily_unavailable",
     )
     return [late if result is None else result for result in done]
+
+
+async def _change_alone(
+    request: web.Request,
+    bucket: str,
+    pending: Sequence[_Pending],
+    now: Sequence[int],
+    done: list[Stored | MillstreamError | None],
+    is_durable: bool,
+    uuid: str,
+) -> None:
+    """Make changes each by itself; those whose document has moved stay open."""
+    wanted: list[tuple[str, Decide]] = [
+        (pending[at].edit.doc_id, pending[at].decide) for at in now
+    ]
+    documents = request.app[HOST].documents
+    answers = await documents.update(bucket, wanted, is_durable=is_durable) if wanted else []
+    for at, answer in zip(now, answers, strict=True):
+        if not isinstance(answer, MillstreamError):
+            one = pending[at]
+            if one.after is not None:
+                request.app[OLD].keep(uuid, one.edit.doc_id, one.before, one.after)
+            done[at] = Stored(one.rev, answer.seqno > 0)
+        elif answer.code != _MOVED:
+            done[at] = answer
+
+
+async def _change_together(
+    request: web.Request,
+    bucket: str,
+    joint: Sequence[_Together],
+    is_durable: bool,
+    uuid: str,
+) -> list[Sequence[Stored | MillstreamError | None]]:
+    """Make changes that are stored at once; return what came of each, None: they do not fit."""
+    if not joint:
+        return []
+    wanted: list[tuple[str, Decide]] = [(one.pending[0].edit.doc_id, one) for one in joint]
+    answers = await request.app[HOST].documents.update(bucket, wanted, is_durable=is_durable)
+    told: list[Sequence[Stored | MillstreamError | None]] = []
+    for one, answer in zip(joint, answers, strict=True):
+        if not isinstance(answer, MillstreamError):
+            told.append(one.told(request.app[OLD], uuid))
+        else:
+            does_fit = answer.code != "too_large"
+            told.append([answer if does_fit else None] * len(one.pending))
+    return told
+
+
+def _groups(edits: Sequence[Edit], numbers: Sequence[int], most: int) -> list[list[int]]:
+    """Return those of the edits that are a peer's revisions of one document, several at a time."""
+    by_id: dict[str, list[int]] = {}
+    for at in numbers:
+        if edits[at].is_replicated:
+            by_id.setdefault(edits[at].doc_id, []).append(at)
+    return [
+        some[begin : begin + most]
+        for some in by_id.values()
+        if len(some) > 1 and most > 1
+        for begin in range(0, len(some), most)
+    ]
 
 
 def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
@@ -181,6 +344,7 @@ async def _validate(
                 if isinstance(document, MillstreamError):
                     raise document
                 one.expected = leaves_of(document)
+                await one.sign(document)
                 change = one.change(document)
             except MillstreamError as error:
                 done[at] = error

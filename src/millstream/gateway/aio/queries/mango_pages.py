@@ -29,6 +29,7 @@ from millstream.gateway.aio.answers import (
     read_object,
     require,
 )
+from millstream.gateway.aio.parsing import understood
 from millstream.gateway.aio.queries.mango_index_pages import indexes_of_bucket
 from millstream.gateway.aio.queries.selecting import worked_out
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
@@ -55,15 +56,21 @@ async def _find(request: web.Request) -> web.StreamResponse:
 
 async def _explain(request: web.Request) -> web.Response:
     find, plan = await _planned(request)
-    return answer(explained(request.match_info[DATABASE], find, plan))
+    bucket = request.match_info[DATABASE]
+    return await understood(request, lambda: answer(explained(bucket, find, plan)))
 
 
 async def _planned(request: web.Request) -> tuple[Find, Plan]:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    find = parse_find(await read_object(request))
+    asked = await read_object(request)
     indexes = await indexes_of_bucket(request.app[HOST], bucket)
-    return find, plan_query(indexes, find.selector.normal, find.sort_fields, find.use_index)
+
+    def plan() -> tuple[Find, Plan]:
+        find = parse_find(asked)
+        return find, plan_query(indexes, find.selector.normal, find.sort_fields, find.use_index)
+
+    return await understood(request, plan)
 
 
 async def _answered(

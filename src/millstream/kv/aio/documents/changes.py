@@ -15,7 +15,7 @@ it (`gateway.aio.documents.changes_pages`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -29,6 +29,7 @@ from millstream.documents.tokens import (
 )
 from millstream.errors import ConditionError, UnavailableError
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.revisions.changes_feed import (
     ChangesFeed,
     Piece,
@@ -273,6 +274,11 @@ class BucketChanges:
     def uuid(self) -> str:
         """Of the database."""
         return self._bucket.uuid
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        """Of the bucket."""
+        return self._bucket.partitions
 
     def histories(self) -> list[History]:
         """Return what positions of its partitions are judged by."""

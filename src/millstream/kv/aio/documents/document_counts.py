@@ -1,7 +1,9 @@
 """How many documents a database has, and how many deleted ones: counted when somebody asks.
 
-Nothing is loaded at a start and nothing counted while documents are written, so a partition that
-changed since it was counted last is read once more.
+Nothing is loaded at a start. A partition is read once, when somebody asks; from then on its counts
+follow what the log takes: each record says which one of its key came before. That ends when
+nobody has asked for `FOLLOWED_SECONDS_MAX`, when history goes back or deletions are forgotten, and
+where copies on other nodes decide what is durable; the partition is read once more then.
 
 Invariants:
 1. Counts are of what is durable, as feeds show it, and remembered with where they were taken.
@@ -9,13 +11,17 @@ Invariants:
 3. `recent` reads at most `COUNTED_AT_ONCE_MAX` changes before it answers; what is more is counted
    beside, by one task, at most one part in `COUNTING_SHARE` of the time.
 
-Elsewhere: reading (`kv.aio.documents.changes`).
+4. Of a partition that is followed the seqnos of all deletions are known: whether a record took the
+   place of a document or of a deletion. Of a bucket at most `FOLLOWED_DELETIONS_MAX` are.
+
+Elsewhere: reading (`kv.aio.documents.changes`), which record came before
+(`kv.core.queue.mutation_queue`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from struct import Struct
 from time import monotonic
@@ -24,12 +30,24 @@ from typing import Final, NamedTuple
 from millstream.documents.tokens import Vector
 from millstream.errors import MillstreamError
 from millstream.kv.aio.documents.changes import BucketChanges
-from millstream.model.partitions import DESIGN_PREFIX
+from millstream.kv.core.partition.partition import Partition
+from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
-from millstream.wire.frames import description_bytes
+from millstream.storage.core.commit import Changes
+from millstream.wire.frames import description_bytes, seqno_of
 
-__all__ = ["Counts", "DocumentCounts"]
+__all__ = [
+    "FOLLOWED_DELETIONS_MAX", "FOLLOWED_SECONDS_MAX", "WAITING_RECORDS_MAX", "Counts",
+    "DocumentCounts",
+]  # fmt: skip
+
+FOLLOWED_SECONDS_MAX: Final = 300.0
+"""How long counts follow what is written though nobody asks."""
+FOLLOWED_DELETIONS_MAX: Final = 1_000_000
+"""Deletions of a bucket whose seqnos are remembered: some 100 bytes each."""
+WAITING_RECORDS_MAX: Final = 1_000_000
+"""Records of a partition that may be written while it is counted, for it to be followed."""
 
 COUNTED_AT_ONCE_MAX: Final = 10_000
 """Changes that are read for the figures of one page: about 10 ms."""
@@ -46,11 +64,90 @@ class Counts(NamedTuple):
     deleted: int
 
 
-class DocumentCounts:
-    """Counts the documents of one bucket."""
+class _Followed:
+    """The counts of a partition, as of a record of its log."""
 
-    def __init__(self, changes: BucketChanges) -> None:
+    __slots__ = ("_waiting", "deletions", "epoch", "live", "purge_seqno", "seqno")
+
+    def __init__(self, partition: Partition) -> None:
+        self.epoch, self.purge_seqno = partition.epoch, partition.purge_seqno
+        self.seqno = partition.persisted_seqno
+        self.live = 0
+        self.deletions: set[int] = set()
+        self._waiting: list[Changes] | None = []
+        """What was written while the partition is counted; None: it is counted."""
+
+    @property
+    def is_counted(self) -> bool:
+        return self._waiting is None
+
+    def take(self, changes: Changes) -> bool:
+        """Follow what was written; False: it is too much to be kept until all is counted."""
+        if self._waiting is not None:
+            self._waiting.append(changes)
+            return sum(len(one.seqnos) for one in self._waiting) <= WAITING_RECORDS_MAX
+        dead = frozenset(changes.tombstones)
+        for seqno, key, previous in zip(
+            changes.seqnos, changes.keys, changes.previous_seqnos, strict=True
+        ):
+            if seqno <= self.seqno or not _is_id(key):
+                continue
+            if previous in self.deletions:
+                self.deletions.discard(previous)
+            elif previous:
+                self.live -= 1
+            if seqno in dead:
+                self.deletions.add(seqno)
+            else:
+                self.live += 1
+        self.seqno = max(self.seqno, changes.seqnos[-1])
+        return True
+
+    def begin(self, seqno: int, live: int, deletions: set[int]) -> bool:
+        """All up to a seqno are counted; False: it is older than where this began."""
+        waiting, began = self._waiting or [], self.seqno
+        self.seqno, self.live, self.deletions, self._waiting = seqno, live, deletions, None
+        for changes in waiting:
+            self.take(changes)
+        return seqno >= began
+
+    def is_of(self, partition: Partition) -> bool:
+        """Whether this is still what is durable of a partition."""
+        return (
+            self.is_counted
+            and self.epoch == partition.epoch
+            and self.purge_seqno == partition.purge_seqno
+            and self.seqno == partition.persisted_seqno
+            and partition.state is PartitionState.ACTIVE
+            and _is_alone(partition)
+        )
+
+
+def _is_alone(partition: Partition) -> bool:
+    acknowledged = partition.acknowledged
+    return acknowledged is None or acknowledged.is_alone
+
+
+class DocumentCounts:
+    """Counts the documents of one bucket.
+
+    Args:
+        changes: of the bucket.
+        follow: has a function called with what the log takes from then on; None: nothing is
+            followed.
+    """
+
+    def __init__(
+        self,
+        changes: BucketChanges,
+        follow: Callable[[Callable[[Changes], None]], None] | None = None,
+    ) -> None:
         self._changes = changes
+        self._followed: dict[int, _Followed] = {}
+        self._asked_s = monotonic()
+        self._follows = follow is not None
+        if follow is not None:
+            follow(self._take)
         self._known: dict[int, tuple[Position, Counts]] = {}
         self._turn = asyncio.Lock()
         self._tasks = Tasks()
@@ -58,24 +155,37 @@ class DocumentCounts:
 
     async def count(self, numbers: Collection[int] | None = None) -> Counts:
         """Return the counts as of now, of some partitions or all; raises as walks do."""
+        self._asked_s = monotonic()
         async with self._turn:
             latest = self._changes.latest()
             wanted = range(len(latest.positions)) if numbers is None else numbers
-            new = [n for n in wanted if not self._is_known(n, latest.positions[n])]
-            if new:
-                positions = list(latest.positions)
-                for number in new:
+            for number in wanted:
+                if not self._is_known(number, latest.positions[number]):
+                    positions = list(latest.positions)
                     positions[number] = Position()
-                start = latest._replace(positions=tuple(positions))
-                await self._recount(start, new)
-            found = [self._known[number][1] for number in wanted if number in self._known]
-            return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+                    start = latest._replace(positions=tuple(positions))
+                    await self._recount(start, number)
+            return self._sum(wanted)
+
+    def _sum(self, numbers: Iterable[int]) -> Counts:
+        found = [self._known[number][1] for number in numbers if number in self._known]
+        return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+
+    def _take(self, changes: Changes) -> None:
+        """The log took records of a partition."""
+        number = changes.partition_id
+        followed = self._followed.get(number)
+        if followed is None:
+            return
+        if not followed.take(changes) or monotonic() - self._asked_s > FOLLOWED_SECONDS_MAX:
+            del self._followed[number]
 
     async def recent(self) -> Counts | None:
         """Return the counts as of now if that is quick, else those counted last.
 
         None: they are not known yet.
         """
+        self._asked_s = monotonic()
         latest = self._changes.latest().positions
         new = [n for n, position in enumerate(latest) if not self._is_known(n, position)]
         if sum(latest[number].seqno for number in new) <= COUNTED_AT_ONCE_MAX:
@@ -84,8 +194,7 @@ class DocumentCounts:
             self._tasks.start(self._count_beside(), name="counting documents")
         if any(number not in self._known for number in new):
             return None
-        found = [counts for _, counts in self._known.values()]
-        return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+        return self._sum(list(self._known))
 
     async def stop(self) -> None:
         """Give up what is counted beside."""
@@ -99,28 +208,57 @@ class DocumentCounts:
         self._not_before_s = now_s + (COUNTING_SHARE - 1) * (now_s - began_s)
 
     def _is_known(self, number: int, position: Position) -> bool:
+        followed = self._followed.get(number)
+        if followed is not None and followed.is_of(self._changes.partitions[number]):
+            self._known[number] = position, Counts(followed.live, len(followed.deletions))
+            return True
         known = self._known.get(number)
         if position == Position():
             self._known.pop(number, None)
             return True
         return known is not None and known[0] == position
 
-    async def _recount(self, start: Vector, numbers: Collection[int]) -> None:
-        changes = self._changes.open(start, restarts=False, numbers=numbers)
-        found: dict[int, list[int]] = {}
+    async def _recount(self, start: Vector, number: int) -> None:
+        """Count a partition, and follow it from then on."""
+        partition = self._changes.partitions[number]
+        followed = self._followed[number] = _Followed(partition)
+        changes = self._changes.open(start, restarts=False, numbers=[number])
+        live, deletions = 0, set[int]()
         try:
             async for piece in changes.pieces():
-                counts = found.setdefault(piece.snapshot.partition_id, [0, 0])
                 for frame in piece.frames:
                     is_live = _is_live(frame)
-                    if is_live is not None:
-                        counts[not is_live] += 1
-                changes.tokens.move(piece.snapshot.partition_id, piece.snapshot.at(piece.covered))
-            for number, (live, deleted) in found.items():
-                position = changes.tokens.position(number)
-                self._known[number] = position, Counts(live, deleted)
+                    if is_live:
+                        live += 1
+                    elif is_live is not None:
+                        deletions.add(seqno_of(frame))
+                changes.tokens.move(number, piece.snapshot.at(piece.covered))
+            position = changes.tokens.position(number)
+            self._known[number] = position, Counts(live, len(deletions))
+            if self._followed.get(number) is followed and not (
+                self._follows
+                and followed.begin(position.seqno, live, deletions)
+                and sum(len(one.deletions) for one in self._followed.values())
+                <= FOLLOWED_DELETIONS_MAX
+            ):
+                del self._followed[number]
+        except MillstreamError:
+            self._followed.pop(number, None)
+            raise
         finally:
             changes.close()
+
+
+def _is_id(key: bytes) -> bool:
+    """Return whether a key is a document's id."""
+    if key[:1] == b"_" and not key.startswith(DESIGN_PREFIX):
+        return False
+    if not key.isascii():
+        try:
+            key.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def _is_live(frame: bytes) -> bool | None:
@@ -128,12 +266,6 @@ def _is_live(frame: bytes) -> bool | None:
     at = description_bytes(frame)
     opcode, key_bytes, extras_bytes = _HEAD(frame, at)
     begin = at + _HEADER_BYTES + extras_bytes
-    key = frame[begin : begin + key_bytes]
-    if key[:1] == b"_" and not key.startswith(DESIGN_PREFIX):
+    if not _is_id(frame[begin : begin + key_bytes]):
         return None
-    if not key.isascii():
-        try:
-            key.decode()
-        except UnicodeDecodeError:
-            return None
     return bool(opcode == _MUTATION)

@@ -5,7 +5,9 @@ Invariants:
    or nobody can say.
 2. Changes asked for together wait for the disk together.
 3. The loop is given back after `TURN_SECONDS`.
-4. Of several changes of one document that are asked for together each is decided by what the one
+4. A document with many branches is read, and what becomes of it decided, in a thread; what was
+   decided is written if nothing came between.
+5. Of several changes of one document that are asked for together each is decided by what the one
    before left, and the document is stored once in a turn: a thousand conflicts are not stored a
    thousand times. If they do not fit together they are stored one by one, as far as they do.
 
@@ -17,9 +19,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Final
 
-from millstream.documents.stored import Packed, StoredDocument
+from millstream.documents.stored import Packed, StoredDocument, pack
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.aio.majority import until_possible
 from millstream.kv.aio.reading_back import with_documents
@@ -33,12 +36,19 @@ from millstream.kv.core.revisions.revision_store import (
     Version,
 )
 
-__all__ = ["TURN_SECONDS", "DocumentStore"]
+__all__ = [
+    "BESIDE_TRIES_MAX", "QUICK_SIDE_BYTES_MAX", "STEPS_SECONDS", "TURN_SECONDS", "DocumentStore",
+]  # fmt: skip
 
-TURN_SECONDS: Final = 0.003
+TURN_SECONDS: Final = 0.002
 """How long documents are changed before others have a turn; one may take longer."""
-STEPS_SECONDS: Final = 0.02
-"""How long changes of one document are put together before it is stored."""
+STEPS_SECONDS: Final = 0.003
+"""How long changes of one document are put together in the loop before it is stored."""
+QUICK_SIDE_BYTES_MAX: Final = 16 * 1024
+"""Of what stands beside a document that is read and changed in the loop: some 250 branches."""
+BESIDE_TRIES_MAX: Final = 3
+"""How often a change that was decided beside the loop is decided anew, as something came between,
+before it is decided in the loop."""
 Decide = Callable[[StoredDocument | None], StoredDocument | None]
 
 
@@ -52,14 +62,22 @@ class _Steps:
 
     def __init__(self, decides: Sequence[Decide], now: Callable[[], float]) -> None:
         self._decides = decides
+        self.are_long = any(getattr(decide, "is_long", False) for decide in decides)
+        """Whether one of them takes longer than a turn, which it says of itself."""
         self._now = now
         self._results: list[bool | MillstreamError] = []
 
     def decide(self, document: StoredDocument | None) -> StoredDocument | None:
         """Return what they make of a document together; refusals are kept for `made`."""
+        return self._decide(document, self._now() + STEPS_SECONDS)
+
+    def decide_all(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Do the same with all of them, however long it takes."""
+        return self._decide(document, inf)
+
+    def _decide(self, document: StoredDocument | None, end_s: float) -> StoredDocument | None:
         self._results = []
         following: StoredDocument | None = None
-        end_s = self._now() + STEPS_SECONDS
         for decide in self._decides:
             if self._results and self._now() > end_s:
                 break
@@ -78,6 +96,23 @@ class _Steps:
             one if isinstance(one, MillstreamError) else whole if one else 0
             for one in self._results
         ]
+
+
+def _whole(load: Callable[[], Found]) -> Found:
+    """Return a document whose leaves are worked out."""
+    found = load()
+    if found.document.exists:
+        _ = found.document.winner, found.document.contents
+    return found
+
+
+def _decided(
+    load: Callable[[], Found] | None, steps: _Steps
+) -> tuple[StoredDocument | None, StoredDocument | None, Packed | None]:
+    """Return a document, what steps make of it, and that as it is written."""
+    before = None if load is None else load().document
+    after = steps.decide_all(before)
+    return before, after, None if after is None else pack(after)
 
 
 def _by_key(edits: Sequence[tuple[bytes, Decide]]) -> dict[bytes, list[int]]:
@@ -121,9 +156,13 @@ class DocumentStore:
         if that cannot be said.
         """
         while True:
-            call = partial(self._documents.read, key, self._now_ns(), revs_limit)
-            found = await with_documents(call)
-            if found is None or not is_durable:
+            kept = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
+            if kept is None:
+                return None
+            load = partial(self._documents.load, key, kept, revs_limit)
+            is_quick = len(kept.side) <= QUICK_SIDE_BYTES_MAX
+            found = load() if is_quick else await asyncio.to_thread(_whole, load)
+            if not is_durable:
                 return found
             if await self._lasts(found.partition, found.seqno):
                 return found
@@ -179,14 +218,15 @@ class DocumentStore:
         """Change one document, several times perhaps, which is stored once in a turn."""
         seqnos: list[int | MillstreamError] = []
         last: Made | None = None
+        now = asyncio.get_running_loop().time
         while len(seqnos) < len(decides):
             rest = decides[len(seqnos) :]
-            steps = _Steps(rest, asyncio.get_running_loop().time)
-            made = await self._updated(key, steps.decide, revs_limit)
+            steps = _Steps(rest, now)
+            made = await self._made_of(key, steps, revs_limit)
             if isinstance(made, Made):
                 seqnos += steps.seqnos(made.seqno)
             else:  # together they do not fit
-                made = await self._updated(key, rest[0], revs_limit)
+                made = await self._made_of(key, _Steps(rest[:1], now), revs_limit)
                 seqnos.append(made.seqno if isinstance(made, Made) else made)
             last = made if isinstance(made, Made) else last
             if len(seqnos) < len(decides):
@@ -200,6 +240,34 @@ class DocumentStore:
             else:
                 done.append(one)
         return done
+
+    async def _made_of(self, key: bytes, steps: _Steps, revs_limit: int) -> Made | MillstreamError:
+        made = await self._made_beside(key, steps, revs_limit)
+        if made is not None:
+            return made
+        return await self._updated(key, steps.decide, revs_limit)
+
+    async def _made_beside(
+        self, key: bytes, steps: _Steps, revs_limit: int
+    ) -> Made | MillstreamError | None:
+        """Change a document with many branches; None: it is quick, or changes all the time."""
+        for _ in range(BESIDE_TRIES_MAX):
+            try:
+                kept = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
+                is_quick = kept is None or len(kept.side) <= QUICK_SIDE_BYTES_MAX
+                if is_quick and not steps.are_long:
+                    return None
+                load = kept and partial(self._documents.load, key, kept, revs_limit)
+                before, after, packed = await asyncio.to_thread(_decided, load, steps)
+            except MillstreamError as error:
+                return error
+            if after is None or packed is None:
+                return Made(before, self._bucket.partition_for(key).partition_id, 0)
+            version = None if kept is None else kept.version
+            made = await self._made(partial(self._documents.replace, key, version, packed, after))
+            if not isinstance(made, Made) or made.seqno:
+                return made
+        return None
 
     async def replace(
         self, changes: Sequence[tuple[bytes, Version | None, Packed]], *, is_durable: bool

@@ -28,12 +28,14 @@ from millstream.kv.core.queue.entry import Entry
 from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import lineage_of, side_of
-from millstream.wire.frames import change_of, deletion, mutation
+from millstream.wire.frames import deletion, is_put, mutation, value_bytes
 from millstream.wire.mcbp import Datatype, Status
 
 __all__ = ["bury", "put_over", "write_document"]
 
 _cas_seqno_rev: Final = Struct(">16xQQQ").unpack_from
+_flags_expiry: Final = Struct(">40xII").unpack_from
+_DATATYPE_AT: Final = 5
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -145,8 +147,7 @@ def _side_by_kv(
 
 def _kept_fields(old: bytes, value: bytes) -> tuple[int, int, int]:
     """Return flags, expiry and datatype of a document's frame."""
-    if old:
-        former = change_of(old)
-        if not former.is_deleted and former.value == value:
-            return former.flags, former.expiry, former.datatype
+    if old and is_put(old) and value_bytes(old) == len(value) and old.endswith(value):
+        flags, expiry = _flags_expiry(old)
+        return flags, expiry, old[_DATATYPE_AT]
     return 0, 0, Datatype.JSON

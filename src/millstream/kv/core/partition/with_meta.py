@@ -38,7 +38,7 @@ from millstream.documents.stored import blobs_of, by_kv, is_sidecar
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.lineage import born, decode, is_lineage, with_run
 from millstream.model.sides import has_sidecar, lineage_of, side_of, sidecar_of
-from millstream.wire.frames import change_of, deletion, expiration, mutation
+from millstream.wire.frames import deletion, expiration, head_of, mutation
 from millstream.wire.mcbp import Packet, Status
 
 __all__ = ["EXTRAS_BYTES", "GivenChange", "given_change", "store_given"]
@@ -170,7 +170,7 @@ def store_given(
     old_lineage = lineage_of(old_side)
     old_seqno = 0
     if old:
-        former = change_of(old)
+        former = head_of(old)
         old_seqno = former.seqno
         if packet.cas and packet.cas != former.cas:
             return Status.KEY_EEXISTS

@@ -17,7 +17,8 @@ change of its key (`kv.core.partition.revision_changes`), waiting for the disk
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.documents.stored import Packed, StoredDocument, blobs_of, load, pack
 from millstream.errors import UnavailableError, UsageError
@@ -25,7 +26,7 @@ from millstream.kv.core.copies.active import active_copy, not_now
 from millstream.kv.core.partition.revision_changes import write_document
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.sides import has_sidecar, sidecar_of
-from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Status
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from millstream.kv.core.partition.partition import Partition
 
 __all__ = ["Found", "Kept", "Made", "RevisedDocuments", "Version"]
+
+_CAS_SEQNO: Final = Struct(">16xQQ").unpack_from
 
 
 class Found(NamedTuple):
@@ -60,8 +63,8 @@ class Kept(NamedTuple):
     @property
     def version(self) -> Version:
         """Which change it is."""
-        change = change_of(self.frame)
-        return Version(change.seqno, change.cas)
+        cas, seqno = _CAS_SEQNO(self.frame)
+        return Version(seqno, cas)
 
 
 class Made(NamedTuple):
@@ -102,6 +105,10 @@ class RevisedDocuments:
         kept = self.kept(key, now_ns)
         if kept is None:
             return None
+        return self.load(key, kept, revs_limit)
+
+    def load(self, key: bytes, kept: Kept, revs_limit: int) -> Found:
+        """Return a document that is kept so; raises CorruptionError: `bad_sidecar`."""
         document = load(self._bucket.uuid, key, kept.frame, kept.side, revs_limit)
         return Found(document, kept.partition, seqno_of(kept.frame))
 
@@ -126,13 +133,22 @@ class RevisedDocuments:
             return Made(before, self._bucket.partition_for(key).partition_id, 0)
         return self._written(key, after, pack(after), now_ns)
 
-    def replace(self, key: bytes, version: Version | None, packed: Packed, now_ns: int) -> Made:
+    def replace(
+        self,
+        key: bytes,
+        version: Version | None,
+        packed: Packed,
+        document: StoredDocument | None = None,
+        *,
+        now_ns: int,
+    ) -> Made:
         """Write what was decided elsewhere, unless the document has changed: then seqno is 0.
 
         Args:
             key: of the document.
             version: on which it was decided; None: there was no document.
             packed: as the document is to be.
+            document: the same, if it is known here.
             now_ns: Unix time.
 
         Raises as `update` does.
@@ -140,7 +156,7 @@ class RevisedDocuments:
         kept = self.kept(key, now_ns)
         if (None if kept is None else kept.version) != version:
             return Made(None, self._bucket.partition_for(key).partition_id, 0)
-        return self._written(key, None, packed, now_ns)
+        return self._written(key, document, packed, now_ns)
 
     def _written(
         self, key: bytes, document: StoredDocument | None, packed: Packed, now_ns: int

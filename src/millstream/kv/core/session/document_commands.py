@@ -24,7 +24,7 @@ from millstream.kv.core.partition.with_meta import EXTRAS_BYTES, given_change, s
 from millstream.kv.core.session.session import Command, KvSession
 from millstream.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
-from millstream.wire.frames import change_of
+from millstream.wire.frames import head_of
 from millstream.wire.mcbp import (
     Feature,
     FrameInfo,
@@ -246,7 +246,7 @@ def _get_replica(session: KvSession, packet: Packet, now_ns: int) -> bytes | Non
     frame = partition.newest(packet.key)
     if frame is None:
         return session.refusal(packet, Status.KEY_ENOENT)
-    change = change_of(frame)
+    change = head_of(frame)
     if change.seqno > partition.high_seqno:
         return session.refusal(packet, Status.ETMPFAIL)  # of the snapshot that it is receiving
     if change.is_deleted or 0 < change.expiry <= now_ns // _SECOND_NS:
@@ -320,7 +320,7 @@ def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
     frame = partition.newest(packet.key)
     if frame is None:
         return session.refusal(packet, Status.KEY_ENOENT)
-    change = change_of(frame)
+    change = head_of(frame)
     extras = _META.pack(change.is_deleted, change.flags, change.expiry, change.rev)
     if packet.extras == b"\x02":
         extras += bytes([change.datatype])
@@ -365,7 +365,7 @@ def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
     frame = partition.newest(key)
     if frame is None:
         return 0x80, 0
-    change = change_of(frame)
+    change = head_of(frame)
     is_persisted = change.seqno <= partition.persisted_seqno
     if change.is_deleted:
         return (0x80 if is_persisted else 0x81), change.cas
@@ -402,7 +402,7 @@ def _random_key(session: KvSession, packet: Packet, now_ns: int) -> bytes | None
 
 
 def _is_document(frame: bytes, now_ns: int) -> bool:
-    change = change_of(frame)
+    change = head_of(frame)
     return not change.is_deleted and not 0 < change.expiry <= now_ns // _SECOND_NS
 
 

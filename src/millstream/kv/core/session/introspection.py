@@ -22,7 +22,7 @@ from millstream.kv.core.statistics import Histogram, as_text
 from millstream.model.limits import UINT64_MAX, VALUE_BYTES_MAX
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import change_of
+from millstream.wire.frames import head_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, response
 
 __all__ = ["INTROSPECTION_COMMANDS"]
@@ -238,7 +238,7 @@ def _get_versioned(session: KvSession, packet: Packet, now_ns: int) -> bytes | N
     frame = partition.newest(packet.key)
     if frame is None:
         return session.refusal(packet, Status.KEY_ENOENT)
-    change, newest = change_of(frame), partition.failover_log[0]
+    change, newest = head_of(frame), partition.failover_log[0]
     extras = _VERSIONED.pack(
         change.flags, newest.uuid, newest.branch, change.seqno, change.rev,
         change.expiry, change.is_deleted,

@@ -94,17 +94,6 @@ async def test_revisions_that_are_kept(client, body):
     await body(await client.put("/none/_revs_limit", data=b"5"), 404)
 
 
-async def test_the_limit_of_purges_is_kept(client, body):
-    path = "/orders/_purged_infos_limit"
-    assert await body(await client.get(path)) == 1000
-    assert await body(await client.put(path, data=b"7")) == {"ok": True}
-    assert await body(await client.get(path)) == 7
-    for bad in (b"", b"0", b"-1", b"1.5", b'"5"', b"{}", b"100001"):
-        assert (await body(await client.put(path, data=bad), 400))["error"] == "bad_request"
-    await body(await client.get("/none/_purged_infos_limit"), 404)
-    await body(await client.put("/none/_purged_infos_limit", data=b"1000"), 404)
-
-
 async def test_ids_that_are_the_nodes(client, body):
     refused = await body(await client.put("/orders/_mine", json={}), 400)
     assert refused["error"] == "illegal_docid"
@@ -176,22 +165,6 @@ async def test_a_range_of_databases_is_described_however_many_there_are(client, 
     assert await names('?startkey="b"&end_key="c"') == ["b", "c"]
     assert await names('?descending=true&startkey="c"&endkey="b"') == ["c", "b"]
     assert await names("?limit=0") == []
-
-
-async def test_purges_are_listed_with_the_revisions_that_went(client, body):
-    path = "/orders/_purged_infos"
-    assert await body(await client.get(path)) == {"purged_infos": []}
-    revs = {}
-    for name in "abc":
-        revs[name] = [(await body(await client.put(f"/orders/{name}", json={}), 201))["rev"]]
-    purged = {"b": revs["b"], "none": ["1-" + "0" * 32], "a": ["1-" + "0" * 32]}
-    await body(await client.post("/orders/_purge", json=purged), 201)
-    await body(await client.post("/orders/_purge", json={"a": revs["a"]}), 201)
-    told = [{"id": name, "revs": revs[name]} for name in "ba"]
-    assert await body(await client.get(path)) == {"purged_infos": told}
-    await body(await client.put("/orders/_purged_infos_limit", data=b"1"))
-    assert await body(await client.get(path)) == {"purged_infos": told[1:]}
-    await body(await client.get("/none/_purged_infos"), 404)
 
 
 async def test_who_is_told_of_databases(guarded, body, ada, bob, cleo):

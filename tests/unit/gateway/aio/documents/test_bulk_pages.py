@@ -16,16 +16,6 @@ async def get(client, body, docs, options="", status=200):
     return await body(await client.post(GET + options, json={"docs": docs}), status)
 
 
-@pytest.fixture
-async def forked(client, body):
-    """A document with leaves 3-c and 3-b, and one that is deleted."""
-    docs = [
-        {"_id": "d", "n": sig, "_revisions": {"start": 3, "ids": [sig, "a", "r"]}} for sig in "bc"
-    ]
-    docs.append({"_id": "gone", "_rev": "1-z", "_deleted": True})
-    assert await bulk(client, body, docs, new_edits=False) == []
-
-
 async def test_answers_are_in_order(client, open_host, body):
     docs = [
         {"_id": "a"},
@@ -262,20 +252,6 @@ async def test_revisions_are_compared(client, body, forked):
     assert found["missing_revs"] == {"d": ["4-z", "1-q"], "new": ["1-a"], "": ["1-a"]}
     for bad in ({"d": 7}, {"d": [7]}, {"d": ["x"]}, {"d": "3-b"}):
         await body(await client.post("/orders/_revs_diff", json=bad), 400)
-
-
-async def test_leaves_are_purged(client, open_host, body, forked):
-    path = "/orders/_purge"
-    await body(await client.post(path, json={}), 201)
-    assert open_host.changes.purges == []
-    purged = await body(await client.post(path, json={"d": ["3-c", "2-a"], "none": ["1-a"]}), 201)
-    assert purged == {"purge_seq": None, "purged": {"d": ["3-c"], "none": []}}
-    assert open_host.changes.purges == ["begun", "made"]
-    assert (await body(await client.get("/orders/d")))["_rev"] == "3-b"
-    await body(await client.post(path, json={"d": ["3-b"]}), 201)
-    assert (await body(await client.get("/orders/d"), 404))["reason"] == "missing"
-    assert (await body(await client.put("/orders/d", json={}), 201))["rev"].startswith("1-")
-    await body(await client.post(path, json={"_x": ["1-a"]}), 400)
 
 
 async def test_all_is_committed(client, open_host, body):

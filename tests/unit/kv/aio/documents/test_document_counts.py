@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from millstream.kv.aio.documents import document_counts as module
 from millstream.kv.aio.documents.changes import BucketChanges
 from millstream.kv.aio.documents.document_counts import Counts, DocumentCounts
+from millstream.kv.core.partition.partition import Partition
+from millstream.model.position import Position
 from support.kv.running_bucket import LIMIT, NOW, opened, put
 
 
@@ -88,3 +92,66 @@ async def test_a_page_does_not_wait_until_many_changes_are_counted(
     await counts.stop()
     assert counts._known == {}
     await engine.stop()
+
+
+async def test_counts_follow_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Puts, deletions, expirations, what comes back, and keys that are no ids, in any order."""
+    monkeypatch.setattr(module, "COUNTED_AT_ONCE_MAX", 0)  # reading would be noticed: it is later
+    engine = await opened(tmp_path)
+    counts = DocumentCounts(BucketChanges(engine.bucket), engine.flusher.follow)
+    dice = random.Random(7)
+    keys = [b"k%d" % number for number in range(30)] + [
+        b"_design/d",
+        b"_other",
+        b"\xff",
+        b"\xc3\xa4",
+    ]
+
+    async def write(changes: int) -> None:
+        for _ in range(changes):
+            key = dice.choice(keys)
+            partition = engine.bucket.partition_for(key)
+            if dice.random() < 0.4:
+                partition.delete(key, 0, NOW)
+            else:
+                partition.put(key, b"{}", 0, 0, 0, 0, NOW)
+            engine.bucket.changed()
+            if dice.random() < 0.2:
+                await engine.until_persisted(partition.partition_id, partition.high_seqno)
+        for partition in engine.bucket.partitions:
+            await engine.until_persisted(partition.partition_id, partition.high_seqno)
+
+    await write(50)
+    counting = asyncio.ensure_future(counts.count())
+    await write(50)  # while it is counted
+    await counting
+    await counts.count()
+    for _ in range(20):
+        await write(dice.randrange(40))
+        fresh = await DocumentCounts(BucketChanges(engine.bucket)).count()
+        assert await counts.recent() == fresh
+        assert await counts.count() == fresh
+    assert fresh.live
+    assert fresh.deleted
+    await engine.stop()
+
+
+async def test_followed_counts_are_read_and_no_log(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    changes = BucketChanges(engine.bucket)
+    counts = DocumentCounts(changes, engine.flusher.follow)
+    await engine.documents.update([(b"a", put())], LIMIT, is_durable=True)
+    assert await counts.count() == Counts(1, 0)
+    changes.open = None  # type: ignore[method-assign,assignment]
+    edits = [(b"k%d" % number, put()) for number in range(20)]
+    await engine.documents.update(edits, LIMIT, is_durable=True)
+    partitions = {one for one in engine.bucket.partitions if one.high_seqno}
+    known = {one for one in partitions if counts._is_known(one.partition_id, _at(changes, one))}
+    assert engine.bucket.partition_for(b"a") in known
+    await engine.stop()
+
+
+def _at(changes: BucketChanges, partition: Partition) -> Position:
+    return changes.latest().positions[partition.partition_id]

@@ -108,19 +108,22 @@ def test_refusals() -> None:
 def test_what_was_decided_elsewhere_is_written_on_its_version_only() -> None:
     bucket = new_bucket(1)
     documents = RevisedDocuments(bucket)
-    made = documents.replace(b"k", None, packed_of(b'{"a":1}'), NOW)
+    made = documents.replace(b"k", None, packed_of(b'{"a":1}'), now_ns=NOW)
     assert (made.seqno, made.document) == (1, None)
     kept = documents.kept(b"k", NOW)
     assert kept is not None
-    assert documents.replace(b"k", None, packed_of(b"{}"), NOW) == Made(None, 0, 0)
-    assert documents.replace(b"k", kept.version._replace(cas=1), packed_of(b"{}"), NOW).seqno == 0
-    assert documents.replace(b"k", kept.version, packed_of(b'{"a":2}'), NOW).seqno == 2
+    assert documents.replace(b"k", None, packed_of(b"{}"), now_ns=NOW) == Made(None, 0, 0)
+    assert (
+        documents.replace(b"k", kept.version._replace(cas=1), packed_of(b"{}"), now_ns=NOW).seqno
+        == 0
+    )
+    assert documents.replace(b"k", kept.version, packed_of(b'{"a":2}'), now_ns=NOW).seqno == 2
     found = documents.read(b"k", NOW, LIMIT)
     assert found is not None
     assert found.document.contents[found.document.winner.rev].body == b'{"a":2}'
-    assert documents.replace(b"k", kept.version, packed_of(b"{}"), NOW).seqno == 0
+    assert documents.replace(b"k", kept.version, packed_of(b"{}"), now_ns=NOW).seqno == 0
     with pytest.raises(UsageError):
-        documents.replace(b"l", None, Packed(b"x" * (VALUE_BYTES_MAX + 1), b"x"), NOW)
+        documents.replace(b"l", None, Packed(b"x" * (VALUE_BYTES_MAX + 1), b"x"), now_ns=NOW)
 
 
 def test_a_version_is_another_one_after_any_change() -> None:
