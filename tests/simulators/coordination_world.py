@@ -322,13 +322,13 @@ class World:
     def start(self, node: Node) -> None:
         chance = random.Random(self.rng.random()).random
         node.replica = self.replica_class(OnceRegisters(), chance)
-        node.replica.contradict = contradicted  # type: ignore[method-assign]
-        node.replica.hint_entries_max = 5
-        node.replica.batch_entries_max = self.weather.batch
-        node.replica.snapshot_entries = self.weather.snapshot
-        node.replica.snapshot_share = 1
-        node.replica.retain_entries = self.weather.retain
-        node.replica.part_bytes = self.weather.part
+        node.replica.state.contradict = contradicted  # type: ignore[method-assign]
+        node.replica.state.tuning.hint_entries_max = 5
+        node.replica.state.tuning.batch_entries_max = self.weather.batch
+        node.replica.state.tuning.snapshot_entries = self.weather.snapshot
+        node.replica.state.tuning.snapshot_share = 1
+        node.replica.state.tuning.retain_entries = self.weather.retain
+        node.replica.state.tuning.part_bytes = self.weather.part
         node.seen_commit, node.paused = 0, False
         self.say(node, f"starts with {len(node.entries)} entries")
         self.step(node, Start(node.image))
@@ -363,7 +363,7 @@ class World:
         epoch = node.standing.configuration.epoch
         return all(
             other.replica and other.replica.status is not Status.LOST
-            and (epoch, False) == (other.standing.configuration.epoch, other.replica.flipping)
+            and (epoch, False) == (other.standing.configuration.epoch, other.replica.is_persisting)
             for other in others
         )  # fmt: skip
 
@@ -613,7 +613,8 @@ class World:
 
     def check(self, node: Node) -> None:
         replica = node.replica
-        if replica.members and replica.status is not Status.INITIALIZATION and not replica.retired:
+        has_part = replica.members and replica.status is not Status.INITIALIZATION
+        if has_part and not replica.state.retired:
             self.check_prefix(node)
         while node.seen_commit < replica.commit_lsn:
             node.seen_commit += 1

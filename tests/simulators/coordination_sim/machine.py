@@ -168,14 +168,14 @@ class Machine:
         machine.format_max = 1 + self.is_upgraded
         chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
         self.replica = world.replica_class(machine, chance)
-        self.replica.contradict = contradicted
-        self.replica.hint_entries_max = world.weather.hint
-        self.replica.batch_entries_max = world.weather.batch
-        self.replica.apply_entries_max = world.weather.apply
-        self.replica.snapshot_entries = world.weather.snapshot
-        self.replica.snapshot_share = 1
-        self.replica.retain_entries = world.weather.retain
-        self.replica.part_bytes = world.weather.part
+        self.replica.state.contradict = contradicted
+        self.replica.state.tuning.hint_entries_max = world.weather.hint
+        self.replica.state.tuning.batch_entries_max = world.weather.batch
+        self.replica.state.tuning.apply_entries_max = world.weather.apply
+        self.replica.state.tuning.snapshot_entries = world.weather.snapshot
+        self.replica.state.tuning.snapshot_share = 1
+        self.replica.state.tuning.retain_entries = world.weather.retain
+        self.replica.state.tuning.part_bytes = world.weather.part
         self.seen_commit, self.seen_log = 0, ()
         self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
         self.work, self.written_snapshot = Work(self.clock()), None
@@ -432,7 +432,7 @@ class Machine:
         r = self.replica
         if r is None or r.status is not Status.NORMAL or self.is_astray:
             return False
-        return r.current and not r.log.holes
+        return r.state.current and not r.log.holes
 
     @property
     def is_astray(self) -> bool:

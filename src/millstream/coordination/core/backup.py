@@ -24,7 +24,7 @@ from millstream.vsr.core.configuration import Configuration, forked_epoch
 from millstream.vsr.core.disk.durable_steps import decode_snapshot, encode_snapshot_head
 from millstream.vsr.core.disk.journal import Journal, format_group
 from millstream.vsr.core.hard_state import Standing
-from millstream.vsr.core.replica.member import epoch_in
+from millstream.vsr.core.replica.execution import epoch_in
 from millstream.vsr.core.snapshots import Snapshot
 
 __all__ = ["OF_ONE", "backup_parts", "format_restored", "read_backup"]

@@ -23,7 +23,10 @@ from typing import Final, NamedTuple
 
 from millstream.vsr.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.vsr.core.entries import Body, Kind
-from millstream.vsr.core.replica.formats import Formats
+from millstream.vsr.core.replica.member import ReplicaState
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.reads import Reads
+from millstream.vsr.core.replica.requested_changes import RequestedChanges
 from millstream.vsr.core.state_machine import Offer
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
@@ -35,7 +38,7 @@ __all__ = [
     "LOOK_AGAIN_MS",
     "STEP_MS_MAX",
     "SWEEP_MAX",
-    "Sessions",
+    "SessionExpiry",
     "Shown",
     "Silence",
 ]
@@ -155,48 +158,56 @@ def _light(sessions: list[int], weigh: Callable[[int], int]) -> list[int]:
     return sessions[: max(1, within)]
 
 
-class Sessions(Formats):
+class SessionExpiry:
     """The time of sessions."""
 
-    def begin_sessions(self) -> None:
+    def __init__(
+        self, state: ReplicaState, normal: NormalCase, reads: Reads, changes: RequestedChanges
+    ) -> None:
+        self.state, self.normal, self.reads, self.changes = state, normal, reads, changes
+        self.begin()
+
+    def begin(self) -> None:
         """Have heard nobody."""
         self._silence = Silence()
 
     def touch(self, session: int) -> None:
         """Note that the client of a session lives, if this is the primary."""
-        if session and self.leading and not self.suspended and session in self.table:
-            self._silence.hear(session, self.now_ms)
+        state = self.state
+        if session and state.leading and not state.suspended and session in state.table:
+            self._silence.hear(session, state.now_ms)
 
     def sessions_after(self, number: int) -> list[Shown]:
         """Return the first sessions that began later than that one, in their order."""
-        later = islice(dropwhile(number.__ge__, self.table), LIST_MAX)
+        later = islice(dropwhile(number.__ge__, self.state.table), LIST_MAX)
         return [self._shown(session) for session in later]
 
     def _shown(self, session: int) -> Shown:
-        instance, _, highest = self.table.about(session)
+        instance, _, highest = self.state.table.about(session)
         silent_ms = self._silence.silent_ms(session)
-        return Shown(session, instance, self.time_out_ms(session), highest, silent_ms)
+        return Shown(session, instance, self.reads.time_out_ms(session), highest, silent_ms)
 
     def ended(self, sessions: Iterable[int]) -> None:
         """Forget their time."""
         self._silence.forget(sessions)
 
-    def lead(self, commit_lsn: int) -> None:
-        """Also give every session its full time."""
-        self._silence.begin(self.now_ms)
-        super().lead(commit_lsn)
+    def begin_to_lead(self) -> None:
+        """Give every session its full time."""
+        self._silence.begin(self.state.now_ms)
 
     def tick_primary(self) -> None:
-        """Also end the sessions of clients that were silent for too long."""
-        super().tick_primary()
-        works = self.leading and not self.suspended and not self.is_short
-        self._silence.pass_time(self.now_ms, works)
-        if works and not self.holding and not self.swamped and len(self.table):
-            silent = self._silence.silent(self.table, self.time_out_ms, self.machine.weight)
+        """End the sessions of clients that were silent for too long."""
+        state = self.state
+        works = state.leading and not state.suspended and not state.is_short
+        self._silence.pass_time(state.now_ms, works)
+        if works and not self.changes.holding and not self.normal.swamped and len(state.table):
+            silent = self._silence.silent(
+                state.table, self.reads.time_out_ms, state.machine.weight
+            )
             if silent:
-                self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
-            offers = islice(self.machine.offers(), ENDED_MAX)
-            late = self._silence.late(offers, self.table, self.time_out_ms)
+                self.normal.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
+            offers = islice(state.machine.offers(), ENDED_MAX)
+            late = self._silence.late(offers, state.table, self.reads.time_out_ms)
             if late:
                 named = [(path, b"%d" % session, b"%d" % lsn) for path, session, lsn in late]
-                self.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))
+                self.normal.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))

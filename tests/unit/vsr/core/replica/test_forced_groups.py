@@ -17,8 +17,9 @@ from millstream.vsr.core.effects import (
     Superseded,
 )
 from millstream.vsr.core.messages import Recovery
+from millstream.vsr.core.replica.execution import epoch_in
 from millstream.vsr.core.replica.forced_groups import LISTEN_MS
-from millstream.vsr.core.replica.member import Status, epoch_in
+from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
 from support.coordination.coordination_group import Group
 
