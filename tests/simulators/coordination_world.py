@@ -261,6 +261,8 @@ class World:
         self.rng = random.Random(seed)
         self.replica_class: type[Replica] = PLANTS[plant] if plant else Replica
         self.torn_install = plant == "torn_install"
+        self.is_right = plant is None
+        """No mistake is planted. One has to be found by what follows from it."""
         self.weather = Weather.drawn(self.rng)
         self.trace: list[str] = []
         self.net: list[tuple[int, Envelope]] = []
@@ -489,6 +491,8 @@ class World:
 
     def step(self, node: Node, event: Any) -> None:
         effects = node.replica.step(node.clock, int(node.clock) + node.ahead, event)
+        if self.is_right:
+            node.replica.check_invariants()
         self.check(node)
         for effect in effects:
             self.may_crash(node, 0.001 if isinstance(effect, Send) else 0.003)

@@ -284,6 +284,8 @@ class Machine:
         before = self.replica.status
         self.was_lost = before is Status.LOST
         effects = self.replica.step(now, max(0, int(now) + self.wall_ms), *events)
+        if world.plant is None:
+            self.replica.check_invariants()
         audience = getattr(self.replica.machine, "audience", None)  # registers have none
         if audience is not None and self.replica.status is Status.RETIRED is not before:
             audience.skip()  # as the node does

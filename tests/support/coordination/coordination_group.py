@@ -89,7 +89,9 @@ class Group:
 
     def step(self, number: int, *events: Event) -> None:
         """Give a replica an event and carry out what it wants."""
-        for effect in self.replicas[number].step(self.now, int(self.now), *events):
+        effects = self.replicas[number].step(self.now, int(self.now), *events)
+        self.replicas[number].check_invariants()
+        for effect in effects:
             match effect:
                 case Send(receiver, envelope):
                     self.net.append((number, self.ids.index(receiver), envelope))

@@ -76,6 +76,7 @@ from millstream.vsr.core.messages import (
     StartViewChange,
     TooOld,
 )
+from millstream.vsr.core.replica.invariants import check_invariants
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.parts import Parts, PartTypes
 from millstream.vsr.core.replica.session_expiry import Shown
@@ -381,6 +382,17 @@ class Replica:
         self.parts.normal.on_get_entries(envelope, asked)
 
     # ---- what it shows
+
+    def check_invariants(self) -> None:
+        """Assert what holds after each step; simulators call it.
+
+        Raises:
+            AssertionError: something does not hold.
+        """
+        check_invariants(self.parts)
+        waiting = sum(not isinstance(event, Timer) for event in self._deferred)
+        assert waiting <= DEFERRED_MAX, "too much waits for the disk"
+        assert self.is_persisting or not self._deferred, "events wait, and no disk operation runs"
 
     def report(self) -> Report:
         """Return a picture of this moment."""
