@@ -71,7 +71,7 @@ class Damaged(NamedTuple):
 
 
 class Image(NamedTuple):
-    """What a restart finds: the standing, and the log from its first entry on.
+    """What a restart finds: the hard state, and the log from its first entry on.
 
     `lost`: the log cannot be told any more, and what is found of it is worth nothing. `base`: the
     entry before the first one of the log. `stable`: the snapshot that stands for what is below;
@@ -268,7 +268,7 @@ class Append(NamedTuple):
 
 
 class Install(NamedTuple):
-    """Cut the log above `keep_lsn`, put `suffix` there, and replace the standing.
+    """Cut the log above `keep_lsn`, put `suffix` there, and replace the hard state.
 
     A crash leaves all of it or nothing.
     """
@@ -280,7 +280,7 @@ class Install(NamedTuple):
 
 
 class WriteStanding(NamedTuple):
-    """Replace the standing."""
+    """Replace the hard state."""
 
     op: int
     standing: Standing
@@ -302,7 +302,7 @@ class AdoptSnapshot(NamedTuple):
 
 
 class InstallSnapshot(NamedTuple):
-    """Let the log be `suffix` behind a snapshot of another member, and replace the standing.
+    """Let the log be `suffix` behind a snapshot of another member, and replace the hard state.
 
     A crash leaves all of it or nothing.
     """

@@ -269,7 +269,7 @@ def outcome(verdict: Verdict) -> tuple[Code, bytes, int]:
 
 
 def epoch_in(snapshot: Snapshot, format_max: int) -> int:
-    """Return the epoch that a state is of, as `Member.freeze` wrote it.
+    """Return the epoch that a state is of, as `Execution.freeze` wrote it.
 
     Raises:
         CorruptionError: `unknown_state`: its format is higher than that.

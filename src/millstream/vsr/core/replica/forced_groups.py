@@ -12,7 +12,7 @@ Invariants:
 4. Members of the epoch before hear of the new one, when they speak, or sooner while it is the
    first one; then they retire: they are not in it, and no vote of theirs counts in it.
 
-Elsewhere: generations (`configuration`), retiring (`epochs`), the command (`pool_groups`).
+Elsewhere: generations (`configuration`), retiring (`reconfiguration`), the command (the pool).
 """
 
 from __future__ import annotations

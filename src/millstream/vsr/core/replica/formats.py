@@ -10,11 +10,11 @@ Invariants:
 2. It is raised only if every member of the epoch has said in this view that it understands it, and
    not while members are exchanged.
 3. Nobody becomes a member, or is taught, who has not said that it understands the group's format,
-   if that is not the first one, which everybody understands (`changing`, `learning`).
+   if that is not the first one, which everybody understands (`requested_changes`, `learners`).
    A member that is started with an older program ends at the first entry, or the state, of a
    higher format: it answers nothing that follows from it.
 
-Elsewhere: what a format brings (`group_state`), executing the entry (`member`).
+Elsewhere: what a format brings (`group_state`), executing the entry (`execution`).
 docs/design/0027-state-formats.md.
 """
 

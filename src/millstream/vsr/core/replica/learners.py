@@ -7,7 +7,8 @@ Invariants:
 3. A learner has at most one batch under way, so it takes a bounded share of the primary's time.
 4. Nobody is taught what it does not understand: entries and states of a higher format.
 
-Elsewhere: when learners are far enough (`changing`), how they become members (`epochs`).
+Elsewhere: when learners are far enough (`requested_changes`), how they become members
+(`reconfiguration`).
 
 Source: Liskov and Cowling 2012, section 7.1, on warming up new replicas.
 """

@@ -9,7 +9,7 @@ Invariants:
 3. What voters say is committed is in the chosen log, or somebody broke a promise, and nothing is
    chosen.
 
-Elsewhere: collecting votes and fetching entries (`views`, `repair`).
+Elsewhere: collecting votes and fetching entries (`view_change`, `repair`).
 
 Source: Liskov and Cowling 2012, section 4.2; Alagappan et al. 2018, section 3.
 """

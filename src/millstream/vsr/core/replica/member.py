@@ -137,7 +137,6 @@ class ReplicaState:
     """What was heard last that cannot be, and so was not taken."""
     repaired: int = 0
     """Damaged entries of the log that were replaced."""
-    asked_ms: float = 0.0
     epoch: int = field(init=False)
     members: tuple[bytes, ...] = field(init=False)
 

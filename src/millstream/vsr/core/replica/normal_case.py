@@ -15,7 +15,7 @@ Invariants:
 7. At most `UNWRITTEN_*` are on their way to the own disk. Beyond that a primary refuses requests
    and the others take nothing; they ask for what they missed once the disk answers.
 
-Elsewhere: reads and the loss of a quorum (`reading`), other views (`views`).
+Elsewhere: reads and the loss of a quorum (`reads`), other views (`view_change`).
 
 Source: Liskov and Cowling 2012, section 4.1; V2R2, "Request Processing".
 """
@@ -221,7 +221,7 @@ class NormalCase:
         self.unwritten_bytes += size
 
     def written(self, op: int) -> None:
-        """Acknowledge what is durable now; in the middle of a flip, only once that is, too."""
+        """Acknowledge what is durable now, unless a hard state is still being written."""
         lsn = self.writing.pop(op)
         self.unwritten_bytes -= self._sizes.pop(op, 0)
         self.state.durable_lsn = max(self.state.durable_lsn, lsn)

@@ -16,7 +16,7 @@ Invariants:
    nothing else.
 4. A read that may be stale is answered from committed state no older than the client has seen.
 
-Elsewhere: what it proposes instead (`views`).
+Elsewhere: what it proposes instead (`view_change`).
 
 Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
 """

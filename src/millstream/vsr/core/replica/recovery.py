@@ -7,9 +7,9 @@ Invariants:
    other members answered and none is in a higher view; and that view is not below its promise.
    The snapshot that a log begins with is the one that its primary named with the log's end.
 3. More than a minority of such members means that what is committed may be gone: they wait.
-4. In a group without a journal every restart is such a loss; nothing but standings is written.
+4. In a group without a journal every restart is such a loss; only hard states are written.
 
-Elsewhere: telling that a log is lost (`recovery`), fetching the entries (`repair`).
+Elsewhere: telling that a log is lost (`startup`), fetching the entries (`repair`).
 
 Source: Liskov and Cowling 2012, section 4.3; Michael et al., "Recovering Shared Objects Without
 Stable Storage", 2017, on the promise.
@@ -52,7 +52,7 @@ class Recovery:
     def begin(self) -> None:
         """Have asked nobody."""
         self._nonce = 0
-        self.state.asked_ms = -RECOVERY_MS
+        self._asked_ms = -RECOVERY_MS
         self._responses: dict[bytes, RecoveryResponse] = {}
         self._lost_ms: dict[bytes, float] = {}
 
@@ -68,14 +68,14 @@ class Recovery:
     def ask(self) -> None:
         """Ask all members what there is, anew if the last time came to nothing."""
         state = self.state
-        since_ms = max(state.asked_ms, self.repairs.got_ms)
+        since_ms = max(self._asked_ms, self.repairs.got_ms)
         if self.repairs.repair is not None and (
             self.up.entering or state.now_ms - since_ms < FETCH_MS
         ):
             return self.repairs.go_on()
-        if state.now_ms - state.asked_ms >= RECOVERY_MS:
+        if state.now_ms - self._asked_ms >= RECOVERY_MS:
             self.up.stand_down()
-            self._nonce, state.asked_ms = self.reads.next_nonce(), state.now_ms
+            self._nonce, self._asked_ms = self.reads.next_nonce(), state.now_ms
             self._responses = {}
         return state.broadcast(messages.Recovery(self._nonce, state.view))
 
@@ -90,7 +90,7 @@ class Recovery:
 
     def forget_answers(self) -> None:
         """Ask anew: what was answered is too old."""
-        self.state.asked_ms = -RECOVERY_MS
+        self._asked_ms = -RECOVERY_MS
         self._nonce, self._responses = self.reads.next_nonce(), {}
 
     def on_recovery(self, envelope: Envelope, asked: messages.Recovery) -> None:

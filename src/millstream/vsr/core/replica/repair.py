@@ -9,7 +9,7 @@ Invariants:
    at a snapshot, and put this behind it.
 4. Holes of the part that is kept are filled, too.
 
-Elsewhere: whose end it is (`choosing`, a StartView, a closed epoch), doing the step (`member`).
+Elsewhere: whose end it is (`log_choice`, a StartView, a closed epoch), doing the step (`storage`).
 
 Source: Alagappan et al., "Protocol-Aware Recovery for Consensus-Based Storage", 2018.
 """

@@ -10,7 +10,7 @@ Invariants:
    one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
 3. Whoever asked is answered once; a wait is at most `CHANGE_MS_MAX`.
 
-Elsewhere: how an epoch ends (`epochs`), how a view does (`views`).
+Elsewhere: how an epoch ends (`reconfiguration`), how a view does (`view_change`).
 
 Source: Liskov and Cowling 2012, section 7; V2R2, "Reconfiguration".
 """

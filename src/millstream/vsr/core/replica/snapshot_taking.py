@@ -13,7 +13,7 @@ Invariants:
 6. There is one at a time; one that is not stable after `GIVE_UP_MS` is replaced by the next.
 7. One for which this member's disk has no space holds up nothing: this member has none of it.
 
-Elsewhere: its bytes (`snapshots`), getting one from another member (`fetching`).
+Elsewhere: its bytes (`snapshots`), getting one from another member (`state_transfer`).
 
 Source: Liskov and Cowling 2012, section 5.1; V2R2, "Snapshots".
 """
@@ -61,7 +61,7 @@ class Snapshots:
         self.snapshot_number = 0
         """Of the newest stable one, wherever its bytes are."""
         self.asked_number = self._logged_number = 0
-        self.state.asked_ms = 0.0
+        self._asked_ms = 0.0
         self._is_asked_for = False
         self._making: Making | None = None
         self._copying: tuple[int, Making] | None = None
@@ -100,7 +100,7 @@ class Snapshots:
             and not self.changes.holding
             and not self.normal.swamped
         )
-        free = not self._is_asked_for or state.now_ms - state.asked_ms > GIVE_UP_MS
+        free = not self._is_asked_for or state.now_ms - self._asked_ms > GIVE_UP_MS
         return ready and free and state.commit_lsn >= state.noop_lsn
 
     @property
@@ -118,7 +118,7 @@ class Snapshots:
         )
 
     def _ask(self) -> None:
-        self._is_asked_for, self.state.asked_ms = True, self.state.now_ms
+        self._is_asked_for, self._asked_ms = True, self.state.now_ms
         self._logged_number = max(self.asked_number, self._logged_number) + 1
         self.normal.add(Kind.SNAPSHOT, Body(argv=(b"%d" % self._logged_number,)))
 
@@ -167,7 +167,7 @@ class Snapshots:
         if number is None:
             return
         self.asked_number = number
-        self._is_asked_for, state.asked_ms = True, state.now_ms
+        self._is_asked_for, self._asked_ms = True, state.now_ms
         self._making = Making(
             self.asked_number, asked.header.link, self.execution.freeze(), state.tuning.part_bytes
         )
@@ -270,7 +270,7 @@ class Snapshots:
         """Let the own snapshot be stable if it is the one all agree on, else give up its state."""
         made = self._made
         if self.storage.is_persisting:
-            return  # what comes after the flip would not know
+            return  # what comes after the hard state would not know
         if made is None or self._named is None or made.id.number != self._named[0]:
             return
         if made.id.hash != self._named[1]:
@@ -306,7 +306,7 @@ class Snapshots:
         """Say again what was not heard."""
         self._say_done()
         self.compare()
-        if self._askers and self.state.now_ms - self.state.asked_ms > GIVE_UP_MS:
+        if self._askers and self.state.now_ms - self._asked_ms > GIVE_UP_MS:
             self.answer_askers(Code.UNKNOWN)
 
     def answer_askers(self, code: Code, value: bytes = b"") -> None:

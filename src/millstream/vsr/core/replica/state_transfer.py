@@ -13,7 +13,7 @@ Invariants:
 4. A member whose state is missing has its log all the same: it votes and acknowledges. It applies
    nothing, answers no reads, and leads nobody.
 
-Elsewhere: which entries are missing (`repair`), who asks for them (`views`, `epochs`, `normal`).
+Elsewhere: which entries are missing (`repair`), who asks for them (`log_repair`).
 
 Source: Liskov and Cowling 2012, sections 5.1 and 5.2; Alagappan et al. 2018 on damaged snapshots.
 """

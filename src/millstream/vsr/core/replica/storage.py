@@ -102,7 +102,7 @@ class Storage:
         )  # fmt: skip
 
     def persist(self, then: Callable[[], None], end: NewEnd | None = None) -> None:
-        """Make the standing durable, with a new end of the log if there is one; go on after it."""
+        """Make the hard state durable, with a new end of the log if any; then do `then`."""
         state = self.state
         assert self._then is None
         self._op += 1
@@ -135,7 +135,7 @@ class Storage:
         assert state.commit_lsn <= state.log.op_lsn
 
     def write_hint(self) -> int:
-        """Write the standing for its commit hint alone; return the number that reports it."""
+        """Write the hard state for its commit hint alone; return the number that reports it."""
         self._op += 1
         self.hinted_lsn = self.state.commit_lsn
         self.state.effects.append(WriteStanding(self._op, self.hard_state))
@@ -143,11 +143,11 @@ class Storage:
 
     @property
     def is_persisting(self) -> bool:
-        """Whether a standing is on its way to the disk."""
+        """Whether a hard state is on its way to the disk."""
         return self._then is not None
 
     def persisted(self, op: int) -> bool:
-        """Go on if this is what `flip` waits for."""
+        """Go on if this is what `persist` waits for."""
         if self._then is None or op != self._persist_op:
             return False
         then, self._then = self._then, None

@@ -7,7 +7,7 @@ Invariants:
    heard, or another view begins, until it has caught up; after that it is left to get a snapshot.
 3. Sessions end and snapshots are asked for meanwhile as ever.
 
-Elsewhere: how a member catches up (`normal`, `fetching`).
+Elsewhere: how a member catches up (`normal_case`, `state_transfer`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Invariants:
 4. A member that has promised a view acknowledges nothing in a lower one, also after a restart.
 5. A restart never goes on leading: the member asks for the view, or for another one.
 
-Elsewhere: whose log it is (`choosing`), what is missing of it (`repair`), epochs (`epochs`).
+Elsewhere: whose log it is (`log_choice`), what is missing of it (`repair`), epochs
+(`reconfiguration`).
 
 Source: Liskov and Cowling 2012, sections 4.2, 4.3 and 5.2; V2R2, "View Change".
 """
