@@ -39,7 +39,7 @@ from millstream.vsr.core.replica.replica import Replica
 
 BATCH = 64
 GROUP, NODE = b"g" * 16, b"n" * 16
-DISK_EFFECTS = ("Append", "Install", "WriteStanding", "WriteSnapshot", "AdoptSnapshot")
+DISK_EFFECTS = ("Append", "Install", "WriteHardState", "WriteSnapshot", "AdoptSnapshot")
 
 
 class Member:

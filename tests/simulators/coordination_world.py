@@ -50,11 +50,11 @@ from millstream.vsr.core.effects import (
     Start,
     TakeSnapshot,
     Timer,
+    WriteHardState,
     WriteSnapshot,
-    WriteStanding,
 )
 from millstream.vsr.core.entries import GENESIS, Body, Entry, Kind, Link
-from millstream.vsr.core.hard_state import Standing, founded
+from millstream.vsr.core.hard_state import HardState, founded
 from millstream.vsr.core.messages import (
     DoViewChange,
     Envelope,
@@ -164,7 +164,7 @@ class OnceRegisters(Registers):
 class Node:
     """One machine: a replica while it runs, a disk, a clock of its own."""
 
-    def __init__(self, number: int, standing: Standing) -> None:
+    def __init__(self, number: int, standing: HardState) -> None:
         self.number = number
         self.id = standing.node_id
         self.standing = standing
@@ -451,7 +451,7 @@ class World:
                 assert keep_lsn >= node.base.lsn
                 node.entries = [*node.entries[: keep_lsn - node.base.lsn], *suffix]
                 node.standing = standing
-            case WriteStanding(_, standing):
+            case WriteHardState(_, standing):
                 node.standing = standing
             case WriteSnapshot(_, snapshot):
                 node.snapshots[snapshot.id.number] = snapshot

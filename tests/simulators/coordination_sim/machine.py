@@ -36,7 +36,7 @@ from millstream.vsr.core.effects import (
     WriteSnapshot,
 )
 from millstream.vsr.core.entries import Entry
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import Envelope, SnapshotDone
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.snapshots import SnapshotId
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 class Machine:
     """A node with its disk; `replica` is None while it is down."""
 
-    def __init__(self, world: World, number: int, standing: Standing) -> None:
+    def __init__(self, world: World, number: int, standing: HardState) -> None:
         self.world, self.loop, self.number, self.id = world, world.loop, number, standing.node_id
         self.rng = stream(world.seed, f"machine/{number}")
         self.disk = SimulatedDisk(stream(world.seed, f"disk/{number}"), count(1))

@@ -16,7 +16,7 @@ from millstream.vsr.core.client_table import WINDOW_MAX
 from millstream.vsr.core.configuration import generation, successor
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Entry, Kind
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import (
     DoViewChange,
     Envelope,
@@ -147,7 +147,7 @@ class Truth:
 
     # ---- what is durable and said
 
-    def found(self, machine: Machine, standing: Standing) -> None:
+    def found(self, machine: Machine, standing: HardState) -> None:
         """Look at the promises that a restart found."""
         if (standing.configuration.epoch, standing.view) < machine.told:
             raise WrongError(f"node {machine.number} said {machine.told}, found {standing}")

@@ -25,7 +25,7 @@ from millstream.vsr.core.entries import (
     Kind,
     Link,
 )
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import Envelope
 from millstream.vsr.core.snapshots import Snapshot, SnapshotId
 
@@ -59,8 +59,8 @@ __all__ = [
     "TakeSnapshot",
     "Timer",
     "Touch",
+    "WriteHardState",
     "WriteSnapshot",
-    "WriteStanding",
 ]
 
 
@@ -78,7 +78,7 @@ class Image(NamedTuple):
     `snapshot` is None if its file is damaged.
     """
 
-    standing: Standing
+    standing: HardState
     log: tuple[Entry | Damaged, ...] = ()
     lost: bool = False
     base: Link = GENESIS
@@ -276,14 +276,14 @@ class Install(NamedTuple):
     op: int
     keep_lsn: int
     suffix: tuple[Entry, ...]
-    standing: Standing
+    standing: HardState
 
 
-class WriteStanding(NamedTuple):
+class WriteHardState(NamedTuple):
     """Replace the hard state."""
 
     op: int
-    standing: Standing
+    standing: HardState
 
 
 class WriteSnapshot(NamedTuple):
@@ -310,10 +310,10 @@ class InstallSnapshot(NamedTuple):
     op: int
     snapshot: Snapshot
     suffix: tuple[Entry, ...]
-    standing: Standing
+    standing: HardState
 
 
-DiskEffect = Append | Install | WriteStanding | WriteSnapshot | AdoptSnapshot | InstallSnapshot
+DiskEffect = Append | Install | WriteHardState | WriteSnapshot | AdoptSnapshot | InstallSnapshot
 
 
 class Code(Enum):

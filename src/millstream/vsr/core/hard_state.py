@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from millstream.vsr.core.configuration import Configuration
 
-__all__ = ["Standing", "founded"]
+__all__ = ["HardState", "founded"]
 
 
-class Standing(NamedTuple):
+class HardState(NamedTuple):
     """The promises of one member.
 
     `commit_hint`: so far the log was known to be committed; a restart learns the rest anew.
@@ -45,8 +45,8 @@ class Standing(NamedTuple):
 
 def founded(
     group_id: bytes, node_id: bytes, members: tuple[bytes, ...], journalled: bool = True
-) -> Standing:
+) -> HardState:
     """Return that of a member of a new group: view 0 is nobody's, view 1 is voted for."""
     assert list(members) == sorted(set(members))
     configuration = Configuration(0, members, journalled=journalled)
-    return Standing(group_id, node_id, 0, 0, (0, 0), configuration)
+    return HardState(group_id, node_id, 0, 0, (0, 0), configuration)

@@ -45,8 +45,8 @@ from millstream.vsr.core.effects import (
     TakeSnapshot,
     Timer,
     Touch,
+    WriteHardState,
     WriteSnapshot,
-    WriteStanding,
 )
 from millstream.vsr.core.log import Log, size_of
 from millstream.vsr.core.messages import (
@@ -184,7 +184,7 @@ class Replica:
         for effect in effects:
             match effect:
                 case Install(op, standing=standing) | InstallSnapshot(op, standing=standing):
-                    kept.append(WriteStanding(op, standing))
+                    kept.append(WriteHardState(op, standing))
                 case Append(op) | WriteSnapshot(op) | AdoptSnapshot(op):
                     self._take_event(DiskDone(op))
                 case _:

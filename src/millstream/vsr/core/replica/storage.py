@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from millstream.vsr.core.effects import Append, Image, Install, InstallSnapshot, WriteStanding
+from millstream.vsr.core.effects import Append, Image, Install, InstallSnapshot, WriteHardState
 from millstream.vsr.core.entries import Entry
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.replica.execution import Execution
 from millstream.vsr.core.replica.member import ReplicaState
 from millstream.vsr.core.replica.repair import NewEnd
@@ -92,10 +92,10 @@ class Storage:
         return self._op
 
     @property
-    def hard_state(self) -> Standing:
+    def hard_state(self) -> HardState:
         """What is to be durable of the state now."""
         state = self.state
-        return Standing(
+        return HardState(
             state.group_id, state.id, state.incarnation, state.view, state.last_normal,
             state.configuration, state.retired,
             state.commit_lsn if state.configuration.journalled else 0,
@@ -113,7 +113,7 @@ class Storage:
             state.repaired += damaged - len(state.log.holes)
         self.hinted_lsn = state.commit_lsn
         if end is None:
-            state.effects.append(WriteStanding(self._op, self.hard_state))
+            state.effects.append(WriteHardState(self._op, self.hard_state))
         elif end.snapshot is None:
             state.effects.append(Install(self._op, end.keep_lsn, end.suffix, self.hard_state))
         else:
@@ -138,7 +138,7 @@ class Storage:
         """Write the hard state for its commit hint alone; return the number that reports it."""
         self._op += 1
         self.hinted_lsn = self.state.commit_lsn
-        self.state.effects.append(WriteStanding(self._op, self.hard_state))
+        self.state.effects.append(WriteHardState(self._op, self.hard_state))
         return self._op
 
     @property
