@@ -49,7 +49,7 @@ FORKED: Final = Body(argv=(b"FORK",))
 
 
 class Execution:
-    """The end of the log, and what applying it makes."""
+    """Appends entries to the log, and applies those that are committed."""
 
     def __init__(self, state: ReplicaState, up: Upcalls) -> None:
         self.state, self.up = state, up

@@ -1,16 +1,16 @@
-"""A group that has lost its majority for good goes on from one member: what that may lose.
+"""Forced groups: a group that has lost its majority for good goes on from one member.
 
-An operator decides it, on a member that has log and state. The member begins an epoch of another
-generation, of itself alone, and commits in it all of its log that is whole.
+An operator decides it, at a member that has log and state. The member begins an epoch of another
+generation, of itself alone, and commits in it all of its log that is whole. Entries may be lost.
 
 Invariants:
 1. Nothing is forced while a quorum of members answers, or a primary is heard, or before this
    process has listened for as long as living members may be silent.
-2. All that is whole in this member's log is kept, in its order: what was not known to be committed
-   is committed by it. What only others have is lost; nothing is ever reordered.
-3. Who asks is told what may be lost before anything changes, and nothing changes unconfirmed.
-4. Members of the epoch before hear of the new one, when they speak, or sooner while it is the
-   first one; then they retire: they are not in it, and no vote of theirs counts in it.
+2. All that is whole in this member's log is kept, in its order. Entries that were not known to be
+   committed are committed. Entries that only other members have are lost. Nothing is reordered.
+3. The operator is told what may be lost before anything changes, and has to confirm it.
+4. Members of the epoch before hear of the new one when they speak, or sooner while it is the
+   first one. Then they retire: they are not in it, and their votes do not count in it.
 
 Elsewhere: generations (`configuration`), retiring (`reconfiguration`), the command (the pool).
 """
@@ -41,7 +41,7 @@ _SALTS: Final = 1 << 16
 
 
 class ForcedGroups:
-    """Force."""
+    """Goes on alone if an operator asks for it: Force."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, storage: Storage, normal: NormalCase,

@@ -1,18 +1,17 @@
-"""Which state format a group uses: raised by an entry, once every member understands a higher one.
+"""The state format of a group: an entry raises it once all members understand a higher one.
 
-A state format says what entries mean, and which bytes a state has. With each acknowledgement a
-member says up to which format its program understands. Programs are replaced one member at a time;
-once the last one is, the primary raises the format.
+A state format defines what entries mean and how a state is written. With each acknowledgement a
+member says which formats its program understands. Programs are upgraded one member at a time.
+After the last upgrade the primary raises the format.
 
 Invariants:
-1. The format is state: it changes by an entry and never falls, and each entry is executed, each
-   state frozen, in the same format by all members.
-2. It is raised only if every member of the epoch has said in this view that it understands it, and
-   not while members are exchanged.
-3. Nobody becomes a member, or is taught, who has not said that it understands the group's format,
-   if that is not the first one, which everybody understands (`requested_changes`, `learners`).
-   A member that is started with an older program ends at the first entry, or the state, of a
-   higher format: it answers nothing that follows from it.
+1. The format is part of the state. It changes by an entry and never falls. All members execute an
+   entry, and freeze a state, in the same format.
+2. It is raised only if every member of the epoch has said in this view that it understands it,
+   and not while members change.
+3. The first format is understood by all. Above it, a node becomes a member, or is taught, only if
+   it has said that it understands the group's format (`requested_changes`, `learners`). A member
+   that is started with an older program stops at the first entry, or state, of a higher format.
 
 Elsewhere: what a format brings (`group_state`), executing the entry (`execution`).
 docs/design/0027-state-formats.md.
@@ -29,7 +28,7 @@ __all__ = ["Formats"]
 
 
 class Formats:
-    """RAISE."""
+    """Raises the state format: the entry RAISE."""
 
     def __init__(self, state: ReplicaState, normal: NormalCase, changes: RequestedChanges) -> None:
         self.state, self.normal, self.changes = state, normal, changes

@@ -1,13 +1,13 @@
-"""Who may become a member fetches the log beforehand, while the group works on: learners.
+"""Learners: nodes that fetch the log before they become members, while the group works on.
 
 Invariants:
-1. A learner has no vote, and nothing waits for it but the change it is taught for.
-2. What it is taught is committed, whoever teaches it; so no other view ever takes anything back,
-   and it goes on with another teacher where it stopped.
+1. A learner has no vote. Only the change of members that it is taught for waits for it.
+2. It is taught committed entries only. No view change takes them back, so it can go on with
+   another teacher where it stopped.
 3. A learner has at most one batch under way, so it takes a bounded share of the primary's time.
-4. Nobody is taught what it does not understand: entries and states of a higher format.
+4. A learner is not sent what it does not understand: entries and states of a higher format.
 
-Elsewhere: when learners are far enough (`requested_changes`), how they become members
+Elsewhere: when learners are ready (`requested_changes`), how they become members
 (`reconfiguration`).
 
 Source: Liskov and Cowling 2012, section 7.1, on warming up new replicas.
@@ -55,7 +55,7 @@ class _Pupil:
 
 
 class Learners:
-    """Learn, LearnOk."""
+    """Teaches learners as a primary, and learns as one of them: Learn, LearnOk."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, storage: Storage,

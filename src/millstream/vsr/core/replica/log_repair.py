@@ -27,7 +27,7 @@ __all__ = ["LogRepair"]
 
 
 class LogRepair:
-    """GetEntries as it is asked, Entries."""
+    """Fetches a log: asks GetEntries, takes Entries."""
 
     def __init__(self, state: ReplicaState, up: Upcalls) -> None:
         self.state, self.up = state, up

@@ -1,19 +1,20 @@
-"""Normal operation: the primary orders requests, the others keep them, a quorum commits them.
+"""Normal operation: the primary orders requests, backups store them, a quorum commits them.
 
 Invariants:
-1. An acknowledgement says that all up to its LSN is durable and equal to the primary's log; only
-   those given in the primary's epoch and view count, its own like any other.
-2. An entry leaves at the end of its step while fewer than `pipeline_max` batches are under way,
-   together with the others of that step; beyond that, what arrives forms the next batch. No timer
-   delays a request.
-3. Same view, same log: an entry that differs from the one held in the same view is never taken.
-4. Only a kept reply is answered at once. That there is no such session, or that a request is too
-   old, a primary may say wrongly that is one no more; so it is said at apply.
-5. A reply is that of the request's own command: a number that a connection counted itself joins
-   no other request of that number.
-6. What a member missed it gets from the same view's primary and appends; it cuts nothing.
+1. An acknowledgement says that the log up to its LSN is durable and equal to the primary's log.
+   Only acknowledgements of the primary's epoch and view count. The primary's own is one of them.
+2. An entry is sent at the end of its step while fewer than `pipeline_max` batches are under way,
+   together with the other entries of that step. Beyond that, new entries form the next batch. No
+   timer delays a request.
+3. Same view, same log: an entry that differs from the one stored in the same view is never taken.
+4. Only a stored reply is answered at once. A deposed primary could say wrongly that a session
+   does not exist or that a request is too old, so that is decided when the entry is applied.
+5. A reply belongs to the request's own command. A number that a connection counted itself does
+   not join another request of that number.
+6. A backup fetches missing entries from the primary of the same view and appends them. It cuts
+   nothing.
 7. At most `UNWRITTEN_*` are on their way to the own disk. Beyond that a primary refuses requests
-   and the others take nothing; they ask for what they missed once the disk answers.
+   and backups take nothing. They ask for what they missed once the disk answers.
 
 Elsewhere: reads and the loss of a quorum (`reads`), other views (`view_change`).
 
@@ -75,7 +76,7 @@ UNWRITTEN_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class NormalCase:
-    """Requests, Prepare, PrepareOk, Commit, GetState, NewState, GetEntries."""
+    """Takes requests, Prepare, PrepareOk, Commit, GetState, NewState, and answers GetEntries."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, storage: Storage,

@@ -1,22 +1,20 @@
-"""Reads that are true after they were asked for, by a quorum's word; and the loss of a quorum.
+"""Linearizable reads, confirmed by a quorum; and what a primary does that has lost its quorum.
 
 No entry is logged for a read, and there is no lease.
 
 Invariants:
-1. A batch of reads is answered only if a quorum said, after the last of them arrived, that it is
-   in this view. A retry has a nonce of its own, and a batch of its own, of what came meanwhile: an
-   answer speaks for the batch of its nonce and for those before it, and never for a later one.
-   What is on its way for longer than a retry waits thus still counts: links that take as long are
-   slow, not cut.
+1. A batch of reads is answered only after a quorum has confirmed this view, later than the last
+   of them arrived. A retry has its own nonce and its own batch, of the reads that came meanwhile.
+   An answer confirms the batch of its nonce and the batches before it, never a later one. So an
+   answer that takes longer than a retry still counts: slow links are slow, not cut.
 2. Nothing is read before the first entry of the primary's own view is committed, nor once the
    entry that ends the epoch is in its log.
-3. A suspended primary takes no requests, answers no reads and gives no sign of life. It goes on
-   if a quorum answers a new check in the same view, and never once a member is in a higher one.
-   Members of the view that fetch what they lack keep it from being suspended, and count for
-   nothing else.
-4. A read that may be stale is answered from committed state no older than the client has seen.
+3. A suspended primary takes no requests, answers no reads and sends no heartbeat. It goes on when
+   a quorum answers a new check in the same view, and never once a member is in a higher view.
+   Members that fetch missing entries keep it from being suspended, and count for nothing else.
+4. A stale read is answered from committed state that is no older than what the client has seen.
 
-Elsewhere: what it proposes instead (`view_change`).
+Elsewhere: which view a suspended primary proposes (`view_change`).
 
 Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
 """
@@ -82,7 +80,7 @@ class _Check(NamedTuple):
 
 
 class Reads:
-    """Reads, QuorumCheck, QuorumCheckOk."""
+    """Takes reads, QuorumCheck, QuorumCheckOk, and watches the quorum."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, normal: NormalCase

@@ -1,16 +1,16 @@
-"""From one set of members to another, without refusing requests: epochs.
+"""Reconfiguration: from one set of members (an epoch) to the next, without refusing requests.
 
 Invariants:
-1. The log of an epoch ends in the entry that names the next members; nothing of that epoch ever
-   follows it. Requests that come meanwhile wait for the next epoch.
-2. The entry is committed by the old members as any other; the new ones begin with exactly the log
+1. The log of an epoch ends in the entry that names the next members. No entry of that epoch
+   follows it. Requests that arrive meanwhile wait for the next epoch.
+2. The old members commit that entry like any other. The new members begin with exactly the log
    that ends there.
 3. A member acts in an epoch only once it is durably in it, and so has left the one before.
-4. Only the process run that entered an epoch as primary of its first view may lead that view.
-5. Who is not in the new epoch keeps the log until a quorum of the new members has begun; then it
-   is retired and only says which epoch there is.
+4. Only the process that entered an epoch as primary of its first view may lead that view.
+5. A member that is not in the new epoch keeps its log until a quorum of the new members has
+   begun. Then it retires, and only tells which epoch there is.
 
-Elsewhere: who is a member (`configuration`), fetching the log (`repair`).
+Elsewhere: who is a member (`configuration`), fetching the log (`log_repair`).
 
 Source: Liskov and Cowling 2012, section 7; V2R2, "Reconfiguration".
 """
@@ -41,7 +41,7 @@ HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Reconfiguration:
-    """StartEpoch, EpochStarted, GetEpoch."""
+    """Ends and enters epochs: StartEpoch, EpochStarted, GetEpoch."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, storage: Storage, repairs: LogRepair,

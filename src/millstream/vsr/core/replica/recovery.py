@@ -1,15 +1,15 @@
-"""A member that has its promises but has lost its log: nobody until the group told it anew.
+"""Recovery of a member that has lost its log and still has its promises.
 
 Invariants:
-1. A lost log may have held what was acknowledged, so its member votes for nothing, acknowledges
-   nothing, confirms nothing, and takes no log that somebody sent before it asked.
-2. It goes on only with the log that the primary of a view gave after it asked, once a quorum of
-   other members answered and none is in a higher view; and that view is not below its promise.
-   The snapshot that a log begins with is the one that its primary named with the log's end.
-3. More than a minority of such members means that what is committed may be gone: they wait.
-4. In a group without a journal every restart is such a loss; only hard states are written.
+1. The lost log may have held what was acknowledged. So the member votes for nothing, acknowledges
+   nothing, confirms nothing, and takes no log that was sent before it asked.
+2. It goes on only with the log that a primary gave after it asked, once a quorum of other members
+   has answered and none is in a higher view. That view is not below its promise. If the log
+   begins with a snapshot, it is the one that the primary named together with the log's end.
+3. If more than a minority lost their logs, committed entries may be gone: the members wait.
+4. In a group without a journal every restart is such a loss. Only hard states are written.
 
-Elsewhere: telling that a log is lost (`startup`), fetching the entries (`repair`).
+Elsewhere: detecting that a log is lost (`startup`), fetching the entries (`log_repair`).
 
 Source: Liskov and Cowling 2012, section 4.3; Michael et al., "Recovering Shared Objects Without
 Stable Storage", 2017, on the promise.
@@ -38,7 +38,7 @@ FETCH_MS: Final = 10 * RECOVERY_MS
 
 
 class Recovery:
-    """Recovery, RecoveryResponse."""
+    """Recovers a lost log, and helps others to: Recovery, RecoveryResponse."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, repairs: LogRepair,

@@ -1,11 +1,11 @@
-"""One replica of a group, whole: events in, effects out.
+"""One replica of a group: events in, effects out.
 
 Invariants:
-1. While a hard state is on its way to the disk, everything but the disk's reports waits, at most
-   `DEFERRED_MAX` events and `DEFERRED_BYTES_MAX`: of what is too much, messages are lost as on any
-   network, and requests are refused.
-2. Messages of a member's earlier process are not listened to once a later one was heard.
-3. One epoch at a time: a message of another epoch is answered with what shows which one it is.
+1. While a hard state is on its way to the disk, all events but the disk's reports wait, at most
+   `DEFERRED_MAX` and `DEFERRED_BYTES_MAX`. Beyond that, messages are lost as on any network, and
+   requests are refused.
+2. Once a later process of a member was heard, messages of its earlier processes are dropped.
+3. A message of another epoch is answered with what shows which epoch there is.
 
 Elsewhere: every decision, in the parts that `member` names.
 

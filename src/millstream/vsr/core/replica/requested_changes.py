@@ -1,14 +1,14 @@
-"""What an operator asks of a group: other members, another primary.
+"""Changes that an operator requests: other members, or another primary.
 
 Invariants:
-1. An epoch is ended only when every new member, and a quorum of the next members, is nearly as
-   far as the primary and has just answered; so the next epoch begins at once, and a wrong address
-   fails before anything has changed. The next members survive as many losses at that moment as
-   those of now, or as many as their number allows.
-2. A primary that hands over first lets the other one come up to the end of its log, with requests
-   waiting meanwhile; so nothing that was logged is left in doubt. It does so only while the other
-   one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
-3. Whoever asked is answered once; a wait is at most `CHANGE_MS_MAX`.
+1. An epoch ends only when every new member, and a quorum of the next members, has just answered
+   and lacks at most `LAG_MAX` entries. So the next epoch begins at once, and a wrong address
+   fails before anything has changed. The next members tolerate as many failures at that moment as
+   the members of now, or as many as their number allows.
+2. Before a primary hands over, it lets the next one reach the end of the log, while requests
+   wait. So no logged entry is left in doubt. If the next one does not answer within
+   `READY_BEATS`, the change is refused and requests go on.
+3. Each request is answered once, after at most `CHANGE_MS_MAX`.
 
 Elsewhere: how an epoch ends (`reconfiguration`), how a view does (`view_change`).
 
@@ -64,7 +64,7 @@ class _Move:
 
 
 class RequestedChanges:
-    """Reconfigure, MovePrimary."""
+    """Does what an operator requests: Reconfigure, MovePrimary."""
 
     def __init__(
         self, state: ReplicaState, normal: NormalCase, views: ViewChange, learners: Learners,

@@ -1,16 +1,16 @@
-"""How long clients have been silent, and the end of those sessions that were silent too long.
+"""Session expiry: the primary ends the sessions of clients that were silent for too long.
 
 Invariants:
-1. Only an entry of the log ends a session. So no request is judged by two clocks: what the log
-   puts first counts, and who leads no more ends nobody's session.
-2. Silence is counted by the clock of the primary, which only grows, and only while it works: a
-   pause of its process, and time without a quorum, are nobody's silence.
+1. Only an entry of the log ends a session. The order in the log decides, not two clocks, and a
+   deposed primary ends no session.
+2. Silence is measured by the primary's monotonic clock, and only while the primary works. A pause
+   of its process, and time without a quorum, do not count.
 3. A new primary begins to count at its first entry: every session gets its full time again.
-4. The same counts for offers: one that nobody came for during its session's time-out ends by an
+4. The same holds for offers. An offer that nobody took within its session's time-out ends by an
    entry, too.
 
-Elsewhere: what ends with a session (`client_table`, the state machine), who says that a client
-lives (whoever has its connection).
+Elsewhere: what ends with a session (`client_table`, the state machine), who reports that a client
+lives (the owner of its connection).
 
 Source: V2R2, "Sessions and Heartbeating".
 """
@@ -159,7 +159,7 @@ def _light(sessions: list[int], weigh: Callable[[int], int]) -> list[int]:
 
 
 class SessionExpiry:
-    """The time of sessions."""
+    """Ends sessions and offers whose time is over."""
 
     def __init__(
         self, state: ReplicaState, normal: NormalCase, reads: Reads, changes: RequestedChanges

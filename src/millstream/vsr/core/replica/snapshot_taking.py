@@ -1,17 +1,17 @@
-"""Snapshots of the own state: when one is taken, what makes it stable, what is cut for it.
+"""Snapshots of the own state: when one is taken, when it is stable, and what is cut then.
 
 Invariants:
-1. The log asks for a snapshot by an entry, so all members take it of the same state. It is made of
-   a frozen view, a slice at a time, while later entries are applied.
+1. An entry of the log asks for a snapshot, so all members take it of the same state. It is made
+   of a frozen view, a slice at a time, while later entries are applied.
 2. It is stable once a quorum has the same bytes on its disks and an entry that says so is
-   committed. Only then is it in force, are older ones forgotten, and is the log cut.
-3. Whose own bytes differ from what a quorum agreed on, has another state than the others: it
-   serves nobody and votes for nothing until it has theirs.
-4. The log is cut behind the stable snapshot only, and so much is kept before it that members that
-   were away for a while can go on from the log.
-5. No two have the same number: the primary counts those that it has logged, too.
-6. There is one at a time; one that is not stable after `GIVE_UP_MS` is replaced by the next.
-7. One for which this member's disk has no space holds up nothing: this member has none of it.
+   committed. Only then does it come into force, are older ones deleted, and is the log cut.
+3. A member whose own bytes differ from those of the quorum has a wrong state. It serves nobody
+   and votes for nothing until it has the right state.
+4. The log is cut behind the stable snapshot only. Enough of it is kept before the snapshot that
+   members that were away for a while can go on from the log.
+5. No two snapshots have the same number: the primary counts those that it has logged, too.
+6. One is made at a time. One that is not stable after `GIVE_UP_MS` is replaced by the next.
+7. A member without disk space for a snapshot does without it, and holds up nothing.
 
 Elsewhere: its bytes (`snapshots`), getting one from another member (`state_transfer`).
 
@@ -49,7 +49,7 @@ CUT_ENTRIES_MAX: Final = 4096
 
 
 class Snapshots:
-    """TakeSnapshot, CopyState, SnapshotDone."""
+    """Takes snapshots of the own state: TakeSnapshot, CopyState, SnapshotDone."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, storage: Storage,

@@ -1,17 +1,19 @@
-"""Getting another member's snapshot: for a log cut everywhere, a state that is damaged or wrong.
+"""State transfer: a member fetches another one's snapshot, because its log or state is not enough.
+
+Its log may be cut everywhere else, or its own state damaged or wrong.
 
 Invariants:
-1. A snapshot is taken by number and hash, and only a stable one is ever given: whoever sent it, it
-   is the group's state at its LSN.
-2. It never replaces a log by itself. What shows that the log is needed (a view's, an epoch's, the
-   primary's) has to end at or behind it, and the entries from there to that end come with it, in
-   one durable step. So nobody counts as having a view's log without all that it began with.
-3. What was fetched is used only if it still serves when a member says again that the log is gone;
-   who gave it is asked first. One that comes is not left for another that somebody else has, and
-   who gives it keeps it until it is given: snapshots that follow one another faster than a slow
+1. A snapshot is identified by number and hash, and only stable ones are given. So whoever sent
+   it, it is the group's state at its LSN.
+2. It never replaces a log by itself. The log that is needed (a view's, an epoch's, the primary's)
+   has to end at or behind it, and the entries from there to that end come with it, in one durable
+   step. So a member has a view's log only together with all that it began with.
+3. A fetched snapshot is used only if it still serves when a member says again that the log is
+   cut. Its giver is asked first. A snapshot that is arriving is not given up for another one, and
+   its giver keeps it until it is given. Else snapshots that follow one another faster than a slow
    member can fetch them would keep it out for ever.
-4. A member whose state is missing has its log all the same: it votes and acknowledges. It applies
-   nothing, answers no reads, and leads nobody.
+4. A member whose state is missing still has its log: it votes and acknowledges. It applies
+   nothing, answers no reads, and does not lead.
 
 Elsewhere: which entries are missing (`repair`), who asks for them (`log_repair`).
 
@@ -69,7 +71,7 @@ class _Fetch:
 
 
 class StateTransfer:
-    """GetSnapshot, SnapshotPart, TooOld."""
+    """Gives and fetches snapshots: GetSnapshot, SnapshotPart, TooOld."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, storage: Storage,

@@ -27,7 +27,7 @@ __all__ = ["Storage"]
 
 
 class Storage:
-    """Steps of the disk, numbered: each is reported by its number."""
+    """Starts from the disk, and asks for disk steps. Each step is reported by its number."""
 
     def __init__(self, state: ReplicaState, up: Upcalls, execution: Execution) -> None:
         self.state, self.up, self.execution = state, up, execution

@@ -1,11 +1,12 @@
-"""A primary waits a little for members that live and fall behind, so that they can catch up.
+"""Throttling: a primary slows requests down while a live member lags, so that it can catch up.
 
 Invariants:
-1. While a live member lacks more than half of what the log keeps, requests are let in at half the
-   speed at which it comes nearer, never none at all.
-2. For one member at most `THROTTLE_MS` in all, however often it comes a little nearer, is not
-   heard, or another view begins, until it has caught up; after that it is left to get a snapshot.
-3. Sessions end and snapshots are asked for meanwhile as ever.
+1. While a live member lacks more than half of what the log keeps, requests are admitted at half
+   the speed at which it catches up, and never none at all.
+2. One member slows requests for at most `THROTTLE_MS` in all, until it has caught up. It does not
+   matter how often it comes a little nearer, is not heard, or the view changes. After that it is
+   left to fetch a snapshot.
+3. Sessions end and snapshots are taken as usual meanwhile.
 
 Elsewhere: how a member catches up (`normal_case`, `state_transfer`).
 """
@@ -36,7 +37,7 @@ class _Place(NamedTuple):
 
 
 class Throttling:
-    """Which requests are let in."""
+    """Decides which requests are admitted."""
 
     def __init__(self, state: ReplicaState, normal: NormalCase, reads: Reads) -> None:
         self.state, self.normal, self.reads = state, normal, reads

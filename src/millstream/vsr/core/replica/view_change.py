@@ -1,15 +1,16 @@
-"""Changing the view: from a primary that is not heard to the next one, without losing a commit.
+"""View change: another member becomes primary when this one is silent, and no commit is lost.
 
 Invariants:
-1. A view is left only when a quorum proposes another, so one member that hears badly deposes
-   nobody; and the view that is entered is durable before anything is said about it.
-2. The old log and its `last_normal` stay until the new log is whole, then both change in one
+1. A member leaves a view only when a quorum proposes another one, so one member with a bad
+   connection deposes nobody. The view it enters is durable before it sends anything in it.
+2. The old log and its `last_normal` stay until the new log is complete. Then both change in one
    durable step, which never cuts what is committed here.
-3. A log that is the current view's already is never cut: late copies of a StartView add at most.
+3. A log that is already that of the current view is never cut: late copies of a StartView only
+   add.
 4. A member that has promised a view acknowledges nothing in a lower one, also after a restart.
-5. A restart never goes on leading: the member asks for the view, or for another one.
+5. A restarted member never goes on as primary: it asks for the view, or for another one.
 
-Elsewhere: whose log it is (`log_choice`), what is missing of it (`repair`), epochs
+Elsewhere: choosing the log (`log_choice`), fetching it (`log_repair`), epochs
 (`reconfiguration`).
 
 Source: Liskov and Cowling 2012, sections 4.2, 4.3 and 5.2; V2R2, "View Change".
@@ -51,7 +52,7 @@ in when another one asks."""
 
 
 class ViewChange:
-    """StartViewChange, DoViewChange, StartView, GetView."""
+    """Changes views: StartViewChange, DoViewChange, StartView, GetView."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, execution: Execution, storage: Storage,
