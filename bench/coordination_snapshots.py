@@ -39,7 +39,7 @@ from millstream.vsr.core.replica.replica import Replica
 
 BATCH = 64
 GROUP, NODE = b"g" * 16, b"n" * 16
-DISK_EFFECTS = ("Append", "Install", "WriteStanding", "WriteSnapshot", "AdoptSnapshot")
+DISK_EFFECTS = ("Append", "Install", "WriteHardState", "WriteSnapshot", "AdoptSnapshot")
 
 
 class Member:
@@ -113,7 +113,7 @@ def main() -> int:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         size = stable.size if stable else 0
         say(f"{args.writes:,} writes, {args.keys:,} registers\n")
-        say(f"snapshots {member.replica.snapshot_number}, the last of {size:,} bytes\n")
+        say(f"snapshots {member.replica.report().snapshot}, the last of {size:,} bytes\n")
         say(f"at most: log {most_log:,} entries, files {most_disk / 2**20:.0f} MiB, ")
         say(f"memory {memory / 1024:.0f} MiB\n")
         say(f"longest: step {member.longest_ms:.1f} ms, disk {member.longest_disk_ms:.0f} ms\n")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.replica.normal_case import NormalCase
+from simulators.coordination_plants import planted
 from simulators.coordination_sim.__main__ import fixed
 from simulators.coordination_sim.plants import PLANTS, Plant
 from simulators.coordination_sim.runs import Outcome, command, run, shrink
@@ -127,14 +128,14 @@ def test_a_planted_mistake_is_found_by_what_follows_from_it(plant: str) -> None:
     assert search(plant, 0, 10).said
 
 
-class _Fails(Replica):
+class _Fails(NormalCase):
     """Its own code fails."""
 
     def acknowledge(self) -> None:
         raise AttributeError("nothing to find")
 
 
-class _Alarms(Replica):
+class _Alarms(NormalCase):
     """Something is wrong, but not what follows from the mistake."""
 
     def acknowledge(self) -> None:
@@ -144,7 +145,9 @@ class _Alarms(Replica):
 def test_a_planted_mistake_whose_own_code_fails_is_not_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(PLANTS, "fails", Plant("", _Fails, ("nothing to find",), frozenset()))
+    monkeypatch.setitem(
+        PLANTS, "fails", Plant("", planted(normal=_Fails), ("nothing to find",), frozenset())
+    )
     found = search("fails", 0)
     assert found.said is None
     assert found.broken
@@ -153,7 +156,9 @@ def test_a_planted_mistake_whose_own_code_fails_is_not_found(
 def test_another_alarm_than_that_of_the_mistake_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(PLANTS, "alarms", Plant("", _Alarms, ("is led by",), frozenset()))
+    monkeypatch.setitem(
+        PLANTS, "alarms", Plant("", planted(normal=_Alarms), ("is led by",), frozenset())
+    )
     assert search("alarms", 0, 2)[:3] == (2, None, 2)
 
 

@@ -15,7 +15,7 @@ from millstream.coordination.core.namespace.state.marks import Marks
 from millstream.coordination.core.namespace.state.updates import Place, Update
 from millstream.vsr.core import client_table
 from millstream.vsr.core.client_table import Past, Verdict
-from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.tuning import Tuning
 from millstream.vsr.core.versions import Version
 from simulators.hearing_schedules import run
 
@@ -30,7 +30,7 @@ are installed where somebody listens."""
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audience_module, "QUEUED_MAX", 8)
     monkeypatch.setattr(audience_module, "PROGRESS_MS", 300.0)
-    monkeypatch.setattr(Replica, "retain_entries", 5)
+    monkeypatch.setattr(Tuning, "retain_entries", 5)
 
 
 def test_changes_are_done_once_and_hearers_hear_all_or_are_told() -> None:

@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from millstream.vsr.core.entries import Kind
 from millstream.vsr.core.messages import StartView
-from millstream.vsr.core.replica.member import Status
+from millstream.vsr.core.replica.execution import Execution
+from millstream.vsr.core.replica.formats import Formats
+from millstream.vsr.core.replica.learners import Learners
+from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.parts import PartTypes
+from millstream.vsr.core.replica.reads import Reads
+from millstream.vsr.core.replica.reconfiguration import Reconfiguration
 from millstream.vsr.core.replica.repair import NewEnd, Repair
 from millstream.vsr.core.replica.replica import Replica
-from millstream.vsr.core.replica.session_expiry import STEP_MS_MAX
+from millstream.vsr.core.replica.requested_changes import RequestedChanges
+from millstream.vsr.core.replica.session_expiry import STEP_MS_MAX, SessionExpiry
+from millstream.vsr.core.replica.snapshot_taking import Snapshots
+from millstream.vsr.core.replica.state_transfer import StateTransfer
+from millstream.vsr.core.replica.storage import Storage
+from millstream.vsr.core.replica.view_change import ViewChange
 
-__all__ = ["PLANTS"]
+__all__ = ["PLANTS", "planted"]
 
 
-class LateStartView(Replica):
+class LateStartView(ViewChange):
     """A late StartView of the current view cuts the log."""
 
     def on_start_view(self, envelope: Any, start: StartView) -> None:
-        late = envelope.view == self.view and self.current and not self.leading
-        if late and self.commit_lsn <= start.op_lsn < self.log.op_lsn and not self.log.holes:
-            self.repair = Repair(self.log, start.op_lsn, start.op_hash)
-            self.repair.offer(start.entries)
-            self._repaired = lambda: self._install_view(envelope.view, start.commit_lsn)
-            return self.go_on_repairing()
+        state = self.state
+        late = envelope.view == state.view and state.current and not state.leading
+        if late and state.commit_lsn <= start.op_lsn < state.log.op_lsn and not state.log.holes:
+            self.repairs.repair = Repair(state.log, start.op_lsn, start.op_hash)
+            self.repairs.repair.offer(start.entries)
+            self.repairs.then = lambda: self.install_view(envelope.view, start.commit_lsn)
+            return self.repairs.go_on()
         return super().on_start_view(envelope, start)
 
 
 class OldNormal(Replica):
     """Entries of the view are appended and acknowledged with an older `last_normal`."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        assert isinstance(self.state, OldNormalState)
+        self.state.storage = self.parts.storage
+
+
+class OldNormalState(ReplicaState):
+    """The part of `OldNormal`."""
+
+    storage: Storage
+
     @property
     def current(self) -> bool:
-        return super().current or (self.status in (Status.GAP, Status.NORMAL) and not self._then)
+        follows = self.status in (Status.GAP, Status.NORMAL)
+        return super().current or (follows and not self.storage.is_persisting)
 
 
-class ReadLeaving(Replica):
+class ReadLeaving(Reads):
     """Reads are answered behind the entry that ends the epoch."""
 
     @property
     def _may_read(self) -> bool:
-        return not self.suspended and self.commit_lsn >= self.noop_lsn
+        return not self.state.suspended and self.state.commit_lsn >= self.state.noop_lsn
 
 
 class LeadAfterRestart(Replica):
@@ -48,14 +74,15 @@ class LeadAfterRestart(Replica):
 
     def _started_up(self) -> None:
         super()._started_up()
-        first = (self.epoch, self.configuration.first_view)
-        idle = self.status is Status.GAP and not self.flipping and not self.log.holes
-        leads = self.members and self.primary == self.id and self.epoch
-        if idle and leads and (self.epoch, self.view) == first == self.last_normal:
-            self.lead(self.commit_lsn)
+        state = self.state
+        first = (state.epoch, state.configuration.first_view)
+        idle = state.status is Status.GAP and not self.is_persisting
+        leads = state.members and state.primary == state.id and state.epoch and not state.log.holes
+        if idle and leads and (state.epoch, state.view) == first == state.last_normal:
+            self.parts.views.lead(state.commit_lsn)
 
 
-class NoopAnyEpoch(Replica):
+class NoopAnyEpoch(ReplicaState):
     """No entry of the own view behind the end of the epoch before."""
 
     @property
@@ -66,76 +93,89 @@ class NoopAnyEpoch(Replica):
 class Loyal(Replica):
     """A check of a suspended primary counts as hearing it."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        reads = self.parts.reads
+        assert isinstance(reads, LoyalReads)
+        reads.views = self.parts.views
+
+
+class LoyalReads(Reads):
+    """The part of `Loyal`."""
+
+    views: ViewChange
+
     def on_quorum_check(self, envelope: Any, check: Any) -> None:
-        self._hear_primary()
+        self.views.hear_primary()
         super().on_quorum_check(envelope, check)
 
 
-class AckEarly(Replica):
+class AckEarly(NormalCase):
     """Entries are acknowledged before they are durable."""
 
-    def _write(self, entries: Any) -> None:
-        super()._write(entries)
-        self.durable_lsn = entries[-1].lsn
-        if not self.leading:
-            self.acknowledge()
+    def write(self, entries: Any) -> None:
+        super().write(entries)
+        self.state.durable_lsn = entries[-1].lsn
+        if not self.state.leading:
+            self.up.acknowledge()
 
 
-class OwnAckEarly(Replica):
+class OwnAckEarly(NormalCase):
     """A primary counts its own copy before it is durable."""
 
     def acknowledge(self) -> None:
-        if self.leading:
-            self.acks[self.id] = self.log.op_lsn
-            self._count_acks()
+        if self.state.leading:
+            self.state.acks[self.state.id] = self.state.log.op_lsn
+            self.count_acks()
         else:
             super().acknowledge()
 
 
-class NonceAgain(Replica):
+class NonceAgain(Reads):
     """A quorum check uses its nonce again."""
 
     def next_nonce(self) -> int:
-        return self.incarnation
+        return self.state.incarnation
 
 
-class WeakQuorum(Replica):
+class WeakQuorum(NormalCase):
     """One acknowledgement too few commits."""
 
-    def _count_acks(self) -> None:
-        lsns = sorted((self.acks.get(member, 0) for member in self.members), reverse=True)
-        self.advance(min(lsns[max(0, self.quorum - 2)], self.flushed_lsn))
+    def count_acks(self) -> None:
+        state = self.state
+        lsns = sorted((state.acks.get(member, 0) for member in state.members), reverse=True)
+        self.execution.advance(min(lsns[max(0, state.quorum - 2)], state.flushed_lsn))
 
 
-class VolatileView(Replica):
+class VolatileView(ViewChange):
     """The view is not durable before the vote."""
 
     def leave(self, view: int) -> None:
         super().leave(view)
-        then, self._then = self._then, None
+        then, self.storage._then = self.storage._then, None
         assert then is not None
         then()
 
 
-class NoCheck(Replica):
+class NoCheck(Reads):
     """Reads are answered without asking anybody."""
 
     def on_read(self, read: Any) -> None:
-        if self.leading and not self.suspended and self._may_read:
+        if self.state.leading and not self.state.suspended and self._may_read:
             self._answer(read)
         else:
             super().on_read(read)
 
 
-class ReadBeforeNoop(Replica):
+class ReadBeforeNoop(Reads):
     """A new primary reads before it knows what is committed."""
 
     @property
     def _may_read(self) -> bool:
-        return not self.suspended and not self.closing
+        return not self.state.suspended and not self.state.closing
 
 
-class FaultyIsMissing(Replica):
+class FaultyIsMissing(Storage):
     """A damaged entry at the end is cut at a restart, as if it had never been there."""
 
     def load(self, image: Any) -> None:
@@ -147,37 +187,39 @@ class FaultyIsMissing(Replica):
         super().load(image._replace(log=tuple(whole)))
 
 
-class BehindTheEnd(Replica):
+class BehindTheEnd(Reconfiguration):
     """Requests are logged behind the entry that ends the epoch."""
 
     def hold(self, request: Any) -> None:
-        self.order(request)
+        self.normal.order(request)
 
 
-class TableOnReceipt(Replica):
+class TableOnReceipt(NormalCase):
     """A request counts as executed when it is received."""
 
     def order(self, request: Any) -> None:
         super().order(request)
         if request.session:
-            verdict = self.judge(request.instance, request.session, request.csn)
+            verdict = self.execution.judge(request.instance, request.session, request.csn)
             if verdict.past.name == "NEW":
-                self.table.store(request.session, request.csn, b"+OK", self.log.op_lsn)
+                end = self.state.log.op_lsn
+                self.state.table.store(request.session, request.csn, b"+OK", end)
 
 
-class CutFirst(Replica):
+class CutFirst(ViewChange):
     """Who hears of a later view cuts its log down to the commit before the new log is here."""
 
     def follows(self, envelope: Any) -> bool:
-        followed = super().follows(envelope)
-        if not followed and envelope.view > self.view and not self.flipping:
-            self.repair = None
-            self.flip(lambda: None, NewEnd(min(self.commit_lsn, self.log.whole_lsn), ()))
-            self.durable_lsn = self.log.op_lsn
+        state, followed = self.state, super().follows(envelope)
+        if not followed and envelope.view > state.view and not self.storage.is_persisting:
+            self.repairs.repair = None
+            end = NewEnd(min(state.commit_lsn, state.log.whole_lsn), ())
+            self.storage.persist(lambda: None, end)
+            state.durable_lsn = state.log.op_lsn
         return followed
 
 
-class Longest(Replica):
+class Longest(ViewChange):
     """The longest log counts, whatever view it is of."""
 
     def _count_vote(self, sender: bytes, vote: Any) -> None:
@@ -187,67 +229,68 @@ class Longest(Replica):
 class LostIsGap(Replica):
     """A member that has lost its log goes on as if it had only missed something."""
 
-    def load(self, image: Any) -> None:
-        super().load(image._replace(log=()) if image.lost else image)
+    def _start(self, start: Any) -> None:
+        image = start.image
+        super()._start(start._replace(image=image._replace(log=()) if image.lost else image))
 
     def _started_up(self) -> None:
-        self.lost = False
+        self.state.lost = False
         super()._started_up()
 
 
-class TeachAll(Replica):
+class TeachAll(Learners):
     """A learner takes for committed what is only in its teacher's log."""
 
     def _teach(self, node: Any, pupil: Any, even_nothing: bool = False) -> None:
-        commit_lsn, self.commit_lsn = self.commit_lsn, self.flushed_lsn
+        state = self.state
+        commit_lsn, state.commit_lsn = state.commit_lsn, state.flushed_lsn
         super()._teach(node, pupil, even_nothing)
-        self.commit_lsn = commit_lsn
+        state.commit_lsn = commit_lsn
 
 
 class PauseIsSilence(Replica):
     """Time in which the primary did not run counts as silence of clients."""
 
-    def tick_primary(self) -> None:
-        self._silence._worked_ms += max(0.0, self.now_ms - self._silence._last_ms - STEP_MS_MAX)
-        super().tick_primary()
+    def _tick_primary(self) -> None:
+        silence = self.parts.sessions._silence
+        silence._worked_ms += max(0.0, self.state.now_ms - silence._last_ms - STEP_MS_MAX)
+        super()._tick_primary()
 
 
-class NoGrace(Replica):
+class NoGrace(SessionExpiry):
     """A new primary goes on counting the silence of when it last led."""
 
-    def lead(self, commit_lsn: int) -> None:
-        begin, self._silence.begin = self._silence.begin, lambda now_ms: None  # type: ignore[method-assign]
-        super().lead(commit_lsn)
-        self._silence.begin = begin  # type: ignore[method-assign]
+    def begin_to_lead(self) -> None:
+        pass
 
 
-class EndsHere(Replica):
+class EndsHere(NormalCase):
     """A primary ends a session before the entry that does is committed."""
 
     def add(self, kind: Kind, *of_request: Any) -> Any:
         entry = super().add(kind, *of_request)
         if kind is Kind.SESSION_EXPIRE:
-            self.table.expire(map(int, of_request[0].argv))
+            self.state.table.expire(map(int, of_request[0].argv))
         return entry
 
 
-class OwnClock(Replica):
+class OwnClock(Execution):
     """Entries show the primary's clock, whatever it shows."""
 
     def next_entry(self, *of_entry: Any) -> Any:
-        self.clocks.stamp_ms = lambda wall_ms, now_ms: wall_ms  # type: ignore[method-assign]
+        self.state.clocks.stamp_ms = lambda wall_ms, now_ms: wall_ms  # type: ignore[method-assign]
         return super().next_entry(*of_entry)
 
 
-class Forgetful(Replica):
+class Forgetful(Storage):
     """Without a journal a restarted member goes on as if it had acknowledged nothing."""
 
     def load(self, image: Any) -> None:
         super().load(image)
-        self.lost = image.lost
+        self.state.lost = image.lost
 
 
-class LateFreeze(Replica):
+class LateFreeze(Execution):
     """A snapshot is of the state when it is written, not of when it was asked for."""
 
     def freeze(self) -> Any:
@@ -258,95 +301,104 @@ class LateFreeze(Replica):
         return pieces()
 
 
-class DoneEarly(Replica):
+class DoneEarly(Snapshots):
     """A snapshot counts before it is on the disk."""
 
-    def _write_snapshot(self, snapshot: Any, then: Any) -> None:
-        super()._write_snapshot(snapshot, lambda: None)
+    def write_snapshot(self, snapshot: Any, then: Any) -> None:
+        super().write_snapshot(snapshot, lambda: None)
         then()
 
 
-class BareSnapshot(Replica):
+class BareSnapshot(StateTransfer):
     """A snapshot replaces a log without the entries up to the end that is needed."""
 
     def _use(self, found: Any) -> None:
-        self.repair = Repair(self.log, found.id.lsn, found.id.link.hash)
+        self.repairs.repair = Repair(self.state.log, found.id.lsn, found.id.link.hash)
         super()._use(found)
 
 
-class CutAll(Replica):
+class CutAll(Snapshots):
     """The log is cut up to what is committed, not to the snapshot."""
 
     def _cut_for(self, lsn: int) -> int:
-        return self.commit_lsn
+        return self.state.commit_lsn
 
 
-class BlindToDivergence(Replica):
+class BlindToDivergence(StateTransfer):
     """Whoever has another state than the others does not mind."""
 
     def lose_state(self, right: Any) -> None:
         pass
 
 
-class LeadBlind(Replica):
+class LeadBlind(Storage):
     """A member without its state leads."""
 
     def load(self, image: Any) -> None:
         super().load(image)
-        self.has_state = True
+        self.state.has_state = True
 
 
-class ForgetfulSnapshot(Replica):
+class ForgetfulSnapshot(Execution):
     """The client table is not in the snapshot."""
 
     def freeze(self) -> Any:
-        whole, self.table = self.table, type(self.table)()
+        state = self.state
+        whole, state.table = state.table, type(state.table)()
         pieces = super().freeze()
-        self.table = whole
+        state.table = whole
         return pieces
 
 
-class OneIsEnough(Replica):
+class OneIsEnough(Snapshots):
     """A snapshot is stable once one member has it."""
 
     def _count_done(self, member: bytes, done: Any) -> None:
-        quorum, self.needed = self.quorum, 1
-        assert quorum
+        state = self.state
+        assert isinstance(state, OneIsEnoughState)
+        state.needed = 1
         super()._count_done(member, done)
-        self.needed = 0
+        state.needed = 0
+
+
+class OneIsEnoughState(ReplicaState):
+    """The state of `OneIsEnough`."""
+
+    needed = 0
 
     @property
     def quorum(self) -> int:
-        return getattr(self, "needed", 0) or super().quorum
+        return self.needed or super().quorum
 
 
-class OldSnapshotState(Replica):
+class OldSnapshotState(StateTransfer):
     """After another member's snapshot the own state is kept."""
 
     def take_state(self, found: Any, snapshot: Any) -> None:
         super().take_state(found, snapshot)
         if snapshot is not None:
-            self._restoring, self.has_state = None, True
+            self._restoring, self.state.has_state = None, True
 
 
-class RaiseEarly(Replica):
+class RaiseEarly(Formats):
     """The state format is raised once a quorum understands a higher one."""
 
-    def on_prepare_ok(self, envelope: Any, ok: Any) -> None:
-        super().on_prepare_ok(envelope, ok)
-        newer = sum(known > self.state_format for known in self._format_of.values())
-        if newer + 1 >= self.quorum:
-            self._format_of = dict.fromkeys(self.members, self.machine.format_max)
+    def understands(self, member: bytes, format_max: int) -> None:
+        super().understands(member, format_max)
+        state = self.state
+        newer = sum(known > state.state_format for known in self._format_of.values())
+        if newer + 1 >= state.quorum:
+            self._format_of = dict.fromkeys(state.members, state.machine.format_max)
 
 
-class CountedEarly(Replica):
+class CountedEarly(RequestedChanges):
     """A new member is counted before it has the log."""
 
     def _may_begin(self, members: Any, late: Any) -> bool:
         return True
 
 
-class DeafToForks(Replica):
+class DeafToForks(Reconfiguration):
     """A member goes on in its group though that was forced to go on without it."""
 
     def on_start_epoch(self, envelope: Any, start: Any) -> None:
@@ -354,44 +406,51 @@ class DeafToForks(Replica):
             super().on_start_epoch(envelope, start)
 
 
+def planted(whole: type[Replica] = Replica, **parts: type[Any]) -> type[Replica]:
+    """Return a replica with other classes for some of its parts; the first one is the mistake."""
+    what = next(iter(parts.values()), whole) if whole is Replica else whole
+    kinds = replace(PartTypes(), **parts)
+    return type(what.__name__, (whole,), {"part_types": kinds, "__doc__": what.__doc__})
+
+
 PLANTS: dict[str, type[Replica]] = {
-    "late_start_view": LateStartView,
-    "old_normal": OldNormal,
-    "read_leaving": ReadLeaving,
+    "late_start_view": planted(views=LateStartView),
+    "old_normal": planted(OldNormal, state=OldNormalState),
+    "read_leaving": planted(reads=ReadLeaving),
     "lead_after_restart": LeadAfterRestart,
     "torn_install": Replica,
-    "noop_any_epoch": NoopAnyEpoch,
-    "loyal": Loyal,
-    "ack_early": AckEarly,
-    "own_ack_early": OwnAckEarly,
-    "nonce_again": NonceAgain,
-    "weak_quorum": WeakQuorum,
-    "volatile_view": VolatileView,
-    "no_check": NoCheck,
-    "read_before_noop": ReadBeforeNoop,
-    "faulty_is_missing": FaultyIsMissing,
-    "behind_the_end": BehindTheEnd,
-    "table_on_receipt": TableOnReceipt,
-    "cut_first": CutFirst,
-    "longest": Longest,
+    "noop_any_epoch": planted(state=NoopAnyEpoch),
+    "loyal": planted(Loyal, reads=LoyalReads),
+    "ack_early": planted(normal=AckEarly),
+    "own_ack_early": planted(normal=OwnAckEarly),
+    "nonce_again": planted(reads=NonceAgain),
+    "weak_quorum": planted(normal=WeakQuorum),
+    "volatile_view": planted(views=VolatileView),
+    "no_check": planted(reads=NoCheck),
+    "read_before_noop": planted(reads=ReadBeforeNoop),
+    "faulty_is_missing": planted(storage=FaultyIsMissing),
+    "behind_the_end": planted(reconfiguration=BehindTheEnd),
+    "table_on_receipt": planted(normal=TableOnReceipt),
+    "cut_first": planted(views=CutFirst),
+    "longest": planted(views=Longest),
     "lost_is_gap": LostIsGap,
-    "late_freeze": LateFreeze,
-    "done_early": DoneEarly,
-    "bare_snapshot": BareSnapshot,
-    "cut_all": CutAll,
-    "blind_to_divergence": BlindToDivergence,
-    "lead_blind": LeadBlind,
-    "forgetful_snapshot": ForgetfulSnapshot,
-    "one_is_enough": OneIsEnough,
-    "old_snapshot_state": OldSnapshotState,
-    "teach_all": TeachAll,
+    "late_freeze": planted(execution=LateFreeze),
+    "done_early": planted(snapshots=DoneEarly),
+    "bare_snapshot": planted(transfer=BareSnapshot),
+    "cut_all": planted(snapshots=CutAll),
+    "blind_to_divergence": planted(transfer=BlindToDivergence),
+    "lead_blind": planted(storage=LeadBlind),
+    "forgetful_snapshot": planted(execution=ForgetfulSnapshot),
+    "one_is_enough": planted(snapshots=OneIsEnough, state=OneIsEnoughState),
+    "old_snapshot_state": planted(transfer=OldSnapshotState),
+    "teach_all": planted(learners=TeachAll),
     "pause_is_silence": PauseIsSilence,
-    "no_grace": NoGrace,
-    "ends_here": EndsHere,
-    "own_clock": OwnClock,
-    "forgetful": Forgetful,
-    "raise_early": RaiseEarly,
-    "counted_early": CountedEarly,
-    "deaf_to_forks": DeafToForks,
+    "no_grace": planted(sessions=NoGrace),
+    "ends_here": planted(normal=EndsHere),
+    "own_clock": planted(execution=OwnClock),
+    "forgetful": planted(storage=Forgetful),
+    "raise_early": planted(formats=RaiseEarly),
+    "counted_early": planted(changes=CountedEarly),
+    "deaf_to_forks": planted(reconfiguration=DeafToForks),
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

@@ -50,11 +50,11 @@ from millstream.vsr.core.effects import (
     Start,
     TakeSnapshot,
     Timer,
+    WriteHardState,
     WriteSnapshot,
-    WriteStanding,
 )
 from millstream.vsr.core.entries import GENESIS, Body, Entry, Kind, Link
-from millstream.vsr.core.hard_state import Standing, founded
+from millstream.vsr.core.hard_state import HardState, founded
 from millstream.vsr.core.messages import (
     DoViewChange,
     Envelope,
@@ -164,7 +164,7 @@ class OnceRegisters(Registers):
 class Node:
     """One machine: a replica while it runs, a disk, a clock of its own."""
 
-    def __init__(self, number: int, standing: Standing) -> None:
+    def __init__(self, number: int, standing: HardState) -> None:
         self.number = number
         self.id = standing.node_id
         self.standing = standing
@@ -261,6 +261,8 @@ class World:
         self.rng = random.Random(seed)
         self.replica_class: type[Replica] = PLANTS[plant] if plant else Replica
         self.torn_install = plant == "torn_install"
+        self.is_right = plant is None
+        """No mistake is planted. One has to be found by what follows from it."""
         self.weather = Weather.drawn(self.rng)
         self.trace: list[str] = []
         self.net: list[tuple[int, Envelope]] = []
@@ -322,13 +324,13 @@ class World:
     def start(self, node: Node) -> None:
         chance = random.Random(self.rng.random()).random
         node.replica = self.replica_class(OnceRegisters(), chance)
-        node.replica.contradict = contradicted  # type: ignore[method-assign]
-        node.replica.hint_entries_max = 5
-        node.replica.batch_entries_max = self.weather.batch
-        node.replica.snapshot_entries = self.weather.snapshot
-        node.replica.snapshot_share = 1
-        node.replica.retain_entries = self.weather.retain
-        node.replica.part_bytes = self.weather.part
+        node.replica.state.contradict = contradicted  # type: ignore[method-assign]
+        node.replica.state.tuning.hint_entries_max = 5
+        node.replica.state.tuning.batch_entries_max = self.weather.batch
+        node.replica.state.tuning.snapshot_entries = self.weather.snapshot
+        node.replica.state.tuning.snapshot_share = 1
+        node.replica.state.tuning.retain_entries = self.weather.retain
+        node.replica.state.tuning.part_bytes = self.weather.part
         node.seen_commit, node.paused = 0, False
         self.say(node, f"starts with {len(node.entries)} entries")
         self.step(node, Start(node.image))
@@ -363,7 +365,7 @@ class World:
         epoch = node.standing.configuration.epoch
         return all(
             other.replica and other.replica.status is not Status.LOST
-            and (epoch, False) == (other.standing.configuration.epoch, other.replica.flipping)
+            and (epoch, False) == (other.standing.configuration.epoch, other.replica.is_persisting)
             for other in others
         )  # fmt: skip
 
@@ -449,7 +451,7 @@ class World:
                 assert keep_lsn >= node.base.lsn
                 node.entries = [*node.entries[: keep_lsn - node.base.lsn], *suffix]
                 node.standing = standing
-            case WriteStanding(_, standing):
+            case WriteHardState(_, standing):
                 node.standing = standing
             case WriteSnapshot(_, snapshot):
                 node.snapshots[snapshot.id.number] = snapshot
@@ -489,6 +491,8 @@ class World:
 
     def step(self, node: Node, event: Any) -> None:
         effects = node.replica.step(node.clock, int(node.clock) + node.ahead, event)
+        if self.is_right:
+            node.replica.check_invariants()
         self.check(node)
         for effect in effects:
             self.may_crash(node, 0.001 if isinstance(effect, Send) else 0.003)
@@ -613,7 +617,8 @@ class World:
 
     def check(self, node: Node) -> None:
         replica = node.replica
-        if replica.members and replica.status is not Status.INITIALIZATION and not replica.retired:
+        has_part = replica.members and replica.status is not Status.INITIALIZATION
+        if has_part and not replica.state.retired:
             self.check_prefix(node)
         while node.seen_commit < replica.commit_lsn:
             node.seen_commit += 1

@@ -21,7 +21,7 @@ from millstream.coordination.core.namespace.state.run import Run
 from millstream.coordination.core.namespace.state.waits import Waits
 from millstream.vsr.core import client_table
 from millstream.vsr.core.client_table import ClientTable, Past, Verdict
-from millstream.vsr.core.replica.member import Member
+from millstream.vsr.core.replica.execution import Execution
 
 __all__ = ["PLANTS"]
 
@@ -58,15 +58,15 @@ def _evicts_the_lowest(session: Any, csn: int, value: bytes, lsn: int) -> None:
         del session.replies[min(session.replies)]
 
 
-def _executes_whatever_is_logged(member: Any, entry: Any) -> Any:
-    header = entry.header
-    with mock.patch.object(member, "judge", return_value=Verdict(Past.NEW)):
-        return _EXECUTE(member, entry) if header.session in member.table else (None, b"", 0)
+def _executes_whatever_is_logged(execution: Any, entry: Any) -> Any:
+    session, table = entry.header.session, execution.state.table
+    with mock.patch.object(execution, "judge", return_value=Verdict(Past.NEW)):
+        return _EXECUTE(execution, entry) if session in table else (None, b"", 0)
 
 
-def _pending_is_final(member: Any, entry: Any) -> Any:
-    with mock.patch.object(member.machine, "waiting", return_value=None):
-        return _EXECUTE(member, entry)
+def _pending_is_final(execution: Any, entry: Any) -> Any:
+    with mock.patch.object(execution.state.machine, "waiting", return_value=None):
+        return _EXECUTE(execution, entry)
 
 
 def _copies_wait_again(machine: Any, job: Any, words: list[bytes]) -> bytes:
@@ -116,15 +116,15 @@ def _releases_stay(waits: Any, run: Run, name: bytes, reply: Any, **more: Any) -
     return _FINISH(waits, run, name, reply, **more)
 
 
-_EXECUTE = Member._execute
+_EXECUTE = Execution._execute
 _JOIN, _FINISH, _CLAIM = Waits.join, Waits.finish, Synchronisation.claim
 
 PLANTS: Final[Mapping[str, Plant]] = {
     "a request that was refused is gone": _instead(_Session, "judge", _refused_is_gone),
     "executed without a reply is new": _instead(_Session, "judge", _forgets_what_it_executed),
     "the lowest reply goes first": _instead(_Session, "store", _evicts_the_lowest),
-    "what is logged is executed": _instead(Member, "_execute", _executes_whatever_is_logged),
-    "PENDING is a final reply": _instead(Member, "_execute", _pending_is_final),
+    "what is logged is executed": _instead(Execution, "_execute", _executes_whatever_is_logged),
+    "PENDING is a final reply": _instead(Execution, "_execute", _pending_is_final),
     "a request waits twice": _instead(Namespace, "_executed", _copies_wait_again),
     "answers to those who waited are lost": _instead(
         GroupState, "take_answers", _answers_are_lost

@@ -90,7 +90,7 @@ class Group:
     def __init__(self, rng: random.Random, replica_class: type[Replica] = Replica) -> None:
         self.rng, self.truth = rng, Truth()
         self.replica = replica_class(WatchedState(self.truth, rng), rng.random)
-        self.replica.table = WatchedTable(self.truth)
+        self.replica.state.table = WatchedTable(self.truth)
         self.now = self.view = self.paused = self.clock_offset = 0
         self.chaos, self.silence = True, Silence()
         self.log: list[Spec] = []
@@ -115,7 +115,7 @@ class Group:
         self.attached: dict[int, Connection] = {}
         self.resumes: list[tuple[Connection, int, int]] = []
         self.silence.begin(self.now * BEAT_MS)
-        self.replica.view = self.view
+        self.replica.state.view = self.view
         self.log.append(Spec(Kind.NOOP))
 
     # ---- answers
@@ -153,10 +153,11 @@ class Group:
 
     def snapshot(self) -> None:
         """Go on with what a snapshot holds."""
-        frozen = b"".join(self.replica.freeze())
-        for _ in self.replica.restore(Pieces([frozen])):
+        frozen = b"".join(self.replica.parts.execution.freeze())
+        for _ in self.replica.parts.execution.restore(Pieces([frozen])):
             pass
-        require(b"".join(self.replica.freeze()) == frozen, "a snapshot gives another state")
+        again = b"".join(self.replica.parts.execution.freeze())
+        require(again == frozen, "a snapshot gives another state")
 
     # ---- the log
 
@@ -165,13 +166,13 @@ class Group:
         if self.suspended or self.paused or not self.log:
             return
         spec = self.log.pop(0)
-        found = self.replica.judge(INSTANCE, spec.session, spec.csn)
-        self.replica.wall_ms = 10**9 + self.now * 100 + self.clock_offset
-        entry = self.replica.next_entry(
+        found = self.replica.parts.execution.judge(INSTANCE, spec.session, spec.csn)
+        self.replica.state.wall_ms = 10**9 + self.now * 100 + self.clock_offset
+        entry = self.replica.parts.execution.next_entry(
             spec.kind, Body(argv=spec.argv), INSTANCE, spec.session, spec.csn, spec.claim
         )
         self.truth.replied = None
-        self.replica.advance(entry.lsn)
+        self.replica.parts.execution.advance(entry.lsn)
         self.truth.check(self.replica, spec.kind)
         require(not self.refused & self.truth.ran, "an attempt that was refused was executed")
         if spec.kind is Kind.SESSION_EXPIRE:
@@ -248,7 +249,7 @@ class Group:
         if self.chaos and self.rng.random() < 0.06:
             return self.refuse(connection, ask, "BUSY")
         key = session, ask.csn
-        found = self.replica.judge(INSTANCE, *key)
+        found = self.replica.parts.execution.judge(INSTANCE, *key)
         if key in self.in_flight:
             self.in_flight[key].append((connection, ask))
         elif found.past in (Past.STORED, Past.WAITING):
@@ -274,11 +275,12 @@ class Group:
         self.silence.pass_time(self.now * BEAT_MS, not self.suspended)
         if self.suspended:
             return
-        table = self.replica.table
-        silent = self.silence.silent(table, self.replica.time_out_ms, self.replica.machine.weight)
+        table, machine = self.replica.table, self.replica.machine
+        time_out_ms = self.replica.parts.reads.time_out_ms
+        silent = self.silence.silent(table, time_out_ms, machine.weight)
         if silent:
             self.log.append(Spec(Kind.SESSION_EXPIRE, tuple(b"%d" % one for one in silent)))
-        late = self.silence.late(self.replica.machine.offers, table, self.replica.time_out_ms)
+        late = self.silence.late(machine.offers, table, time_out_ms)
         for path, session, lsn, _ in late:
             self.log.append(Spec(Kind.TICK, (path, b"%d" % session, b"%d" % lsn)))
 

@@ -62,7 +62,7 @@ from millstream.vsr.core.effects import (
     SetTimer,
     Timer,
 )
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import LENGTH, Envelope, GetEpoch
 from millstream.vsr.core.replica.member import Status
 
@@ -83,7 +83,7 @@ class Node:
         self.address = Address(f"node{number}", PORT)
         self.coord = Address(f"node{number}", PORT + 1)
         self.content: bytes | None = None
-        self.folders: dict[bytes, Standing] = {}
+        self.folders: dict[bytes, HardState] = {}
         self.formatted_ever: dict[bytes, int] = {}
         self.incarnation = 0
         self.pool: Pool | None = None

@@ -122,7 +122,7 @@ def _snapshots(choices: Choices) -> None:
     data = _damaged(choices, _example())
     replica = Replica(GroupState(), lambda: 0.5)
     try:
-        for _ in replica.restore(Pieces([data])):
+        for _ in replica.parts.execution.restore(Pieces([data])):
             pass
     except MillstreamError:
         pass

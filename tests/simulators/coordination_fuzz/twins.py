@@ -67,20 +67,20 @@ class _Member:
     ) -> bytes | None:
         """Have an entry executed; return the reply, if it was a command that was."""
         replica = self.replica
-        replica.wall_ms = ts_ms
+        replica.state.wall_ms = ts_ms
         self.state.replies.clear()
-        entry = replica.next_entry(kind, body, INSTANCE, session, csn, claim)
-        replica.advance(entry.lsn)
-        replica.effects.clear()
+        entry = replica.parts.execution.next_entry(kind, body, INSTANCE, session, csn, claim)
+        replica.parts.execution.advance(entry.lsn)
+        replica.state.effects.clear()
         return self.state.replies[0] if self.state.replies else None
 
     @property
     def frozen(self) -> bytes:
-        return b"".join(self.replica.freeze())
+        return b"".join(self.replica.parts.execution.freeze())
 
     def again(self, frozen: bytes) -> None:
         """Go on from a snapshot."""
-        for _ in self.replica.restore(Pieces([frozen])):
+        for _ in self.replica.parts.execution.restore(Pieces([frozen])):
             pass
 
     @property

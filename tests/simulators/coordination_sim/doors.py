@@ -181,7 +181,7 @@ class Door:
         replica = self.machine.replica
         if replica is None or not replica.members:
             return Where()
-        leader = self.guests.world.network.machines[replica.primary]
+        leader = self.guests.world.network.machines[replica.state.primary]
         return Where(replica.epoch, replica.view, f"node{leader.number}:{PORT}")
 
     def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:

@@ -100,7 +100,7 @@ class Scope:
         self.world, self.group_id, self.number, self.source = world, group_id, number, source
         self.loop, self.weather, self.counts = world.loop, world.weather, world.counts
         self.seed: Any = f"{world.seed}/{group_id.hex()}"
-        self.replica_class = world.replica_class
+        self.plant, self.replica_class = world.plant, world.replica_class
         self.last_leader: tuple[Any, ...] = ()
         self.machines = Members()
         self.network = self.clients = self

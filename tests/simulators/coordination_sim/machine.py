@@ -36,7 +36,7 @@ from millstream.vsr.core.effects import (
     WriteSnapshot,
 )
 from millstream.vsr.core.entries import Entry
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import Envelope, SnapshotDone
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.snapshots import SnapshotId
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 class Machine:
     """A node with its disk; `replica` is None while it is down."""
 
-    def __init__(self, world: World, number: int, standing: Standing) -> None:
+    def __init__(self, world: World, number: int, standing: HardState) -> None:
         self.world, self.loop, self.number, self.id = world, world.loop, number, standing.node_id
         self.rng = stream(world.seed, f"machine/{number}")
         self.disk = SimulatedDisk(stream(world.seed, f"disk/{number}"), count(1))
@@ -168,14 +168,14 @@ class Machine:
         machine.format_max = 1 + self.is_upgraded
         chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
         self.replica = world.replica_class(machine, chance)
-        self.replica.contradict = contradicted
-        self.replica.hint_entries_max = world.weather.hint
-        self.replica.batch_entries_max = world.weather.batch
-        self.replica.apply_entries_max = world.weather.apply
-        self.replica.snapshot_entries = world.weather.snapshot
-        self.replica.snapshot_share = 1
-        self.replica.retain_entries = world.weather.retain
-        self.replica.part_bytes = world.weather.part
+        self.replica.state.contradict = contradicted
+        self.replica.state.tuning.hint_entries_max = world.weather.hint
+        self.replica.state.tuning.batch_entries_max = world.weather.batch
+        self.replica.state.tuning.apply_entries_max = world.weather.apply
+        self.replica.state.tuning.snapshot_entries = world.weather.snapshot
+        self.replica.state.tuning.snapshot_share = 1
+        self.replica.state.tuning.retain_entries = world.weather.retain
+        self.replica.state.tuning.part_bytes = world.weather.part
         self.seen_commit, self.seen_log = 0, ()
         self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
         self.work, self.written_snapshot = Work(self.clock()), None
@@ -284,6 +284,8 @@ class Machine:
         before = self.replica.status
         self.was_lost = before is Status.LOST
         effects = self.replica.step(now, max(0, int(now) + self.wall_ms), *events)
+        if world.plant is None:
+            self.replica.check_invariants()
         audience = getattr(self.replica.machine, "audience", None)  # registers have none
         if audience is not None and self.replica.status is Status.RETIRED is not before:
             audience.skip()  # as the node does
@@ -434,7 +436,7 @@ class Machine:
         r = self.replica
         if r is None or r.status is not Status.NORMAL or self.is_astray:
             return False
-        return r.current and not r.log.holes
+        return r.state.current and not r.log.holes
 
     @property
     def is_astray(self) -> bool:

@@ -32,8 +32,8 @@ from millstream.coordination.core.resp.pushes import Listener
 from millstream.vsr.core import client_table
 from millstream.vsr.core.client_table import Past, Verdict
 from millstream.vsr.core.effects import Code
-from millstream.vsr.core.replica.member import Member
-from millstream.vsr.core.replica.reads import Reading
+from millstream.vsr.core.replica.execution import Execution
+from millstream.vsr.core.replica.reads import Reads
 from millstream.vsr.core.values import OK
 from simulators.namespace_plants import PLANTS as OF_STATES
 
@@ -63,7 +63,7 @@ _Session = client_table._Session
 _JUDGE = _Session.judge
 _GIVE_BACK = QueueItems.give_back
 _NOTIFY, _TAKE = Waits._notify, Listener.take
-_VALUE, _STALE = front_prefixes._value, Reading._on_stale_read
+_VALUE, _STALE = front_prefixes._value, Reads._on_stale_read
 _ALLOW, _GUARD = Permissions.allow, Permissions.guard
 _HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
@@ -103,11 +103,12 @@ def _quiet() -> AbstractContextManager[Any]:
     return mock.patch.multiple(subscribing, updates_of=_deletes_are_quiet)
 
 
-def _is_not_done(member: Any) -> None:
-    for lsn in sorted(member._waiting):
-        for ticket in member._waiting[lsn]:
-            member.reply(ticket, Code.NOTPRIMARY)
-    member._waiting, member._in_flight = {}, {}
+def _is_not_done(execution: Any) -> None:
+    state = execution.state
+    for lsn in sorted(state.waiting):
+        for ticket in state.waiting[lsn]:
+            state.reply(ticket, Code.NOTPRIMARY)
+    state.waiting, state.in_flight = {}, {}
 
 
 def _last_is_new(session: Any, csn: int) -> Any:
@@ -266,7 +267,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_not_done": (
         "Who leads no more says that what it logged was not done.",
-        instead(Member, "forget_clients", _is_not_done), REFUSED, LEADERS,
+        instead(Execution, "forget_clients", _is_not_done), REFUSED, LEADERS,
     ),
     "ns_silent_gap": (
         "A snapshot that replaces a state is not told to subscribers.",
@@ -302,7 +303,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_not_behind": (
         "Who is behind what a client has seen answers all the same.",
-        instead(Reading, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
+        instead(Reads, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
         BEHIND,
     ),
     "ns_rights_stay": (

@@ -14,7 +14,7 @@ from millstream.coordination.core.pool.effects import Say
 from millstream.coordination.core.pool.file_format import Phase, decode_node_file
 from millstream.coordination.core.pool.messages import Deleted, Founded, Tables
 from millstream.vsr.core.configuration import Configuration
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from simulators.coordination_sim.truth import WrongError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PoolTruth:
                 if group_id not in kept.tables.tombstones:
                     raise WrongError(f"node {number} says it has deleted what is not durable")
 
-    def formatted(self, node: Any, standing: Standing) -> None:
+    def formatted(self, node: Any, standing: HardState) -> None:
         """A node has formatted a group."""
         if standing.configuration.members:
             founders = self.founders.setdefault(standing.group_id, set())

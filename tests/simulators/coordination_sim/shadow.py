@@ -29,7 +29,9 @@ from millstream.coordination.core.namespace.state.run import Notice
 from millstream.vsr.core.client_table import ClientTable
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Body, Entry, Kind
+from millstream.vsr.core.replica.parts import PartTypes
 from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.replica.snapshot_taking import Snapshots
 from simulators.coordination_sim.hearers import Told
 from simulators.coordination_sim.loop import stream
 from simulators.coordination_sim.names import ALONE, Names
@@ -303,12 +305,18 @@ class ShadowTable(ClientTable):
         super().store(session, csn, value, lsn)
 
 
-class Executor(Replica):
-    """Executes, and does nothing else."""
+class NoSnapshots(Snapshots):
+    """Takes none."""
 
     def take_snapshot(self, asked: Entry) -> None: ...
 
     def hold_stable(self, named: Entry) -> None: ...
+
+
+class Executor(Replica):
+    """Executes, and does nothing else."""
+
+    part_types = PartTypes(snapshots=NoSnapshots)
 
 
 class Shadow:
@@ -320,19 +328,19 @@ class Shadow:
         self.state = ShadowState(self.truth, rng)
         self.state.audience.on_notice = lambda notice: self.truth.notices.append(notice)
         self.replica = Executor(self.state, rng.random)
-        self.replica.table = ShadowTable(self.truth)
+        self.replica.state.table = ShadowTable(self.truth)
         self.told = {root: Told(root, names) for root in ROOTS}
 
     def commit(self, entry: Entry, at_lsn: dict[int, tuple[bytes, int]], number: int) -> None:
         """Execute the next entry; note its result, and look."""
         self.state.reply, self.truth.changed, self.truth.notices = None, [], []
         self.replica.log.append(entry)
-        self.replica.advance(entry.lsn)
+        self.replica.parts.execution.advance(entry.lsn)
         self.truth.check(self.replica, entry.header.kind)
         if self.state.reply is not None:
             at_lsn[entry.lsn] = self.state.reply, number + number_of(self.state, entry.lsn)
         if entry.header.kind is Kind.SNAPSHOT:
-            digest = sha256(b"".join(self.replica.freeze())).digest()
+            digest = sha256(b"".join(self.replica.parts.execution.freeze())).digest()
             self.world.truth.states.hashes[entry.lsn] = digest
         for told in self.told.values():
             told.take(self.state, entry.lsn, self.truth.changed)

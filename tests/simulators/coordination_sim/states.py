@@ -106,11 +106,11 @@ class States:
         """Look at whether a member whose state is wrong knows it."""
         replica = machine.replica
         registers = replica.machine
-        if replica.is_diverged and not registers.was_astray:
+        if replica.state.is_diverged and not registers.was_astray:
             raise WrongStateError(f"node {machine.number} begins anew, and its state was right")
         if not registers.is_astray:
             return
-        if replica.has_state and not replica.flipping and self._has_seen(machine, replica):
+        if replica.has_state and not replica.is_persisting and self._has_seen(machine, replica):
             raise WrongStateError(f"node {machine.number} goes on with another state")
         if replica.status is Status.LOST and not replica.report().is_diverged:
             raise WrongStateError(f"node {machine.number} gives no alarm")
@@ -118,7 +118,7 @@ class States:
     def _has_seen(self, machine: Machine, replica: Any) -> bool:
         """Whether its newest snapshot is on its disk, and it knows another one to be right."""
         written = machine.written_snapshot
-        if written is None or written.lsn != replica.asked_lsn:
+        if written is None or written.lsn != replica.parts.execution.asked_lsn:
             return False
         named, digest = self.stable.get(written.number, (0, b""))
         return 0 < named <= replica.commit_lsn and digest != written.hash

@@ -68,7 +68,7 @@ class Times:
     def hear(self, machine: Machine, now_ms: float, events: Iterable[Any]) -> None:
         """Note who is heard by a process that is about to take events."""
         work, replica = machine.work, machine.replica
-        may_hear = replica.leading and not replica.suspended and not replica.flipping
+        may_hear = replica.leading and not replica.suspended and not replica.is_persisting
         for event in events:
             kind = type(event)
             if kind is Timer:
@@ -81,7 +81,8 @@ class Times:
         replica, work = machine.replica, machine.work
         view = (replica.epoch, replica.view)
         if work.view != view:
-            work.view, work.since_ms, work.looked = view, work.worked_ms, replica.noop_lsn - 1
+            work.view, work.since_ms = view, work.worked_ms
+            work.looked = replica.state.noop_lsn - 1
         for lsn in range(max(work.looked, replica.log.base.lsn) + 1, replica.log.op_lsn + 1):
             entry = replica.log.entry_at(lsn)
             if entry is None or (entry.header.epoch, entry.header.view) != view:
@@ -98,7 +99,7 @@ class Times:
             return
         ahead = sorted((self.ahead_ms.get(m, -1e12) for m in replica.members), reverse=True)
         now = self.world.loop.now
-        believed = ahead[replica.quorum // 2] + now * (1 + 2 * self.world.weather.drift)
+        believed = ahead[replica.state.quorum // 2] + now * (1 + 2 * self.world.weather.drift)
         if entry.header.ts_ms > believed + AHEAD_MS_MAX + 1:
             raise WrongTimeError(f"entry {entry.lsn} shows the time of one wrong clock")
 

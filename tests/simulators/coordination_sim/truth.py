@@ -16,7 +16,7 @@ from millstream.vsr.core.client_table import WINDOW_MAX
 from millstream.vsr.core.configuration import generation, successor
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Entry, Kind
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import (
     DoViewChange,
     Envelope,
@@ -147,7 +147,7 @@ class Truth:
 
     # ---- what is durable and said
 
-    def found(self, machine: Machine, standing: Standing) -> None:
+    def found(self, machine: Machine, standing: HardState) -> None:
         """Look at the promises that a restart found."""
         if (standing.configuration.epoch, standing.view) < machine.told:
             raise WrongError(f"node {machine.number} said {machine.told}, found {standing}")
@@ -178,7 +178,7 @@ class Truth:
         if isinstance(payload, SnapshotDone) and not machine.has_snapshot(payload):
             raise WrongError(f"node {machine.number} says too early that it has a snapshot")
         is_lost = machine.replica.status is Status.LOST and (
-            machine.was_lost or not machine.replica.is_diverged
+            machine.was_lost or not machine.replica.state.is_diverged
         )  # what it said until it saw that its state is wrong was right
         if is_lost and isinstance(payload, VOTES):
             raise WrongError(f"node {machine.number} has lost its log and says {payload}")
@@ -204,7 +204,7 @@ class Truth:
         machine.seen_log = seen
         if replica.commit_lsn > log.op_lsn:
             raise WrongError(f"node {machine.number} has committed more than it has")
-        if replica.commit_lsn < machine.seen_commit and replica.is_diverged:
+        if replica.commit_lsn < machine.seen_commit and replica.state.is_diverged:
             machine.seen_commit = replica.commit_lsn  # it begins anew, with the others' state
         if replica.commit_lsn < machine.seen_commit:
             raise WrongError(f"node {machine.number} takes back what it committed")

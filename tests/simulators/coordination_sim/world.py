@@ -190,7 +190,7 @@ class World:
         replica = machine.replica
         if self.weather.journalled or replica is None or self.is_lost:
             return True
-        if replica.flipping:
+        if replica.is_persisting:
             return False
         members = replica.members
         if machine.id not in members or replica.status is Status.RETIRED:
@@ -198,7 +198,9 @@ class World:
         forgotten = 1
         for other in (self.network.machines[m] for m in members if m != machine.id):
             r = other.replica
-            if other.told[0] > replica.epoch or (r and (r.flipping or r.epoch != replica.epoch)):
+            if other.told[0] > replica.epoch or (
+                r and (r.is_persisting or r.epoch != replica.epoch)
+            ):
                 return False
             forgotten += not other.remembers
         return forgotten <= (len(members) - 1) // 2
@@ -216,7 +218,7 @@ class World:
         members = [self.network.machines[m] for m in leader.replica.members]
         if any(m.told[0] > leader.replica.epoch for m in self.machines) or not all(
             m.well and m.replica.epoch == leader.replica.epoch
-            and not m.replica.flipping and not m.replica.closing for m in members
+            and not m.replica.is_persisting and not m.replica.state.closing for m in members
         ):  # fmt: skip
             return False
         self.is_lost = True
@@ -296,7 +298,7 @@ class World:
             return f"node {machine.number} (down)"
         flags = "".join(
             f" {flag}" for flag, is_so in (
-                ("leads", r.leading), ("suspended", r.suspended), ("flips", r.flipping),
+                ("leads", r.leading), ("suspended", r.suspended), ("flips", r.is_persisting),
             ) if is_so
         )  # fmt: skip
         return (

@@ -24,11 +24,11 @@ from millstream.vsr.core.effects import (
     Soon,
     Start,
     Timer,
+    WriteHardState,
     WriteSnapshot,
-    WriteStanding,
 )
 from millstream.vsr.core.entries import GENESIS, Body, Entry
-from millstream.vsr.core.hard_state import Standing, founded
+from millstream.vsr.core.hard_state import HardState, founded
 from millstream.vsr.core.messages import Envelope, Payload
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.snapshots import Snapshot
@@ -58,7 +58,7 @@ class Group:
         self.replies: dict[int, Reply] = {}
         self.sent: list[tuple[int, int, Envelope]] = []
         self.installs: list[Install] = []
-        self.standings: list[Standing] = []
+        self.standings: list[HardState] = []
         self.disks: list[list[Entry]] = [[] for _ in self.ids]
         self.bases = [GENESIS for _ in self.ids]
         self.stables: list[Snapshot | None] = [None for _ in self.ids]
@@ -89,7 +89,9 @@ class Group:
 
     def step(self, number: int, *events: Event) -> None:
         """Give a replica an event and carry out what it wants."""
-        for effect in self.replicas[number].step(self.now, int(self.now), *events):
+        effects = self.replicas[number].step(self.now, int(self.now), *events)
+        self.replicas[number].check_invariants()
+        for effect in effects:
             match effect:
                 case Send(receiver, envelope):
                     self.net.append((number, self.ids.index(receiver), envelope))
@@ -118,7 +120,7 @@ class Group:
                     self.written(number, op)
                 case CallSoon():
                     self.step(number, Soon())
-                case WriteStanding(op, standing):
+                case WriteHardState(op, standing):
                     self.standings[number] = standing
                     self.written(number, op)
                 case _:

@@ -36,7 +36,7 @@ class SessionWatch:
 
     def touched(self, number: int, replica: Any, session: int) -> None:
         """Note that a primary heard of a session."""
-        if session and replica.leading and not replica.suspended and not replica.flipping:
+        if session and replica.leading and not replica.suspended and not replica.is_persisting:
             process = (number, replica.incarnation)
             self.heard[(*process, session)] = self.beats.get(process, 0)
 
@@ -46,7 +46,7 @@ class SessionWatch:
         view = (*process, replica.epoch, replica.view)
         beats = self.beats.get(process, 0)
         since = self.since.setdefault(view, beats)
-        for lsn in range(self.looked.get(view, replica.noop_lsn), replica.log.op_lsn + 1):
+        for lsn in range(self.looked.get(view, replica.state.noop_lsn), replica.log.op_lsn + 1):
             entry = replica.log.entry_at(lsn)
             if entry is None or entry.header.kind is not Kind.SESSION_EXPIRE:
                 continue

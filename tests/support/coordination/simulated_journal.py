@@ -19,20 +19,20 @@ from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.disk.durable_steps import DurableImage
 from millstream.vsr.core.disk.journal import Journal, format_group, is_formatted
 from millstream.vsr.core.entries import GENESIS, Body, Entry, Kind, Link, chain
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.snapshots import Snapshot, SnapshotId, snapshot_of
 from support.kv.simulated_disk import FAULTS, Crash, Fault, SimulatedDisk, nothing_happens
 
 GROUP, NODE, OTHER = b"group-of-the-day", b"a" * 16, b"b" * 16
 SEGMENT_BYTES = 1500
 """A few entries, so that segments are many."""
-STANDING = Standing(GROUP, NODE, 0, 0, (0, 0), Configuration(0, (NODE, OTHER)))
+STANDING = HardState(GROUP, NODE, 0, 0, (0, 0), Configuration(0, (NODE, OTHER)))
 
 
 class State(NamedTuple):
     """What a start may find; the log's entries, those below `base` included."""
 
-    standing: Standing
+    standing: HardState
     base: Link = GENESIS
     log: tuple[Entry, ...] = ()
     snapshot: SnapshotId | None = None
@@ -157,7 +157,7 @@ class JournalWorld:
             link = found[-1].header.link
         return found
 
-    def promised(self) -> Standing:
+    def promised(self) -> HardState:
         old = self.state.standing
         return old._replace(
             view=old.view + 1, commit_hint=self.rng.randint(old.commit_hint, self.state.op_lsn)

@@ -30,7 +30,7 @@ from millstream.errors import MillstreamError
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.files import sync_directory
 from millstream.vsr.core.disk.durable_steps import is_of_one
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.snapshots import Snapshot
 
 __all__ = ["RESTORED_BYTES_MAX", "Restored", "back_up", "restore"]
@@ -67,7 +67,7 @@ def _write(path: Path, snapshot: Snapshot, *, is_of_one: bool) -> None:
     sync_directory(path.parent)
 
 
-async def restore(groups: Groups, standing: Standing, file: str) -> Restored | Refusal:
+async def restore(groups: Groups, standing: HardState, file: str) -> Restored | Refusal:
     """Make a group of the state in a file; return the LSN that it is of, and `OF_ONE` if so."""
     path = Path(file)
     if not path.is_absolute():
@@ -80,7 +80,7 @@ async def restore(groups: Groups, standing: Standing, file: str) -> Restored | R
         return Refusal("ERR", str(error))
 
 
-def _restore(groups: Groups, standing: Standing, path: Path) -> Restored:
+def _restore(groups: Groups, standing: HardState, path: Path) -> Restored:
     if not path.is_file():
         raise OSError(None, "there is no such file")
     with path.open("rb") as file:

@@ -35,7 +35,7 @@ from millstream.vsr.core.disk.careful_files import CarefulFiles
 from millstream.vsr.core.disk.journal import format_group, is_formatted
 from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.entries import ID_BYTES
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.replica.member import Status
 
 __all__ = ["Groups"]
@@ -130,7 +130,7 @@ class Groups:
         """Return the directory of a group, made if it is missing. Blocks."""
         return _WatchedDisk(self.directory / group_id.hex(), self._on_progress)
 
-    async def format(self, standing: Standing) -> None:
+    async def format(self, standing: HardState) -> None:
         """Make the files of a group; harmless if they are there.
 
         Raises:
@@ -138,7 +138,7 @@ class Groups:
         """
         await asyncio.to_thread(self._format, standing)
 
-    def _format(self, standing: Standing) -> None:
+    def _format(self, standing: HardState) -> None:
         disk = self.disk(standing.group_id)
         if is_formatted(disk):
             settled = CarefulFiles(disk)  # a process that was killed may not have come to that

@@ -23,8 +23,8 @@ from millstream.ports.disk import Disk
 from millstream.vsr.core.configuration import Configuration, forked_epoch
 from millstream.vsr.core.disk.durable_steps import decode_snapshot, encode_snapshot_head
 from millstream.vsr.core.disk.journal import Journal, format_group
-from millstream.vsr.core.hard_state import Standing
-from millstream.vsr.core.replica.member import epoch_in
+from millstream.vsr.core.hard_state import HardState
+from millstream.vsr.core.replica.execution import epoch_in
 from millstream.vsr.core.snapshots import Snapshot
 
 __all__ = ["OF_ONE", "backup_parts", "format_restored", "read_backup"]
@@ -55,7 +55,7 @@ def read_backup(content: bytes) -> Snapshot:
     return snapshot
 
 
-def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
+def format_restored(disk: Disk, standing: HardState, snapshot: Snapshot) -> None:
     """Format a new group of one whose state is that of a snapshot.
 
     Raises:

@@ -8,8 +8,8 @@ Invariants:
    counts as neither, whatever its number.
 3. A session's number is the LSN of the entry that opened it: never used again.
 
-Elsewhere: requests that are logged but not committed (`normal`), what a request waits for (the
-state machine), a session's time (the primary).
+Elsewhere: requests that are logged but not committed (`normal_case`), what a request waits for
+(the state machine), a session's time (the primary).
 
 Source: Liskov and Cowling 2012, section 4.1; V2R2, "Client Session".
 """

@@ -9,7 +9,8 @@ Invariants:
    to go on without its majority. No change of members leads from one generation to the next, so
    entries of two generations are of one history only up to where the later one began.
 
-Elsewhere: how one configuration follows another (`epochs`), what is durable of it (`standing`).
+Elsewhere: how one configuration follows another (`reconfiguration`), what is durable of it
+(`hard_state`).
 
 Source: Liskov and Cowling 2012, sections 2 and 7; V2R2, "Nomenclature".
 """

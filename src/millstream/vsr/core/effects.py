@@ -25,7 +25,7 @@ from millstream.vsr.core.entries import (
     Kind,
     Link,
 )
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import Envelope
 from millstream.vsr.core.snapshots import Snapshot, SnapshotId
 
@@ -59,8 +59,8 @@ __all__ = [
     "TakeSnapshot",
     "Timer",
     "Touch",
+    "WriteHardState",
     "WriteSnapshot",
-    "WriteStanding",
 ]
 
 
@@ -71,14 +71,14 @@ class Damaged(NamedTuple):
 
 
 class Image(NamedTuple):
-    """What a restart finds: the standing, and the log from its first entry on.
+    """What a restart finds: the hard state, and the log from its first entry on.
 
     `lost`: the log cannot be told any more, and what is found of it is worth nothing. `base`: the
     entry before the first one of the log. `stable`: the snapshot that stands for what is below;
     `snapshot` is None if its file is damaged.
     """
 
-    standing: Standing
+    standing: HardState
     log: tuple[Entry | Damaged, ...] = ()
     lost: bool = False
     base: Link = GENESIS
@@ -268,7 +268,7 @@ class Append(NamedTuple):
 
 
 class Install(NamedTuple):
-    """Cut the log above `keep_lsn`, put `suffix` there, and replace the standing.
+    """Cut the log above `keep_lsn`, put `suffix` there, and replace the hard state.
 
     A crash leaves all of it or nothing.
     """
@@ -276,14 +276,14 @@ class Install(NamedTuple):
     op: int
     keep_lsn: int
     suffix: tuple[Entry, ...]
-    standing: Standing
+    standing: HardState
 
 
-class WriteStanding(NamedTuple):
-    """Replace the standing."""
+class WriteHardState(NamedTuple):
+    """Replace the hard state."""
 
     op: int
-    standing: Standing
+    standing: HardState
 
 
 class WriteSnapshot(NamedTuple):
@@ -302,7 +302,7 @@ class AdoptSnapshot(NamedTuple):
 
 
 class InstallSnapshot(NamedTuple):
-    """Let the log be `suffix` behind a snapshot of another member, and replace the standing.
+    """Let the log be `suffix` behind a snapshot of another member, and replace the hard state.
 
     A crash leaves all of it or nothing.
     """
@@ -310,10 +310,10 @@ class InstallSnapshot(NamedTuple):
     op: int
     snapshot: Snapshot
     suffix: tuple[Entry, ...]
-    standing: Standing
+    standing: HardState
 
 
-DiskEffect = Append | Install | WriteStanding | WriteSnapshot | AdoptSnapshot | InstallSnapshot
+DiskEffect = Append | Install | WriteHardState | WriteSnapshot | AdoptSnapshot | InstallSnapshot
 
 
 class Code(Enum):

@@ -10,7 +10,7 @@ Invariants:
 4. LSNs begin at 1 and grow by 1, `ts_ms` never falls; neither begins anew in a view or an epoch.
 5. `ts_ms` is information for people. No decision looks at it.
 
-Elsewhere: what is durable and where (`durable`), what a body asks for (the state machine).
+Elsewhere: what is durable and where (`durable_steps`), what a body asks for (the state machine).
 
 Source: Liskov and Cowling 2012; V2R2, "Nomenclature". docs/reference/coordination-format.md.
 """

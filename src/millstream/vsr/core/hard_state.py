@@ -5,9 +5,9 @@ Invariants:
 2. `last_normal` is the newest epoch and view in which the log was the one of that view's primary.
    Logs of equal `last_normal` are prefixes of one another. It grows together with the log's
    contents in one step, or not at all; what the view itself has brought may come after it.
-3. Nothing is said to anybody that a standing stands for before it is durable.
+3. Nothing is sent that depends on a hard state before that is durable.
 
-Elsewhere: its bytes and files (`durable`), when it changes (`member.Member.flip`).
+Elsewhere: its bytes and files (`durable_steps`), when it changes (`storage.Storage.persist`).
 
 Source: Liskov and Cowling 2012, section 4.
 """
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from millstream.vsr.core.configuration import Configuration
 
-__all__ = ["Standing", "founded"]
+__all__ = ["HardState", "founded"]
 
 
-class Standing(NamedTuple):
+class HardState(NamedTuple):
     """The promises of one member.
 
     `commit_hint`: so far the log was known to be committed; a restart learns the rest anew.
@@ -45,8 +45,8 @@ class Standing(NamedTuple):
 
 def founded(
     group_id: bytes, node_id: bytes, members: tuple[bytes, ...], journalled: bool = True
-) -> Standing:
-    """Return the standing of a member of a new group: view 0 is nobody's, view 1 is voted for."""
+) -> HardState:
+    """Return that of a member of a new group: view 0 is nobody's, view 1 is voted for."""
     assert list(members) == sorted(set(members))
     configuration = Configuration(0, members, journalled=journalled)
-    return Standing(group_id, node_id, 0, 0, (0, 0), configuration)
+    return HardState(group_id, node_id, 0, 0, (0, 0), configuration)

@@ -4,7 +4,7 @@ Invariants:
 1. The hashes are one chain; a hole keeps its hash, so what fills it is known exactly.
 2. Nothing at or below `base` is here: a snapshot stands for it.
 
-Elsewhere: what is durable of it (`member`), whose log counts (`choosing`), files (the journal).
+Elsewhere: what is durable of it (`storage`), whose log counts (`log_choice`), files (the journal).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Invariants:
 2. Entries are checked one by one as they are decoded (`entries`); their chain, by who uses them.
 3. `epoch` and `view` are the sender's own durable ones. A view that is only proposed is payload.
 
-Elsewhere: what a member does about them (`normal`, `views`, `epochs`), connections (the shell).
+Elsewhere: what a member does about them (`normal_case`, `view_change`, `reconfiguration`),
+connections (the shell).
 
 Source: Liskov and Cowling 2012, section 4; V2R2, "Communication".
 docs/reference/coordination-messages.md.

@@ -5,8 +5,8 @@ Invariants:
 2. A snapshot is in parts of equal size, the last one may be shorter; there is one at least.
    So it is made, sent, received and read a part at a time, and no step handles all of it.
 
-Elsewhere: when one is taken and what makes it stable (`snapshotting`), how a member gets one from
-another (`fetching`), its file (`durable`).
+Elsewhere: when one is taken and what makes it stable (`snapshot_taking`), how a member gets one
+from another (`state_transfer`), its file (`durable_steps`).
 
 Source: Liskov and Cowling 2012, section 5.1; Castro and Liskov 1999, section 4.3, on agreeing on
 a digest of the state.

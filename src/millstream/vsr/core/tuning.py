@@ -1,10 +1,10 @@
-"""What the settings of a group say of its members: how much they send and keep, and how often.
+"""How much the members of a group send and keep, and how often: built in, and set for a group.
 
 Invariants:
 1. Nothing of it decides anything between members: each may have it later than the others.
-2. What is set no more is again what it was by itself.
+2. A setting that is removed falls back to the built-in value.
 
-Elsewhere: the settings (the state machine has them), when they are looked at (`member`).
+Elsewhere: the settings (the state machine has them), when they are read (`execution`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["HEARTBEAT_MS", "TUNED", "Tuned", "numbers_of"]
+from millstream.vsr.core.snapshots import PART_BYTES
+
+__all__ = [
+    "APPLY_ENTRIES_MAX",
+    "BATCH_ENTRIES_MAX",
+    "HEARTBEAT_MS",
+    "HINT_ENTRIES_MAX",
+    "PATIENCE_MS",
+    "PATIENCE_SPREAD_MS",
+    "PIPELINE_MAX",
+    "RETAIN_BYTES",
+    "RETAIN_ENTRIES",
+    "SNAPSHOT_BYTES",
+    "SNAPSHOT_ENTRIES",
+    "SNAPSHOT_SHARE",
+    "TUNED",
+    "Tuning",
+    "numbers_of",
+]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, if nothing else is set, and the longest time between two
 tries of whatever has to be tried again."""
+APPLY_ENTRIES_MAX: Final = 512
+"""Entries applied in one step; one may take a tenth of a millisecond and more."""
+BATCH_ENTRIES_MAX: Final = 512
+"""Entries of one batch."""
+PIPELINE_MAX: Final = 4
+"""Batches that are sent and not yet committed while a lone request still leaves at once."""
+HINT_ENTRIES_MAX: Final = 65_536
+"""Committed since the hard state last said how many: so much a vote after a restart may name."""
+SNAPSHOT_ENTRIES: Final = 10_000
+"""Applied since the last snapshot, after which the next one is taken; who starts applies them."""
+SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
+"""The same in bytes of the log. It has to be more than the last snapshot has, in any case."""
+SNAPSHOT_SHARE: Final = 4
+"""Before that many bytes the log grows to as many times the last snapshot, so that snapshots are a
+small part of the work."""
+RETAIN_ENTRIES: Final = 100_000
+"""Kept in the log before the stable snapshot, for members that lag."""
+RETAIN_BYTES: Final = 256 * 1024 * 1024
+"""The log is cut further if it has more."""
+PATIENCE_MS: Final = 600
+"""A member that has not heard its primary for so long, or a little longer, asks for another; if
+nothing else is set."""
+PATIENCE_SPREAD_MS: Final = 300
+"""So much longer at most: drawn anew each time, so that members do not ask all at once."""
 TUNED: Final = {
     b"GROUP.SNAPSHOT.ENTRIES": "snapshot_entries",
     b"GROUP.LOG.RETAIN": "retain_entries",
@@ -25,13 +67,24 @@ TUNED: Final = {
     b"GROUP.HEARTBEAT": "heartbeat_ms",
     b"GROUP.VIEW.TIMEOUT": "view_time_out_ms",
 }
-"""Settings of the group, and which attribute of a replica says the same."""
+"""Settings of the group, and which attribute of `Tuning` has the same."""
 
 
-class Tuned:
-    """A member, as far as it is tuned; the other attributes are of the classes above."""
+class Tuning:
+    """The limits and times of one member, as they are now."""
 
+    apply_entries_max = APPLY_ENTRIES_MAX
+    batch_entries_max = BATCH_ENTRIES_MAX
+    pipeline_max = PIPELINE_MAX
+    hint_entries_max = HINT_ENTRIES_MAX
+    snapshot_entries = SNAPSHOT_ENTRIES
+    snapshot_bytes = SNAPSHOT_BYTES
+    snapshot_share = SNAPSHOT_SHARE
+    retain_entries = RETAIN_ENTRIES
+    retain_bytes = RETAIN_BYTES
+    part_bytes = PART_BYTES
     heartbeat_ms = HEARTBEAT_MS
+    view_time_out_ms = PATIENCE_MS, PATIENCE_MS + PATIENCE_SPREAD_MS
 
     def __init__(self) -> None:
         self._built_in: dict[str, int | tuple[int, int]] = {}

@@ -46,7 +46,7 @@ def examples_in(module: ModuleType) -> Iterator[Any]:
 
 def all_examples() -> list[Any]:
     """Return the examples of all modules that a program uses."""
-    package = "millstream.coordination.aio.client.group_client"
+    package = "millstream.coordination.aio.client"
     modules = [importlib.import_module(f"{package}.{name}") for name in MODULES]
     return [example for module in modules for example in examples_in(module)]
 

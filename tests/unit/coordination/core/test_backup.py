@@ -27,7 +27,7 @@ NEW = founded(b"n" * 16, ME, (ME,))
 
 
 def fresh_state() -> bytes:
-    return b"".join(Replica(Registers(), lambda: 0.5).freeze())
+    return b"".join(Replica(Registers(), lambda: 0.5).parts.execution.freeze())
 
 
 def taken(data: bytes) -> Snapshot:

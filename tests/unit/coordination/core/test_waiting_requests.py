@@ -52,7 +52,7 @@ class Clients:
         return self.group.replicas[self.group.leader].log.op_lsn
 
     def digest(self, number: int) -> bytes:
-        return b"".join(self.group.replicas[number].freeze())
+        return b"".join(self.group.replicas[number].parts.execution.freeze())
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_waits_outlive_a_snapshot(clients: Clients) -> None:
         clients.do(session, 1, b"LOCK", b"/n/a")
     state = clients.digest(clients.group.leader)
     other = Group(1, machine=GroupState).replicas[0]
-    for _ in other.restore(Pieces([state])):
+    for _ in other.parts.execution.restore(Pieces([state])):
         pass
-    assert b"".join(other.freeze()) == state
-    assert other.judge(ME, two, 1).value == PENDING
+    assert b"".join(other.parts.execution.freeze()) == state
+    assert other.parts.execution.judge(ME, two, 1).value == PENDING

@@ -47,6 +47,7 @@ from millstream.vsr.core.messages import (
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.snapshots import SnapshotId
+from millstream.vsr.core.tuning import Tuning
 from support.coordination.coordination_group import Group
 from support.coordination.coordination_logs import GROUP, chained
 
@@ -63,7 +64,7 @@ def filled(writes: int = 5, learners: int = 0) -> tuple[Group, int]:
 
 def say(group: Group, sender: int, receiver: int, payload: Payload, **changed: int) -> None:
     """Have one node say something to another one, whatever it would say itself."""
-    envelope = group.replicas[sender].sealed(payload)
+    envelope = group.replicas[sender].state.sealed(payload)
     group.step(receiver, Message(envelope._replace(**changed)))  # type: ignore[arg-type]
 
 
@@ -99,7 +100,7 @@ def test_a_member_whose_log_differs_in_one_view_loses_it_and_gets_the_group_s() 
     group, other = filled()
     log = group.replicas[other].log
     wrong = chained("x", log.link_at(log.op_lsn - 1) or log.base)
-    commit = group.replicas[group.leader].sign_of_life()
+    commit = group.replicas[group.leader].parts.normal.sign_of_life()
     say(group, group.leader, other, Prepare(tuple(wrong), *commit[:2]))
     assert group.replicas[other].status is Status.LOST
     assert group.replicas[other].report().contradiction == "two logs in one view"
@@ -134,7 +135,7 @@ def test_entries_of_another_group_are_not_taken() -> None:
     group, other = filled()
     replica = group.replicas[other]
     stranger = behind(replica.log.head, group_id=b"h" * 16)
-    say(group, group.leader, other, Prepare((stranger,), *replica.sign_of_life()[:2]))
+    say(group, group.leader, other, Prepare((stranger,), *replica.parts.normal.sign_of_life()[:2]))
     assert replica.log.op_lsn == group.replicas[group.leader].log.op_lsn
     go_on(group)
 
@@ -144,10 +145,15 @@ def test_what_only_a_primary_says_is_not_taken_of_others() -> None:
     leader, third = group.leader, ({0, 1, 2} - {group.leader, other}).pop()
     replica = group.replicas[other]
     head = replica.log.head
-    start = StartView(head.lsn, head.hash, *replica.sign_of_life()[:2], ())
+    start = StartView(head.lsn, head.hash, *replica.parts.normal.sign_of_life()[:2], ())
     own_view = replica.view + (other - leader) % 3
     say(group, third, other, start, view=own_view)
-    say(group, third, other, Prepare(tuple(chained("x", head)), *replica.sign_of_life()[:2]))
+    say(
+        group,
+        third,
+        other,
+        Prepare(tuple(chained("x", head)), *replica.parts.normal.sign_of_life()[:2]),
+    )
     assert (replica.status, replica.log.head) == (Status.NORMAL, head)
     go_on(group)
 
@@ -160,7 +166,7 @@ def test_a_view_s_log_that_lacks_what_is_committed_is_given_up() -> None:
     start = StartView(8, wrong[-1].header.hash, *commit[:2], tuple(wrong))
     say(group, leader, other, start, view=replica.view + 3)
     assert replica.contradiction == "a log lacks what is committed"
-    assert replica.repair is None
+    assert replica.parts.repairs.repair is None
     go_on(group)
 
 
@@ -168,10 +174,12 @@ def test_a_log_that_begins_elsewhere_is_given_up() -> None:
     group, other = filled()
     replica, leader = group.replicas[other], group.leader
     wrong = chained("abcdefgh", Link(0, b"?" * 16, 0))
-    start = StartView(8, wrong[-1].header.hash, *replica.sign_of_life()[:2], tuple(wrong))
+    start = StartView(
+        8, wrong[-1].header.hash, *replica.parts.normal.sign_of_life()[:2], tuple(wrong)
+    )
     say(group, leader, other, start, view=replica.view + 3)
     assert replica.contradiction == "a log lacks what a snapshot stands for"
-    assert replica.repair is None
+    assert replica.parts.repairs.repair is None
     go_on(group)
 
 
@@ -181,7 +189,7 @@ def test_a_view_begins_with_no_log_that_contradicts_a_promise() -> None:
     view = replica.view + 1
     assert replica.configuration.primary(view) == replica.id
     third = ({0, 1, 2} - {group.leader, other}).pop()
-    replica.leave(view)
+    replica.parts.views.leave(view)
     group.step(other)
     mark = Mark(b"?" * 16, whole=True)
     say(group, third, other, DoViewChange(9, 9, 1, mark.hash, 0, bytes(16), (mark,)), view=view)
@@ -216,11 +224,11 @@ def test_committed_nonsense_is_nothing_and_the_same_to_all(kind: Kind) -> None:
         data = wrong if isinstance(wrong, bytes) else _encoded(wrong)
         entry = behind(replica.log.head, kind, body=data)
         replica.log.append(entry)
-        replica._is_new = True
+        replica.parts.normal.is_new = True
         group.tick(times=4)
         assert replica.commit_lsn >= entry.lsn
     go_on(group)
-    states = {b"".join(replica.freeze()) for replica in group.replicas}
+    states = {b"".join(replica.parts.execution.freeze()) for replica in group.replicas}
     assert len(states) == 1
 
 
@@ -236,7 +244,7 @@ def test_an_end_of_an_epoch_that_is_none_ends_nothing() -> None:
     entry = behind(replica.log.head, Kind.RECONFIG, body=b"?")
     assert not is_closing(entry)
     replica.log.append(entry)
-    replica._is_new = True
+    replica.parts.normal.is_new = True
     group.tick(times=4)
     assert replica.contradiction == "an end of an epoch that is none"
     assert group.replicas[other].commit_lsn == entry.lsn - 1
@@ -329,7 +337,7 @@ class Nonsense:
         return marks if self.rng.random() < 0.8 else (*marks, Mark(self.digest(), whole=True))
 
     def snapshot(self) -> SnapshotId:
-        stable = self.replica().stable_id
+        stable = self.replica().state.stable_id
         if stable is not None and self.rng.random() < 0.6:
             return stable
         return SnapshotId(self.number(1, 2), Link(*self.end(), 0), self.rng.randbytes(32))
@@ -352,7 +360,7 @@ class Nonsense:
         )  # fmt: skip
 
     def nonce(self) -> int:
-        return self.number(*(replica._nonce for replica in self.group.replicas))
+        return self.number(*(replica.parts.recovery._nonce for replica in self.group.replicas))
 
     def payload(self) -> Payload:
         rng = self.rng
@@ -397,8 +405,8 @@ class Nonsense:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_members_say_none_ends(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replica, "retain_entries", 3)
-    monkeypatch.setattr(Replica, "part_bytes", 40)
+    monkeypatch.setattr(Tuning, "retain_entries", 3)
+    monkeypatch.setattr(Tuning, "part_bytes", 40)
     group, other = filled(learners=2)
     rng = random.Random(seed)
     nonsense = Nonsense(group, rng)

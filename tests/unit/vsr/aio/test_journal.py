@@ -15,7 +15,7 @@ from millstream.runtime.disk import OsDisk
 from millstream.vsr.aio import journal as module
 from millstream.vsr.aio.journal import JournalThread
 from millstream.vsr.core.disk.journal import Journal, format_group
-from millstream.vsr.core.effects import Append, Install, WriteSnapshot, WriteStanding
+from millstream.vsr.core.effects import Append, Install, WriteHardState, WriteSnapshot
 from millstream.vsr.core.entries import GENESIS, Entry
 from millstream.vsr.core.snapshots import snapshot_of
 from support.coordination.simulated_journal import STANDING, JournalWorld
@@ -94,7 +94,7 @@ async def test_steps_are_reported_in_order_and_are_durable() -> None:
         entries = group.entries(5)
         standing = STANDING._replace(view=1)
         group.journal.carry_out(Append(1, tuple(entries[:2])))
-        group.journal.carry_out(WriteStanding(2, standing))
+        group.journal.carry_out(WriteHardState(2, standing))
         group.journal.carry_out(Append(3, tuple(entries[2:4])))
         group.journal.carry_out(
             Install(4, 3, tuple(entries[3:]), standing._replace(last_normal=(0, 1)))
@@ -113,7 +113,7 @@ async def test_appends_that_wait_become_one() -> None:
         group.journal.carry_out(Append(1, tuple(entries[:1])))
         await group.until_done(1)
         group.gate.clear()
-        group.journal.carry_out(WriteStanding(2, STANDING))
+        group.journal.carry_out(WriteHardState(2, STANDING))
         await asyncio.sleep(0)
         for op in range(3, 11):
             group.journal.carry_out(Append(op, tuple(entries[op - 2 : op - 1])))
@@ -141,7 +141,7 @@ async def test_without_space_a_step_waits_and_nothing_overtakes_it(
         group.failing = {WRITE: errno.ENOSPC}
         group.effects.clear()
         group.journal.carry_out(Append(1, tuple(group.entries(2))))
-        group.journal.carry_out(WriteStanding(2, STANDING._replace(view=1)))
+        group.journal.carry_out(WriteHardState(2, STANDING._replace(view=1)))
         await group.until(lambda: group.effects.count(WRITE) >= 3)
         assert group.journal.is_full
         assert group.done == []
@@ -206,7 +206,7 @@ async def test_a_failed_disk_is_told_once_and_ends_everything(kind: str, number:
         await group.until_done(1)
         group.failing = {kind: number}
         group.journal.carry_out(Append(2, tuple(entries[1:2])))
-        group.journal.carry_out(WriteStanding(3, STANDING._replace(view=1)))
+        group.journal.carry_out(WriteHardState(3, STANDING._replace(view=1)))
         await group.until(lambda: bool(group.errors))
         group.failing = {}
         group.journal.carry_out(Append(4, tuple(entries[1:2])))
@@ -229,10 +229,10 @@ async def test_too_many_steps_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "STEPS_MAX", 1)
     async with opened() as group:
         group.gate.clear()
-        group.journal.carry_out(WriteStanding(1, STANDING))
-        group.journal.carry_out(WriteStanding(2, STANDING))
+        group.journal.carry_out(WriteHardState(1, STANDING))
+        group.journal.carry_out(WriteHardState(2, STANDING))
         with pytest.raises(AssertionError, match="more steps wait"):
-            group.journal.carry_out(WriteStanding(3, STANDING))
+            group.journal.carry_out(WriteHardState(3, STANDING))
 
 
 async def test_files_that_cannot_be_opened_leave_no_thread() -> None:

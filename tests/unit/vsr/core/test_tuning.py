@@ -4,7 +4,7 @@ import pytest
 
 from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.replica.replica import Replica
-from millstream.vsr.core.tuning import TUNED, Tuned, numbers_of
+from millstream.vsr.core.tuning import TUNED, Tuning, numbers_of
 
 
 @pytest.mark.parametrize(
@@ -14,20 +14,20 @@ from millstream.vsr.core.tuning import TUNED, Tuned, numbers_of
 def test_a_member_is_woken_at_least_once_for_each_beat(
     beat_ms: int, ticks: int, tick_ms: float, slow_ms: int
 ) -> None:
-    tuned = Tuned()
+    tuned = Tuning()
     tuned.heartbeat_ms = beat_ms
     assert (tuned.ticks_per_beat, tuned.tick_ms, tuned.beat_ms) == (ticks, tick_ms, slow_ms)
 
 
 def test_each_setting_is_of_a_replica_and_is_taken_back() -> None:
-    replica = Replica(Registers(), lambda: 0.5)
-    before = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
+    tuning = Replica(Registers(), lambda: 0.5).state.tuning
+    before = {attribute: getattr(tuning, attribute) for attribute in TUNED.values()}
     settings = dict.fromkeys(TUNED, b"7") | {b"GROUP.VIEW.TIMEOUT": b"300-400 ms"}
-    replica.tune(settings)
-    found = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
+    tuning.tune(settings)
+    found = {attribute: getattr(tuning, attribute) for attribute in TUNED.values()}
     assert found == dict.fromkeys(before, 7) | {"view_time_out_ms": (300, 400)}
-    replica.tune({b"GROUP.PIPELINE": b"5"})
-    after = {attribute: getattr(replica, attribute) for attribute in TUNED.values()}
+    tuning.tune({b"GROUP.PIPELINE": b"5"})
+    after = {attribute: getattr(tuning, attribute) for attribute in TUNED.values()}
     assert after == before | {"pipeline_max": 5}
 
 

@@ -34,7 +34,7 @@ from millstream.vsr.core.effects import (
     TakeSnapshot,
     Timer,
 )
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.messages import Envelope
 from millstream.vsr.core.replica.member import Status
 
@@ -212,7 +212,7 @@ class FormatGroup(NamedTuple):
     """Format a group's folder, unless it is formatted; durably."""
 
     op: int
-    standing: Standing
+    standing: HardState
 
 
 class OpenGroup(NamedTuple):
@@ -285,7 +285,7 @@ class AskRestore(NamedTuple):
 
     ticket: int
     founding: Founding
-    standing: Standing
+    standing: HardState
     file: str
 
 

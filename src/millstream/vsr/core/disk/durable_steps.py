@@ -47,7 +47,7 @@ from millstream.vsr.core.entries import (
     decode_header,
     hash_of,
 )
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.snapshots import Snapshot, SnapshotId, snapshot_of
 
 __all__ = [
@@ -121,13 +121,13 @@ class Root(NamedTuple):
     """One superblock write; `sequence` grows by one with each."""
 
     sequence: int
-    standing: Standing
+    standing: HardState
     snapshot: SnapshotId | None
     """The stable one: what the log may be cut for."""
     layout: Layout
 
 
-_root_decoder = msgspec.msgpack.Decoder(tuple[Standing, SnapshotId | None, Layout])
+_root_decoder = msgspec.msgpack.Decoder(tuple[HardState, SnapshotId | None, Layout])
 
 
 def encode_root(root: Root, copy: int) -> bytes:
@@ -265,7 +265,7 @@ def decode_snapshot(content: bytes) -> Snapshot | None:
 class DurableImage:
     """What a restart finds; it has been made durable, and the journal goes on behind it."""
 
-    standing: Standing | None
+    standing: HardState | None
     """None: lost. This node id is dead, its member must be replaced by a new one."""
     base: Link = GENESIS
     """The entry before the first one of the log."""

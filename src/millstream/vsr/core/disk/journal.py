@@ -58,11 +58,11 @@ from millstream.vsr.core.effects import (
     DiskEffect,
     Install,
     InstallSnapshot,
+    WriteHardState,
     WriteSnapshot,
-    WriteStanding,
 )
 from millstream.vsr.core.entries import GENESIS, HEADER_BYTES, Entry, Link
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.snapshots import Snapshot, SnapshotId
 
 __all__ = [
@@ -96,7 +96,7 @@ def is_formatted(disk: Disk) -> bool:
     return SUPERBLOCK in disk.names()
 
 
-def format_group(disk: Disk, standing: Standing) -> None:
+def format_group(disk: Disk, standing: HardState) -> None:
     """Make the files of a group that this node is a member of from now on; once.
 
     Raises:
@@ -201,7 +201,7 @@ class Journal:
                 self.append(entries)
             case Install(_, keep_lsn, suffix, standing):
                 self.install(keep_lsn, suffix, standing)
-            case WriteStanding(_, standing):
+            case WriteHardState(_, standing):
                 self.write_standing(standing)
             case WriteSnapshot(_, snapshot):
                 self.write_snapshot(snapshot)
@@ -247,11 +247,11 @@ class Journal:
         self._files.append(segment_name(segment), begin, data, self._ahead_max)
         return slots, Place(segment, begin + len(data))
 
-    def write_standing(self, standing: Standing) -> None:
+    def write_standing(self, standing: HardState) -> None:
         """Make promises durable."""
         self._flip(standing, self.root.layout, self.root.snapshot, self.op_lsn)
 
-    def install(self, keep_lsn: int, suffix: Sequence[Entry], standing: Standing) -> None:
+    def install(self, keep_lsn: int, suffix: Sequence[Entry], standing: HardState) -> None:
         """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
 
         Takes effect, with the standing, as a whole or not at all. Of a lost log nothing is kept.
@@ -301,7 +301,7 @@ class Journal:
         return moved
 
     def begin_anew(
-        self, snapshot: SnapshotId | None, suffix: Sequence[Entry], standing: Standing
+        self, snapshot: SnapshotId | None, suffix: Sequence[Entry], standing: HardState
     ) -> None:
         """Let the log be `suffix` behind a snapshot, or the very beginning, and nothing else."""
         base = GENESIS if snapshot is None else snapshot.link
@@ -314,7 +314,7 @@ class Journal:
         keep_lsn: int,
         link: Link,
         suffix: Sequence[Entry],
-        standing: Standing,
+        standing: HardState,
         snapshot: SnapshotId | None,
     ) -> None:
         segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
@@ -402,7 +402,7 @@ class Journal:
         return self._number
 
     def _flip(
-        self, standing: Standing, layout: Layout, snapshot: SnapshotId | None, op_lsn: int
+        self, standing: HardState, layout: Layout, snapshot: SnapshotId | None, op_lsn: int
     ) -> None:
         """Write the superblock, both copies: from here on this is what a start finds."""
         sequence, old, _, _ = self.root
@@ -466,11 +466,11 @@ def older_than(disk: Disk, found: Survey, reached: ReachedPoint | None) -> str:
     )
 
 
-def _epoch_and_view(standing: Standing) -> tuple[int, int]:
+def _epoch_and_view(standing: HardState) -> tuple[int, int]:
     return standing.configuration.epoch, standing.view
 
 
-def is_of_the_view(entries: Iterable[Entry], standing: Standing) -> bool:
+def is_of_the_view(entries: Iterable[Entry], standing: HardState) -> bool:
     """Return whether all were born in the epoch and view whose log this is from now on."""
     view = _epoch_and_view(standing)
     return standing.last_normal == view and all(

@@ -10,7 +10,7 @@ Invariants:
    header file is gone, unless the segments hold the log to their last byte: else nobody could tell
    a torn end from a damaged one.
 
-Elsewhere: the bytes (`durable`, `entries`), healing and writing (`journal`).
+Elsewhere: the bytes (`durable_steps`, `entries`), healing and writing (`journal`).
 
 Source: Alagappan et al. 2018. docs/reference/coordination-format.md.
 """

@@ -1,15 +1,15 @@
-"""Whose log a new view begins with, out of the votes of a quorum.
+"""Choosing the log that a new view begins with, out of the votes of a quorum.
 
 Invariants:
-1. The log of the highest `last_normal` counts, of those the longest: it has all that an earlier
-   view committed.
-2. An entry is given up, with all behind it, only if it is above every known commit, nobody who
-   voted has it whole, and so many whole records show something else there, or nothing, that it
-   cannot have been committed. A damaged record shows nothing.
-3. What voters say is committed is in the chosen log, or somebody broke a promise, and nothing is
+1. The log of the highest `last_normal` is chosen, of those the longest. It has all that an
+   earlier view committed.
+2. An entry is dropped, with all behind it, only if it is above every known commit, no voter has
+   it whole, and enough whole records show another entry there, or none, that it cannot have been
+   committed. A damaged record shows nothing.
+3. What voters say is committed is in the chosen log. Else somebody broke a promise, and no log is
    chosen.
 
-Elsewhere: collecting votes and fetching entries (`views`, `repair`).
+Elsewhere: collecting votes (`view_change`), fetching entries (`log_repair`).
 
 Source: Liskov and Cowling 2012, section 4.2; Alagappan et al. 2018, section 3.
 """

@@ -1,29 +1,26 @@
-"""Reads that are true after they were asked for, by a quorum's word; and the loss of a quorum.
+"""Linearizable reads, confirmed by a quorum; and what a primary does that has lost its quorum.
 
 No entry is logged for a read, and there is no lease.
 
 Invariants:
-1. A batch of reads is answered only if a quorum said, after the last of them arrived, that it is
-   in this view. A retry has a nonce of its own, and a batch of its own, of what came meanwhile: an
-   answer speaks for the batch of its nonce and for those before it, and never for a later one.
-   What is on its way for longer than a retry waits thus still counts: links that take as long are
-   slow, not cut.
+1. A batch of reads is answered only after a quorum has confirmed this view, later than the last
+   of them arrived. A retry has its own nonce and its own batch, of the reads that came meanwhile.
+   An answer confirms the batch of its nonce and the batches before it, never a later one. So an
+   answer that takes longer than a retry still counts: slow links are slow, not cut.
 2. Nothing is read before the first entry of the primary's own view is committed, nor once the
    entry that ends the epoch is in its log.
-3. A suspended primary takes no requests, answers no reads and gives no sign of life. It goes on
-   if a quorum answers a new check in the same view, and never once a member is in a higher one.
-   Members of the view that fetch what they lack keep it from being suspended, and count for
-   nothing else.
-4. A read that may be stale is answered from committed state no older than the client has seen.
+3. A suspended primary takes no requests, answers no reads and sends no heartbeat. It goes on when
+   a quorum answers a new check in the same view, and never once a member is in a higher view.
+   Members that fetch missing entries keep it from being suspended, and count for nothing else.
+4. A stale read is answered from committed state that is no older than what the client has seen.
 
-Elsewhere: what it proposes instead (`views`).
+Elsewhere: which view a suspended primary proposes (`view_change`).
 
 Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -31,15 +28,14 @@ from millstream.vsr.core.client_table import TIME_OUT_MS, Past
 from millstream.vsr.core.effects import Code, Read, Request, Resume
 from millstream.vsr.core.messages import (
     Envelope,
-    GetEntries,
-    GetState,
     QuorumCheck,
     QuorumCheckOk,
 )
-from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.normal_case import Normal
+from millstream.vsr.core.replica.execution import Execution
+from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.normal_case import NormalCase
 from millstream.vsr.core.replica.repair import AGAIN_MS_MAX
-from millstream.vsr.core.state_machine import StateMachine
+from millstream.vsr.core.replica.upcalls import Upcalls
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = [
@@ -51,7 +47,7 @@ __all__ = [
     "RECHECK_MS",
     "STALE_WAIT_MS",
     "Asked",
-    "Reading",
+    "Reads",
 ]
 
 READS_MAX: Final = 10_000
@@ -83,25 +79,28 @@ class _Check(NamedTuple):
     batch: list[Asked]
 
 
-class Reading(Normal):
-    """Reads, QuorumCheck, QuorumCheckOk."""
+class Reads:
+    """Takes reads, QuorumCheck, QuorumCheckOk, and watches the quorum."""
 
-    _round = _ticks = 0
-    _is_asked = False
-    """Something was to be read in this step."""
-
-    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
-        super().__init__(machine, chance)
+    def __init__(
+        self, state: ReplicaState, up: Upcalls, execution: Execution, normal: NormalCase
+    ) -> None:
+        self.state, self.up, self.execution, self.normal = state, up, execution, normal
+        self.is_asked = False
+        """Something was to be read in this step."""
+        self._round = self._ticks = 0
         self._stale: list[tuple[float, Read]] = []
+        self.begin()
 
-    def begin_reading(self) -> None:
+    def begin(self) -> None:
         """Have no reads, and take it that everybody answered just now."""
+        state = self.state
         self._reads: list[Asked] = []
         self._resumes: list[tuple[int, Resume]] = []
         self._checks: list[_Check] = []
-        self._answered_ms = dict.fromkeys(self.members, self.now_ms)
+        self._answered_ms = dict.fromkeys(state.members, state.now_ms)
         self._fetching_ms: dict[bytes, float] = {}
-        self._had_quorum_ms, self.is_short = self.now_ms, False
+        self._had_quorum_ms, state.is_short = state.now_ms, False
 
     @property
     def reads_waiting(self) -> int:
@@ -109,83 +108,83 @@ class Reading(Normal):
         under_way = sum(len(check.batch) for check in self._checks)
         return len(self._reads) + under_way + len(self._resumes) + len(self._stale)
 
-    def look_again(self, request: Request) -> None:
-        """Answer a request that waits like a read, if it waits still."""
-        self.on_read(request)
-
     def on_read(self, read: Asked) -> None:
         """Answer a read once it is known to be true."""
+        state = self.state
         if isinstance(read, Read) and read.seen is not None:
             return self._on_stale_read(read)
-        if not self.leading:
-            return self.reply(read.ticket, Code.NOTPRIMARY)
-        if self.suspended:
-            return self.reply(read.ticket, Code.NOQUORUM)
+        if not state.leading:
+            return state.reply(read.ticket, Code.NOTPRIMARY)
+        if state.suspended:
+            return state.reply(read.ticket, Code.NOQUORUM)
         if self.reads_waiting >= READS_MAX:
-            return self.reply(read.ticket, Code.BUSY)
-        if isinstance(read, Resume) and self.commit_lsn < self.log.op_lsn:
-            self._resumes.append((self.log.op_lsn, read))
+            return state.reply(read.ticket, Code.BUSY)
+        if isinstance(read, Resume) and state.commit_lsn < state.log.op_lsn:
+            self._resumes.append((state.log.op_lsn, read))
             return None
         self._reads.append(read)
-        self._is_asked = True
+        self.is_asked = True
         return None
 
     def end_step(self) -> None:
-        """Also begin to check for the reads of one step, all at once."""
-        super().end_step()
-        if self._is_asked:
-            self._is_asked = False
-            if self.leading and not self.suspended and not self._checks:
+        """Begin to check for the reads of one step, all at once."""
+        if self.is_asked:
+            self.is_asked = False
+            if self.state.leading and not self.state.suspended and not self._checks:
                 self._quorum_check()
 
     @property
     def _may_read(self) -> bool:
-        return not self.suspended and self.commit_lsn >= self.noop_lsn and not self.closing
+        state = self.state
+        return not state.suspended and state.commit_lsn >= state.noop_lsn and not state.closing
 
     def _quorum_check(self) -> None:
         """Close the batch and ask; what was asked before may be answered yet."""
+        state = self.state
         batch: list[Asked] = []
         if len(self._checks) >= CHECKS_MAX:
             oldest = self._checks.pop(0)
             self._checks[0].batch[:0] = oldest.batch
         if self._may_read:
             batch, self._reads = self._reads, []
-        check = _Check(self.next_nonce(), self.now_ms, {self.id}, batch)
+        check = _Check(self.next_nonce(), state.now_ms, {state.id}, batch)
         self._checks.append(check)
-        self.broadcast(QuorumCheck(check.nonce))
+        state.broadcast(QuorumCheck(check.nonce))
         self._finish_checks()
 
     def next_nonce(self) -> int:
         """Return a number that this process of this member never used."""
         self._round += 1
-        return (self.incarnation & 0xFFFFFF) << 40 | self._round
+        return (self.state.incarnation & 0xFFFFFF) << 40 | self._round
 
     def on_quorum_check(self, envelope: Envelope, check: QuorumCheck) -> None:
         """Say that this member is in the primary's view, if it is."""
-        if self.status is Status.NORMAL and envelope.view == self.view:
-            self.send(envelope.sender, QuorumCheckOk(check.nonce))
+        state = self.state
+        if state.status is Status.NORMAL and envelope.view == state.view:
+            state.send(envelope.sender, QuorumCheckOk(check.nonce))
 
     def on_quorum_check_ok(self, envelope: Envelope, ok: QuorumCheckOk) -> None:
         """Count an answer."""
-        if not self.leading or envelope.view != self.view:
+        if not self.state.leading or envelope.view != self.state.view:
             return
         nonces = [check.nonce for check in self._checks]
         if ok.nonce not in nonces:
             return
-        self.heard_from(envelope.sender)
+        self.up.heard_from(envelope.sender)
         for check in self._checks[: nonces.index(ok.nonce) + 1]:
             check.answered.add(envelope.sender)
         self._finish_checks()
 
     def _finish_checks(self) -> None:
         """Answer what a quorum has spoken for; the earlier ones are done first."""
-        done = [check for check in self._checks if len(check.answered) >= self.quorum]
+        state = self.state
+        done = [check for check in self._checks if len(check.answered) >= state.quorum]
         if not done:
             return
         self._checks = self._checks[len(done) :]
-        if self.suspended and not self.deposed:
-            self.suspended = False
-            self.resumed()
+        if state.suspended and not state.deposed:
+            state.suspended = False
+            self.up.resumed()
         for check in done:
             for read in check.batch:
                 self._answer(read)
@@ -193,71 +192,73 @@ class Reading(Normal):
             self._quorum_check()
 
     def _answer(self, read: Asked) -> None:
-        if self.suspended:
-            self.reply(read.ticket, Code.NOQUORUM)
+        state = self.state
+        if state.suspended:
+            state.reply(read.ticket, Code.NOQUORUM)
         elif isinstance(read, Resume):
-            code, highest = self.table.know(read.instance, read.session, read.secret)
+            code, highest = state.table.know(read.instance, read.session, read.secret)
             told = b""
             if code is Code.OK:
-                self.touch(read.session)
+                self.up.touch(read.session)
                 told = b"%d %d" % (self.time_out_ms(read.session), highest)
-            self.reply(read.ticket, code, told, self.commit_lsn)
+            state.reply(read.ticket, code, told, state.commit_lsn)
         elif isinstance(read, Request):
-            verdict = self.judge(read.instance, read.session, read.csn)
+            verdict = self.execution.judge(read.instance, read.session, read.csn)
             if verdict.past is Past.WAITING:
-                self.reply(read.ticket, Code.OK, verdict.value, self.commit_lsn)
+                state.reply(read.ticket, Code.OK, verdict.value, state.commit_lsn)
             else:
-                self.on_request(read)
+                self.normal.on_request(read)
         else:
-            value = self.machine.read(read.body, read.session)
-            self.reply(read.ticket, Code.OK, value, self.commit_lsn)
+            value = state.machine.read(read.body, read.session)
+            state.reply(read.ticket, Code.OK, value, state.commit_lsn)
 
     def time_out_ms(self, session: int) -> int:
         """Return how long a session may be silent now; there has to be such a session.
 
         That is what is set for what it holds, unless its client asked for less.
         """
-        asked = self.table.time_out_ms(session)
-        is_set = self.machine.silence_ms(session)
+        asked = self.state.table.time_out_ms(session)
+        is_set = self.state.machine.silence_ms(session)
         if is_set is None:
             return asked
         return is_set if asked >= TIME_OUT_MS else min(asked, is_set)
 
     def _on_stale_read(self, read: Read) -> None:
         if len(self._stale) >= READS_MAX:
-            return self.reply(read.ticket, Code.BUSY)
-        self._stale.append((self.now_ms + STALE_WAIT_MS, read))
+            return self.state.reply(read.ticket, Code.BUSY)
+        self._stale.append((self.state.now_ms + STALE_WAIT_MS, read))
         return self.answer_stale_reads()
 
     def answer_stale_reads(self) -> None:
         """Answer those whose time has come, one way or the other."""
+        state = self.state
         waiting = []
         for until_ms, read in self._stale:
             seen = read.seen or 0
-            if self.has_state and self.status in _SERVING and self.commit_lsn >= seen:
-                value = self.machine.read(read.body, read.session)
-                self.reply(read.ticket, Code.OK, value, self.commit_lsn)
-            elif self.now_ms >= until_ms:
-                self.reply(read.ticket, Code.BEHIND, lsn=self.commit_lsn)
+            if state.has_state and state.status in _SERVING and state.commit_lsn >= seen:
+                value = state.machine.read(read.body, read.session)
+                state.reply(read.ticket, Code.OK, value, state.commit_lsn)
+            elif state.now_ms >= until_ms:
+                state.reply(read.ticket, Code.BEHIND, lsn=state.commit_lsn)
             else:
                 waiting.append((until_ms, read))
         self._stale = waiting
 
     def committed(self) -> None:
-        """Also begin with reads that waited for the first commit of the view."""
-        super().committed()
+        """Begin with reads that waited for the first commit of the view."""
+        state = self.state
         if self._stale:
             self.answer_stale_reads()
         if self._resumes:
-            self._reads += [asked for lsn, asked in self._resumes if lsn <= self.commit_lsn]
-            self._resumes = [item for item in self._resumes if item[0] > self.commit_lsn]
-        if self.leading and self._reads and not self._checks and self._may_read:
+            self._reads += [asked for lsn, asked in self._resumes if lsn <= state.commit_lsn]
+            self._resumes = [item for item in self._resumes if item[0] > state.commit_lsn]
+        if state.leading and self._reads and not self._checks and self._may_read:
             self._quorum_check()
 
     def refuse_reads(self, code: Code) -> None:
         """Answer all reads that they were not done."""
         for read in self.take_reads():
-            self.reply(read.ticket, code)
+            self.state.reply(read.ticket, code)
 
     def take_reads(self) -> list[Asked]:
         """Return the reads that wait, and forget them."""
@@ -271,11 +272,11 @@ class Reading(Normal):
     @property
     def quorum_ms(self) -> float:
         """So long a primary goes on that no quorum answers."""
-        return QUORUM_BEATS * self.beat_ms + QUORUM_MS
+        return QUORUM_BEATS * self.state.tuning.beat_ms + QUORUM_MS
 
     def heard_from(self, member: bytes) -> None:
         """Note that a member answered."""
-        self._answered_ms[member] = self.now_ms
+        self._answered_ms[member] = self.state.now_ms
 
     def heard_at(self, member: bytes) -> float:
         """Return when a member answered last."""
@@ -287,58 +288,47 @@ class Reading(Normal):
         It acknowledges nothing yet. But were it not counted, a primary with just a quorum would
         give up before the member has what it needs, and so would the next one, for ever.
         """
-        if self.leading and (envelope.epoch, envelope.view) == (self.epoch, self.view):
-            self._fetching_ms[envelope.sender] = self.now_ms
-
-    def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
-        """Also know that who asks is there."""
-        self.fetches(envelope)
-        super().on_get_state(envelope, asked)
-
-    def on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
-        """Also know that who asks is there."""
-        self.fetches(envelope)
-        super().on_get_entries(envelope, asked)
+        state = self.state
+        if state.leading and (envelope.epoch, envelope.view) == (state.epoch, state.view):
+            self._fetching_ms[envelope.sender] = state.now_ms
 
     def _hears_quorum(self) -> bool:
         """Whether a quorum answers, or did lately and is completed by members that fetch."""
-        now, fetched = self.now_ms, self._fetching_ms
-        answers = {m for m in self.members if now - self.heard_at(m) <= self.quorum_ms}
-        self.is_short = len(answers) < self.quorum
-        if not self.is_short:
+        state = self.state
+        now, fetched = state.now_ms, self._fetching_ms
+        answers = {m for m in state.members if now - self.heard_at(m) <= self.quorum_ms}
+        state.is_short = len(answers) < state.quorum
+        if not state.is_short:
             self._had_quorum_ms = now
         elif now - self._had_quorum_ms <= FETCHING_MS_MAX:
             # Who asked for what it lacks asks again within this time.
             long_ms = self.quorum_ms + AGAIN_MS_MAX
-            answers.update(m for m in self.members if now - fetched.get(m, -inf) < long_ms)
-        return len(answers) >= self.quorum
-
-    def resumed(self) -> None:
-        """Go on: a quorum is in this view."""
-        self.flush_if_due()
+            answers.update(m for m in state.members if now - fetched.get(m, -inf) < long_ms)
+        return len(answers) >= state.quorum
 
     def suspend(self) -> None:
         """Take nothing more, and say so to those who wait."""
-        if not self.suspended:
-            self.suspended = True
+        if not self.state.suspended:
+            self.state.suspended = True
             self.refuse_reads(Code.NOQUORUM)
-            self.forget_clients()
+            self.execution.forget_clients()
 
     def tick_primary(self) -> None:
         """Show a sign of life, or ask for another view if there is no quorum."""
+        state = self.state
         self._ticks += 1
-        is_beat = self._ticks % self.ticks_per_beat == 0
-        self.heard_from(self.id)
-        self.clocks.hear(self.id, self.wall_ms, self.now_ms)
-        self.clocks.compare(self.members)
+        is_beat = self._ticks % state.tuning.ticks_per_beat == 0
+        self.up.heard_from(state.id)
+        state.clocks.hear(state.id, state.wall_ms, state.now_ms)
+        state.clocks.compare(state.members)
         if not self._hears_quorum():
-            self.suspend()
-        if self.suspended:
-            self.propose()
+            self.up.suspend()
+        if state.suspended:
+            self.up.propose()
         elif is_beat:
-            self.remind()
+            self.normal.remind()
         checks = self._checks
-        is_due = is_beat or self.suspended or checks
-        is_early = checks and self.now_ms - checks[-1].since_ms < RECHECK_MS
-        if self.leading and is_due and not is_early:
+        is_due = is_beat or state.suspended or checks
+        is_early = checks and state.now_ms - checks[-1].since_ms < RECHECK_MS
+        if state.leading and is_due and not is_early:
             self._quorum_check()

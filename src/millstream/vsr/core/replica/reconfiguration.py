@@ -1,18 +1,18 @@
-"""From one set of members to another, without refusing requests: epochs.
+"""Reconfiguration: from one set of members (an epoch) to the next, without refusing requests.
 
 Invariants:
-1. The log of an epoch ends in the entry that names the next members; nothing of that epoch ever
-   follows it. Requests that come meanwhile wait for the next epoch.
-2. The entry is committed by the old members as any other; the new ones begin with exactly the log
+1. The log of an epoch ends in the entry that names the next members. No entry of that epoch
+   follows it. Requests that arrive meanwhile wait for the next epoch.
+2. The old members commit that entry like any other. The new members begin with exactly the log
    that ends there.
 3. A member acts in an epoch only once it is durably in it, and so has left the one before.
-4. Only the process run that entered an epoch as primary of its first view may lead that view.
-5. Who is not in the new epoch keeps the log until a quorum of the new members has begun; then it
-   is retired and only says which epoch there is.
-6. Who hears from anybody that the group was forked without it retires, though it cannot say where
-   the fork began: a primary has led the fork by then, so its members have it durably.
+4. Only the process that entered an epoch as primary of its first view may lead that view.
+5. A member that is not in the new epoch keeps its log until a quorum of the new members has
+   begun. Then it retires, and only tells which epoch there is.
+6. A member that hears from anybody that the group was forked without it retires, though it cannot
+   say where the fork began: a primary has led the fork by then, so its members have it durably.
 
-Elsewhere: who is a member (`configuration`), fetching the log (`repair`).
+Elsewhere: who is a member (`configuration`), fetching the log (`log_repair`).
 
 Source: Liskov and Cowling 2012, section 7; V2R2, "Reconfiguration".
 """
@@ -31,12 +31,16 @@ from millstream.vsr.core.configuration import (
 from millstream.vsr.core.effects import Code, Read, Request, Superseded
 from millstream.vsr.core.entries import Entry, Kind
 from millstream.vsr.core.messages import Envelope, EpochStarted, GetEpoch, StartEpoch
-from millstream.vsr.core.replica.learners import Learning
-from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.reads import Asked
-from millstream.vsr.core.replica.repair import Repair
+from millstream.vsr.core.replica.learners import Learners
+from millstream.vsr.core.replica.log_repair import LogRepair
+from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.reads import Asked, Reads
+from millstream.vsr.core.replica.storage import Storage
+from millstream.vsr.core.replica.upcalls import Upcalls
+from millstream.vsr.core.replica.view_change import ViewChange
 
-__all__ = ["HELD_BYTES_MAX", "HELD_REQUESTS_MAX", "Epochs"]
+__all__ = ["HELD_BYTES_MAX", "HELD_REQUESTS_MAX", "Reconfiguration"]
 
 HELD_REQUESTS_MAX: Final = 10_000
 """That wait for the next epoch; beyond that they are refused."""
@@ -44,10 +48,19 @@ HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """The same in bytes."""
 
 
-class Epochs(Learning):
-    """StartEpoch, EpochStarted, GetEpoch."""
+class Reconfiguration:
+    """Ends and enters epochs: StartEpoch, EpochStarted, GetEpoch."""
 
-    def begin_epochs(self) -> None:
+    def __init__(
+        self, state: ReplicaState, up: Upcalls, storage: Storage, repairs: LogRepair,
+        normal: NormalCase, reads: Reads, views: ViewChange, learners: Learners,
+    ) -> None:  # fmt: skip
+        self.state, self.up = state, up
+        self.storage, self.repairs = storage, repairs
+        self.normal, self.reads, self.views, self.learners = normal, reads, views, learners
+        self.begin()
+
+    def begin(self) -> None:
         """Know of no other epoch."""
         self._next: Configuration | None = None
         self._started: set[bytes] = set()
@@ -60,7 +73,7 @@ class Epochs(Learning):
     @property
     def newest(self) -> Configuration:
         """The newest epoch that is known to begin."""
-        return self._next or self.retired or self.configuration
+        return self._next or self.state.retired or self.state.configuration
 
     @property
     def next_known(self) -> Configuration | None:
@@ -88,142 +101,136 @@ class Epochs(Learning):
     @property
     def sources(self) -> tuple[bytes, ...]:
         """Members, of the epoch that is being entered if there is one."""
-        return (self._entering or self.configuration).everybody
+        return (self._entering or self.state.configuration).everybody
 
     def is_source(self, node: bytes) -> bool:
         """Whether a node is one of them."""
-        configuration = self._entering or self.configuration
+        configuration = self._entering or self.state.configuration
         return node in configuration.members or node in configuration.old
 
     # ---- ending an epoch
 
     def close_epoch(self, members: tuple[bytes, ...]) -> None:
         """End the epoch and have these members in the next."""
-        assert self.leading
-        assert not self.closing
-        self.add(Kind.RECONFIG, closing_body(members, self.id))
+        state = self.state
+        assert state.leading
+        assert not state.closing
+        self.normal.add(Kind.RECONFIG, closing_body(members, state.id))
 
     def hold(self, request: Request) -> None:
         """Keep a request until the next epoch runs."""
         size = sum(map(len, request.body.argv))
         if self._next is not None:
-            self.reply(request.ticket, Code.NOTPRIMARY)
+            self.state.reply(request.ticket, Code.NOTPRIMARY)
         elif len(self._held) >= HELD_REQUESTS_MAX or self._held_bytes + size > HELD_BYTES_MAX:
-            self.reply(request.ticket, Code.BUSY)
+            self.state.reply(request.ticket, Code.BUSY)
         else:
             self._held.append(request)
             self._held_bytes += size
 
     def on_read(self, read: Asked) -> None:
-        """Also refuse a read that no quorum of this epoch will answer any more."""
+        """Answer a read, unless no quorum of this epoch will answer it any more."""
         stale = isinstance(read, Read) and read.seen is not None
-        if self.leading and self._next is not None and not stale:
-            return self.reply(read.ticket, Code.NOTPRIMARY)
-        return super().on_read(read)
+        if self.state.leading and self._next is not None and not stale:
+            return self.state.reply(read.ticket, Code.NOTPRIMARY)
+        return self.reads.on_read(read)
 
     @property
     def requests_waiting(self) -> int:
         """How many are let in and not answered."""
-        return len(self._held) + sum(map(len, self._waiting.values()))
+        return len(self._held) + sum(map(len, self.state.waiting.values()))
 
     def _take_held(self) -> list[Request]:
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
-    def suspend(self) -> None:
-        """Also refuse what waits for the next epoch: it is not logged."""
-        super().suspend()
-        self._refuse_held(Code.NOTPRIMARY if self.resigned else Code.NOQUORUM)
-
-    def stand_down(self) -> None:
-        """Also refuse what waits for the next epoch; go on fetching its log."""
-        fetching = (self.repair, self._repaired) if self.entering else (None, None)
-        super().stand_down()
-        self.repair, self._repaired = fetching
-        self._refuse_held(Code.NOTPRIMARY)
+    def suspended(self) -> None:
+        """Refuse what waits for the next epoch: it is not logged."""
+        self.refuse_held(Code.NOTPRIMARY if self.views.resigned else Code.NOQUORUM)
 
     def give_up(self) -> None:
-        """Also enter no epoch; who tells of it again begins anew."""
+        """Enter no epoch; who tells of it again begins anew."""
         self._entering = None
-        super().give_up()
 
     def release_held(self) -> None:
         """Go on with what waited: the epoch goes on."""
         for request in self._take_held():
-            self.on_request(request)
+            self.normal.on_request(request)
 
-    def _refuse_held(self, code: Code) -> None:
+    def refuse_held(self, code: Code) -> None:
+        """Answer what waits for the next epoch that it was not done."""
         for request in self._take_held():
-            self.reply(request.ticket, code)
+            self.state.reply(request.ticket, code)
 
     def end_epoch(self, closing: Entry) -> None:
         """Tell everybody that the epoch is over; begin the next one if a member of it."""
-        self._next, self._started = successor(self.configuration, closing), set()
+        self._next, self._started = successor(self.state.configuration, closing), set()
         self._send_start()
-        if self.id in self._next.members:
+        if self.state.id in self._next.members:
             self._enter(self._next)
         else:
-            self.refuse_reads(Code.NOTPRIMARY)
-            self._refuse_held(Code.NOTPRIMARY)
+            self.reads.refuse_reads(Code.NOTPRIMARY)
+            self.refuse_held(Code.NOTPRIMARY)
 
     def _send_start(self) -> None:
         assert self._next is not None
         for member in self._next.everybody:
-            if member != self.id and member not in self._started:
-                self.send(member, StartEpoch(self._next))
+            if member != self.state.id and member not in self._started:
+                self.state.send(member, StartEpoch(self._next))
 
     # ---- entering an epoch
 
     def _enter(self, configuration: Configuration, giver: bytes = b"") -> None:
+        state = self.state
         if self._entering is not None and self._entering.epoch >= configuration.epoch:
             return
-        self.giver = giver
-        leads = configuration.primary(configuration.first_view) == self.id and self.leading
+        self.repairs.giver = giver
+        leads = configuration.primary(configuration.first_view) == state.id and state.leading
         held: list[Request] = self._take_held() if leads else []
-        reads: list[Asked] = self.take_reads() if leads else []
+        reads: list[Asked] = self.reads.take_reads() if leads else []
         self._entering, self.entered_view = configuration, configuration.first_view
-        self.stand_down()
-        self.repair = Repair(
-            self.log, configuration.closed_lsn, configuration.closed_hash, self.spare
-        )
-        self._repaired = lambda: self._install_epoch(configuration, held, reads)
-        if self.status not in (Status.RETIRED, Status.LOST):
-            self.status = Status.GAP if self.members else Status.INITIALIZATION
-        self.go_on_repairing()
+        self.up.stand_down()
+        self.repairs.fetch(
+            configuration.closed_lsn, configuration.closed_hash,
+            lambda: self._install_epoch(configuration, held, reads),
+        )  # fmt: skip
+        if state.status not in (Status.RETIRED, Status.LOST):
+            state.become(Status.GAP if state.members else Status.INITIALIZATION)
+        self.repairs.go_on()
 
     def _install_epoch(
         self, configuration: Configuration, held: list[Request], reads: list[Asked]
     ) -> None:
-        assert self.repair is not None
-        if not self.keeps(configuration.closed_lsn):
+        state = self.state
+        if not self.views.keeps(configuration.closed_lsn):
             return
-        suffix = self.repair.result()
-        self.spare.clear()
+        suffix = self.repairs.take_result()
         self._entering = None
-        self.stand_down()
-        self.belong_to(configuration)
-        self.view = self.entered_view
-        self.last_normal = (configuration.epoch, configuration.first_view)
-        self.retired = None
-        self.begin_epochs()
-        self.begin_learning()
-        self.begin_views()
-        self.status = Status.GAP
-        self.flip(lambda: self._begin(held, reads), suffix)
+        self.up.stand_down()
+        state.belong_to(configuration)
+        state.view = self.entered_view
+        state.last_normal = (configuration.epoch, configuration.first_view)
+        state.retired = None
+        self.begin()
+        self.learners.begin()
+        self.views.begin()
+        state.become(Status.GAP)
+        self.storage.persist(lambda: self._begin(held, reads), suffix)
 
     def _begin(self, held: list[Request], reads: list[Asked]) -> None:
-        self._why = "a new epoch began"
-        self.durable_lsn = self.log.op_lsn
-        for member in self.configuration.old:
-            if member != self.id:
-                self.send(member, EpochStarted(self.epoch))
-        if not self.current or (self.primary == self.id and not self.has_state):
+        state = self.state
+        self.views.why = "a new epoch began"
+        state.durable_lsn = state.log.op_lsn
+        for member in state.configuration.old:
+            if member != state.id:
+                state.send(member, EpochStarted(state.epoch))
+        if not state.current or (state.primary == state.id and not state.has_state):
             return None
-        if self.primary != self.id:
-            return self.follow_on(self.configuration.closed_lsn)
-        self.lead(self.configuration.closed_lsn)
+        if state.primary != state.id:
+            return self.views.follow_on(state.configuration.closed_lsn)
+        self.views.lead(state.configuration.closed_lsn)
         for request in held:
-            self.on_request(request)
+            self.normal.on_request(request)
         for read in reads:
             self.on_read(read)
         return None
@@ -232,66 +239,70 @@ class Epochs(Learning):
 
     def on_start_epoch(self, envelope: Envelope, start: StartEpoch) -> None:
         """Enter the epoch, or learn that it goes on without this member."""
+        state = self.state
         configuration = start.configuration
-        if not self.members and self.id not in configuration.members:
+        if not state.members and state.id not in configuration.members:
             return
-        if configuration.epoch <= self.epoch:
-            if configuration.epoch == self.epoch and self.id in self.members:
-                self.send(envelope.sender, EpochStarted(self.epoch))
+        if configuration.epoch <= state.epoch:
+            if configuration.epoch == state.epoch and state.id in state.members:
+                state.send(envelope.sender, EpochStarted(state.epoch))
             self.answer_lower_epoch(envelope.sender, configuration.epoch)
-        elif self.id in configuration.members:
-            if configuration.closed_lsn >= self.commit_lsn:
+        elif state.id in configuration.members:
+            if configuration.closed_lsn >= state.commit_lsn:
                 self._enter(configuration, envelope.sender)
         elif configuration.epoch > self.newest.epoch:
             self._next, self._started = configuration, set()
-            self.refuse_reads(Code.NOTPRIMARY)
-            self._refuse_held(Code.NOTPRIMARY)
-            if configuration.epoch > self.epoch + 1:
+            self.reads.refuse_reads(Code.NOTPRIMARY)
+            self.refuse_held(Code.NOTPRIMARY)
+            if configuration.epoch > state.epoch + 1:
                 self._retire()
 
     def answer_lower_epoch(self, sender: bytes, epoch: int) -> None:
         """Tell who speaks of an old epoch which one there is."""
-        if self.members and epoch < self.newest.epoch and not self.newest.is_hearsay:
-            self.send(sender, StartEpoch(self.newest))
+        if self.state.members and epoch < self.newest.epoch and not self.newest.is_hearsay:
+            self.state.send(sender, StartEpoch(self.newest))
 
     def ask_epoch(self, sender: bytes) -> None:
         """Ask who speaks of an unknown epoch what it is."""
-        self.send(sender, GetEpoch())
+        self.state.send(sender, GetEpoch())
 
     def on_superseded(self, heard: Superseded) -> None:
         """Ask for an epoch that this member has not heard of; leave a group that has forked."""
+        state = self.state
         if heard.epoch <= self.newest.epoch:
             return
         for member in heard.members:
-            if member != self.id:
+            if member != state.id:
                 self.ask_epoch(member)
         is_fork = generation(heard.epoch) > generation(self.newest.epoch)
-        if is_fork and self.members and self.id not in heard.members:
-            journalled = self.configuration.journalled
+        if is_fork and state.members and state.id not in heard.members:
+            journalled = state.configuration.journalled
             self._next = heard_of(heard.epoch, heard.members, journalled)
             self._started = set()
-            self.refuse_reads(Code.NOTPRIMARY)
-            self._refuse_held(Code.NOTPRIMARY)
+            self.reads.refuse_reads(Code.NOTPRIMARY)
+            self.refuse_held(Code.NOTPRIMARY)
             self._retire()
 
     def on_epoch_started(self, envelope: Envelope, started: EpochStarted) -> None:
         """Count the new members that have begun without this one."""
         later = self._next
-        if later is None or started.started != later.epoch or self.id in later.members:
+        if later is None or started.started != later.epoch or self.state.id in later.members:
             return
         self._started.add(envelope.sender)
         if self.has_begun:
             self._retire()
 
     def _retire(self) -> None:
-        if self.status is Status.RETIRED:
+        state = self.state
+        if state.status is Status.RETIRED:
             return
         self._entering = None
-        self.stand_down()
-        self.status, self.retired = Status.RETIRED, self._next
-        self.flip(lambda: None)
+        self.up.stand_down()
+        state.become(Status.RETIRED)
+        state.retired = self._next
+        self.storage.persist(lambda: None)
 
-    def tick_epoch(self) -> None:
+    def tick(self) -> None:
         """Tell those who have not begun."""
         if self._next is not None:
             self._send_start()

@@ -1,15 +1,15 @@
-"""A member that has its promises but has lost its log: nobody until the group told it anew.
+"""Recovery of a member that has lost its log and still has its promises.
 
 Invariants:
-1. A lost log may have held what was acknowledged, so its member votes for nothing, acknowledges
-   nothing, confirms nothing, and takes no log that somebody sent before it asked.
-2. It goes on only with the log that the primary of a view gave after it asked, once a quorum of
-   other members answered and none is in a higher view; and that view is not below its promise.
-   The snapshot that a log begins with is the one that its primary named with the log's end.
-3. More than a minority of such members means that what is committed may be gone: they wait.
-4. In a group without a journal every restart is such a loss; nothing but standings is written.
+1. The lost log may have held what was acknowledged. So the member votes for nothing, acknowledges
+   nothing, confirms nothing, and takes no log that was sent before it asked.
+2. It goes on only with the log that a primary gave after it asked, once a quorum of other members
+   has answered and none is in a higher view. That view is not below its promise. If the log
+   begins with a snapshot, it is the one that the primary named together with the log's end.
+3. If more than a minority lost their logs, committed entries may be gone: the members wait.
+4. In a group without a journal every restart is such a loss. Only hard states are written.
 
-Elsewhere: telling that a log is lost (`recovery`), fetching the entries (`repair`).
+Elsewhere: detecting that a log is lost (`startup`), fetching the entries (`log_repair`).
 
 Source: Liskov and Cowling 2012, section 4.3; Michael et al., "Recovering Shared Objects Without
 Stable Storage", 2017, on the promise.
@@ -17,16 +17,19 @@ Stable Storage", 2017, on the promise.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Final
 
-from millstream.vsr.core.messages import Envelope, Recovery, RecoveryResponse
-from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.repair import Repair
-from millstream.vsr.core.replica.view_change import Views
-from millstream.vsr.core.snapshots import Snapshot, SnapshotId
+from millstream.vsr.core import messages
+from millstream.vsr.core.messages import Envelope, RecoveryResponse
+from millstream.vsr.core.replica.execution import Execution
+from millstream.vsr.core.replica.log_repair import LogRepair
+from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.reads import Reads
+from millstream.vsr.core.replica.upcalls import Upcalls
+from millstream.vsr.core.replica.view_change import ViewChange
 
-__all__ = ["FETCH_MS", "RECOVERY_MS", "Recovering"]
+__all__ = ["FETCH_MS", "RECOVERY_MS", "Recovery"]
 
 RECOVERY_MS: Final = 1000.0
 """After so long without a result a lost member asks again, with another nonce."""
@@ -34,10 +37,19 @@ FETCH_MS: Final = 10 * RECOVERY_MS
 """After so long in which nothing of the log came it asks again, too."""
 
 
-class Recovering(Views):
-    """Recovery, RecoveryResponse."""
+class Recovery:
+    """Recovers a lost log, and helps others to: Recovery, RecoveryResponse."""
 
-    def begin_recovering(self) -> None:
+    def __init__(
+        self, state: ReplicaState, up: Upcalls, execution: Execution, repairs: LogRepair,
+        normal: NormalCase, reads: Reads, views: ViewChange,
+    ) -> None:  # fmt: skip
+        self.state, self.up = state, up
+        self.execution, self.repairs = execution, repairs
+        self.normal, self.reads, self.views = normal, reads, views
+        self.begin()
+
+    def begin(self) -> None:
         """Have asked nobody."""
         self._nonce = 0
         self._asked_ms = -RECOVERY_MS
@@ -47,82 +59,80 @@ class Recovering(Views):
     @property
     def is_data_lost(self) -> bool:
         """Whether so many members lack their logs that what was committed may be gone."""
-        if self.status is not Status.LOST:
+        state = self.state
+        if state.status is not Status.LOST:
             return False
-        others = sum(1 for at in self._lost_ms.values() if self.now_ms - at <= 10 * RECOVERY_MS)
-        return 1 + others > len(self.members) - self.quorum
+        others = sum(1 for at in self._lost_ms.values() if state.now_ms - at <= 10 * RECOVERY_MS)
+        return 1 + others > len(state.members) - state.quorum
 
-    def ask_to_recover(self) -> None:
+    def ask(self) -> None:
         """Ask all members what there is, anew if the last time came to nothing."""
-        since_ms = max(self._asked_ms, self.got_ms)
-        if self.repair is not None and (self.entering or self.now_ms - since_ms < FETCH_MS):
-            return self.go_on_repairing()
-        if self.now_ms - self._asked_ms >= RECOVERY_MS:
-            self.stand_down()
-            self._nonce, self._asked_ms = self.next_nonce(), self.now_ms
+        state = self.state
+        since_ms = max(self._asked_ms, self.repairs.got_ms)
+        if self.repairs.repair is not None and (
+            self.up.entering or state.now_ms - since_ms < FETCH_MS
+        ):
+            return self.repairs.go_on()
+        if state.now_ms - self._asked_ms >= RECOVERY_MS:
+            self.up.stand_down()
+            self._nonce, self._asked_ms = self.reads.next_nonce(), state.now_ms
             self._responses = {}
-        return self.broadcast(Recovery(self._nonce, self.view))
+        return state.broadcast(messages.Recovery(self._nonce, state.view))
 
     def lose_log(self, what: str) -> None:
         """Believe the own log no more: it differs from another one where none may."""
-        self.contradict(what)
-        self.stand_down()
-        self.status = Status.LOST
-        self._to_apply_lsn = self.commit_lsn
-        self.forget_answers()
-
-    def give_up(self) -> None:
-        """Also ask anew, if the log is lost."""
-        super().give_up()
+        state = self.state
+        state.contradict(what)
+        self.up.stand_down()
+        state.become(Status.LOST)
+        self.execution.to_apply_lsn = state.commit_lsn
         self.forget_answers()
 
     def forget_answers(self) -> None:
         """Ask anew: what was answered is too old."""
         self._asked_ms = -RECOVERY_MS
-        self._nonce, self._responses = self.next_nonce(), {}
+        self._nonce, self._responses = self.reads.next_nonce(), {}
 
-    @abstractmethod
-    def found_snapshot(self, named: SnapshotId, giver: bytes) -> Snapshot | None:
-        """Return what was fetched if it may stand for this; else fetch it, to be asked again."""
-
-    def on_recovery(self, envelope: Envelope, asked: Recovery) -> None:
+    def on_recovery(self, envelope: Envelope, asked: messages.Recovery) -> None:
         """Tell a member that lost its log which view there is, and as primary the log's end."""
-        self._lost_ms[envelope.sender] = self.now_ms
-        if self.status is not Status.NORMAL:
+        state = self.state
+        self._lost_ms[envelope.sender] = state.now_ms
+        if state.status is not Status.NORMAL:
             return
-        if self.leading and asked.min_view > self.view:
-            self.hear_higher_view(asked.min_view)
+        if state.leading and asked.min_view > state.view:
+            self.views.hear_higher_view(asked.min_view)
             return
-        leads = self.leading and not self.suspended
-        lsn = self.flushed_lsn if leads else self.log.base.lsn
-        digest = self.log.hash_at(lsn)
+        leads = state.leading and not state.suspended
+        lsn = state.flushed_lsn if leads else state.log.base.lsn
+        digest = state.log.hash_at(lsn)
         assert digest is not None
         answer = RecoveryResponse(
-            asked.nonce, self.view, leads, lsn, digest, *self.sign_of_life()[:2],
-            self.stable_id if leads and self.stable is not None else None,
+            asked.nonce, state.view, leads, lsn, digest, *self.normal.sign_of_life()[:2],
+            state.stable_id if leads and state.stable is not None else None,
         )  # fmt: skip
-        self.send(envelope.sender, answer)
+        state.send(envelope.sender, answer)
 
     def on_recovery_response(self, envelope: Envelope, response: RecoveryResponse) -> None:
         """Take the primary's log once a quorum has answered and nobody is in a later view."""
-        if self.status is not Status.LOST or response.nonce != self._nonce:
+        state = self.state
+        if state.status is not Status.LOST or response.nonce != self._nonce:
             return
-        if self.repair is not None:
+        if self.repairs.repair is not None:
             return
         self._responses[envelope.sender] = response
-        if len(self._responses) < self.quorum:
+        if len(self._responses) < state.quorum:
             return
         view = max(answer.view for answer in self._responses.values())
-        ended = self._responses.get(self.configuration.primary(view))
-        if view < self.view or ended is None or not ended.leads or ended.view != view:
+        ended = self._responses.get(state.configuration.primary(view))
+        if view < state.view or ended is None or not ended.leads or ended.view != view:
             return
         found = None
-        if (named := ended.snapshot) is not None and self.log.op_lsn < named.lsn <= ended.op_lsn:
-            found = self.found_snapshot(named, self.configuration.primary(view))
+        if (named := ended.snapshot) is not None and state.log.op_lsn < named.lsn <= ended.op_lsn:
+            found = self.up.found_snapshot(named, state.configuration.primary(view))
             if found is None:
                 return
-        self.repair = Repair(self.log, ended.op_lsn, ended.op_hash, self.spare)
-        self._repaired = lambda: self._install_view(view, ended.commit_lsn)
-        if found is not None:
-            self.repair.use(found)
-        self.go_on_repairing()
+        self.repairs.fetch(
+            ended.op_lsn, ended.op_hash, lambda: self.views.install_view(view, ended.commit_lsn)
+        )
+        self.repairs.begin_at(found)
+        self.repairs.go_on()

@@ -1,15 +1,16 @@
-"""Getting a log whose end is known by its hash: what of it is missing here, and what to ask for.
+"""What is missing of a log whose end is known by its hash, and what to ask for next.
 
 Invariants:
-1. Entries are taken by hash only, from the known end downwards, so whoever sent them, they are
-   the ones.
-2. The same is asked for again only after a time in which an answer could have come, or requests
-   that nobody needs fill the line and delay those that matter.
-3. The own log is left alone. The result is one step: keep so much, put this behind it; or begin
-   at a snapshot, and put this behind it.
-4. Holes of the part that is kept are filled, too.
+1. Entries are taken by hash only, from the known end downwards. So whoever sent them, they are
+   the right ones.
+2. The same question is asked again only after an answer could have come. Else needless requests
+   fill the line and delay those that matter.
+3. The own log is not changed. The result is one step: keep the log up to an LSN and append
+   entries, or begin at a snapshot and append entries.
+4. Holes in the part that is kept are filled, too.
 
-Elsewhere: whose end it is (`choosing`, a StartView, a closed epoch), doing the step (`member`).
+Elsewhere: whose end it is (`log_choice`, a StartView, a closed epoch), doing the step
+(`storage`).
 
 Source: Alagappan et al., "Protocol-Aware Recovery for Consensus-Based Storage", 2018.
 """

@@ -1,13 +1,13 @@
-"""One replica of a group, whole: events in, effects out.
+"""One replica of a group: events in, effects out.
 
 Invariants:
-1. While a standing is on its way to the disk everything but the disk's reports waits, at most
-   `DEFERRED_MAX` events and `DEFERRED_BYTES_MAX`: of what is too much, messages are lost as on any
-   network, and requests are refused.
-2. Messages of a member's earlier process are not listened to once a later one was heard.
-3. One epoch at a time: a message of another epoch is answered with what shows which one it is.
+1. While a hard state is on its way to the disk, all events but the disk's reports wait, at most
+   `DEFERRED_MAX` and `DEFERRED_BYTES_MAX`. Beyond that, messages are lost as on any network, and
+   requests are refused.
+2. Once a later process of a member was heard, messages of its earlier processes are dropped.
+3. A message of another epoch is answered with what shows which epoch there is.
 
-Elsewhere: every decision, in the classes this one stands on; `member` names them.
+Elsewhere: every decision, in the parts that `member` names.
 
 Source: Liskov and Cowling 2012; V2R2.
 """
@@ -18,10 +18,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from millstream.vsr.core.configuration import generation
+from millstream.vsr.core.client_table import ClientTable
+from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.effects import (
     AdoptSnapshot,
     Append,
+    CallSoon,
     Code,
     CopyState,
     DiskDone,
@@ -43,10 +45,10 @@ from millstream.vsr.core.effects import (
     TakeSnapshot,
     Timer,
     Touch,
+    WriteHardState,
     WriteSnapshot,
-    WriteStanding,
 )
-from millstream.vsr.core.log import size_of
+from millstream.vsr.core.log import Log, size_of
 from millstream.vsr.core.messages import (
     Commit,
     DoViewChange,
@@ -74,10 +76,12 @@ from millstream.vsr.core.messages import (
     StartViewChange,
     TooOld,
 )
-from millstream.vsr.core.replica.forced_groups import Forcing
+from millstream.vsr.core.replica.invariants import check_invariants
 from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.recovery import FETCH_MS
+from millstream.vsr.core.replica.parts import Parts, PartTypes
+from millstream.vsr.core.replica.session_expiry import Shown
 from millstream.vsr.core.report import Report
+from millstream.vsr.core.snapshots import Snapshot
 from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
@@ -93,42 +97,44 @@ DEFERRED_BYTES_MAX: Final = 32 * 1024 * 1024
 """What they carry; one may overshoot it."""
 
 
-class Replica(Forcing):
+class Replica:
     """A member of a group; `step` is all there is to call, and `report`."""
 
+    part_types = PartTypes()
+
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
-        super().__init__(machine, chance)
+        self.parts = parts = Parts(self.part_types, machine, chance, self.defer)
+        self.state = parts.state
+        self._is_called_soon = False
         self._deferred: deque[Event] = deque()
         self._deferred_bytes = 0
         self._incarnations: dict[bytes, int] = {}
-        self._commit_hint = 0
-        self._trouble, self._trouble_ms = "", 0.0
         self._handlers: dict[type[Any], Callable[[Envelope, Any], None]] = {
-            Prepare: self.on_prepare,
-            PrepareOk: self.on_prepare_ok,
-            Commit: self.on_commit,
-            QuorumCheck: self.on_quorum_check,
-            QuorumCheckOk: self.on_quorum_check_ok,
-            StartViewChange: self.on_start_view_change,
-            DoViewChange: self.on_do_view_change,
-            StartView: self.on_start_view,
-            GetView: self.on_get_view,
-            GetState: self.on_get_state,
-            NewState: self.on_new_state,
-            Recovery: self.on_recovery,
-            RecoveryResponse: self.on_recovery_response,
-            SnapshotDone: self.on_snapshot_done,
+            Prepare: parts.normal.on_prepare,
+            PrepareOk: self._on_prepare_ok,
+            Commit: parts.normal.on_commit,
+            QuorumCheck: parts.reads.on_quorum_check,
+            QuorumCheckOk: parts.reads.on_quorum_check_ok,
+            StartViewChange: parts.views.on_start_view_change,
+            DoViewChange: parts.views.on_do_view_change,
+            StartView: parts.views.on_start_view,
+            GetView: parts.views.on_get_view,
+            GetState: self._on_get_state,
+            NewState: parts.normal.on_new_state,
+            Recovery: parts.recovery.on_recovery,
+            RecoveryResponse: parts.recovery.on_recovery_response,
+            SnapshotDone: parts.snapshots.on_snapshot_done,
         }
         self._any_epoch: dict[type[Any], Callable[[Envelope, Any], None]] = {
-            GetEntries: self.on_get_entries,
-            Entries: self.on_entries,
-            StartEpoch: self.on_start_epoch,
-            EpochStarted: self.on_epoch_started,
-            Learn: self.on_learn,
-            LearnOk: self.on_learn_ok,
-            GetSnapshot: self.on_get_snapshot,
-            SnapshotPart: self.on_snapshot_part,
-            TooOld: self.on_too_old,
+            GetEntries: self._on_get_entries,
+            Entries: parts.repairs.on_entries,
+            StartEpoch: parts.reconfiguration.on_start_epoch,
+            EpochStarted: parts.reconfiguration.on_epoch_started,
+            Learn: parts.learners.on_learn,
+            LearnOk: self._on_learn_ok,
+            GetSnapshot: parts.transfer.on_get_snapshot,
+            SnapshotPart: parts.transfer.on_snapshot_part,
+            TooOld: parts.transfer.on_too_old,
         }
         self._events: dict[type[Any], Callable[[Any], None]] = {
             Start: self._start,
@@ -136,29 +142,19 @@ class Replica(Forcing):
             Timer: self._tick,
             Request: self._on_request,
             Read: self._on_read,
-            Resume: self.on_read,
+            Resume: parts.reconfiguration.on_read,
             Touch: self._on_touch,
-            Reconfigure: self.on_reconfigure,
-            MovePrimary: self.on_move_primary,
-            TakeSnapshot: self.on_take_snapshot,
-            CopyState: self.on_copy_state,
-            Force: self.on_force,
-            Superseded: self.on_superseded,
+            Reconfigure: parts.changes.on_reconfigure,
+            MovePrimary: parts.changes.on_move_primary,
+            TakeSnapshot: parts.snapshots.on_take_snapshot,
+            CopyState: parts.snapshots.on_copy_state,
+            Force: parts.forced.on_force,
+            Superseded: parts.reconfiguration.on_superseded,
             Soon: self._on_soon,
         }
         """The disk's reports never wait, and are not here."""
-        self._begin_parts()
 
-    def _begin_parts(self) -> None:
-        self.begin_normal()
-        self.begin_reading()
-        self.begin_views()
-        self.begin_recovering()
-        self.begin_learning()
-        self.begin_epochs()
-        self.begin_changing()
-        self.begin_formats()
-        self.begin_sessions()
+    # ---- events
 
     def step(self, now_ms: float, wall_ms: int, *events: Event) -> list[Effect]:
         """Take events that happened at the same time, and return what to do, in order.
@@ -168,46 +164,57 @@ class Replica(Forcing):
         `now_ms`: a clock of this process that only grows. `wall_ms`: what people's clocks show;
         nothing depends on it.
         """
-        self.now_ms, self.wall_ms = now_ms, wall_ms
+        state = self.state
+        state.now_ms, state.wall_ms = now_ms, wall_ms
         for event in events:
             self._take_event(event)
-        if self._then is None:
-            if self._is_new or self._is_asked:
-                self.end_step()
-            self.call_soon()
-        effects, self.effects = self.effects, []
-        return effects if self.configuration.journalled else self._without_journal(effects)
+        if not self.parts.storage.is_persisting:
+            self._end_step()
+            self._call_soon()
+        effects, state.effects = state.effects, []
+        return effects if state.configuration.journalled else self._without_journal(effects)
+
+    def _end_step(self) -> None:
+        self.parts.normal.end_step()
+        self.parts.reads.end_step()
 
     def _without_journal(self, effects: list[Effect]) -> list[Effect]:
-        """Have nothing written but standings: what would be is as durable as it ever gets."""
+        """Have nothing written but hard states: what would be is as durable as it ever gets."""
         kept: list[Effect] = []
         for effect in effects:
             match effect:
                 case Install(op, standing=standing) | InstallSnapshot(op, standing=standing):
-                    kept.append(WriteStanding(op, standing))
+                    kept.append(WriteHardState(op, standing))
                 case Append(op) | WriteSnapshot(op) | AdoptSnapshot(op):
                     self._take_event(DiskDone(op))
                 case _:
                     kept.append(effect)
-        if not self.flipping:
-            self.end_step()
-        effects, self.effects = self.effects, []
+        if not self.parts.storage.is_persisting:
+            self._end_step()
+        effects, self.state.effects = self.state.effects, []
         return kept + self._without_journal(effects) if effects else kept
 
     def _take_event(self, event: Event) -> None:
+        parts = self.parts
         if type(event) is DiskDone:
-            if not self.flipped(event.op):
-                self.written(event.op)
+            self._on_disk_done(event.op)
         elif type(event) is DiskGaveUp:
-            self.not_written(event.op)
-        elif self._then is not None:
+            parts.snapshots.not_written(event.op)
+        elif parts.storage.is_persisting:
             self._defer(event)
         else:
             self._events[type(event)](event)
-        while self._deferred and self._then is None:
+        while self._deferred and not parts.storage.is_persisting:
             waited = self._deferred.popleft()
             self._deferred_bytes -= _bytes_of(waited)
             self._events[type(waited)](waited)
+
+    def _on_disk_done(self, op: int) -> None:
+        parts = self.parts
+        if parts.storage.persisted(op):
+            parts.snapshots.compare()  # what could not be compared before
+        elif not parts.snapshots.written(op):
+            parts.normal.written(op)
 
     def _defer(self, event: Event) -> None:
         if isinstance(event, Timer) or (
@@ -216,186 +223,293 @@ class Replica(Forcing):
             self._deferred.append(event)
             self._deferred_bytes += _bytes_of(event)
         elif isinstance(event, _ASKING):
-            self.reply(event.ticket, Code.BUSY)
+            self.state.reply(event.ticket, Code.BUSY)
 
     def defer(self, envelope: Envelope) -> None:
         """Receive this again once the disk is done."""
         self._defer(Message(envelope))
 
     def _on_request(self, request: Request) -> None:
-        self.touch(request.session)
-        self.on_request(request)
+        self.parts.sessions.touch(request.session)
+        self.parts.normal.on_request(request)
 
     def _on_read(self, read: Read) -> None:
-        self.touch(read.session)
-        self.on_read(read)
+        self.parts.sessions.touch(read.session)
+        self.parts.reconfiguration.on_read(read)
 
     def _on_touch(self, touch: Touch) -> None:
-        self.touch(touch.session)
+        self.parts.sessions.touch(touch.session)
+
+    # ---- slices of what takes long
+
+    def _work(self) -> None:
+        self.parts.snapshots.work()
+        self.parts.transfer.restore_some()
+
+    def _call_soon(self) -> None:
+        """Ask to be called for more work, once."""
+        parts = self.parts
+        if not self._is_called_soon and (
+            parts.transfer.is_restoring or parts.snapshots.has_work or parts.execution.has_to_apply
+        ):
+            self._is_called_soon = True
+            self.state.effects.append(CallSoon())
 
     def _on_soon(self, _: Soon) -> None:
-        self.on_soon()
+        parts = self.parts
+        self._is_called_soon = False
+        self._work()
+        if parts.execution.has_to_apply and not parts.storage.is_persisting:
+            parts.execution.go_on_applying()
+
+    # ---- starting
 
     def _start(self, start: Start) -> None:
-        self.begun_ms = self.now_ms
-        self.load(start.image)
-        self.restore_now()
-        self._begin_parts()
-        self.wake_after(HEARTBEAT_MS * self.chance())
-        self.flip(self._started_up)
+        parts = self.parts
+        parts.forced.begun_ms = self.state.now_ms
+        parts.storage.load(start.image)
+        parts.transfer.restore_now()
+        parts.begin()
+        self.state.wake_after(HEARTBEAT_MS * self.state.chance())
+        parts.storage.persist(self._started_up)
 
     def _started_up(self) -> None:
-        self.durable_lsn = self.log.op_lsn
-        if self.retired is not None:
-            self.status = Status.RETIRED
-            self.advance(self._commit_hint)
-        elif not self.members:
-            self.status = Status.INITIALIZATION
-            self.advance(self._commit_hint)
-        elif self.lost:
-            self.status = Status.LOST
+        parts = self.parts
+        state, commit_hint = self.state, parts.storage.commit_hint
+        state.durable_lsn = state.log.op_lsn
+        if state.retired is not None:
+            state.become(Status.RETIRED)
+            parts.execution.advance(commit_hint)
+        elif not state.members:
+            state.become(Status.INITIALIZATION)
+            parts.execution.advance(commit_hint)
+        elif state.lost:
+            state.become(Status.LOST)
         else:
-            self.status = Status.GAP
-            self.advance(self._commit_hint)
-            new = self.epoch == self.view == self.log.op_lsn == 0
-            if new or (len(self.members) == 1 and self.has_state):
-                self.leave(self.view + 1)
+            state.become(Status.GAP)
+            parts.execution.advance(commit_hint)
+            new = state.epoch == state.view == state.log.op_lsn == 0
+            if new or (len(state.members) == 1 and state.has_state):
+                parts.views.leave(state.view + 1)
+
+    # ---- time
 
     def _tick(self, _: Timer) -> None:
-        self.wake_after(self.tick_ms)
-        self.answer_stale_reads()
-        self.tick_changes()
-        self.tick_snapshots()
-        self.tick_fetching()
-        self._look_for_trouble()
-        if self.status is not Status.LOST:
-            self.advance(self._commit_hint)
-        self.note_commit()
-        if self.status not in (Status.INITIALIZATION, Status.RETIRED):
-            self.tick_epoch()
-            if self.status is Status.LOST:
-                self.ask_to_recover()
-            elif self.leading:
-                self.tick_primary()
+        parts = self.parts
+        state = self.state
+        state.wake_after(state.tuning.tick_ms)
+        parts.reads.answer_stale_reads()
+        parts.changes.tick()
+        parts.normal.shared_bytes = 0
+        self._is_called_soon = False
+        self._work()
+        parts.snapshots.tick()
+        parts.transfer.tick()
+        parts.reporting.look_for_trouble()
+        if state.status is not Status.LOST:
+            parts.execution.advance(parts.storage.commit_hint)
+        parts.normal.note_commit()
+        if state.status not in (Status.INITIALIZATION, Status.RETIRED):
+            parts.reconfiguration.tick()
+            if state.status is Status.LOST:
+                parts.recovery.ask()
+            elif state.leading:
+                self._tick_primary()
             else:
-                self.tick_backup()
-        elif self.repair is not None:
-            self.go_on_repairing()
+                parts.views.tick_backup()
+        elif parts.repairs.repair is not None:
+            parts.repairs.go_on()
+
+    def _tick_primary(self) -> None:
+        parts = self.parts
+        parts.reads.tick_primary()
+        parts.views.tick_primary()
+        parts.changes.tick_primary()
+        parts.formats.tick_primary()
+        parts.sessions.tick_primary()
+        parts.throttling.tick_primary()
+        parts.forced.tick_primary()
+
+    # ---- messages
 
     def _receive(self, message: Message) -> None:
+        parts = self.parts
         (envelope,) = message
+        state = self.state
         group_id, sender, incarnation, epoch, view, payload = envelope
         known = self._incarnations.get(sender, 0)
-        if group_id != self.group_id or sender == self.id or incarnation < known:
+        if group_id != state.group_id or sender == state.id or incarnation < known:
             return
-        if incarnation > known and self.is_source(sender):
+        if incarnation > known and parts.reconfiguration.is_source(sender):
             self._incarnations[sender] = incarnation
         kind = type(payload)
         if handler := self._any_epoch.get(kind):
             handler(envelope, payload)
-        elif kind is GetEpoch or epoch < self.epoch:
-            self.answer_lower_epoch(sender, epoch)
-        elif epoch > self.epoch:
-            self.spoke_ms[sender] = self.now_ms
-            self.ask_epoch(sender)
-        elif self.status is Status.RETIRED:
-            self.answer_lower_epoch(sender, epoch)
-        elif sender in self.members:
-            if self.status is Status.LOST and kind not in _OF_RECOVERY:
+        elif kind is GetEpoch or epoch < state.epoch:
+            parts.reconfiguration.answer_lower_epoch(sender, epoch)
+        elif epoch > state.epoch:
+            parts.forced.spoke_ms[sender] = state.now_ms
+            parts.reconfiguration.ask_epoch(sender)
+        elif state.status is Status.RETIRED:
+            parts.reconfiguration.answer_lower_epoch(sender, epoch)
+        elif sender in state.members:
+            if state.status is Status.LOST and kind not in _OF_RECOVERY:
                 return
             if kind not in _OF_RECOVERY:
-                self.spoke_ms[sender] = self.now_ms
-            if self.leading and view > self.view:
-                self.hear_higher_view(view)
+                parts.forced.spoke_ms[sender] = state.now_ms
+            if state.leading and view > state.view:
+                parts.views.hear_higher_view(view)
             self._handlers[kind](envelope, payload)
 
-    # ---- what it says about itself
+    def _on_prepare_ok(self, envelope: Envelope, ok: PrepareOk) -> None:
+        parts = self.parts
+        parts.normal.on_prepare_ok(envelope, ok)
+        parts.changes.acknowledged()
+        parts.formats.understands(envelope.sender, ok.format_max)
+
+    def _on_learn_ok(self, envelope: Envelope, ok: LearnOk) -> None:
+        self.parts.learners.on_learn_ok(envelope, ok)
+        self.parts.changes.learned()
+
+    def _on_get_state(self, envelope: Envelope, asked: GetState) -> None:
+        parts = self.parts
+        parts.throttling.on_get_state(envelope, asked)
+        parts.reads.fetches(envelope)
+        parts.normal.on_get_state(envelope, asked)
+
+    def _on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
+        self.parts.reads.fetches(envelope)
+        self.parts.normal.on_get_entries(envelope, asked)
+
+    # ---- what it shows
+
+    def check_invariants(self) -> None:
+        """Assert what holds after each step; simulators call it.
+
+        Raises:
+            AssertionError: something does not hold.
+        """
+        check_invariants(self.parts)
+        waiting = sum(not isinstance(event, Timer) for event in self._deferred)
+        assert waiting <= DEFERRED_MAX, "too much waits for the disk"
+        assert self.is_persisting or not self._deferred, "events wait, and no disk operation runs"
 
     def report(self) -> Report:
         """Return a picture of this moment."""
-        members = self.members
-        is_quorum_ok = self._is_quorum_ok()
-        others = [*(member for member in members if member != self.id), *self.pupils]
-        return Report(
-            self._role(), self._status(), self.epoch, self.view, members,
-            self.primary if members else None, self.log.op_lsn, self.commit_lsn, self.commit_lsn,
-            tuple((member, self.lag(member)) for member in others) if self.leading else (),
-            self.snapshot_number, is_quorum_ok, self.fault_tolerance if is_quorum_ok else 0,
-            len(self.table), self.reads_waiting + self.requests_waiting, self.view_changed_ms,
-            self.view_reason, self.repaired, self.is_diverged, self.is_data_lost,
-            self.contradiction, self.state_format, self.machine.format_max, self._trouble,
-            self.now_ms - self._trouble_ms if self._trouble else 0.0,
-        )  # fmt: skip
-
-    @property
-    def told_commit_lsn(self) -> int | None:
-        """What is committed as far as the primary, which is heard, said; None: it is not heard."""
-        if self.leading:
-            return None if self.suspended else self.commit_lsn
-        is_told = self.status is Status.NORMAL and self.hears_primary and self.told_lsn > 0
-        return max(self.told_lsn, self.commit_lsn) if is_told else None
+        return self.parts.reporting.report()
 
     @property
     def troubled(self) -> bool:
         """Whether it cannot do its work, perhaps only for a moment."""
-        return bool(self._trouble)
+        return self.parts.reporting.troubled
 
-    def _look_for_trouble(self) -> None:
-        """Note why this member cannot do its work, and since when."""
-        before, self._trouble = self._trouble, self._reason()
-        if not before and self._trouble:
-            self._trouble_ms = self.now_ms
+    @property
+    def told_commit_lsn(self) -> int | None:
+        """What is committed as far as the primary, which is heard, said; None: it is not heard."""
+        return self.parts.reporting.told_commit_lsn
 
-    def _reason(self) -> str:
-        silent_ms, newest = self.now_ms - self.got_ms, self.newest.epoch
-        if self.status is Status.RETIRED and generation(newest) > generation(self.epoch):
-            return (
-                f"the group was forced to go on without this member, in epoch {newest}: what is "
-                "here counts no more"
-            )
-        if not self.members or self.status is Status.RETIRED:
-            return ""
-        if self.is_data_lost:
-            return "more members than may have lost their logs: what was committed may be gone"
-        if missing := self.missing_snapshot:
-            return f"its state is missing: it wants snapshot {missing} of another member"
-        if not self.has_state:
-            return "its state is being restored from a snapshot"
-        if self.repair is not None and self.repair.wanted is not None and silent_ms > FETCH_MS:
-            return (
-                f"entry {self.repair.wanted.lsn} of the log is missing or damaged here, and no "
-                "member has given it"
-            )
-        if self.status is Status.LOST:
-            return "its log is lost: it wants that of a primary"
-        if self.leading and self.suspended:
-            silent = [one for one in self.members if self.is_silent(one)]
-            return f"no quorum answers; silent: {' '.join(one.hex() for one in silent)}"
-        if self.status is Status.VIEWCHANGE:
-            return "no primary leads: not enough members vote for one"
-        if self.status is Status.GAP:
-            return "it has not heard a primary since it started"
-        return "" if self.leading or self.hears_primary else "the primary is not heard"
+    def sessions_after(self, number: int) -> list[Shown]:
+        """Return the first sessions that began later than that one, in their order."""
+        return self.parts.sessions.sessions_after(number)
 
-    def _role(self) -> str:
-        if self.is_learning:
-            return "learner"
-        if self.status is Status.RETIRED:
-            return "retired"
-        if not self.members:
-            return "idle"
-        return "primary" if self.leading else "backup"
+    def take_copy(self) -> Snapshot | None:
+        """Return the last copy that `CopyState` asked for, and keep it no more."""
+        return self.parts.snapshots.take_copy()
 
-    def _status(self) -> str:
-        if self.status is Status.NORMAL and not self.has_state:
-            return Status.GAP.value
-        ending = self.status is Status.NORMAL and self.closing
-        return "RECONFIGURATION" if ending else self.status.value
+    @property
+    def group_id(self) -> bytes:
+        """The group."""
+        return self.state.group_id
 
-    def _is_quorum_ok(self) -> bool:
-        if self.leading:
-            return not self.suspended
-        return self.status is Status.NORMAL and self.hears_primary
+    @property
+    def id(self) -> bytes:
+        """The node that this is a member of the group for."""
+        return self.state.id
+
+    @property
+    def incarnation(self) -> int:
+        """Counts the starts of its process."""
+        return self.state.incarnation
+
+    @property
+    def configuration(self) -> Configuration:
+        """The epoch, with its members."""
+        return self.state.configuration
+
+    @property
+    def epoch(self) -> int:
+        """Of its configuration."""
+        return self.state.epoch
+
+    @property
+    def members(self) -> tuple[bytes, ...]:
+        """Of its configuration."""
+        return self.state.members
+
+    @property
+    def view(self) -> int:
+        """The view that it is in, or has promised."""
+        return self.state.view
+
+    @property
+    def last_normal(self) -> tuple[int, int]:
+        """The newest epoch and view in which its log was the primary's."""
+        return self.state.last_normal
+
+    @property
+    def status(self) -> Status:
+        """What it is doing."""
+        return self.state.status
+
+    @property
+    def leading(self) -> bool:
+        """Whether it is a primary."""
+        return self.state.leading
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it leads and no quorum answers."""
+        return self.state.suspended
+
+    @property
+    def log(self) -> Log:
+        """Its log."""
+        return self.state.log
+
+    @property
+    def commit_lsn(self) -> int:
+        """So far its log is committed and applied."""
+        return self.state.commit_lsn
+
+    @property
+    def machine(self) -> StateMachine:
+        """What the entries are applied to."""
+        return self.state.machine
+
+    @property
+    def table(self) -> ClientTable:
+        """The sessions, and the replies that are kept for them."""
+        return self.state.table
+
+    @property
+    def is_persisting(self) -> bool:
+        """Whether a hard state is on its way to the disk: events wait for it."""
+        return self.parts.storage.is_persisting
+
+    @property
+    def has_state(self) -> bool:
+        """Whether what is applied is here."""
+        return self.state.has_state
+
+    @property
+    def stable(self) -> Snapshot | None:
+        """The newest stable snapshot, None if its bytes are not here."""
+        return self.state.stable
+
+    @property
+    def contradiction(self) -> str:
+        """What was heard last that cannot be, and so was not taken."""
+        return self.state.contradiction
 
 
 def _bytes_of(event: Event) -> int:

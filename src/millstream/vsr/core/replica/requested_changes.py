@@ -1,16 +1,16 @@
-"""What an operator asks of a group: other members, another primary.
+"""Changes that an operator requests: other members, or another primary.
 
 Invariants:
-1. An epoch is ended only when every new member, and a quorum of the next members, is nearly as
-   far as the primary and has just answered; so the next epoch begins at once, and a wrong address
-   fails before anything has changed. The next members survive as many losses at that moment as
-   those of now, or as many as their number allows.
-2. A primary that hands over first lets the other one come up to the end of its log, with requests
-   waiting meanwhile; so nothing that was logged is left in doubt. It does so only while the other
-   one answers: a member that does not is refused within `READY_BEATS`, and requests go on.
-3. Whoever asked is answered once; a wait is at most `CHANGE_MS_MAX`.
+1. An epoch ends only when every new member, and a quorum of the next members, has just answered
+   and lacks at most `LAG_MAX` entries. So the next epoch begins at once, and a wrong address
+   fails before anything has changed. The next members tolerate as many failures at that moment as
+   the members of now, or as many as their number allows.
+2. Before a primary hands over, it lets the next one reach the end of the log, while requests
+   wait. So no logged entry is left in doubt. If the next one does not answer within
+   `READY_BEATS`, the change is refused and requests go on.
+3. Each request is answered once, after at most `CHANGE_MS_MAX`.
 
-Elsewhere: how an epoch ends (`epochs`), how a view does (`views`).
+Elsewhere: how an epoch ends (`reconfiguration`), how a view does (`view_change`).
 
 Source: Liskov and Cowling 2012, section 7; V2R2, "Reconfiguration".
 """
@@ -23,10 +23,13 @@ from typing import Final
 
 from millstream.vsr.core.configuration import SIZES
 from millstream.vsr.core.effects import Code, MovePrimary, Reconfigure
-from millstream.vsr.core.messages import Envelope, LearnOk, PrepareOk
-from millstream.vsr.core.replica.reconfiguration import Epochs
+from millstream.vsr.core.replica.learners import Learners
+from millstream.vsr.core.replica.member import ReplicaState
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.reconfiguration import Reconfiguration
+from millstream.vsr.core.replica.view_change import ViewChange
 
-__all__ = ["CHANGE_MS_MAX", "LAG_MAX", "MOVE_MS_MAX", "READY_BEATS", "WARM_MS", "Changing"]
+__all__ = ["CHANGE_MS_MAX", "LAG_MAX", "MOVE_MS_MAX", "READY_BEATS", "WARM_MS", "RequestedChanges"]
 
 LAG_MAX: Final = 1000
 """Committed entries that a member may lack and still be near enough to begin an epoch."""
@@ -60,13 +63,20 @@ class _Move:
     is_handing_over: bool = False
 
 
-class Changing(Epochs):
-    """Reconfigure, MovePrimary."""
+class RequestedChanges:
+    """Does what an operator requests: Reconfigure, MovePrimary."""
 
-    asked_format = 0
-    """The state format that this primary has asked for (`formats`); others wait until it is so."""
+    def __init__(
+        self, state: ReplicaState, normal: NormalCase, views: ViewChange, learners: Learners,
+        reconfiguration: Reconfiguration,
+    ) -> None:  # fmt: skip
+        self.state, self.normal, self.views = state, normal, views
+        self.learners, self.reconfiguration = learners, reconfiguration
+        self.asked_format = 0
+        """The state format that this primary has asked for (`formats`); changes wait for it."""
+        self.begin()
 
-    def begin_changing(self) -> None:
+    def begin(self) -> None:
         """Have been asked for nothing."""
         self._change: _Change | None = None
         self._move: _Move | None = None
@@ -75,30 +85,33 @@ class Changing(Epochs):
 
     def on_reconfigure(self, asked: Reconfigure) -> None:
         """End the epoch for one with these members, as soon as they are ready."""
+        state = self.state
         answer = self._refusal(asked.ticket) or self._answer_at_once(asked)
         if answer is not None:
-            self.reply(asked.ticket, *answer)
+            state.reply(asked.ticket, *answer)
         else:
-            self._change = _Change(asked.ticket, asked.members, self.now_ms, self.now_ms)
-            self.teach(asked.members)
+            self._change = _Change(asked.ticket, asked.members, state.now_ms, state.now_ms)
+            self.learners.teach(asked.members)
             self._go_on_changing()
 
     def _refusal(self, ticket: int) -> tuple[Code, bytes] | None:
-        if not self.leading or self.next_known:
+        state = self.state
+        if not state.leading or self.reconfiguration.next_known:
             return Code.NOTPRIMARY, b""
-        if self.suspended:
+        if state.suspended:
             return Code.NOQUORUM, b""
-        if self._change or self._move or self.closing or self.commit_lsn < self.noop_lsn:
+        if self._change or self._move or state.closing or state.commit_lsn < state.noop_lsn:
             return Code.BUSY, b""
-        if self.asked_format > self.state_format:
+        if self.asked_format > state.state_format:
             return Code.BUSY, b""
         return None
 
     def _answer_at_once(self, asked: Reconfigure) -> tuple[Code, bytes] | None:
-        if asked.members == self.members:  # said again, perhaps: the epoch may be a later one
-            return Code.OK, b"%d" % self.epoch
-        if asked.expected_epoch not in (None, self.epoch):
-            return Code.CONFLICT, b"%d" % self.epoch
+        state = self.state
+        if asked.members == state.members:  # said again, perhaps: the epoch may be a later one
+            return Code.OK, b"%d" % state.epoch
+        if asked.expected_epoch not in (None, state.epoch):
+            return Code.CONFLICT, b"%d" % state.epoch
         if list(asked.members) != sorted(set(asked.members)):
             return Code.BADCONFIG, b"members are not in order, or one is named twice"
         if len(asked.members) not in SIZES:
@@ -106,46 +119,47 @@ class Changing(Epochs):
         return None
 
     def _go_on_changing(self) -> None:
+        state = self.state
         change = self._change
         if change is None or change.is_logged:
             return None
         too_old = [node for node in change.members if self._is_too_old(node)]
         if too_old:
             return self._end_change(Code.BADCONFIG, self._too_old(too_old[0]))
-        others = [node for node in change.members if self.has_other_history(node)]
+        others = [node for node in change.members if self.learners.has_other_history(node)]
         if others:
             return self._end_change(Code.BADCONFIG, self._other_history(others[0]))
         late = [member for member in change.members if not self.is_ready(member)]
-        is_known = self.state_format == 1 or all(map(self._is_known, change.members))
+        is_known = state.state_format == 1 or all(map(self._is_known, change.members))
         if is_known and self._may_begin(change.members, late):
             change.is_logged = True
-            return self.close_epoch(change.members)
-        reached = sum(self.acknowledged(member) for member in late)
+            return self.reconfiguration.close_epoch(change.members)
+        reached = sum(self.learners.acknowledged(member) for member in late)
         if reached > change.reached:
-            change.reached, change.near_ms = reached, self.now_ms
-        if self.now_ms - change.near_ms > WARM_MS:
+            change.reached, change.near_ms = reached, state.now_ms
+        if state.now_ms - change.near_ms > WARM_MS:
             return self._end_change(Code.NOTREADY, self._lags(late))
         return None
 
     def _may_begin(self, members: tuple[bytes, ...], late: list[bytes]) -> bool:
         """Return whether an epoch of these members survives as much as the one of now."""
-        if any(member not in self.members for member in late):
+        if any(member not in self.state.members for member in late):
             return False
         most = (len(members) - 1) // 2
         survived = most - len(late)
-        return survived >= min(self.fault_tolerance, most)
+        return survived >= min(self.normal.fault_tolerance, most)
 
     def _is_known(self, node: bytes) -> bool:
-        return node in self.members or self.format_of_pupil(node) > 0
+        return node in self.state.members or self.learners.format_of_pupil(node) > 0
 
     def _is_too_old(self, node: bytes) -> bool:
-        return 0 < self.format_of_pupil(node) < self.state_format
+        return 0 < self.learners.format_of_pupil(node) < self.state.state_format
 
     def _too_old(self, node: bytes) -> bytes:
-        known = self.format_of_pupil(node)
+        known = self.learners.format_of_pupil(node)
         return (
             f"node {node.hex()} understands state formats up to {known}, the group is at "
-            f"{self.state_format}: start a newer version there"
+            f"{self.state.state_format}: start a newer version there"
         ).encode()
 
     @staticmethod
@@ -158,12 +172,12 @@ class Changing(Epochs):
     def _end_change(self, code: Code, value: bytes = b"") -> None:
         change, self._change = self._change, None
         if change is not None:
-            self.reply(change.ticket, code, value)
-            self.teach(())
+            self.state.reply(change.ticket, code, value)
+            self.learners.teach(())
 
     def lag(self, member: bytes) -> int:
         """Return how many committed entries it lacks."""
-        return max(0, self.commit_lsn - self.acknowledged(member))
+        return max(0, self.state.commit_lsn - self.learners.acknowledged(member))
 
     def is_ready(self, member: bytes) -> bool:
         """Return whether it lives and is nearly as far as the primary."""
@@ -171,8 +185,11 @@ class Changing(Epochs):
 
     def is_silent(self, member: bytes, since_ms: float = -inf) -> bool:
         """Return whether it has not answered for some beats, nor for so long since a moment."""
-        heard_ms = self.now_ms if member == self.id else max(self.heard_at(member), since_ms)
-        return self.now_ms - heard_ms > READY_BEATS * self.beat_ms
+        state = self.state
+        heard_ms = (
+            state.now_ms if member == state.id else max(self.learners.heard_at(member), since_ms)
+        )
+        return state.now_ms - heard_ms > READY_BEATS * state.tuning.beat_ms
 
     def _lags(self, members: list[bytes]) -> bytes:
         return b" ".join(
@@ -181,12 +198,12 @@ class Changing(Epochs):
 
     def _abandon_change(self) -> None:
         """Answer that this is not the one any more that can tell."""
-        change, later = self._change, self.next_known
+        change, later = self._change, self.reconfiguration.next_known
         if change is None:
             return
         if not change.is_logged:
-            self._end_change(Code.NOQUORUM if self.suspended else Code.NOTPRIMARY)
-        elif later is not None and self.has_begun:
+            self._end_change(Code.NOQUORUM if self.state.suspended else Code.NOTPRIMARY)
+        elif later is not None and self.reconfiguration.has_begun:
             self._end_change(Code.OK, b"%d" % later.epoch)
         else:
             self._end_change(Code.UNKNOWN)
@@ -195,15 +212,16 @@ class Changing(Epochs):
 
     def on_move_primary(self, asked: MovePrimary) -> None:
         """Hand over to another member, as soon as it is as far as this one."""
+        state = self.state
         refusal = self._refusal(asked.ticket)
-        if refusal is None and asked.node not in self.members:
+        if refusal is None and asked.node not in state.members:
             refusal = Code.BADCONFIG, b"it is no member of this group"
         if refusal is not None:
-            self.reply(asked.ticket, *refusal)
-        elif asked.node == self.id:
-            self.reply(asked.ticket, Code.OK)
+            state.reply(asked.ticket, *refusal)
+        elif asked.node == state.id:
+            state.reply(asked.ticket, Code.OK)
         else:
-            self._move = _Move(asked.ticket, asked.node, self.now_ms)
+            self._move = _Move(asked.ticket, asked.node, state.now_ms)
             self._go_on_moving()
 
     @property
@@ -213,87 +231,84 @@ class Changing(Epochs):
 
     @property
     def holding(self) -> bool:
-        """Also while this primary lets the next one come up to the end of the log."""
-        return self.closing or (self._move is not None and self._move.is_handing_over)
+        """Whether requests wait for the next epoch, or the next primary, and are not logged."""
+        return self.state.closing or (self._move is not None and self._move.is_handing_over)
 
     def _go_on_moving(self) -> None:
+        state = self.state
         move = self._move
-        if move is None or self.suspended:
+        if move is None or state.suspended:
             return
-        is_late = self.now_ms - move.since_ms > MOVE_MS_MAX
+        is_late = state.now_ms - move.since_ms > MOVE_MS_MAX
         if is_late or self.is_silent(move.node, move.since_ms):
             self._end_move(Code.NOTREADY, self._lags([move.node]))
-            self.release_held()
+            self.reconfiguration.release_held()
             return
         move.is_handing_over = move.is_handing_over or self.is_ready(move.node)
-        done_lsn = min(self.commit_lsn, self.acknowledged(move.node))
-        if move.is_handing_over and done_lsn == self.log.op_lsn:
-            ahead = self.members.index(move.node) - self.view
-            self.resign(self.view + ahead % len(self.members))
+        done_lsn = min(state.commit_lsn, self.learners.acknowledged(move.node))
+        if move.is_handing_over and done_lsn == state.log.op_lsn:
+            ahead = state.members.index(move.node) - state.view
+            self.views.resign(state.view + ahead % len(state.members))
 
     def _end_move(self, code: Code, value: bytes = b"") -> None:
         move, self._move = self._move, None
         if move is not None:
-            self.reply(move.ticket, code, value)
+            self.state.reply(move.ticket, code, value)
 
-    def in_view(self, why: str = "") -> None:
-        """Also answer who asked for another primary: there is one."""
-        super().in_view(why)
+    def view_entered(self) -> None:
+        """Answer who asked for another primary: there is one."""
         if self._move is not None:
-            self._end_move(Code.OK if self.primary == self._move.node else Code.NOTREADY)
+            self._end_move(Code.OK if self.state.primary == self._move.node else Code.NOTREADY)
 
     # ---- when things happen
 
     def tick_primary(self) -> None:
-        """Also see how many may fail, and whether what was asked for can be done now."""
-        super().tick_primary()
-        if self.leading:
-            self.fault_tolerance = max(0, sum(map(self.is_ready, self.members)) - self.quorum)
-            self.tick_pupils()
+        """See how many may fail, and whether what was asked for can be done now."""
+        state = self.state
+        if state.leading:
+            self.normal.fault_tolerance = max(
+                0, sum(map(self.is_ready, state.members)) - state.quorum
+            )
+            self.learners.tick()
             self._go_on_changing()
             self._go_on_moving()
 
-    def tick_changes(self) -> None:
+    def tick(self) -> None:
         """Answer whoever has waited for too long."""
         change, move = self._change, self._move
-        if change is not None and self.now_ms - change.since_ms > CHANGE_MS_MAX:
+        if change is not None and self.state.now_ms - change.since_ms > CHANGE_MS_MAX:
             self._abandon_change()
-        if move is not None and self.now_ms - move.since_ms > 2 * MOVE_MS_MAX:
+        if move is not None and self.state.now_ms - move.since_ms > 2 * MOVE_MS_MAX:
             self._end_move(Code.UNKNOWN)
 
-    def on_prepare_ok(self, envelope: Envelope, ok: PrepareOk) -> None:
-        """Also see whether the next primary is as far as this one now."""
-        super().on_prepare_ok(envelope, ok)
-        if self._move is not None and self.leading:
+    def acknowledged(self) -> None:
+        """See whether the next primary is as far as this one now."""
+        if self._move is not None and self.state.leading:
             self._go_on_moving()
 
-    def on_learn_ok(self, envelope: Envelope, ok: LearnOk) -> None:
-        """Also see whether so many are ready now."""
-        super().on_learn_ok(envelope, ok)
-        if self.leading:
+    def learned(self) -> None:
+        """See whether so many are ready now."""
+        if self.state.leading:
             self._go_on_changing()
 
     def committed(self) -> None:
-        """Also tell who asked for the epoch that it runs."""
-        super().committed()
+        """Tell who asked for the epoch that it runs."""
+        state = self.state
         change = self._change
-        if change is None or self.members != change.members or not self.leading:
+        if change is None or state.members != change.members or not state.leading:
             return
-        if self.commit_lsn >= self.noop_lsn:
-            self._end_change(Code.OK, b"%d" % self.epoch)
+        if state.commit_lsn >= state.noop_lsn:
+            self._end_change(Code.OK, b"%d" % state.epoch)
 
-    def suspend(self) -> None:
-        """Also give up what was asked for: nobody here can tell how it ends."""
-        super().suspend()
+    def suspended(self) -> None:
+        """Give up what was asked for: nobody here can tell how it ends."""
         self._abandon_change()
-        if self._move is not None and not self.resigned:
+        if self._move is not None and not self.views.resigned:
             self._end_move(Code.NOQUORUM)
 
-    def stand_down(self) -> None:
-        """Also give up what was asked for, unless this member begins the next epoch."""
-        led = self.leading
-        super().stand_down()
-        if led and not self.entering:
+    def stood_down(self) -> None:
+        """Give up what was asked for, unless this member begins the next epoch."""
+        if not self.reconfiguration.entering:
             self._abandon_change()
-        if led and not self.resigned:
+        if not self.views.resigned:
             self._end_move(Code.NOTPRIMARY)

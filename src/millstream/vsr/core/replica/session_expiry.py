@@ -1,16 +1,16 @@
-"""How long clients have been silent, and the end of those sessions that were silent too long.
+"""Session expiry: the primary ends the sessions of clients that were silent for too long.
 
 Invariants:
-1. Only an entry of the log ends a session. So no request is judged by two clocks: what the log
-   puts first counts, and who leads no more ends nobody's session.
-2. Silence is counted by the clock of the primary, which only grows, and only while it works: a
-   pause of its process, and time without a quorum, are nobody's silence.
+1. Only an entry of the log ends a session. The order in the log decides, not two clocks, and a
+   deposed primary ends no session.
+2. Silence is measured by the primary's monotonic clock, and only while the primary works. A pause
+   of its process, and time without a quorum, do not count.
 3. A new primary begins to count at its first entry: every session gets its full time again.
-4. The same counts for offers: one that nobody came for during its session's time-out ends by an
+4. The same holds for offers. An offer that nobody took within its session's time-out ends by an
    entry, too.
 
-Elsewhere: what ends with a session (`client_table`, the state machine), who says that a client
-lives (whoever has its connection).
+Elsewhere: what ends with a session (`client_table`, the state machine), who reports that a client
+lives (the owner of its connection).
 
 Source: V2R2, "Sessions and Heartbeating".
 """
@@ -23,7 +23,10 @@ from typing import Final, NamedTuple
 
 from millstream.vsr.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.vsr.core.entries import Body, Kind
-from millstream.vsr.core.replica.formats import Formats
+from millstream.vsr.core.replica.member import ReplicaState
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.reads import Reads
+from millstream.vsr.core.replica.requested_changes import RequestedChanges
 from millstream.vsr.core.state_machine import Offer
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
@@ -35,7 +38,7 @@ __all__ = [
     "LOOK_AGAIN_MS",
     "STEP_MS_MAX",
     "SWEEP_MAX",
-    "Sessions",
+    "SessionExpiry",
     "Shown",
     "Silence",
 ]
@@ -173,47 +176,55 @@ def _light(sessions: list[int], weigh: Callable[[int], int]) -> list[int]:
     return sessions[: max(1, within)]
 
 
-class Sessions(Formats):
-    """The time of sessions."""
+class SessionExpiry:
+    """Ends sessions and offers whose time is over."""
 
-    def begin_sessions(self) -> None:
+    def __init__(
+        self, state: ReplicaState, normal: NormalCase, reads: Reads, changes: RequestedChanges
+    ) -> None:
+        self.state, self.normal, self.reads, self.changes = state, normal, reads, changes
+        self.begin()
+
+    def begin(self) -> None:
         """Have heard nobody."""
         self._silence = Silence()
 
     def touch(self, session: int) -> None:
         """Note that the client of a session lives, if this is the primary."""
-        if session and self.leading and not self.suspended and session in self.table:
-            self._silence.hear(session, self.now_ms)
+        state = self.state
+        if session and state.leading and not state.suspended and session in state.table:
+            self._silence.hear(session, state.now_ms)
 
     def sessions_after(self, number: int) -> list[Shown]:
         """Return the first sessions that began later than that one, in their order."""
-        later = islice(dropwhile(number.__ge__, self.table), LIST_MAX)
+        later = islice(dropwhile(number.__ge__, self.state.table), LIST_MAX)
         return [self._shown(session) for session in later]
 
     def _shown(self, session: int) -> Shown:
-        instance, _, highest = self.table.about(session)
+        instance, _, highest = self.state.table.about(session)
         silent_ms = self._silence.silent_ms(session)
-        return Shown(session, instance, self.time_out_ms(session), highest, silent_ms)
+        return Shown(session, instance, self.reads.time_out_ms(session), highest, silent_ms)
 
     def ended(self, sessions: Iterable[int]) -> None:
         """Forget their time."""
         self._silence.forget(sessions)
 
-    def lead(self, commit_lsn: int) -> None:
-        """Also give every session its full time."""
-        self._silence.begin(self.now_ms)
-        super().lead(commit_lsn)
+    def begin_to_lead(self) -> None:
+        """Give every session its full time."""
+        self._silence.begin(self.state.now_ms)
 
     def tick_primary(self) -> None:
-        """Also end the sessions of clients that were silent for too long."""
-        super().tick_primary()
-        works = self.leading and not self.suspended and not self.is_short
-        self._silence.pass_time(self.now_ms, works)
-        if works and not self.holding and not self.swamped and len(self.table):
-            silent = self._silence.silent(self.table, self.time_out_ms, self.machine.weight)
+        """End the sessions of clients that were silent for too long."""
+        state = self.state
+        works = state.leading and not state.suspended and not state.is_short
+        self._silence.pass_time(state.now_ms, works)
+        if works and not self.changes.holding and not self.normal.swamped and len(state.table):
+            silent = self._silence.silent(
+                state.table, self.reads.time_out_ms, state.machine.weight
+            )
             if silent:
-                self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
-            late = self._silence.late(self.machine.offers, self.table, self.time_out_ms)
+                self.normal.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
+            late = self._silence.late(state.machine.offers, state.table, self.reads.time_out_ms)
             if late:
                 named = [(path, b"%d" % session, b"%d" % lsn) for path, session, lsn, _ in late]
-                self.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))
+                self.normal.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))

@@ -1,43 +1,53 @@
-"""Getting another member's snapshot: for a log cut everywhere, a state that is damaged or wrong.
+"""State transfer: a member fetches another one's snapshot, because its log or state is not enough.
+
+Its log may be cut everywhere else, or its own state damaged or wrong.
 
 Invariants:
-1. A snapshot is taken by number and hash, and only a stable one is ever given: whoever sent it, it
-   is the group's state at its LSN.
-2. It never replaces a log by itself. What shows that the log is needed (a view's, an epoch's, the
-   primary's) has to end at or behind it, and the entries from there to that end come with it, in
-   one durable step. So nobody counts as having a view's log without all that it began with.
-3. What was fetched is used only if it still serves when a member says again that the log is gone;
-   who gave it is asked first. One that comes is not left for another that somebody else has, and
-   who gives it keeps it until it is given: snapshots that follow one another faster than a slow
+1. A snapshot is identified by number and hash, and only stable ones are given. So whoever sent
+   it, it is the group's state at its LSN.
+2. It never replaces a log by itself. The log that is needed (a view's, an epoch's, the primary's)
+   has to end at or behind it, and the entries from there to that end come with it, in one durable
+   step. So a member has a view's log only together with all that it began with.
+3. A fetched snapshot is used only if it still serves when a member says again that the log is
+   cut. Its giver is asked first. A snapshot that is arriving is not given up for another one, and
+   its giver keeps it until it is given. Else snapshots that follow one another faster than a slow
    member can fetch them would keep it out for ever.
-4. A member whose state is missing has its log all the same: it votes and acknowledges. It applies
-   nothing, answers no reads, and leads nobody.
+4. A member whose state is missing still has its log: it votes and acknowledges. It applies
+   nothing, answers no reads, and does not lead.
 
-Elsewhere: which entries are missing (`repair`), who asks for them (`views`, `epochs`, `normal`).
+Elsewhere: which entries are missing (`repair`), who asks for them (`log_repair`).
 
 Source: Liskov and Cowling 2012, sections 5.1 and 5.2; Alagappan et al. 2018 on damaged snapshots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Final
 
 from millstream.vsr.core.messages import Envelope, GetSnapshot, SnapshotPart, TooOld
-from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.normal_case import SHARE_BYTES_MAX
-from millstream.vsr.core.replica.repair import AGAIN_MS_MAX, Repair
-from millstream.vsr.core.replica.snapshot_taking import Snapshotting
+from millstream.vsr.core.replica.execution import Execution
+from millstream.vsr.core.replica.learners import Learners
+from millstream.vsr.core.replica.log_repair import LogRepair
+from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.normal_case import SHARE_BYTES_MAX, NormalCase
+from millstream.vsr.core.replica.reads import Reads
+from millstream.vsr.core.replica.reconfiguration import Reconfiguration
+from millstream.vsr.core.replica.recovery import Recovery
+from millstream.vsr.core.replica.repair import AGAIN_MS_MAX
+from millstream.vsr.core.replica.snapshot_taking import Snapshots
+from millstream.vsr.core.replica.storage import Storage
+from millstream.vsr.core.replica.upcalls import Upcalls
+from millstream.vsr.core.replica.view_change import ViewChange
 from millstream.vsr.core.snapshots import (
     SLICE_STEPS_MAX,
     Pieces,
     Snapshot,
     SnapshotId,
 )
-from millstream.vsr.core.state_machine import StateMachine
 
-__all__ = ["GIVE_MS_MAX", "Fetching"]
+__all__ = ["GIVE_MS_MAX", "StateTransfer"]
 
 GIVE_MS_MAX: Final = 5000.0
 """How long a snapshot that is not the newest any more is kept for who asked for a part of it."""
@@ -60,14 +70,23 @@ class _Fetch:
         """When its last part came."""
 
 
-class Fetching(Snapshotting):
-    """GetSnapshot, SnapshotPart, TooOld."""
+class StateTransfer:
+    """Gives and fetches snapshots: GetSnapshot, SnapshotPart, TooOld."""
 
-    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
-        super().__init__(machine, chance)
+    def __init__(
+        self, state: ReplicaState, up: Upcalls, execution: Execution, storage: Storage,
+        repairs: LogRepair, normal: NormalCase, reads: Reads, views: ViewChange,
+        recovery: Recovery, learners: Learners, reconfiguration: Reconfiguration,
+        snapshots: Snapshots,
+    ) -> None:  # fmt: skip
+        self.state, self.up = state, up
+        self.execution, self.storage, self.repairs = execution, storage, repairs
+        self.normal, self.reads, self.views, self.recovery = normal, reads, views, recovery
+        self.learners, self.reconfiguration = learners, reconfiguration
+        self.snapshots = snapshots
         self._fetch: _Fetch | None = None
         self._got: Snapshot | None = None
-        self._missing: SnapshotId | None = None
+        self.missing: SnapshotId | None = None
         self._given: Snapshot | None = None
         """What was last asked for, and when: kept beside the newest one for a while."""
         self._given_ms = 0.0
@@ -77,15 +96,17 @@ class Fetching(Snapshotting):
 
     def offer_snapshot(self, receiver: bytes) -> None:
         """Say what stands for a log that is not here any more."""
-        if self.stable is not None:
-            self.send(receiver, TooOld(self.stable.id))
+        state = self.state
+        if state.stable is not None:
+            state.send(receiver, TooOld(state.stable.id))
 
     def on_get_snapshot(self, envelope: Envelope, asked: GetSnapshot) -> None:
         """Give a part of it, say which one there is instead, or have one taken."""
-        self.fetches(envelope)
-        stable = self.stable
+        state = self.state
+        self.reads.fetches(envelope)
+        stable = state.stable
         if stable is None or stable.id.number < asked.number:
-            self.ask_if_leading()
+            self.snapshots.ask_if_leading()
             return
         is_newest = (stable.id.number, stable.id.hash) == asked[:2]
         if is_newest and self._given is None:
@@ -95,55 +116,58 @@ class Fetching(Snapshotting):
             self.offer_snapshot(envelope.sender)
             return
         if given is self._given:
-            self._given_ms = self.now_ms
-        if self.shared_bytes < SHARE_BYTES_MAX:
+            self._given_ms = state.now_ms
+        if self.normal.shared_bytes < SHARE_BYTES_MAX:
             data = given.part_at(asked.offset)
-            self.shared_bytes += len(data)
-            self.send(envelope.sender, SnapshotPart(*asked, given.size, data))
+            self.normal.shared_bytes += len(data)
+            state.send(envelope.sender, SnapshotPart(*asked, given.size, data))
 
     # ---- what it is wanted for
 
     def on_too_old(self, envelope: Envelope, too_old: TooOld) -> None:
         """Use a snapshot, get it, or let somebody else lead who has the log."""
+        state = self.state
         offered = too_old.snapshot
-        if envelope.epoch > (self.next_epoch or self.configuration).epoch:
-            self.ask_epoch(envelope.sender)
-        if self._missing is not None:
+        if envelope.epoch > (self.reconfiguration.next_epoch or state.configuration).epoch:
+            self.reconfiguration.ask_epoch(envelope.sender)
+        if self.missing is not None:
             self._miss_another(offered, envelope.sender)
-        if self.repair is not None:
+        if self.repairs.repair is not None:
             self._repair_with(envelope, offered)
-        elif self.may_learn:
+        elif self.learners.may_learn:
             self._learn_with(envelope, offered)
-        elif self._is_behind(envelope) and offered.lsn > self.log.op_lsn:
-            found = self._got_or_get(offered, envelope.sender, self.log.op_lsn + 1)
+        elif self._is_behind(envelope) and offered.lsn > state.log.op_lsn:
+            found = self._got_or_get(offered, envelope.sender, state.log.op_lsn + 1)
             if found is not None:
-                self.repair = Repair(self.log, found.id.lsn, found.id.link.hash, self.spare)
-                self._repaired = self._mended
+                self.repairs.fetch(found.id.lsn, found.id.link.hash, self.normal.filled)
                 self._use(found)
 
     def _learn_with(self, envelope: Envelope, offered: SnapshotId) -> None:
-        if offered.lsn > self.commit_lsn:
-            found = self._got_or_get(offered, envelope.sender, self.commit_lsn + 1)
+        if offered.lsn > self.state.commit_lsn:
+            found = self._got_or_get(offered, envelope.sender, self.state.commit_lsn + 1)
             if found is not None:
-                self.learn_from(found)
+                self.learners.learn_from(found)
 
     def _is_behind(self, envelope: Envelope) -> bool:
-        same = (envelope.epoch, envelope.view) == (self.epoch, self.view)
-        return same and self.current and self.status is Status.GAP and not self.leading
+        state = self.state
+        same = (envelope.epoch, envelope.view) == (state.epoch, state.view)
+        return same and state.current and state.status is Status.GAP and not state.leading
 
     def _repair_with(self, envelope: Envelope, offered: SnapshotId) -> None:
-        assert self.repair is not None
-        wanted = self.repair.wanted
-        if wanted is None or offered.lsn < wanted.lsn or offered.lsn <= self.commit_lsn:
+        assert self.repairs.repair is not None
+        wanted = self.repairs.repair.wanted
+        if wanted is None or offered.lsn < wanted.lsn or offered.lsn <= self.state.commit_lsn:
             return
-        if self._repaired == self._install_choice:
-            self.repair, self._repaired = None, None
-            self.propose()
-        elif offered.lsn <= self.repair.lsn or self._is_of_goal(envelope):
+        if self.repairs.then == self.views.install_choice:
+            self.repairs.forget()
+            self.views.propose()
+        elif offered.lsn <= self.repairs.repair.lsn or self._is_of_goal(envelope):
             found = self._got_or_get(offered, envelope.sender, wanted.lsn)
-            if found is not None and self.next_epoch is not None:
-                beyond = found.id.lsn > self.repair.lsn
-                self.entered_view = envelope.view if beyond else self.next_epoch.first_view
+            if found is not None and self.reconfiguration.next_epoch is not None:
+                beyond = found.id.lsn > self.repairs.repair.lsn
+                self.reconfiguration.entered_view = (
+                    envelope.view if beyond else self.reconfiguration.next_epoch.first_view
+                )
             if found is not None:
                 self._use(found)
         else:
@@ -151,25 +175,32 @@ class Fetching(Snapshotting):
 
     def _is_of_goal(self, envelope: Envelope) -> bool:
         """Whether the sender's log is the one that is fetched, further than it was asked for."""
+        state = self.state
         where = (envelope.epoch, envelope.view)
-        if self.next_epoch is not None:
-            return envelope.epoch == self.next_epoch.epoch
-        if self.status is Status.LOST:
+        if self.reconfiguration.next_epoch is not None:
+            return envelope.epoch == self.reconfiguration.next_epoch.epoch
+        if state.status is Status.LOST:
             return False
-        goal = self._adopting if self._adopting is not None else (self.epoch, self.view)
-        return where == goal and (self._adopting is not None or self.current)
+        goal = (
+            self.views.adopting if self.views.adopting is not None else (state.epoch, state.view)
+        )
+        return where == goal and (self.views.adopting is not None or state.current)
 
     def ask_for_goal(self) -> None:
         """Give up a goal that nobody has the log for any more, and learn a later one."""
-        if not self.entering:
-            self.give_up()
+        if not self.reconfiguration.entering:
+            self.up.give_up()
 
     def found_snapshot(self, named: SnapshotId, giver: bytes) -> Snapshot | None:
         """Return what was fetched if it may stand for this; else fetch it, to be asked again."""
         fetch = self._fetch
-        if fetch is not None and fetch.id == named and self.now_ms - self.got_ms < AGAIN_MS_MAX:
+        if (
+            fetch is not None
+            and fetch.id == named
+            and self.state.now_ms - self.repairs.got_ms < AGAIN_MS_MAX
+        ):
             return None  # it comes; each answer asked for the same part once more
-        return self._got_or_get(named, giver, self.log.op_lsn + 1)
+        return self._got_or_get(named, giver, self.state.log.op_lsn + 1)
 
     def _got_or_get(self, offered: SnapshotId, sender: bytes, need_lsn: int) -> Snapshot | None:
         got = self._got
@@ -185,21 +216,21 @@ class Fetching(Snapshotting):
     def _moves(self) -> bool:
         """Whether parts of a snapshot are coming."""
         came = self._fetch.got_ms if self._fetch is not None else None
-        return came is not None and self.now_ms - came < AGAIN_MS_MAX
+        return came is not None and self.state.now_ms - came < AGAIN_MS_MAX
 
     def _use(self, found: Snapshot) -> None:
-        assert self.repair is not None
-        if found.id.lsn > self.repair.lsn:
-            self.repair = Repair(self.log, found.id.lsn, found.id.link.hash, self.spare)
-        self.repair.use(found)
-        self.go_on_repairing()
+        assert self.repairs.repair is not None
+        if found.id.lsn > self.repairs.repair.lsn:
+            self.repairs.fetch_instead(found.id.lsn, found.id.link.hash)
+        self.repairs.begin_at(found)
+        self.repairs.go_on()
 
     # ---- getting
 
     def _ask_part(self, receiver: bytes) -> None:
         assert self._fetch is not None
         number, _, digest = self._fetch.id
-        self.send(receiver, GetSnapshot(number, digest, self._fetch.offset))
+        self.state.send(receiver, GetSnapshot(number, digest, self._fetch.offset))
 
     def on_snapshot_part(self, envelope: Envelope, part: SnapshotPart) -> None:
         """Take the next part, and ask for the one behind it."""
@@ -212,53 +243,55 @@ class Fetching(Snapshotting):
             fetch.parts.append(part.data)
             fetch.hash.update(part.data)
             fetch.offset += len(part.data)
-            fetch.got_ms = self.now_ms
-            self.got_ms = self.now_ms
+            fetch.got_ms = self.state.now_ms
+            self.repairs.got_ms = self.state.now_ms
         if fetch.offset < part.total:
             return self._ask_part(envelope.sender)
         self._fetch = None
         if fetch.hash.digest() == fetch.id.hash:
-            self._got, self.giver = Snapshot(fetch.id, tuple(fetch.parts)), envelope.sender
+            self._got, self.repairs.giver = Snapshot(fetch.id, tuple(fetch.parts)), envelope.sender
             self._have_got(self._got)
         return None
 
     def _have_got(self, found: Snapshot) -> None:
-        if self._missing is not None and found.id == self._missing:
-            self._got, self._missing = None, None
-            self.cover_holes(found.id.lsn)
-            self._write_snapshot(found, lambda: self._adopt_again(found.id))
+        if self.missing is not None and found.id == self.missing:
+            self._got, self.missing = None, None
+            self.storage.cover_holes(found.id.lsn)
+            self.snapshots.write_snapshot(found, lambda: self._adopt_again(found.id))
             self.take_state(found.id, found)
-        elif self.repair is not None:
-            self.repair.asking.forget()
-            self.go_on_repairing()
-        elif self.status is Status.LOST:
-            self.forget_answers()
+        elif self.repairs.repair is not None:
+            self.repairs.repair.asking.forget()
+            self.repairs.go_on()
+        elif self.state.status is Status.LOST:
+            self.recovery.forget_answers()
         else:
-            self._asking.forget()
+            self.normal.asking.forget()
 
     def _adopt_again(self, found: SnapshotId) -> None:
-        if self.stable_id == found:
-            self.adopt(found, self.log.base.lsn)
+        if self.state.stable_id == found:
+            self.snapshots.adopt(found, self.state.log.base.lsn)
 
-    def tick_fetching(self) -> None:
+    def tick(self) -> None:
         """Ask again for what did not come, each time somebody else."""
-        self._restore_some()
-        if self.now_ms - self._given_ms >= GIVE_MS_MAX:
+        state = self.state
+        self.restore_some()
+        if state.now_ms - self._given_ms >= GIVE_MS_MAX:
             self._given = None
-        if self._missing is not None and self._fetch is None:
-            self._fetch = _Fetch(self._missing)
+        if self.missing is not None and self._fetch is None:
+            self._fetch = _Fetch(self.missing)
         fetch = self._fetch
         if fetch is None:
             return
-        others = [member for member in self.sources if member != self.id]
+        others = [member for member in self.reconfiguration.sources if member != state.id]
         if not others:
             return
-        wanted = self._missing is not None or self.repair is not None or self.may_learn
-        if not wanted and self.status not in _UNSETTLED:
+        wanted = (
+            self.missing is not None or self.repairs.repair is not None or self.learners.may_learn
+        )
+        if not wanted and state.status not in _UNSETTLED:
             self._fetch = None
         elif fetch.stuck_at == fetch.offset:
-            self._asked += 1
-            self._ask_part(others[self._asked % len(others)])
+            self._ask_part(self.repairs.next_of(others))
         fetch.stuck_at = fetch.offset
 
     # ---- a state that is missing
@@ -266,60 +299,62 @@ class Fetching(Snapshotting):
     @property
     def missing_snapshot(self) -> int:
         """The number of the snapshot that this member needs from others; 0 if it needs none."""
-        return 0 if self._missing is None else self._missing.number
+        return 0 if self.missing is None else self.missing.number
 
     def take_state(self, found: SnapshotId, snapshot: Snapshot | None) -> None:
         """Let the state become that of a snapshot; None: it has to be fetched."""
-        self.forget_own_snapshots()
-        self.commit_lsn, self.asked_lsn, self.bytes_since = found.lsn, found.lsn, 0
-        self.stable_id, self.stable = found, snapshot
-        self.snapshot_number = self._asked_number = found.number
-        self.has_state = False
+        state = self.state
+        self.snapshots.forget_own_snapshots()
+        state.commit_lsn, self.execution.asked_lsn, self.execution.bytes_since = (
+            found.lsn,
+            found.lsn,
+            0,
+        )
+        state.stable_id, state.stable = found, snapshot
+        self.snapshots.snapshot_number = self.snapshots.asked_number = found.number
+        state.has_state = False
         self._restoring = None
         if snapshot is None:
-            self._missing = found
+            self.missing = found
         else:
-            self._missing = self._fetch = self._got = None
-            self._restoring = self.restore(Pieces(snapshot.parts))
+            self.missing = self._fetch = self._got = None
+            self._restoring = self.execution.restore(Pieces(snapshot.parts))
 
     def restore_now(self) -> None:
         """Do all of it: nobody waits for this member yet."""
         while self._restoring is not None:
-            self._restore_some()
+            self.restore_some()
 
-    def _restore_some(self) -> None:
+    def restore_some(self) -> None:
+        """Make a part of the state of what was fetched, if there is anything."""
         if self._restoring is None:
             return
         for _ in range(SLICE_STEPS_MAX):
             if next(self._restoring, self) is self:
-                self._restoring, self.has_state = None, True
+                self._restoring, self.state.has_state = None, True
                 return
 
-    def work(self) -> None:
-        """Also make a state of what was fetched."""
-        super().work()
-        self._restore_some()
-
     @property
-    def has_work(self) -> bool:
-        """Whether `work` would do something."""
-        return self._restoring is not None or super().has_work
+    def is_restoring(self) -> bool:
+        """Whether the state is being made of a snapshot."""
+        return self._restoring is not None
 
     def lose_state(self, right: SnapshotId) -> None:
         """Serve nobody with a state that is not the others'; get theirs, and the log anew."""
-        self.is_diverged = True
-        self.forget_own_snapshots()
-        self.stand_down()
-        self.forget_answers()
-        self.has_state, self._restoring = False, None
-        self._missing, self._fetch = right, None
-        if self.status is not Status.RETIRED:
-            self.status = Status.LOST
+        state = self.state
+        state.is_diverged = True
+        self.snapshots.forget_own_snapshots()
+        self.up.stand_down()
+        self.recovery.forget_answers()
+        state.has_state, self._restoring = False, None
+        self.missing, self._fetch = right, None
+        if state.status is not Status.RETIRED:
+            state.become(Status.LOST)
 
     def _miss_another(self, offered: SnapshotId, sender: bytes) -> None:
         """Content oneself with a later one, if it is of this log."""
-        assert self._missing is not None
-        later = offered.number > self._missing.number and not self._moves()
-        if later and self.log.hash_at(offered.lsn) == offered.link.hash:
-            self._missing, self._fetch = offered, _Fetch(offered)
+        assert self.missing is not None
+        later = offered.number > self.missing.number and not self._moves()
+        if later and self.state.log.hash_at(offered.lsn) == offered.link.hash:
+            self.missing, self._fetch = offered, _Fetch(offered)
             self._ask_part(sender)

@@ -1,23 +1,24 @@
-"""A primary waits a little for members that live and fall behind, so that they can catch up.
+"""Throttling: a primary slows requests down while a live member lags, so that it can catch up.
 
 Invariants:
-1. While a live member lacks more than half of what the log keeps, requests are let in at half the
-   speed at which it comes nearer, never none at all.
-2. For one member at most `THROTTLE_MS` in all, however often it comes a little nearer, is not
-   heard, or another view begins, until it has caught up; after that it is left to get a snapshot.
-3. Sessions end and snapshots are asked for meanwhile as ever.
+1. While a live member lacks more than half of what the log keeps, requests are admitted at half
+   the speed at which it catches up, and never none at all.
+2. One member slows requests for at most `THROTTLE_MS` in all, until it has caught up. It does not
+   matter how often it comes a little nearer, is not heard, or the view changes. After that it is
+   left to fetch a snapshot.
+3. Sessions end and snapshots are taken as usual meanwhile.
 
-Elsewhere: how a member catches up (`normal`, `fetching`).
+Elsewhere: how a member catches up (`normal_case`, `state_transfer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.vsr.core.messages import Envelope, GetState
-from millstream.vsr.core.replica.state_transfer import Fetching
-from millstream.vsr.core.state_machine import StateMachine
+from millstream.vsr.core.replica.member import ReplicaState
+from millstream.vsr.core.replica.normal_case import NormalCase
+from millstream.vsr.core.replica.reads import Reads
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
@@ -35,45 +36,41 @@ class _Place(NamedTuple):
     heard_ms: float
 
 
-class Throttling(Fetching):
-    """Which requests are let in."""
+class Throttling:
+    """Decides which requests are admitted."""
 
-    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
-        super().__init__(machine, chance)
+    def __init__(self, state: ReplicaState, normal: NormalCase, reads: Reads) -> None:
+        self.state, self.normal, self.reads = state, normal, reads
         self._waited_ms: dict[bytes, float] = {}
         """For whom requests were held back how long, since it had caught up."""
-        self._begin_throttling()
+        self.begin()
 
-    def _begin_throttling(self) -> None:
-        self._ticked_ms = self.now_ms
+    def begin(self) -> None:
+        """Know of nobody how far it is."""
+        self._ticked_ms = self.state.now_ms
         self._asked_from: dict[bytes, _Place] = {}
         self._late_lsn = 0
         self._limit_lsn: int | None = None
 
-    def lead(self, commit_lsn: int) -> None:
-        """Also know of nobody how far it is."""
-        self._begin_throttling()
-        super().lead(commit_lsn)
-
     @property
     def full(self) -> bool:
-        """Also if so much was let in as those who lag can bear."""
+        """Whether to refuse requests: this member, or those who lag, can bear no more."""
         limit = self._limit_lsn
-        return self.swamped or (limit is not None and self.log.op_lsn >= limit)
+        return self.normal.swamped or (limit is not None and self.state.log.op_lsn >= limit)
 
     def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
-        """Also note how far who asks is."""
-        if self.leading and envelope.view == self.view:
-            self._asked_from[envelope.sender] = _Place(asked.lsn, self.now_ms)
-        super().on_get_state(envelope, asked)
+        """Note how far who asks is."""
+        state = self.state
+        if state.leading and envelope.view == state.view:
+            self._asked_from[envelope.sender] = _Place(asked.lsn, state.now_ms)
 
     def tick_primary(self) -> None:
-        """Also say how much is let in until the next heartbeat."""
-        super().tick_primary()
-        if not self.leading:
+        """Say how much is let in until the next heartbeat."""
+        state = self.state
+        if not state.leading:
             return
-        passed_ms = min(self.now_ms - self._ticked_ms, 2 * HEARTBEAT_MS)
-        self._ticked_ms = self.now_ms
+        passed_ms = min(state.now_ms - self._ticked_ms, 2 * HEARTBEAT_MS)
+        self._ticked_ms = state.now_ms
         waited_for = []
         for member, lsn in self._late().items():
             waited_ms = self._waited_ms.get(member, 0.0)
@@ -86,30 +83,31 @@ class Throttling(Fetching):
         slowest = min(waited_for)
         progress = slowest - self._late_lsn if self._late_lsn else 0
         self._late_lsn = slowest
-        self._limit_lsn = self.log.op_lsn + max(THROTTLED_ENTRIES_MIN, progress // 2)
+        self._limit_lsn = state.log.op_lsn + max(THROTTLED_ENTRIES_MIN, progress // 2)
 
     def _late(self) -> dict[bytes, int]:
         """Return the live members that lack too much, and where they are."""
+        state = self.state
         found = {}
-        for member in self.members:
-            acked = self.acks.get(member)
+        for member in state.members:
+            acked = state.acks.get(member)
             if acked is not None and self._has_caught_up(acked):
                 self._waited_ms.pop(member, None)
                 continue
             place = self._place_of(member)
-            lives = place is not None and self.now_ms - place.heard_ms <= self.quorum_ms
-            if member != self.id and place is not None and lives:
-                lag = self.commit_lsn - place.lsn
-                if 2 * lag > self.retain_entries:
+            lives = place is not None and state.now_ms - place.heard_ms <= self.reads.quorum_ms
+            if member != state.id and place is not None and lives:
+                lag = state.commit_lsn - place.lsn
+                if 2 * lag > state.tuning.retain_entries:
                     found[member] = place.lsn
         return found
 
     def _has_caught_up(self, lsn: int) -> bool:
-        return CAUGHT_UP_PART * (self.commit_lsn - lsn) <= self.retain_entries
+        return CAUGHT_UP_PART * (self.state.commit_lsn - lsn) <= self.state.tuning.retain_entries
 
     def _place_of(self, member: bytes) -> _Place | None:
-        acked, asked = self.acks.get(member), self._asked_from.get(member)
+        acked, asked = self.state.acks.get(member), self._asked_from.get(member)
         if acked is None:
             return asked
-        place = _Place(acked, self.heard_at(member))
+        place = _Place(acked, self.reads.heard_at(member))
         return place if asked is None else max(place, asked)

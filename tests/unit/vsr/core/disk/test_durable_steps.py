@@ -34,7 +34,7 @@ from millstream.vsr.core.entries import (
     chain,
     hash_of,
 )
-from millstream.vsr.core.hard_state import Standing
+from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.snapshots import SnapshotId, snapshot_of
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 2)
@@ -43,7 +43,7 @@ links = st.builds(Link, u64, ids, u64)
 members = st.lists(ids, max_size=7).map(tuple)
 configurations = st.builds(Configuration, u32, members, u32, members, u64, ids)
 standings = st.builds(
-    Standing, ids, ids, u64, u32, st.tuples(u32, u32), configurations,
+    HardState, ids, ids, u64, u32, st.tuples(u32, u32), configurations,
     st.none() | configurations, u64,
 )  # fmt: skip
 snapshot_ids = st.builds(SnapshotId, u64, links, st.binary(min_size=32, max_size=32))
@@ -84,7 +84,7 @@ def test_a_damaged_superblock_is_none(root: Root, copy: int, data: st.DataObject
 
 
 def root_of(sequence: int, view: int = 0) -> Root:
-    standing = Standing(bytes(16), bytes(16), 0, view, (0, 0), Configuration(0, (bytes(16),)))
+    standing = HardState(bytes(16), bytes(16), 0, view, (0, 0), Configuration(0, (bytes(16),)))
     return Root(sequence, standing, None, Layout(GENESIS, 1, ()))
 
 

@@ -17,8 +17,9 @@ from millstream.vsr.core.effects import (
     Superseded,
 )
 from millstream.vsr.core.messages import Recovery
+from millstream.vsr.core.replica.execution import epoch_in
 from millstream.vsr.core.replica.forced_groups import LISTEN_MS
-from millstream.vsr.core.replica.member import Status, epoch_in
+from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
 from support.coordination.coordination_group import Group
 
@@ -321,7 +322,7 @@ def test_what_was_only_heard_of_a_fork_is_proof_for_nobody() -> None:
     group.settle()
     group.tick(1, 2, times=TICKS)
     assert group.replicas[1].status is Status.RETIRED
-    assert group.replicas[2].newest.epoch < configuration.epoch, "nobody has told that one"
+    assert group.replicas[2].parts.reconfiguration.newest.epoch < configuration.epoch, "nobody has told that one"
 
 
 @pytest.mark.parametrize("is_member", [False, True])

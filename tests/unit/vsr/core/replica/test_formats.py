@@ -30,7 +30,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def formats(group: Group) -> list[int]:
-    return [replica.state_format for replica in group.replicas]
+    return [replica.state.state_format for replica in group.replicas]
 
 
 def restart(group: Group, number: int, machine: Callable[[], StateMachine]) -> None:
@@ -47,7 +47,7 @@ def asked(group: Group, ticket: int, *words: bytes) -> bytes:
 
 
 def frozen(group: Group) -> set[bytes]:
-    return {b"".join(replica.freeze()) for replica in group.replicas}
+    return {b"".join(replica.parts.execution.freeze()) for replica in group.replicas}
 
 
 def test_a_group_that_understands_one_format_uses_that() -> None:
@@ -145,11 +145,12 @@ def test_an_older_program_ends_at_what_it_does_not_understand() -> None:
 def test_an_older_program_takes_no_snapshot_of_a_later_format() -> None:
     newer, older = Group(1, machine=Newer), Group(1, machine=GroupState)
     newer.tick(times=2)
-    for _ in newer.replicas[0].restore(Pieces([b"".join(newer.replicas[0].freeze())])):
+    frozen = b"".join(newer.replicas[0].parts.execution.freeze())
+    for _ in newer.replicas[0].parts.execution.restore(Pieces([frozen])):
         pass
-    assert newer.replicas[0].state_format == 2
+    assert newer.replicas[0].state.state_format == 2
     with pytest.raises(CorruptionError, match="state format 2"):
-        for _ in older.replicas[0].restore(Pieces([b"".join(newer.replicas[0].freeze())])):
+        for _ in older.replicas[0].parts.execution.restore(Pieces([frozen])):
             pass
 
 
@@ -173,7 +174,7 @@ def test_nobody_becomes_a_member_who_does_not_understand_the_format() -> None:
     group.change(0, 1, 2, 3, 4)
     group.tick(times=10)
     assert group.replies[1000].code is Code.OK
-    assert group.replicas[leader].state_format == 2
+    assert group.replicas[leader].state.state_format == 2
     group.tick(times=10)
     assert formats(group) == [2] * 5
 
@@ -186,6 +187,6 @@ def test_no_member_is_exchanged_while_a_higher_format_is_under_way() -> None:
     group.passes = lambda s, r, e: not (isinstance(e.payload, Prepare) and raises(e.payload))
     restart(group, 2, Newer)
     group.tick(0, 1, 2, times=20)
-    assert group.replicas[group.leader].asked_format == 2
+    assert group.replicas[group.leader].parts.changes.asked_format == 2
     group.change(0, 1, 2, 3, 4)
     assert group.replies[1000].code is Code.BUSY

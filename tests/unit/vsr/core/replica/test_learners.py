@@ -15,7 +15,7 @@ from support.coordination.coordination_group import Group
 def filled(size: int, learners: int, entries: int) -> Group:
     group = Group(size, learners)
     for replica in group.replicas:
-        replica.batch_entries_max = 4
+        replica.state.tuning.batch_entries_max = 4
     for ticket in range(entries):
         group.set(group.leader, ticket, b"%d" % ticket)
     group.settle()
@@ -32,7 +32,7 @@ def test_a_learner_has_the_state_before_the_epoch_ends() -> None:
     leader = group.leader
     group.passes = lambda s, r, e: not isinstance(e.payload, Prepare)
     group.change(leader, 3, 4)
-    assert group.replicas[leader].closing
+    assert group.replicas[leader].state.closing
     assert learned(group, 3) == learned(group, leader)
     report = group.replicas[3].report()
     assert (report.role, report.status, report.epoch) == ("learner", "INITIALIZATION", 0)
@@ -51,7 +51,7 @@ def test_one_batch_is_under_way_at_a_time() -> None:
     for sender, receiver, envelope in group.sent:
         if sender == leader and receiver == 3 and isinstance(envelope.payload, Learn):
             assert len(envelope.payload.entries) <= 4
-    assert group.replicas[leader].closing
+    assert group.replicas[leader].state.closing
 
 
 def test_an_address_where_nobody_answers_changes_nothing() -> None:
@@ -66,7 +66,7 @@ def test_an_address_where_nobody_answers_changes_nothing() -> None:
     assert lags == {group.ids[number].hex().encode(): b"5" for number in (3, 4)}
     assert group.replies[900].code is Code.OK
     assert group.replicas[leader].epoch == 0
-    assert not group.replicas[leader].closing
+    assert not group.replicas[leader].state.closing
     assert group.replicas[leader].report().lags == tuple(
         (group.ids[number], 0) for number in range(3) if number != leader
     )
@@ -192,7 +192,7 @@ def test_a_retired_member_learns_over_what_was_never_committed() -> None:
 def test_damage_in_a_learners_log_is_mended_by_what_it_is_taught() -> None:
     group = filled(3, 2, 30)
     leader = group.leader
-    group.replicas[leader].batch_entries_max = 512
+    group.replicas[leader].state.tuning.batch_entries_max = 512
     group.passes = lambda s, r, e: not isinstance(e.payload, Prepare)
     group.change(leader, 3, 4)
     log: list[Any] = group.disks[3]
@@ -226,9 +226,9 @@ def test_a_member_takes_no_lessons() -> None:
     other = (leader + 1) % 3
     teacher = group.replicas[leader]
     group.without()
-    teacher.send(group.ids[other], Learn(4, teacher.log.head.hash, ()))
+    teacher.state.send(group.ids[other], Learn(4, teacher.log.head.hash, ()))
     before = group.replicas[other].commit_lsn
-    group.net.append((leader, other, teacher.effects.pop().envelope))  # type: ignore[union-attr]
+    group.net.append((leader, other, teacher.state.effects.pop().envelope))  # type: ignore[union-attr]
     group.sent.clear()
     group.settle()
     assert not any(isinstance(envelope.payload, LearnOk) for _, _, envelope in group.sent)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.vsr.core.effects import CallSoon, Code, Message, Request, Send, Soon
+from millstream.vsr.core.effects import Code, Message, Request, Send
 from millstream.vsr.core.entries import Body, Kind
 from millstream.vsr.core.messages import (
     GetState,
@@ -13,6 +13,7 @@ from millstream.vsr.core.messages import (
 )
 from millstream.vsr.core.replica import normal_case as normal
 from millstream.vsr.core.replica.member import Status
+from millstream.vsr.core.tuning import BATCH_ENTRIES_MAX, PIPELINE_MAX
 from support.coordination.coordination_group import Group
 
 
@@ -38,7 +39,7 @@ def test_requests_of_one_step_leave_together() -> None:
     body = Body(argv=(b"SET", b"k", b"v"))
     group.step(group.leader, *(Request(ticket, body) for ticket in range(9)))
     assert prepared(group) == [list(range(2, 11))]
-    assert len(group.replicas[group.leader]._batches) == 1
+    assert len(group.replicas[group.leader].parts.normal._batches) == 1
     group.settle()
     assert [reply.code for reply in group.replies.values()] == [Code.OK] * 9
 
@@ -57,11 +58,11 @@ def test_what_was_ordered_in_the_step_that_deposes_a_primary_is_forgotten() -> N
 
 def test_behind_a_full_pipeline_requests_become_one_batch() -> None:
     group = Group(3)
-    for ticket in range(normal.PIPELINE_MAX + 5):
+    for ticket in range(PIPELINE_MAX + 5):
         group.set(group.leader, ticket)
     assert prepared(group) == [[2], [3], [4], [5]]
     group.settle()
-    assert len(group.replies) == normal.PIPELINE_MAX + 5
+    assert len(group.replies) == PIPELINE_MAX + 5
     batches = [
         len(envelope.payload.entries) for _, receiver, envelope in group.sent
         if isinstance(envelope.payload, Prepare) and receiver == (group.leader + 1) % 3
@@ -71,9 +72,9 @@ def test_behind_a_full_pipeline_requests_become_one_batch() -> None:
 
 def test_a_full_batch_does_not_wait() -> None:
     group = Group(3)
-    for ticket in range(normal.PIPELINE_MAX + normal.BATCH_ENTRIES_MAX):
+    for ticket in range(PIPELINE_MAX + BATCH_ENTRIES_MAX):
         group.set(group.leader, ticket)
-    assert [len(lsns) for lsns in prepared(group)] == [1, 1, 1, 1, normal.BATCH_ENTRIES_MAX]
+    assert [len(lsns) for lsns in prepared(group)] == [1, 1, 1, 1, BATCH_ENTRIES_MAX]
 
 
 def test_too_much_that_is_not_committed_is_refused() -> None:
@@ -123,10 +124,10 @@ def test_a_member_that_missed_entries_gets_them_and_is_normal_again() -> None:
     group.set(leader, 1)
     group.settle()
     group.whole()
-    group.replicas[behind].spare[1] = group.replicas[leader].log.after(0, 1, 1)[0]
+    group.replicas[behind].parts.repairs.spare[1] = group.replicas[leader].log.after(0, 1, 1)[0]
     group.set(leader, 2)
     group.settle()
-    assert not group.replicas[behind].spare, "no other end is fetched any more"
+    assert not group.replicas[behind].parts.repairs.spare, "no other end is fetched any more"
     assert any(isinstance(envelope.payload, GetState) for _, _, envelope in group.sent)
     assert any(isinstance(envelope.payload, NewState) for _, _, envelope in group.sent)
     assert group.replicas[behind].status is Status.NORMAL
@@ -147,26 +148,26 @@ def test_what_is_said_again_is_what_was_said() -> None:
     group = Group(3)
     leader = group.leader
     group.without(*{0, 1, 2} - {leader})
-    for ticket in range(normal.PIPELINE_MAX + 1):
+    for ticket in range(PIPELINE_MAX + 1):
         group.set(leader, ticket)
     group.settle()
     replica = group.replicas[leader]
-    assert replica.log.op_lsn > replica.flushed_lsn
+    assert replica.log.op_lsn > replica.state.flushed_lsn
     group.net.clear()
-    replica.remind()
-    replica.remind()
+    replica.parts.normal.remind()
+    replica.parts.normal.remind()
     again = [
-        entry.lsn for effect in replica.effects
+        entry.lsn for effect in replica.state.effects
         if isinstance(effect, Send) and isinstance(effect.envelope.payload, Prepare)
         for entry in effect.envelope.payload.entries
     ]  # fmt: skip
-    assert max(again) == replica.flushed_lsn
+    assert max(again) == replica.state.flushed_lsn
 
 
 def test_the_disk_learns_how_much_is_committed() -> None:
     group = Group(3)
     for replica in group.replicas:
-        replica.hint_entries_max = 3
+        replica.state.tuning.hint_entries_max = 3
     for ticket in range(5):
         group.set(group.leader, ticket)
     group.settle()
@@ -187,8 +188,8 @@ def test_acknowledgements_of_an_earlier_view_do_not_count() -> None:
     replica = group.replicas[leader]
     digest = replica.log.hash_at(2)
     assert digest is not None
-    group.replicas[other].send(group.ids[leader], PrepareOk(0, 2, digest, 1))
-    send = group.replicas[other].effects.pop()
+    group.replicas[other].state.send(group.ids[leader], PrepareOk(0, 2, digest, 1))
+    send = group.replicas[other].state.effects.pop()
     envelope = send.envelope  # type: ignore[union-attr]
     group.step(leader, Message(envelope._replace(view=envelope.view - 1)))
     assert group.replies == {}
@@ -229,7 +230,7 @@ def test_a_member_whose_disk_stands_still_takes_so_much_and_no_more(
         group.set(leader, ticket)
         group.settle()
     stuck = group.replicas[behind]
-    assert stuck.log.op_lsn == stuck.durable_lsn + 5
+    assert stuck.log.op_lsn == stuck.state.durable_lsn + 5
     group.sent.clear()
     group.tick(times=5)
     assert not [e for s, _, e in group.sent if s == behind and isinstance(e.payload, GetState)]
@@ -237,8 +238,8 @@ def test_a_member_whose_disk_stands_still_takes_so_much_and_no_more(
     group.tick(times=3)
     assert stuck.log.head == group.replicas[leader].log.head
     assert stuck.status is Status.NORMAL
-    assert stuck.durable_lsn == stuck.log.op_lsn
-    assert stuck.unwritten_bytes == 0
+    assert stuck.state.durable_lsn == stuck.log.op_lsn
+    assert stuck.parts.normal.unwritten_bytes == 0
 
 
 def test_large_entries_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def test_large_entries_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> 
         group.set(leader, ticket, b"v" * 1_000)
         group.settle()
     stuck = group.replicas[behind]
-    assert stuck.log.op_lsn - stuck.durable_lsn == 3
+    assert stuck.log.op_lsn - stuck.state.durable_lsn == 3
 
 
 def test_a_primary_whose_disk_stands_still_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +299,7 @@ def test_a_member_on_a_slow_line_comes_nearer_with_each_answer() -> None:
     group = Group(3)
     away = (group.leader + 1) % 3
     for replica in group.replicas:
-        replica.batch_entries_max = 1
+        replica.state.tuning.batch_entries_max = 1
     group.without(away)
     for ticket in range(100):
         group.set(group.leader, ticket)
@@ -306,30 +307,3 @@ def test_a_member_on_a_slow_line_comes_nearer_with_each_answer() -> None:
     number = group.tick_with_a_line(away, NewState, 10, 13)
     assert group.replicas[away].log.head == group.replicas[group.leader].log.head
     assert number < 130
-
-
-def test_a_long_way_is_applied_in_slices() -> None:
-    """Of what a backup has when it is told that all is committed, one slice a step."""
-    group = Group(3)
-    backup = (group.leader + 1) % 3
-    replica = group.replicas[backup]
-    replica.apply_entries_max = 3
-    first = replica.log.hash_at(1)
-    for ticket in range(10):
-        group.set(group.leader, ticket)
-    seen = []
-    while group.net:
-        _, receiver, envelope = group.net.pop(0)
-        if receiver != backup:
-            group.step(receiver, Message(envelope))
-        elif isinstance(envelope.payload, Prepare):  # that it is committed, it is not told yet
-            told = envelope.payload._replace(commit_lsn=1, commit_hash=first or b"")
-            group.step(backup, Message(envelope._replace(payload=told)))
-        else:
-            assert replica.log.op_lsn == 11
-            effects = replica.step(group.now, int(group.now), Message(envelope))
-            while any(isinstance(effect, CallSoon) for effect in effects):
-                seen.append(replica.commit_lsn)
-                effects = replica.step(group.now, int(group.now), Soon())
-    assert [*seen, replica.commit_lsn] == [4, 7, 10, 11]
-    assert not replica.has_work

@@ -112,14 +112,14 @@ def test_a_primary_that_hears_of_a_higher_view_never_goes_on() -> None:
     group = Group(3)
     leader, ahead = group.leader, (group.leader + 1) % 3
     replica = group.replicas[leader]
-    group.replicas[ahead].leave(replica.view + 3)
-    for effect in group.replicas[ahead].effects:
-        group.replicas[ahead].effects = []
+    group.replicas[ahead].parts.views.leave(replica.view + 3)
+    for effect in group.replicas[ahead].state.effects:
+        group.replicas[ahead].state.effects = []
         group.standings[ahead] = effect.standing  # type: ignore[union-attr]
         group.written(ahead, effect.op)  # type: ignore[union-attr]
     view = replica.view
     group.settle()
-    assert replica.deposed or replica.view > view
+    assert replica.state.deposed or replica.view > view
     group.tick(times=30)
     assert {r.view for r in group.replicas} == {group.replicas[group.leader].view}
     assert group.replicas[group.leader].view >= view + 3
@@ -173,7 +173,7 @@ def test_acknowledgements_that_come_late_do_not_make_a_suspended_primary_speak()
         group.set(leader, ticket)
     group.tick(times=7)
     assert primary.suspended
-    assert primary.flushed_lsn < primary.log.op_lsn
+    assert primary.state.flushed_lsn < primary.log.op_lsn
     before = primary.commit_lsn
     for envelope in late:
         group.step(leader, Message(envelope))
@@ -189,8 +189,8 @@ def test_acknowledgements_that_come_late_do_not_make_a_suspended_primary_speak()
 def test_a_deposed_primary_tells_nobody_of_its_view() -> None:
     group = Group(3)
     leader = group.leader
-    group.replicas[leader].hear_higher_view(5)
-    group.replicas[leader].effects.clear()
+    group.replicas[leader].parts.views.hear_higher_view(5)
+    group.replicas[leader].state.effects.clear()
     asked = GetView(0)
     standing = group.standings[1 - leader if leader < 2 else 0]
     envelope = Envelope(
@@ -253,7 +253,7 @@ def test_checks_under_way_are_bounded_and_no_read_is_lost() -> None:
     for number in range(4 * CHECKS_MAX):
         group.get(leader, number)
         group.tick()
-    assert group.replicas[leader].reads_waiting == 4 * CHECKS_MAX
+    assert group.replicas[leader].parts.reads.reads_waiting == 4 * CHECKS_MAX
     group.step(leader, Message(held[0]))
     assert not group.replies
     group.step(leader, Message(held[-1]))

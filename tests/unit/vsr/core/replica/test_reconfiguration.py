@@ -13,7 +13,7 @@ from millstream.vsr.core.messages import (
     StartView,
 )
 from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.replica.requested_changes import RequestedChanges
 from support.coordination.coordination_group import Group
 
 
@@ -51,12 +51,12 @@ def test_requests_wait_for_the_next_epoch_and_none_is_refused() -> None:
     group = Group(3, learners=2)
     leader = group.leader
     group.passes = lambda s, r, e: not isinstance(e.payload, Prepare)
-    assert group.change(leader, 3, 4).closing
+    assert group.change(leader, 3, 4).state.closing
     group.set(leader, 1, b"held")
     group.get(leader, 2)
     group.settle()
     assert group.replies == {}
-    assert group.replicas[leader].closing
+    assert group.replicas[leader].state.closing
     group.whole()
     group.tick(times=5)
     assert group.replicas[leader].epoch == 1
@@ -68,7 +68,7 @@ def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
     group = Group(3, learners=3)
     leader = group.leader
     group.only(Learn, LearnOk)
-    assert group.change(3, 4, 5).closing
+    assert group.change(3, 4, 5).state.closing
     group.whole()
     group.set(leader, 1)
     group.get(leader, 2)
@@ -81,7 +81,7 @@ def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
 def test_there_is_one_change_at_a_time() -> None:
     group = Group(3, learners=2)
     group.only(Learn, LearnOk)
-    assert group.change(2, 3, 4).closing
+    assert group.change(2, 3, 4).state.closing
     group.change(0, 1, 2, 3, 4, ticket=1001)
     assert group.replies[1001].code is Code.BUSY
 
@@ -110,7 +110,7 @@ def test_a_member_that_slept_through_an_epoch_is_told() -> None:
 def test_who_gave_some_of_the_log_is_asked_for_more() -> None:
     group = Group(3, learners=3)
     for replica in group.replicas:
-        replica.batch_entries_max = 1
+        replica.state.tuning.batch_entries_max = 1
     for ticket in range(30):
         group.set(group.leader, ticket)
         group.settle()
@@ -125,7 +125,7 @@ def test_a_late_start_view_is_no_log_for_who_began_the_epoch_with_a_later_snapsh
 ) -> None:
     """It ended the process: the log it speaks of ends before the snapshot."""
     # The new member has fetched the log, and loses its disk before it enters the epoch.
-    monkeypatch.setattr(Replica, "_may_begin", lambda *_: True)
+    monkeypatch.setattr(RequestedChanges, "_may_begin", lambda *_: True)
     group = Group(3, learners=2)
     group.tick(times=12)
     late: list[tuple[int, Envelope]] = []
@@ -148,7 +148,8 @@ def test_a_late_start_view_is_no_log_for_who_began_the_epoch_with_a_later_snapsh
     group.settle()
     group.tick(times=10)
     assert group.leader == new
-    group.replicas[old].retain_entries = group.replicas[new].retain_entries = 0
+    for number in (old, new):
+        group.replicas[number].state.tuning.retain_entries = 0
     for ticket in range(3000, 3020):
         group.set(new, ticket)
         group.settle()
@@ -157,7 +158,7 @@ def test_a_late_start_view_is_no_log_for_who_began_the_epoch_with_a_later_snapsh
     group.tick(times=10)
     group.passes = lambda sender, receiver, envelope: {sender, receiver} <= {old, cut}
     start = StartEpoch(group.replicas[old].configuration)
-    group.replicas[old].send(group.ids[cut], start)
+    group.replicas[old].state.send(group.ids[cut], start)
     group.tick(old, cut, times=3)
     member = group.replicas[cut]
     assert (member.epoch, member.status) == (1, Status.GAP)
@@ -181,6 +182,6 @@ def test_reads_at_a_primary_that_the_next_epoch_leaves_out_are_refused_at_once()
     group.change(3, 4, 5)
     group.tick(times=20)
     leader = group.leader
-    assert group.replicas[leader].next_known is not None
+    assert group.replicas[leader].parts.reconfiguration.next_known is not None
     group.get(leader, 77)
     assert group.replies[77].code is Code.NOTPRIMARY

@@ -133,7 +133,7 @@ def test_a_log_that_takes_longer_to_come_is_not_begun_anew_while_it_comes() -> N
         group.settle()
     group.start(hurt, lost=True)
     for replica in group.replicas:
-        replica.batch_entries_max = 1
+        replica.state.tuning.batch_entries_max = 1
     group.tick_with_a_line(hurt, Entries, 1, 158)
     assert group.replicas[hurt].status is Status.NORMAL
     assert group.disks[hurt] == group.disks[group.leader]

@@ -37,8 +37,8 @@ def test_schedules_have_something_to_say() -> None:
 def test_messages_of_an_earlier_process_are_not_listened_to() -> None:
     group = Group(3)
     other = (group.leader + 1) % 3
-    group.replicas[other].send(group.ids[group.leader], GetView(0))
-    late = group.replicas[other].effects.pop()
+    group.replicas[other].state.send(group.ids[group.leader], GetView(0))
+    late = group.replicas[other].state.effects.pop()
     group.start(other)
     group.tick(other, times=2)
     group.step(group.leader, Message(late.envelope))  # type: ignore[union-attr]
@@ -48,8 +48,8 @@ def test_messages_of_an_earlier_process_are_not_listened_to() -> None:
 def test_other_groups_and_strangers_are_not_listened_to() -> None:
     group = Group(3)
     other = (group.leader + 1) % 3
-    group.replicas[other].send(group.ids[group.leader], GetView(0))
-    envelope = group.replicas[other].effects.pop().envelope  # type: ignore[union-attr]
+    group.replicas[other].state.send(group.ids[group.leader], GetView(0))
+    envelope = group.replicas[other].state.effects.pop().envelope  # type: ignore[union-attr]
     for stranger in (envelope._replace(group_id=b"h" * 16), envelope._replace(sender=b"s" * 16)):
         group.step(group.leader, Message(stranger))
         assert group.net == []
@@ -58,8 +58,8 @@ def test_other_groups_and_strangers_are_not_listened_to() -> None:
 def test_who_speaks_of_an_old_epoch_is_told_of_the_new_one() -> None:
     group = Group(1, learners=2)
     group.change(0, 1, 2)
-    group.replicas[1].send(group.ids[0], GetView(0))
-    envelope = group.replicas[1].effects.pop().envelope  # type: ignore[union-attr]
+    group.replicas[1].state.send(group.ids[0], GetView(0))
+    envelope = group.replicas[1].state.effects.pop().envelope  # type: ignore[union-attr]
     group.step(0, Message(envelope._replace(epoch=0)))
     assert isinstance(group.net[-1][2].payload, StartEpoch)
 

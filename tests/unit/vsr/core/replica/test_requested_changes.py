@@ -16,7 +16,7 @@ def test_the_answer_comes_once_the_next_epoch_runs() -> None:
     group.tick(times=4)
     reply = group.replies[1000]
     assert (reply.code, reply.value) == (Code.OK, b"1")
-    assert group.replicas[leader].commit_lsn >= group.replicas[leader].noop_lsn
+    assert group.replicas[leader].commit_lsn >= group.replicas[leader].state.noop_lsn
 
 
 def test_a_primary_that_leaves_answers_once_the_others_have_begun() -> None:
@@ -61,7 +61,7 @@ def test_a_wish_that_cannot_be_changes_nothing(
     group = Group(3, learners=1)
     group.change(*members, epoch=epoch)
     assert group.replies[1000][1:3] == (code, value)
-    assert not group.replicas[group.leader].closing
+    assert not group.replicas[group.leader].state.closing
 
 
 def test_who_does_not_lead_says_so() -> None:
@@ -76,7 +76,7 @@ def test_who_loses_the_quorum_cannot_tell_how_a_logged_change_ends() -> None:
     group = Group(3, learners=2)
     leader = group.leader
     group.only(Learn, LearnOk)
-    assert group.change(leader, 3, 4).closing
+    assert group.change(leader, 3, 4).state.closing
     group.tick(times=10)
     assert group.replies[1000].code is Code.UNKNOWN
 

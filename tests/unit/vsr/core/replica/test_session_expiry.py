@@ -109,11 +109,11 @@ def test_no_time_passes_while_a_quorum_is_only_fetching() -> None:
     leader = group.leader
     fetching = group.replicas[(leader + 1) % 3]
     group.passes = lambda sender, receiver, envelope: False
-    asked = Message(fetching.sealed(GetState(0, GENESIS.hash)))
+    asked = Message(fetching.state.sealed(GetState(0, GENESIS.hash)))
     for ticket in range(40):  # a client that gets no answer, nor can have one
         group.step(leader, asked, Resume(ticket, ME, session, b"s"))
         group.tick(leader)
-    assert group.replicas[leader].is_short
+    assert group.replicas[leader].state.is_short
     assert not group.replicas[leader].suspended
     group.whole()
     group.tick(times=5)

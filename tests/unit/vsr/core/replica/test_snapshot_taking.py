@@ -8,15 +8,15 @@ from millstream.vsr.core.effects import Code, DiskDone, Soon, TakeSnapshot
 from millstream.vsr.core.entries import Kind
 from millstream.vsr.core.messages import SnapshotDone
 from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.replica.snapshot_taking import GIVE_UP_MS
+from millstream.vsr.core.tuning import Tuning
 from millstream.vsr.core.versions import NEVER
 from support.coordination.coordination_group import Group
 
 
 @pytest.fixture(autouse=True)
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replica, "retain_entries", 3)
+    monkeypatch.setattr(Tuning, "retain_entries", 3)
 
 
 def written(group: Group, number: int = 20) -> None:
@@ -38,39 +38,39 @@ def test_all_members_have_the_same_and_cut_their_logs() -> None:
     group.tick()
     assert group.replies[1].code is Code.OK
     assert group.replies[1].value == b"1"
-    assert len({replica.stable_id for replica in group.replicas}) == 1
+    assert len({replica.state.stable_id for replica in group.replicas}) == 1
     for number, replica in enumerate(group.replicas):
-        assert replica.stable_id is not None
-        assert replica.log.base.lsn == replica.stable_id.lsn - 3
+        assert replica.state.stable_id is not None
+        assert replica.log.base.lsn == replica.state.stable_id.lsn - 3
         stable = group.stables[number]
         assert stable is not None
-        assert stable.id == replica.stable_id
+        assert stable.id == replica.state.stable_id
 
 
 def test_one_is_taken_when_the_log_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replica, "snapshot_entries", 10)
+    monkeypatch.setattr(Tuning, "snapshot_entries", 10)
     group = Group(3)
     written(group, 35)
-    assert [replica.snapshot_number for replica in group.replicas] == [3, 3, 3]
+    assert [replica.parts.snapshots.snapshot_number for replica in group.replicas] == [3, 3, 3]
     assert max(replica.log.op_lsn - replica.log.base.lsn for replica in group.replicas) < 20
 
 
 def test_the_log_grows_beyond_the_last_snapshot_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replica, "snapshot_entries", 3)
+    monkeypatch.setattr(Tuning, "snapshot_entries", 3)
     group = Group(3)
     group.set(group.leader, 1, bytes(5000))
     group.settle()
     take(group, 2)
     written(group, 9)
-    assert group.replicas[0].snapshot_number == 1
+    assert group.replicas[0].parts.snapshots.snapshot_number == 1
 
 
 @pytest.mark.parametrize(("most", "again"), [(1 << 20, False), (9000, True)])
 def test_the_log_grows_to_several_times_the_last_snapshot(
     monkeypatch: pytest.MonkeyPatch, most: int, again: bool
 ) -> None:
-    monkeypatch.setattr(Replica, "snapshot_entries", 3)
-    monkeypatch.setattr(Replica, "snapshot_bytes", most)
+    monkeypatch.setattr(Tuning, "snapshot_entries", 3)
+    monkeypatch.setattr(Tuning, "snapshot_bytes", most)
     group = Group(3)
     group.set(group.leader, 1, bytes(5000))
     group.settle()
@@ -79,7 +79,7 @@ def test_the_log_grows_to_several_times_the_last_snapshot(
         group.set(group.leader, ticket, bytes(5000))
         group.settle()
     written(group, 4)
-    assert (group.replicas[0].snapshot_number > 1) == again
+    assert (group.replicas[0].parts.snapshots.snapshot_number > 1) == again
 
 
 def test_without_a_quorum_nothing_is_stable_and_nothing_is_cut() -> None:
@@ -90,7 +90,7 @@ def test_without_a_quorum_nothing_is_stable_and_nothing_is_cut() -> None:
     group.step(leader, TakeSnapshot(1))
     group.tick(leader, times=9)
     assert group.replies[1].code is Code.UNKNOWN
-    assert group.replicas[leader].stable_id is None
+    assert group.replicas[leader].state.stable_id is None
     assert group.replicas[leader].log.base.lsn == 0
 
 
@@ -159,7 +159,7 @@ def test_a_number_is_given_once() -> None:
     (named,) = [e for e in entries if e and e.header.kind is Kind.SNAPSHOT_STABLE]
     group.without(*({0, 1, 2} - {group.leader}))
     group.step(group.leader, TakeSnapshot(2))
-    leader.hold_stable(named)
+    leader.parts.snapshots.hold_stable(named)
     group.step(group.leader, TakeSnapshot(3))
     assert group.replies[3].code is Code.BUSY
     group.whole()
@@ -176,14 +176,14 @@ def test_a_member_without_space_for_a_snapshot_goes_on_and_has_the_next_one() ->
     written(group)
     stuck = group.replicas[behind]
     assert group.replies[1].code is Code.OK
-    assert stuck.stable_id is None
+    assert stuck.state.stable_id is None
     assert stuck.log.base.lsn == 0
     assert stuck.commit_lsn >= group.replicas[group.leader].commit_lsn - 1
-    assert not stuck._steps
+    assert not stuck.parts.snapshots._steps
     group.no_space = set()
     take(group, 2)
     group.tick()
-    assert stuck.stable_id == group.replicas[group.leader].stable_id is not None
+    assert stuck.state.stable_id == group.replicas[group.leader].state.stable_id is not None
     assert stuck.log.base.lsn > 0
 
 
@@ -197,20 +197,20 @@ def test_a_wrong_state_is_not_found_in_the_middle_of_a_change_of_view(
     member = group.replicas[wrong]
     member.machine.values.put(b"other", (b"wrong", NEVER))  # type: ignore[attr-defined]
     with monkeypatch.context() as slow:
-        slow.setattr(member, "work", lambda: None)
-        slow.setattr(member, "call_soon", lambda: None)
+        slow.setattr(member, "_work", lambda: None)
+        slow.setattr(member, "_call_soon", lambda: None)
         take(group, 1)
         group.tick()
     group.holds_disk = {wrong}
     group.step(wrong, Soon())
-    member.leave(member.view + 1)
+    member.parts.views.leave(member.view + 1)
     group.step(wrong)
     written_down, *_ = group.held[wrong]
     group.step(wrong, DiskDone(written_down))
     assert member.status is Status.VIEWCHANGE
     group.held[wrong].remove(written_down)
     group.release_disk(wrong)
-    assert member.is_diverged  # at once: it used to serve until the next heartbeat
+    assert member.state.is_diverged  # at once: it used to serve until the next heartbeat
     group.tick(times=60)
     assert {replica.status for replica in group.replicas} == {Status.NORMAL}
     assert all(replica.has_state for replica in group.replicas)

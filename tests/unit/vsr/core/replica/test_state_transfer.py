@@ -14,16 +14,17 @@ from millstream.vsr.core.messages import (
 )
 from millstream.vsr.core.replica import view_change as views
 from millstream.vsr.core.replica.member import Status
-from millstream.vsr.core.replica.reads import FETCHING_MS_MAX
-from millstream.vsr.core.replica.replica import Replica
+from millstream.vsr.core.replica.reads import FETCHING_MS_MAX, Reads
+from millstream.vsr.core.replica.storage import Storage
 from millstream.vsr.core.snapshots import snapshot_of
+from millstream.vsr.core.tuning import Tuning
 from support.coordination.coordination_group import Group
 
 
 @pytest.fixture(autouse=True)
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replica, "retain_entries", 0)
-    monkeypatch.setattr(Replica, "part_bytes", 20)
+    monkeypatch.setattr(Tuning, "retain_entries", 0)
+    monkeypatch.setattr(Tuning, "part_bytes", 20)
 
 
 def cut_log(group: Group, writes: int = 20) -> None:
@@ -38,7 +39,7 @@ def cut_log(group: Group, writes: int = 20) -> None:
 
 def same(group: Group, *numbers: int) -> bool:
     found = [group.replicas[number] for number in numbers]
-    states = {b"".join(replica.freeze()) for replica in found}
+    states = {b"".join(replica.parts.execution.freeze()) for replica in found}
     return (
         len(states) == 1
         and len({replica.commit_lsn for replica in found}) == 1
@@ -63,8 +64,8 @@ def test_who_was_away_too_long_gets_a_snapshot_and_what_follows_it() -> None:
 def test_a_snapshot_that_takes_longer_than_a_view_lasts_comes_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Replica, "part_bytes", 5)
-    monkeypatch.setattr(Replica, "fetches", lambda replica, envelope: None)
+    monkeypatch.setattr(Tuning, "part_bytes", 5)
+    monkeypatch.setattr(Reads, "fetches", lambda reads, envelope: None)
     group = Group(3)
     away, gone = (group.leader + 1) % 3, (group.leader + 2) % 3
     group.without(away)
@@ -114,13 +115,13 @@ def test_a_lost_log_begins_with_the_snapshot_that_the_primary_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All that the others still had was fetched, though a snapshot stands for nearly all of it."""
-    monkeypatch.setattr(Replica, "retain_entries", 1000)
+    monkeypatch.setattr(Tuning, "retain_entries", 1000)
     group = Group(3)
     away = (group.leader + 1) % 3
     cut_log(group, 40)
     group.set(group.leader, 1, b"last")
     group.settle()
-    stable = group.replicas[group.leader].stable_id
+    stable = group.replicas[group.leader].state.stable_id
     assert stable is not None
     group.sent.clear()
     group.start(away, lost=True)
@@ -156,12 +157,12 @@ def test_a_restart_goes_on_from_the_own_snapshot() -> None:
     assert parts == [item for item in group.sent if isinstance(item[2].payload, SnapshotPart)]
 
 
-LOAD = Replica.load
+LOAD = Storage.load
 
 
-def load_damaged(replica: Replica, image: Image) -> None:
+def load_damaged(storage: Storage, image: Image) -> None:
     """Load without the snapshot."""
-    LOAD(replica, image._replace(snapshot=None))
+    LOAD(storage, image._replace(snapshot=None))
 
 
 def test_a_member_without_its_state_acknowledges_and_does_not_lead(
@@ -172,7 +173,7 @@ def test_a_member_without_its_state_acknowledges_and_does_not_lead(
     lame = (group.leader + 1) % 3
     group.passes = lambda sender, receiver, envelope: not isinstance(envelope.payload, GetSnapshot)
     with monkeypatch.context() as patch:
-        patch.setattr(Replica, "load", load_damaged)
+        patch.setattr(Storage, "load", load_damaged)
         group.start(lame)
     group.tick(times=5)
     replica = group.replicas[lame]
@@ -204,7 +205,7 @@ def test_members_that_have_all_lost_their_state_say_why_they_do_not_work(
     group = Group(3)
     cut_log(group)
     with monkeypatch.context() as patch:
-        patch.setattr(Replica, "load", load_damaged)
+        patch.setattr(Storage, "load", load_damaged)
         for number in range(3):
             group.start(number)
     group.tick(times=120)
@@ -254,14 +255,14 @@ def test_a_snapshot_that_was_replaced_meanwhile_is_not_put_in_force_again(
     cut_log(group)
     lame = (group.leader + 1) % 3
     with monkeypatch.context() as patch:
-        patch.setattr(Replica, "load", load_damaged)
+        patch.setattr(Storage, "load", load_damaged)
         group.start(lame)
     group.holds_disk.add(lame)
     group.tick(times=30)
     replica = group.replicas[lame]
     assert replica.has_state
     newer = snapshot_of(9, replica.log.base, b"newer")
-    replica.take_for_stable(newer)
+    replica.parts.snapshots.take_for_stable(newer)
     group.stables[lame] = newer
     group.release_disk(lame)
     assert group.stables[lame] is newer
@@ -302,13 +303,13 @@ def test_snapshots_that_follow_fast_do_not_keep_a_slow_member_out(
     leader, away = group.leader, (group.leader + 1) % 3
     group.without(away)
     cut_log(group)
-    monkeypatch.setattr(Replica, "retain_entries", 1000)
+    monkeypatch.setattr(Tuning, "retain_entries", 1000)
     line = _SlowLine(group, away)
     for ticket in range(60):
         group.set(leader, 1000 + 2 * ticket)
         group.step(leader, TakeSnapshot(1001 + 2 * ticket))
         line.tick()
-    assert group.replicas[leader].snapshot_number > 20
+    assert group.replicas[leader].parts.snapshots.snapshot_number > 20
     assert line.offsets.count(0) == 1
     assert same(group, 0, 1, 2)
 
@@ -336,7 +337,7 @@ def test_what_was_fetched_outlives_a_change_of_views() -> None:
 def test_a_primary_waits_for_the_member_that_completes_its_quorum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Replica, "part_bytes", 8)
+    monkeypatch.setattr(Tuning, "part_bytes", 8)
     group = Group(3)
     leader, away = group.leader, (group.leader + 1) % 3
     group.without(away)
@@ -359,7 +360,7 @@ def test_a_primary_waits_for_the_member_that_completes_its_quorum(
 def test_members_that_fetch_do_not_keep_a_primary_that_another_could_replace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Replica, "part_bytes", 1)
+    monkeypatch.setattr(Tuning, "part_bytes", 1)
     group = Group(5)
     leader = group.leader
     _, last, *away = [(leader + n) % 5 for n in (1, 2, 3, 4)]
@@ -391,7 +392,7 @@ def test_members_that_fetch_do_not_keep_a_primary_that_another_could_replace(
 def test_a_state_that_came_back_takes_in_what_was_known_as_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Replica, "hint_entries_max", 10)
+    monkeypatch.setattr(Tuning, "hint_entries_max", 10)
     monkeypatch.setattr(views, "FRAME_MARKS_MAX", 30)
     group = Group(3)
     cut_log(group)
@@ -400,10 +401,10 @@ def test_a_state_that_came_back_takes_in_what_was_known_as_committed(
         group.set(leader, ticket)
         group.settle()
     group.tick(times=3)
-    load = Replica.load
+    load = Storage.load
     with monkeypatch.context() as patch:
         patch.setattr(
-            Replica, "load", lambda self, image: load(self, image._replace(snapshot=None))
+            Storage, "load", lambda self, image: load(self, image._replace(snapshot=None))
         )
         group.without(leader)
         group.start(lame)

@@ -7,18 +7,18 @@ import pytest
 from millstream.vsr.core.effects import Code, Request, Timer
 from millstream.vsr.core.entries import Body, Kind
 from millstream.vsr.core.messages import NewState, Prepare, QuorumCheck, StartView
-from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.replica.throttling import (
     THROTTLE_MS,
     THROTTLED_ENTRIES_MIN,
     Throttling,
 )
+from millstream.vsr.core.tuning import Tuning
 from support.coordination.coordination_group import Group
 
 
 @pytest.fixture(autouse=True)
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replica, "retain_entries", 100)
+    monkeypatch.setattr(Tuning, "retain_entries", 100)
 
 
 def let_in(group: Group, number: int, first: int) -> int:
@@ -86,9 +86,9 @@ def wait(group: Group, seconds: int, near: int = 0) -> None:
     slow = group.replicas[(group.leader + 1) % 3].id
     for number in range(seconds * 10):
         lacks = near if near and number % 50 == 25 else 60
-        leader.acks[slow] = leader.commit_lsn - lacks
+        leader.state.acks[slow] = leader.commit_lsn - lacks
         group.tick(*{0, 1, 2} - {group.leader})
-        leader.heard_from(slow)
+        leader.parts.heard_from(slow)
         group.step(group.leader, Timer())
         group.settle()
 
@@ -108,8 +108,8 @@ def test_the_time_does_not_begin_anew_with_another_view() -> None:
     let_in(group, 60, 1)
     wait(group, 20)
     leader = group.replicas[group.leader]
-    leader.stand_down()
-    leader.lead(leader.commit_lsn)
+    leader.parts.stand_down()
+    leader.parts.views.lead(leader.commit_lsn)
     wait(group, 5)
     assert let_in(group, 60, 100) < 60
     wait(group, 7)

@@ -7,7 +7,6 @@ from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.disk.journal import is_of_the_view
 from millstream.vsr.core.effects import (
     Code,
-    Damaged,
     DiskDone,
     Image,
     Message,
@@ -22,7 +21,6 @@ from millstream.vsr.core.entries import Body
 from millstream.vsr.core.messages import (
     Entries,
     Envelope,
-    GetEntries,
     Payload,
     Prepare,
     PrepareOk,
@@ -100,7 +98,7 @@ def test_a_member_takes_the_time_from_the_log_and_from_a_snapshot() -> None:
     for number in {0, 1, 2} - {leader}:
         group.start(number)
     group.tick(times=5)
-    assert {replica.view_time_out_ms for replica in group.replicas} == {(2000, 3000)}
+    assert {replica.state.tuning.view_time_out_ms for replica in group.replicas} == {(2000, 3000)}
     assert ticks_until_another_leads(group) > 20
     unset = tuple(b"0 CONFIG UNSET GROUP GROUP.VIEW.TIMEOUT".split())
     group.whole()
@@ -221,41 +219,6 @@ def test_a_restarted_primary_follows_or_asks_but_never_goes_on() -> None:
     assert group.leader != old or group.replicas[old].view > 1
 
 
-def test_a_damaged_entry_is_fetched_from_a_member_that_has_it() -> None:
-    group = Group(3)
-    group.set(group.leader, 1, b"kept")
-    group.set(group.leader, 2, b"too")
-    group.settle()
-    hurt = (group.leader + 1) % 3
-    log = tuple(Damaged(entry.header) if entry.lsn == 2 else entry for entry in group.disks[hurt])
-    group.replicas[hurt] = type(group.replicas[hurt])(group.replicas[hurt].machine, lambda: 0.5)
-    group.replicas[hurt].machine = type(group.replicas[0].machine)()
-    group.step(hurt, Start(Image(group.standings[hurt], log)))
-    assert list(group.replicas[hurt].log.holes) == [2]
-    group.tick(times=5)
-    assert group.replicas[hurt].status is Status.NORMAL
-    assert not group.replicas[hurt].log.holes
-    assert group.replicas[hurt].log.head == group.replicas[group.leader].log.head
-
-
-def test_all_damaged_at_different_places_still_have_one_log() -> None:
-    group = Group(3)
-    for ticket in range(4):
-        group.set(group.leader, ticket, b"%d" % ticket)
-    group.settle()
-    for number, lsn in ((0, 2), (1, 3), (2, 4)):
-        log = tuple(
-            Damaged(entry.header) if entry.lsn == lsn else entry for entry in group.disks[number]
-        )
-        machine = type(group.replicas[number].machine)()
-        group.replicas[number] = type(group.replicas[number])(machine, lambda: 0.5)
-        group.step(number, Start(Image(group.standings[number], log)))
-    group.tick(times=40)
-    group.get(group.leader, 9)
-    group.settle()
-    assert group.replies[9].value == b"=3"
-
-
 def test_an_old_write_that_is_done_says_nothing_of_a_view_not_yet_durable() -> None:
     """A prepare of the old view comes while the log of the new one is being fetched."""
     group = Group(3)
@@ -285,24 +248,6 @@ def test_an_old_write_that_is_done_says_nothing_of_a_view_not_yet_durable() -> N
     assert [
         (e.view, e.payload.lsn) for _, _, e in group.net if isinstance(e.payload, PrepareOk)
     ] == [(view + 1, last.lsn)]
-
-
-def test_copies_of_an_answer_are_asked_for_more_once() -> None:
-    """Else each copy has an answer of its own, which the network may double again."""
-    group = Group(3)
-    new = (group.leader + 1) % 3
-    number = 3 - group.leader - new
-    member = group.replicas[number]
-    commit = (member.commit_lsn, member.log.hash_at(member.commit_lsn) or b"")
-    _, middle, last = chained("xyz", member.log.head, member.view + 1)
-    group.holds_disk.add(number)
-    incarnation, view = group.standings[new].incarnation, member.view + 1
-    start = StartView(last.lsn, last.header.hash, *commit, (last,))
-    for payload in (start, Entries((middle,)), Entries((middle,)), Entries((middle,))):
-        envelope = Envelope(GROUP, group.ids[new], incarnation, 0, view, payload)
-        group.step(number, Message(envelope))
-    asked = [e.payload.lsn for _, _, e in group.net if isinstance(e.payload, GetEntries)]
-    assert asked == [middle.lsn, middle.lsn - 1]
 
 
 def test_a_group_whose_states_are_all_damaged_waits_and_changes_its_view_now_and_then() -> None:
@@ -335,7 +280,7 @@ def test_the_log_of_a_view_comes_over_a_slow_line_with_few_copies() -> None:
     old = group.leader
     new, away = (old + 1) % 3, (old + 2) % 3
     for replica in group.replicas:
-        replica.batch_entries_max = 1
+        replica.state.tuning.batch_entries_max = 1
     group.without(away)
     for ticket in range(30):
         group.set(old, ticket)
@@ -378,4 +323,4 @@ def test_who_goes_on_after_a_suspension_proposes_nothing_any_more() -> None:
     group.tick(times=3)
     assert primary.leading
     assert not primary.suspended
-    assert not primary._proposals
+    assert not primary.parts.views._proposals
