@@ -42,6 +42,7 @@ from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.aio.reserve import Reserve
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.collaborators import Attachments, Collaborators
 from millstream.kv.core.copies.map_agreement import places_of
 from millstream.kv.core.partition.memory import (
     BY_ID_SHARE,
@@ -322,31 +323,42 @@ class BucketEngine:
         known = await asyncio.to_thread(store.keys_beginning, DESIGN_PREFIX)
         for partition, keys in zip(partitions, known, strict=True):
             partition.design_keys |= keys
+        mark = await asyncio.to_thread(NoExpiries, path)
+        blobs = BlobFiles(path / "blobs")
+        await asyncio.to_thread(blobs.prepare)
+        keeper: MemoryKeeper
+        flusher: Flusher
+        copies: Copies
+        pager: Pager
+        fetcher: BlobFetcher
+
+        def collaborators(bucket: Bucket) -> Collaborators:
+            """Make what works on the bucket, and what the bucket asks of it."""
+            nonlocal keeper, flusher, copies, pager, fetcher
+            keeper = MemoryKeeper(
+                bucket, memory,
+                lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id(), store.count_keys(),
+            )  # fmt: skip
+            flusher = Flusher(
+                bucket, store, interval_ms=flush_interval_ms,
+                by_id_changes_max=memory_quota_bytes // BY_ID_SHARE // PENDING_CHANGE_BYTES,
+                on_persisted=persisted, on_fatal=on_fatal,
+            )  # fmt: skip
+            copies = Copies(bucket, store, flusher)
+            pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
+            fetcher = BlobFetcher(bucket, blobs, link_to)
+            return Collaborators(
+                flusher.hurry, tell_reached, pager.wipe, copies,
+                Attachments(fetcher, blobs.piece, partial(BlobUpload, blobs)),
+            )  # fmt: skip
+
         bucket = Bucket(
             name, uuid, partitions,
             new_lease_id=lambda: secrets.randbits(53),
-            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, collaborators=collaborators,
         )  # fmt: skip
-        bucket.tell_reached = tell_reached
         if bucket_map is not None:
             bucket.set_map(bucket_map, node_name)
-        keeper = MemoryKeeper(
-            bucket, memory,
-            lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id(), store.count_keys(),
-        )  # fmt: skip
-
-        flusher = Flusher(
-            bucket, store, interval_ms=flush_interval_ms,
-            by_id_changes_max=memory_quota_bytes // BY_ID_SHARE // PENDING_CHANGE_BYTES,
-            on_persisted=persisted, on_fatal=on_fatal,
-        )  # fmt: skip
-        copies = Copies(bucket, store, flusher)
-        mark = await asyncio.to_thread(NoExpiries, path)
-        pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
-        blobs = BlobFiles(path / "blobs")
-        await asyncio.to_thread(blobs.prepare)
-        fetcher = BlobFetcher(bucket, blobs, link_to)
-        bucket.keep_blobs(fetcher, blobs.piece, partial(BlobUpload, blobs))
         sweep = BlobSweep(
             bucket, store, flusher, blobs, forget=fetcher.forget,
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
