@@ -10,7 +10,10 @@ Rules, each a function over the repository root:
 5. Links between documents resolve, headings included; so do mentions of docs/... in the source.
 6. Text names no place outside the repository that a reader does not have.
 7. No module is dead: each is named by another one or is an entry point.
-8. What pyproject.toml requires is pinned in requirements/: else a fresh clone lacks it.
+8. A function has at most `FUNCTION_LINES_MAX` lines, its signature and docstring not counted; a
+   class at most `LINES_MAX` lines and `ATTRIBUTES_MAX` attributes; or it stands in `LARGE` with
+   the reason.
+9. What pyproject.toml requires is pinned in requirements/: else a fresh clone lacks it.
 
 Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), spelling (codespell).
 """
@@ -29,6 +32,8 @@ __all__ = ["RULES", "main"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LINES_MAX: Final = 600
+FUNCTION_LINES_MAX: Final = 70
+ATTRIBUTES_MAX: Final = 40
 Rule = Callable[[Path], Iterator[str]]
 
 TESTED_ELSEWHERE: Final[dict[str, str]] = {
@@ -37,6 +42,11 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "pipelines/document_frames.py": "Spark's own work: tests/pipelines/test_documents.py",
 }
 """Module or folder under src/millstream -> which tests cover it, and why not unit tests."""
+
+LARGE: Final[dict[str, str]] = {
+    "kv/core/session/session.py: _answer": "the hot path in one piece: calls cost",
+}
+"""Module under src/millstream and function or class -> why it is larger than the rule."""
 
 ENTRY_POINTS: Final = {
     "millstream.cli.main",
@@ -102,6 +112,50 @@ def module_shape(root: Path) -> Iterator[str]:
             yield f"{name}: no __all__"
         if (lines := text.count("\n")) > LINES_MAX:
             yield f"{name}: {lines} lines, at most {LINES_MAX}: split it"
+
+
+def small_parts(root: Path) -> Iterator[str]:
+    """Rule 8."""
+    source = root / "src" / "millstream"
+    for path in _modules(source):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            name = f"{path.relative_to(source)}: {node.name}"
+            if name not in LARGE and (what := _too_large(node)):
+                yield f"{path.relative_to(root)}:{node.lineno}: {node.name} has {what}: split it"
+
+
+def _too_large(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        lines, attributes = _lines(node, node), len(_attributes(node))
+        if attributes > ATTRIBUTES_MAX:
+            return f"{attributes} attributes, at most {ATTRIBUTES_MAX}"
+        return f"{lines} lines, at most {LINES_MAX}" if lines > LINES_MAX else ""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    lines = _lines(body[0], node) if body else 0
+    return f"{lines} lines, at most {FUNCTION_LINES_MAX}" if lines > FUNCTION_LINES_MAX else ""
+
+
+def _lines(first: ast.stmt, last: ast.stmt) -> int:
+    return (last.end_lineno or 0) - first.lineno + 1
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """Return what a class declares and what its methods assign to `self`."""
+    declared = {
+        one.target.id
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    return declared | {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Store)
+        and isinstance(one.value, ast.Name)
+        and one.value.id == "self"
+    }
 
 
 def _defines_all(tree: ast.Module) -> bool:
@@ -183,7 +237,7 @@ def no_dead_modules(root: Path) -> Iterator[str]:
 
 
 def requirements_pinned(root: Path) -> Iterator[str]:
-    """Rule 8."""
+    """Rule 9."""
     project_file = root / "pyproject.toml"
     if not project_file.exists():
         return
@@ -230,6 +284,7 @@ def _texts(root: Path) -> Iterator[Path]:
 RULES: Final[tuple[Rule, ...]] = (
     mirrored_tests,
     module_shape,
+    small_parts,
     nothing_left_over,
     clear_names,
     links_resolve,

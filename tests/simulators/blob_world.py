@@ -316,7 +316,7 @@ class World:
 
     async def hold_one(self, p: int) -> None:
         names = await self.named_in(p)
-        found = self.engine.bucket.open_lease([(p, None)], 10**6)
+        found = self.engine.bucket.leases.open([(p, None)], 10**6)
         assert found is not None
         self.leases[found[0]] = p, names
 
@@ -332,7 +332,7 @@ class World:
         if self.leases:
             lease = self.random.choice(list(self.leases))
             del self.leases[lease]
-            self.engine.bucket.release_lease(lease)
+            self.engine.bucket.leases.release(lease)
 
     async def tell(self) -> None:
         await self.tell_of(self.random.randrange(PARTITIONS))

@@ -3,8 +3,8 @@
 Faults: loss, duplication, late copies, restarts between any two effects (what was not durable yet
 is lost), commands to anybody. Then all is healed.
 
-Checked all the time: nothing is said that is not durable; a group is formatted at most once on a
-node, and opened only when a quorum of its members has formatted it.
+Checked after every step: the invariants of `Pool`; nothing is said that is not durable; a group is
+formatted at most once on a node, and opened only when a quorum of its members has formatted it.
 At the end: every node of a pool knows every other one and where each group is led, and a deleted
 group is nowhere.
 """
@@ -150,6 +150,10 @@ class World:
         if node.pool is None:
             return
         effects = node.pool.step(self.now_ms, event)
+        try:
+            node.pool.check_invariants()
+        except AssertionError as error:
+            raise WrongError(f"{node.number}, after {type(event).__name__}: {error}") from error
         self._check_forward(node)
         for effect in effects:
             if self.restarts and self.chance.random() < self.restarts / 4:

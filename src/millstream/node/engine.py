@@ -515,7 +515,7 @@ class Engine:
             if await self._buckets.try_again():
                 self._raise_revision()
             for bucket in self.served.values():
-                bucket.drop_expired()
+                bucket.leases.drop_expired()
                 bucket.drop_ended_locks()
                 bucket.age_queues(time.monotonic())
 

@@ -373,6 +373,7 @@ class Node:
         while self.events and process == self.process:
             event = self.events.popleft()
             effects = self.pool.step(self.loop.now, event)
+            self.pool.check_invariants()
             self.world.say_step(self, (event,), effects)
             for effect in effects:
                 if self._burns():

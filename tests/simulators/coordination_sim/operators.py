@@ -145,7 +145,8 @@ class Operators:
     def join(self) -> None:
         """Have a node that is alone join another one."""
         for node in self.world.machines:
-            if node.pool is not None and not node.pool.tables.others() and not node.pool.joining:
+            pool = node.pool
+            if pool is not None and not pool.tables.others() and not pool.membership.joining:
                 other = self.rng.choice([one for one in self.world.machines if one is not node])
                 self._ask(f"ADMIN JOIN {other.peer.host} {other.peer.port}", node)
                 return

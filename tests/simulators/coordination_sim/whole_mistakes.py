@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from millstream.coordination.core.namespace import settling
 from millstream.coordination.core.namespace.names import NameKeeper
-from millstream.vsr.core.replica.reconfiguration import Epochs
+from millstream.vsr.core.replica.reconfiguration import Reconfiguration
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.namespace_mistakes import MISTAKES, WEATHER, Patch, instead
 from simulators.coordination_sim.plants import PLANTS, Plant
@@ -31,17 +31,17 @@ def _nobody_goes_on(*_: Any) -> list[Any]:
     return []
 
 
-def _only_asks(replica: Any, heard: Any) -> None:
+def _only_asks(part: Any, heard: Any) -> None:
     for member in heard.members:
-        if member != replica.id and heard.epoch > replica.newest.epoch:
-            replica.ask_epoch(member)
+        if member != part.state.id and heard.epoch > part.newest.epoch:
+            part.ask_epoch(member)
 
 
 OF_FORKS: Final = {
     "deaf_to_hearsay": Plant(
         "Who hears from others that its group was forced to go on asks the new members alone.",
         Replica, ("goes on in a group that was given up",), frozenset(("forced", "crash")), (),
-        instead(Epochs, "on_superseded", _only_asks),
+        instead(Reconfiguration, "on_superseded", _only_asks),
     ),
 }  # fmt: skip
 OF_NAMES: Final = {

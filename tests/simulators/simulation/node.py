@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.kv.aio.copies import Copies
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.collaborators import Collaborators
 from millstream.kv.core.copies.copy_status import standing_of
 from millstream.kv.core.copies.replica_stream import Undo
 from millstream.kv.core.flush import FlushPlan, GroupCommit
@@ -109,11 +110,10 @@ class Node:
         ]  # fmt: skip
         self.bucket = Bucket(
             "b", "00", self.partitions, new_lease_id=lambda: 1, now_ns=lambda: world.now_ns,
-            monotonic_ns=lambda: 0,
+            monotonic_ns=lambda: 0, collaborators=self._collaborators,
         )  # fmt: skip
         self.plan: FlushPlan[None] = FlushPlan(self.partitions)
         self.evictor = Evictor(self.partitions, self.memory)
-        self.moves = Copies(self.bucket, store, Flushing(self))  # type: ignore[arg-type]
         self.moves.subscribe_moved(self.on_moved)
         self.bucket.set_map(world.map, self.name)
         self.commit: tuple[GroupCommit, EncodedCommit] | None = None
@@ -121,6 +121,10 @@ class Node:
         self.following: dict[Node, Following] = {}
         for copy in self.copies:
             copy.check("started")
+
+    def _collaborators(self, bucket: Bucket) -> Collaborators:
+        self.moves = Copies(bucket, self.store, Flushing(self))  # type: ignore[arg-type]
+        return Collaborators(copies=self.moves)
 
     @property
     def is_reached(self) -> bool:

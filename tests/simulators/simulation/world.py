@@ -263,7 +263,7 @@ class World:
 
     def write(self, active: Copy) -> None:
         rng, key = self.rng, self.rng.choice(KEYS)
-        if active.node.bucket.refuses_writes_of(active.partition_id):
+        if active.node.bucket.writes.refuses(active.partition_id):
             return
         dice = rng.random()
         if dice < 0.1:

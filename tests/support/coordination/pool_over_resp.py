@@ -43,7 +43,7 @@ class FalseCoordination:
 
     def _value(self, words: tuple[str, ...]) -> bytes:
         if words[0] == "VDS":
-            return self.node.running.vds(tuple(word.encode() for word in words))
+            return self.node.running.discovery.vds(tuple(word.encode() for word in words))
         ticket = self.world.admin(self.node, " ".join(words[1:]))
         for _ in range(20):
             if ticket in self.world.answers:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.collaborators import Collaborators
 from millstream.kv.core.partition.memory import Memory
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.queue.log_reader import Fetched
@@ -152,7 +153,11 @@ def persist(partition: Partition) -> None:
 
 
 def new_bucket(
-    partition_count: int = 4, name: str = "b", *, memory: Memory | None = None
+    partition_count: int = 4,
+    name: str = "b",
+    *,
+    memory: Memory | None = None,
+    collaborators: Collaborators | None = None,
 ) -> Bucket:
     ids = iter(range(1, 1_000_000))
     return Bucket(
@@ -162,4 +167,5 @@ def new_bucket(
         new_lease_id=lambda: next(ids),
         now_ns=lambda: NOW,
         monotonic_ns=lambda: 0,
+        collaborators=lambda _: collaborators or Collaborators(),
     )

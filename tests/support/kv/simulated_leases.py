@@ -47,7 +47,7 @@ class EngineLeases(EngineChecks):
         wanted: list[tuple[int, int | None]] = [(q, None) for q in range(len(self.models))]
         if not is_whole:
             wanted = [(p, self.bucket.partitions[p].persisted_seqno or None)]
-        opened = self.bucket.open_lease(wanted, LEASE_S)
+        opened = self.bucket.leases.open(wanted, LEASE_S)
         if opened is None:
             refused = [q for q, _ in wanted if not self._must_be_held(q)]
             assert refused, f"no lease of {wanted}"
@@ -104,11 +104,11 @@ class EngineLeases(EngineChecks):
         self.leases = [held for held in self.leases if held.ats]
 
     def release_lease(self, n: int) -> None:
-        self.bucket.release_lease(self.leases.pop(n % len(self.leases)).lease_id)
+        self.bucket.leases.release(self.leases.pop(n % len(self.leases)).lease_id)
 
     def renew_lease(self, n: int) -> None:
         held = self.leases[n % len(self.leases)]
-        renewed = self.bucket.renew_lease(held.lease_id, LEASE_S)
+        renewed = self.bucket.leases.renew(held.lease_id, LEASE_S)
         if renewed is None:
             self.leases.remove(held)
         else:

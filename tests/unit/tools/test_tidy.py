@@ -29,6 +29,10 @@ def write(root: Path, name: str, text: str) -> None:
 CODE = '"""One."""\n__all__ = ["f"]\n\n\ndef f():\n    return 1\n'
 
 
+LONG = "    x = 1\n"
+FIELDS = "".join(f"        self.f{n} = {n}\n" for n in range(41))
+
+
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
@@ -36,6 +40,10 @@ CODE = '"""One."""\n__all__ = ["f"]\n\n\ndef f():\n    return 1\n'
         ("module_shape", "src/millstream/one.py", "x = 1\n"),
         ("module_shape", "src/millstream/one.py", '"""One."""\n\n\ndef f():\n    return 1\n'),
         ("module_shape", "src/millstream/one.py", '"""One."""\n' + "\n" * 600),
+        ("small_parts", "src/millstream/one.py", "def f():\n" + LONG * 71),
+        ("small_parts", "src/millstream/one.py", "async def f():\n" + LONG * 71),
+        ("small_parts", "src/millstream/one.py", "class C:\n" + LONG * 600),
+        ("small_parts", "src/millstream/one.py", f"class C:\n    def f(self):\n{FIELDS}"),
         ("nothing_left_over", "docs/one.md", "To be done. TO" + "DO\n"),
         ("nothing_left_over", "src/millstream/one.py", "raise NotImplemented" + "Error\n"),
         ("clear_names", "src/millstream/utils.py", ""),
@@ -78,3 +86,20 @@ def test_an_excuse_without_its_module_is_a_breach(
     monkeypatch.setattr(tidy, "TESTED_ELSEWHERE", {"kv/gone.py": "tested by nobody"})
     write(tmp_path, "src/millstream/one.py", '"""Declares."""\n')
     assert "kv/gone.py" in "".join(tidy.mirrored_tests(tmp_path))
+
+
+def test_a_signature_and_a_docstring_make_no_function_long(
+    tidy: ModuleType, tmp_path: Path
+) -> None:
+    parameters = "".join(f"    a{n},\n" for n in range(90))
+    docstring = '    """One.\n' + "\n" * 90 + '    """\n'
+    text = f"def f(\n{parameters}):\n{docstring}" + LONG * 70
+    write(tmp_path, "src/millstream/one.py", text)
+    assert list(tidy.small_parts(tmp_path)) == []
+
+
+def test_what_is_said_to_be_large_is_there(tidy: ModuleType) -> None:
+    for name in tidy.LARGE:
+        module, _, part = name.partition(": ")
+        text = (TOOLS.parent / "src" / "millstream" / module).read_text()
+        assert f" {part}(" in text

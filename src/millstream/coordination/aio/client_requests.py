@@ -65,7 +65,7 @@ class ClientRequests:
 
     def _runner(self, gid: int, done: Done) -> GroupRunner | None:
         """Return the group that is called so, or say that it is not here, or which one it is."""
-        called = self._pool.pool.called(gid)
+        called = self._pool.pool.discovery.called(gid)
         runner = self._groups.get(called[0]) if len(called) == 1 else None
         if runner is None:
             done(_AMBIGUOUS if len(called) > 1 else _ELSEWHERE)
@@ -201,14 +201,16 @@ class ClientRequests:
     def where(self, gid: int) -> Where:
         """Return where a group's primary is, as this node has heard."""
         pool = self._pool.pool
-        for group_id in pool.called(gid):
+        for group_id in pool.discovery.called(gid):
             if seen := pool.directory.get(group_id):
-                return Where(seen.epoch, seen.view, pool.primary_of(group_id) or "")
+                return Where(seen.epoch, seen.view, pool.discovery.primary_of(group_id) or "")
         return Where()
 
     def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
         """Return the map of groups, or of namespaces that the asker may read."""
-        return self._pool.pool.vds(argv, lambda root: self._namespaces.may_see(root, asker))
+        return self._pool.pool.discovery.vds(
+            argv, lambda root: self._namespaces.may_see(root, asker)
+        )
 
     def when_known(self, path: bytes, then: Callable[[], None]) -> None:
         """Call back once a path's namespace is known here, or was waited for."""
@@ -226,7 +228,7 @@ class ClientRequests:
             lags = [lag for _, lag in report.lags]
             if group_id not in pool.tables.foundings:
                 continue
-            shown[f"group_{pool.name_of(group_id)}"] = (
+            shown[f"group_{pool.discovery.name_of(group_id)}"] = (
                 f"role={report.role},status={report.status},epoch={report.epoch},"
                 f"view={report.view},op={report.op_lsn},commit={report.commit_lsn},"
                 f"sessions={report.sessions},quorum_ok={report.is_quorum_ok:d},"

@@ -133,7 +133,7 @@ class Coordinator:
             self.groups.running, self.pool, self.namespaces, _settings(directory, listening)
         )
         self._users, self._secret = users, secret
-        self._guard = UserGuard(users, tokens, pool.setting)
+        self._guard = UserGuard(users, tokens, pool.board.setting)
         self.clients = RespServer(self.requests, self._guard)
         address = f"[{listening.host}]" if ":" in listening.host else listening.host
         self.files = NinepServer(
@@ -218,7 +218,7 @@ class Coordinator:
                 for group_id, one in self.groups.running.items()
             ]
             pool = self.pool.pool
-            if now == seen or pool.own_refusal or not pool.tables.others():
+            if now == seen or pool.incarnations.own_refusal or not pool.tables.others():
                 continue
             try:
                 incarnation = await asyncio.to_thread(mark_incarnation, self.groups.directory)
@@ -274,7 +274,7 @@ class Coordinator:
 
     def token_settings(self) -> dict[str, str]:
         """Return what is set for all groups of whose tokens are taken, by the keys."""
-        found = ((key, self.pool.pool.setting(key)) for key in PROVIDER_KEYS)
+        found = ((key, self.pool.pool.board.setting(key)) for key in PROVIDER_KEYS)
         return {key.decode(): value.decode() for key, value in found if value is not None}
 
     def user_changed(self, name: str) -> None:
@@ -355,7 +355,8 @@ class Coordinator:
                 not one.is_quorum_ok or bool(one.trouble) for one in reports
             ),
             "coord_groups_stuck": (sum(one.is_stuck for one in reports) + len(self.pool.set_back)),
-            "coord_nodes_refused": len(self.pool.pool.doubles) + bool(self.pool.pool.own_refusal),
+            "coord_nodes_refused": len(self.pool.pool.incarnations.refused)
+            + bool(self.pool.pool.incarnations.own_refusal),
             "coord_groups_diverged": sum(one.is_diverged for one in reports),
             "coord_fault_tolerance": min((one.fault_tolerance for one in reports), default=0),
             "coord_lag": max((lag for one in reports for _, lag in one.lags), default=0),

@@ -113,11 +113,11 @@ class Namespaces:
             name = state_of(runner).registry.names.get(root)
             is_there = name is not None and name.standing is not Standing.RESERVED
             return name.gid or FIRST_GROUP if name is not None and is_there else FIRST_GROUP
-        return self._pool.pool.group_with(root) or FIRST_GROUP
+        return self._pool.pool.board.group_with(root) or FIRST_GROUP
 
     def is_known(self, path: bytes) -> bool:
         """Return whether this node knows which group has a path's namespace."""
-        return self._pool.pool.group_with(path[1:].partition(b"/")[0]) is not None
+        return self._pool.pool.board.group_with(path[1:].partition(b"/")[0]) is not None
 
     def when_known(self, path: bytes, then: Callable[[], None]) -> None:
         """Call back once this node knows where a namespace is, or has waited for news of it.
@@ -137,7 +137,7 @@ class Namespaces:
         self._awaited.append((root, self._loop.time() + UNKNOWN_S_MAX, then))
 
     def _look(self) -> None:
-        now_s, known = self._loop.time(), self._pool.pool.namespaces
+        now_s, known = self._loop.time(), self._pool.pool.board.namespaces
         awaited = self._awaited
         self._awaited = [one for one in awaited if one[0] not in known and now_s < one[1]]
         if self._awaited:
@@ -156,7 +156,7 @@ class Namespaces:
         """Return whether somebody may read a namespace; None: this node does not have it."""
         if passes(asker):
             return True
-        gid = self._pool.pool.group_with(root)
+        gid = self._pool.pool.board.group_with(root)
         runner = None if gid is None else self._called(gid)
         if runner is None:
             return None
@@ -165,7 +165,7 @@ class Namespaces:
         return None if element is None else state.permissions.allow(asker, element, READ)
 
     def _called(self, gid: int) -> GroupRunner | None:
-        called = self._pool.pool.called(gid)
+        called = self._pool.pool.discovery.called(gid)
         return self._groups.get(called[0]) if len(called) == 1 else None
 
     def _system(self) -> GroupRunner | None:
@@ -181,7 +181,7 @@ class Namespaces:
         gid = int(words[-1])
         if gid in (FIRST_GROUP, OWN):
             words = words[:-2]
-        elif len(self._pool.pool.called(gid)) != 1:
+        elif len(self._pool.pool.discovery.called(gid)) != 1:
             return error("ERROR_DOES_NOT_EXISTS", f"no group {gid} is known here, or several are")
         return body._replace(argv=(stamp, name, *words))
 
@@ -191,7 +191,11 @@ class Namespaces:
         found = []
         for group_id, founding in pool.tables.foundings.items():
             seen = pool.directory.get(group_id)
-            if seen is not None and pool.is_news(seen) and len(pool.called(founding.number)) == 1:
+            if (
+                seen is not None
+                and pool.discovery.is_news(seen)
+                and len(pool.discovery.called(founding.number)) == 1
+            ):
                 found.append((seen.elements, founding.number))
         return min(found, default=(0, FIRST_GROUP))[1]
 
@@ -241,7 +245,7 @@ class Namespaces:
         if runner is not None and (runner.replica.leading or gid is None):
             self._execute(runner, words, lambda value: self._answered(number, value))
             return
-        for group_id in self._pool.pool.called(gid or FIRST_GROUP)[:1]:
+        for group_id in self._pool.pool.discovery.called(gid or FIRST_GROUP)[:1]:
             seen = self._pool.pool.directory.get(group_id)
             if seen is not None:
                 self._say(seen.primary, Carry(number, gid or FIRST_GROUP, words))

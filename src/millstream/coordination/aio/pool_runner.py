@@ -189,7 +189,9 @@ class PoolRunner:
         if isinstance(hello, Hello) and hello.receiver not in (NOBODY, self.pool.id):
             raise RemoteProtocolError("it takes this node for another one", code="bad_greeting")
         self.take(Heard(envelope))
-        if isinstance(hello, Hello) and (reason := self.pool.refusal_of_node(hello.info)):
+        if isinstance(hello, Hello) and (
+            reason := self.pool.incarnations.refusal_of_node(hello.info)
+        ):
             raise RemoteProtocolError(reason, code="refused_node")
 
     def greeting(self, address: Address) -> bytes:
@@ -361,7 +363,7 @@ class PoolRunner:
 
     def _is_wanted(self, work: _Work) -> bool:
         hosted = self.pool.hosted.get(work.group_id)
-        if work.phase is Phase.OPEN and self.pool.own_refusal:
+        if work.phase is Phase.OPEN and self.pool.incarnations.own_refusal:
             return False
         return work.phase is None or (hosted is not None and hosted.phase is work.phase)
 

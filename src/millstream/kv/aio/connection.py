@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from millstream.access.users import User
 from millstream.errors import CorruptionError, RemoteProtocolError
 from millstream.kv.aio.pushed_streams import FeedSession
-from millstream.kv.core.bucket import Bucket, Streaming
+from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.blobs import Upload
 from millstream.kv.core.session.administration import ADMINISTRATION_COMMANDS
 from millstream.kv.core.session.blob_commands import BLOB_COMMANDS
@@ -30,6 +30,7 @@ from millstream.kv.core.session.host import Host, StreamPort
 from millstream.kv.core.session.introspection import INTROSPECTION_COMMANDS
 from millstream.kv.core.session.requests import http_refusal
 from millstream.kv.core.session.session import Command, KvSession
+from millstream.kv.core.streams import Streaming
 from millstream.model.limits import (
     CONNECTION_OUT_BYTES_MAX,
     NOTED_BYTES_MIN,
@@ -116,8 +117,8 @@ class KvConnection(asyncio.Protocol):
         """Return what takes this connection's attachments of a bucket."""
         if self._upload is None or self._upload[0] is not bucket:
             self.drop_upload()
-            assert bucket.new_upload is not None
-            self._upload = bucket, bucket.new_upload()
+            assert bucket.attachments.new_upload is not None
+            self._upload = bucket, bucket.attachments.new_upload()
         return self._upload[1]
 
     def drop_upload(self) -> None:
@@ -168,7 +169,7 @@ class KvConnection(asyncio.Protocol):
         if self.streamer is not None:
             assert self.streamed is not None
             bucket, name = self.streamed
-            bucket.stream_ended(name, self.streamer)
+            bucket.streams.ended(name, self.streamer)
             self.streamer.close()
             self.streamer = None
             self.session.stream = None
@@ -290,7 +291,7 @@ class KvConnection(asyncio.Protocol):
             self._read(False)
             if session.waits_for_room:
                 assert session.bucket is not None
-                session.bucket.when_room(self._room_made)
+                session.bucket.writes.when_room(self._room_made)
             absent, session.absent = session.absent, None
             if absent is not None and not absent.fetch(self._fetched):
                 session.on_fetch_refused()

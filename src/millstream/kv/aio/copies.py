@@ -58,11 +58,6 @@ class Copies:
         self._rollback_total = 0
         self._rolled_back_total = 0
         self._moved_subscribers: list[Callable[[int], None]] = []
-        bucket.set_state = self.set_state
-        bucket.stop_copy = self.stop
-        bucket.undo_copy = self.undo
-        bucket.take_copy_over = self.take_over
-        bucket.stand_back = self.stand_back
 
     def subscribe_moved(self, callback: Callable[[int], None]) -> None:
         """Call `callback` after a copy became another, was rolled back or promised something."""

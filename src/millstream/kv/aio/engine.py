@@ -18,6 +18,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -43,6 +44,7 @@ from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.aio.reserve import Reserve
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.collaborators import Attachments, Collaborators
 from millstream.kv.core.copies.map_agreement import places_of
 from millstream.kv.core.partition.memory import (
     BY_ID_SHARE,
@@ -170,47 +172,127 @@ class DiskStatistics(NamedTuple):
     free_bytes: int
 
 
+@dataclass(slots=True)
+class _Opened:
+    """What is on the disk of a bucket, opened, and its partitions as they were found there."""
+
+    path: Path
+    store: LogStore
+    local: LocalStore
+    mark: NoExpiries
+    blobs: BlobFiles
+    reading: ReadingBack
+    memory: Memory
+    partitions: list[Partition]
+
+
 class BucketEngine:
-    """A bucket with its store; made by `open`, ended by `stop`."""
+    """A bucket with its store; made by `open`, which tells the arguments, ended by `stop`."""
+
+    flusher: Flusher
+    copies: Copies
+    pager: Pager
+    _keeper: MemoryKeeper
+    _fetcher: BlobFetcher
 
     def __init__(
         self,
-        bucket: Bucket,
-        store: LogStore,
-        flusher: Flusher,
-        copies: Copies,
-        pager: Pager,
-        mark: NoExpiries,
-        compactor: Compactor,
-        keeper: MemoryKeeper,
-        reading: ReadingBack,
-        replicator: Replicator,
-        path: Path,
-        blobs: BlobFiles,
-        fetcher: BlobFetcher,
-        local: LocalStore,
+        opened: _Opened,
+        *,
+        name: str,
+        uuid: str,
+        flush_interval_ms: int,
+        memory_quota_bytes: int,
+        on_persisted: Callable[[], None],
+        on_fatal: Callable[[Exception], None],
+        on_corrupt: Callable[[CorruptionError], None],
+        purge_age_s: int,
+        bucket_map: BucketMap | None,
+        node_name: str,
+        link_to: LinkTo,
     ) -> None:
-        self.bucket = bucket
-        self.path = path
-        self.store = store
-        self.flusher = flusher
-        self.copies = copies
-        self.replicator = replicator
-        self.pager = pager
-        self._mark = mark
-        self.compactor = compactor
-        self._keeper = keeper
-        self._reading = reading
+        self.path, self.store, self.blobs = opened.path, opened.store, opened.blobs
+        self._mark, self._reading = opened.mark, opened.reading
+        self._on_persisted = on_persisted
+        self._is_telling = False
+        self._loop = asyncio.get_running_loop()
+
+        def collaborators(bucket: Bucket) -> Collaborators:
+            self._keeper = MemoryKeeper(
+                bucket, opened.memory,
+                lambda: PENDING_CHANGE_BYTES * self.store.count_pending_by_id(),
+                self.store.count_keys(),
+            )  # fmt: skip
+            self.flusher = Flusher(
+                bucket, self.store, interval_ms=flush_interval_ms,
+                by_id_changes_max=memory_quota_bytes // BY_ID_SHARE // PENDING_CHANGE_BYTES,
+                on_persisted=self._persisted, on_fatal=on_fatal,
+            )  # fmt: skip
+            self.copies = Copies(bucket, self.store, self.flusher)
+            self.pager = Pager(bucket, now_ns=time.time_ns, mark=self._mark, on_fatal=on_fatal)
+            self._fetcher = BlobFetcher(bucket, self.blobs, link_to)
+            upload = partial(BlobUpload, self.blobs)
+            return Collaborators(
+                self.flusher.hurry, self._tell_reached, self.pager.wipe, self.copies,
+                Attachments(self._fetcher, self.blobs.piece, upload),
+            )  # fmt: skip
+
+        self.bucket = bucket = Bucket(
+            name, uuid, opened.partitions,
+            new_lease_id=lambda: secrets.randbits(53),
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, collaborators=collaborators,
+        )  # fmt: skip
+        if bucket_map is not None:
+            bucket.set_map(bucket_map, node_name)
+        self._sweep = BlobSweep(
+            bucket, self.store, self.flusher, self.blobs, forget=self._fetcher.forget,
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
+        )  # fmt: skip
+        self.compactor = Compactor(
+            bucket, self.store, self.flusher,
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
+            window=HistoryWindow(), purge_age_s=purge_age_s, sweep=self._sweep,
+        )  # fmt: skip
+        self.replicator = Replicator(bucket, self.copies, link_to)
         self.designs = DesignStore(
             bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
         )
         self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
-        self.blobs = blobs
-        self._fetcher = fetcher
-        local.is_valid = self._may_stay
-        self.local = local
+        self.local = opened.local
+        self.local.is_valid = self._may_stay
         self._purging = asyncio.Lock()
         self._purge_epoch = int(self.local.setting(_PURGES) or 0)
+        self._publish()
+
+    def _publish(self) -> None:
+        published = self.bucket.published
+        published.add("copies", self.copies.statistics)
+        published.add("map", partial(places_of, self.bucket))
+        published.add("replication", self.replicator.statistics)
+        published.add("flusher", self.flusher.statistics)
+        published.add("expiry", self.pager.statistics)
+        published.add("compaction", self.compactor.statistics)
+        published.add("attachments", self._sweep.statistics)
+        published.add("memory", self._keeper.statistics)
+        published.add("reading_back", self._reading.statistics)
+        published.add("disk", lambda: DiskStatistics(free_bytes(self.path)))
+
+    def _persisted(self) -> None:
+        self.bucket.made_durable()
+        self.compactor.on_commit()
+        self._keeper.on_persisted()
+        self._on_persisted()
+
+    def _tell_reached(self) -> None:
+        """Copies acknowledge partition by partition: what that brings is told once a turn."""
+        if not self._is_telling:
+            self._is_telling = True
+            self._loop.call_soon(self._reached)
+
+    def _reached(self) -> None:
+        self._is_telling = False
+        self.bucket.made_durable()
+        self._on_persisted()
 
     @classmethod
     async def open(
@@ -269,115 +351,24 @@ class BucketEngine:
         except BaseException:
             local.close()
             raise
-        newest = await asyncio.to_thread(_newest_cas, store)
-        newest = cas_to_go_on_from(newest, time.time_ns())
         loop = asyncio.get_running_loop()
 
         def tell_corrupt(error: CorruptionError) -> None:
             loop.call_soon_threadsafe(partial(on_corrupt, error))
 
-        def persisted() -> None:
-            bucket.made_durable()
-            compactor.on_commit()
-            keeper.on_persisted()
-            on_persisted()
-
-        is_telling = False
-
-        def tell_reached() -> None:
-            """Copies acknowledge partition by partition: what that brings is told once a turn."""
-            nonlocal is_telling
-            if not is_telling:
-                is_telling = True
-                loop.call_soon(reached)
-
-        def reached() -> None:
-            nonlocal is_telling
-            is_telling = False
-            bucket.made_durable()
-            on_persisted()
-
-        reading = ReadingBack(name, store, tell_corrupt)
-        reader = _LoopReader(store, tell_corrupt, reading)
-        memory = Memory(memory_quota_bytes)
-        queue_bytes_max = min(QUEUE_BYTES_MAX, memory_quota_bytes // QUEUE_SHARE)
-        partitions = [
-            Partition(
-                partition_id,
-                failover_log=recovered.failover_log,
-                high_seqno=recovered.high_seqno,
-                purge_seqno=recovered.purge_seqno,
-                is_resident=not store.has_records(partition_id),
-                log=reader,
-                last_cas=newest[partition_id],
-                state=recovered.state,
-                last_branch=recovered.last_branch,
-                top_seqno=recovered.top_seqno,
-                range_end=recovered.range_end,
-                owed=recovered.owed,
-                queue_bytes_max=queue_bytes_max // partition_count,
-                memory=memory,
-            )
-            for partition_id, recovered in enumerate(store.partitions)
-        ]
-        known = await asyncio.to_thread(store.keys_beginning, DESIGN_PREFIX)
-        for partition, keys in zip(partitions, known, strict=True):
-            partition.design_keys |= keys
-        bucket = Bucket(
-            name, uuid, partitions,
-            new_lease_id=lambda: secrets.randbits(53),
-            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
+        opened = await _opened(path, name, store, local, memory_quota_bytes, tell_corrupt)
+        engine = cls(
+            opened, name=name, uuid=uuid, flush_interval_ms=flush_interval_ms,
+            memory_quota_bytes=memory_quota_bytes, on_persisted=on_persisted, on_fatal=on_fatal,
+            on_corrupt=on_corrupt, purge_age_s=purge_age_s, bucket_map=bucket_map,
+            node_name=node_name, link_to=link_to,
         )  # fmt: skip
-        bucket.tell_reached = tell_reached
-        if bucket_map is not None:
-            bucket.set_map(bucket_map, node_name)
-        keeper = MemoryKeeper(
-            bucket, memory,
-            lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id(), store.count_keys(),
-        )  # fmt: skip
-
-        flusher = Flusher(
-            bucket, store, interval_ms=flush_interval_ms,
-            by_id_changes_max=memory_quota_bytes // BY_ID_SHARE // PENDING_CHANGE_BYTES,
-            on_persisted=persisted, on_fatal=on_fatal,
-        )  # fmt: skip
-        copies = Copies(bucket, store, flusher)
-        mark = await asyncio.to_thread(NoExpiries, path)
-        pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
-        blobs = BlobFiles(path / "blobs")
-        await asyncio.to_thread(blobs.prepare)
-        fetcher = BlobFetcher(bucket, blobs, link_to)
-        bucket.keep_blobs(fetcher, blobs.piece, partial(BlobUpload, blobs))
-        sweep = BlobSweep(
-            bucket, store, flusher, blobs, forget=fetcher.forget,
-            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
-        )  # fmt: skip
-        compactor = Compactor(
-            bucket, store, flusher,
-            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
-            window=HistoryWindow(), purge_age_s=purge_age_s, sweep=sweep,
-        )  # fmt: skip
-        replicator = Replicator(bucket, copies, link_to)
-        published = bucket.published
-        published.add("copies", copies.statistics)
-        published.add("map", partial(places_of, bucket))
-        published.add("replication", replicator.statistics)
-        published.add("flusher", flusher.statistics)
-        published.add("expiry", pager.statistics)
-        published.add("compaction", compactor.statistics)
-        published.add("attachments", sweep.statistics)
-        published.add("memory", keeper.statistics)
-        published.add("reading_back", reading.statistics)
-        published.add("disk", lambda: DiskStatistics(free_bytes(path)))
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
-        flusher.catch_up()
-        return cls(
-            bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator,
-            path, blobs, fetcher, local,
-        )  # fmt: skip
+        engine.flusher.catch_up()
+        return engine
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
@@ -534,6 +525,48 @@ def cas_to_go_on_from(newest: list[int], now_ns: int) -> list[int]:
     """
     largest = max(newest, default=0)
     return newest if largest < now_ns else [largest + CAS_GAP_NS] * len(newest)
+
+
+async def _opened(
+    path: Path,
+    name: str,
+    store: LogStore,
+    local: LocalStore,
+    memory_quota_bytes: int,
+    on_corrupt: Callable[[CorruptionError], None],
+) -> _Opened:
+    """Return the rest of what is on the disk, and the partitions as they were found."""
+    newest = await asyncio.to_thread(_newest_cas, store)
+    newest = cas_to_go_on_from(newest, time.time_ns())
+    reading = ReadingBack(name, store, on_corrupt)
+    reader, memory = _LoopReader(store, on_corrupt, reading), Memory(memory_quota_bytes)
+    queue_bytes_max = min(QUEUE_BYTES_MAX, memory_quota_bytes // QUEUE_SHARE)
+    partitions = [
+        Partition(
+            partition_id,
+            failover_log=recovered.failover_log,
+            high_seqno=recovered.high_seqno,
+            purge_seqno=recovered.purge_seqno,
+            is_resident=not store.has_records(partition_id),
+            log=reader,
+            last_cas=newest[partition_id],
+            state=recovered.state,
+            last_branch=recovered.last_branch,
+            top_seqno=recovered.top_seqno,
+            range_end=recovered.range_end,
+            owed=recovered.owed,
+            queue_bytes_max=queue_bytes_max // len(store.partitions),
+            memory=memory,
+        )
+        for partition_id, recovered in enumerate(store.partitions)
+    ]
+    known = await asyncio.to_thread(store.keys_beginning, DESIGN_PREFIX)
+    for partition, keys in zip(partitions, known, strict=True):
+        partition.design_keys |= keys
+    mark = await asyncio.to_thread(NoExpiries, path)
+    blobs = BlobFiles(path / "blobs")
+    await asyncio.to_thread(blobs.prepare)
+    return _Opened(path, store, local, mark, blobs, reading, memory, partitions)
 
 
 def _newest_cas(store: LogStore) -> list[int]:

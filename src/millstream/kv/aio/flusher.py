@@ -137,7 +137,6 @@ class Flusher:
         self._is_quick_from_s = 0.0
         self._slow_pause = SLOW_APPEND_PAUSE
         bucket.subscribe(self.wake)
-        bucket.hurry = self.hurry
 
     def wake(self) -> None:
         """Something changed: flush within the interval."""
@@ -447,14 +446,14 @@ class Flusher:
                     await self._in_thread(self._store.append, commit)
             except UnavailableError as error:
                 if error.code == DISK_FULL:
-                    bucket.refuse_writes(DISK_FULL)
+                    bucket.writes.refuse(DISK_FULL)
                     if second == DISK_FULL_SECONDS_MAX:
                         bucket.give_up_waiting()
                         self._on_persisted()
                 await self._wait_for_space(error, second)
             else:
                 if second:
-                    bucket.accept_writes(DISK_FULL)
+                    bucket.writes.accept(DISK_FULL)
                 return
 
     def _append_in_loop(self, commit: EncodedCommit) -> None:

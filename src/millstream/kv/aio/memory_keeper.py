@@ -104,7 +104,7 @@ class MemoryKeeper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._bucket.is_delaying:
+        if self._bucket.writes.is_delaying:
             self._end_delay()
         await self._tasks.stop()
 
@@ -127,7 +127,7 @@ class MemoryKeeper:
             memory.quota_bytes, memory.used_bytes, memory.table_bytes, self._resident_share(),
             evictor.evicted_total, evictor.evicted_bytes,
             self._delayed_total, self._delayed_s, self._exhausted_total,
-            MEMORY in self._bucket.refusals, self._longest_step_s,
+            MEMORY in self._bucket.writes.refusals, self._longest_step_s,
         )  # fmt: skip
 
     def _resident_share(self) -> float:
@@ -161,30 +161,30 @@ class MemoryKeeper:
     def _judge(self) -> None:
         """Delay or refuse writes, or take them again."""
         bucket, memory = self._bucket, self._memory
-        if MEMORY in bucket.refusals:
+        if MEMORY in bucket.writes.refusals:
             if not memory.is_high:
                 _LOG.info("bucket %s: takes writes again", bucket.name)
-                bucket.accept_writes(MEMORY)
-        elif bucket.is_delaying:
+                bucket.writes.accept(MEMORY)
+        elif bucket.writes.is_delaying:
             if memory.has_room:
                 self._end_delay()
             elif self._loop.time() - self._delayed_since_s >= DELAY_S_MAX:
                 self._exhausted_total += 1
                 _LOG.warning("bucket %s: its memory quota is exhausted", bucket.name)
-                bucket.refuse_writes(MEMORY)
+                bucket.writes.refuse(MEMORY)
                 self._end_delay()
         elif memory.is_exhausted and not self._is_stopping:
             self._delayed_total += 1
             self._delayed_since_s = self._loop.time()
-            bucket.delay_writes()
+            bucket.writes.delay()
 
     def _end_delay(self) -> None:
         self._delayed_s += self._loop.time() - self._delayed_since_s
-        self._bucket.end_delay()
+        self._bucket.writes.end_delay()
         self._wake()
 
     def _wake(self) -> None:
-        if self._bucket.wake_waiting(WAKE_MAX):
+        if self._bucket.writes.wake_waiting(WAKE_MAX):
             self._loop.call_soon(self._wake)
 
     async def _evict(self) -> None:

@@ -120,7 +120,6 @@ class Pager:
             has_none = mark.is_there or partition.queue.high_seqno == 0
             partition.expiries = Expiries(count_max, is_complete=has_none)
             partition.expiries.on_first = self._on_first
-        bucket.wipe = self.wipe
         self._pager = self._tasks.start(self._run(), name=f"pager {bucket.name}")
 
     @property

@@ -166,7 +166,7 @@ class FeedSession:
     async def _undo(self, effect: Undo) -> None:
         partition_id = effect.partition_id
         try:
-            seqno = await self._bucket.undo_copy(*effect)
+            seqno = await self._bucket.copies.undo(*effect)
         except MillstreamError as error:
             _LOG.warning("partition %d is not undone for %s: %s", partition_id, self._name, error)
             if not self._is_closed:
@@ -181,7 +181,7 @@ class FeedSession:
     async def _change(self, effect: ChangeState) -> None:
         failure = ""
         try:
-            await self._bucket.take_copy_over(*effect)
+            await self._bucket.copies.take_over(*effect)
         except MillstreamError as error:
             failure = str(error)
         except Exception:  # noqa: BLE001 - the peer sees the connection end, and connects again
@@ -199,7 +199,7 @@ class FeedSession:
     async def _stand_back(self, partition_id: int) -> None:
         """Let a copy follow again that waited in vain to take over."""
         try:
-            await self._bucket.stand_back(partition_id)
+            await self._bucket.copies.stand_back(partition_id)
         except MillstreamError as error:
             _LOG.error("partition %d, which %s was to hand over, cannot follow again: %s",
                        partition_id, self._name, error)  # fmt: skip

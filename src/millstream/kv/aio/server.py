@@ -134,7 +134,7 @@ class KvServer:
             older.close()
         self._streams[session.bucket.name, name] = connection
         connection.streamed = session.bucket, name
-        session.bucket.streams[name] = connection.streamer = self._stream_factory(
+        session.bucket.streams.by_name[name] = connection.streamer = self._stream_factory(
             connection, session.bucket, name, flags,
             is_extended=Feature.MILLSTREAM in session.features,
             has_json=Feature.JSON in session.features,
@@ -204,7 +204,7 @@ class KvServer:
         done: Callable[[Status], None],
     ) -> None:
         try:
-            await bucket.set_state(partition_id, state)
+            await bucket.copies.set_state(partition_id, state)
             status = Status.SUCCESS
         except UsageError:
             status = Status.EINVAL
@@ -226,7 +226,7 @@ class KvServer:
         """Read a piece of an attachment in a thread; the connection's requests wait meanwhile."""
         connection = next(c for c in self.connections if c.session is session)
         assert session.bucket is not None
-        read = partial(session.bucket.read_blob, name, offset, size)
+        read = partial(session.bucket.attachments.read, name, offset, size)
         task = self.loop.create_task(self._read_blob(connection, read, done), name="kv read blob")
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)

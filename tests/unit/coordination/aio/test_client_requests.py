@@ -61,7 +61,7 @@ async def test_a_number_that_two_groups_have_is_nobodys(tmp_path: Path) -> None:
     node = await Coordinator.start(tmp_path)
     await until(lambda: node.groups.numbered[FIRST_GROUP].replica.leading)
     pool, requests = node.pool.pool, node.requests
-    first = pool.tables.foundings[pool.called(FIRST_GROUP)[0]]
+    first = pool.tables.foundings[pool.discovery.called(FIRST_GROUP)[0]]
     second = first._replace(salt=first.salt + 1)
     pool.tables.note_founding(second)
     replies = asyncio.Queue[Reply]()
@@ -71,7 +71,7 @@ async def test_a_number_that_two_groups_have_is_nobodys(tmp_path: Path) -> None:
     requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"w")), replies.put_nowait)
     requests.read(FIRST_GROUP, Body(argv=(b"GET", b"k")), replies.put_nowait)
     assert [(await replies.get()).code for _ in range(2)] == [Code.CONFLICT] * 2
-    pool.tables.bury(second.group_id)
+    pool.tables.add_tombstone(second.group_id)
     requests.read(FIRST_GROUP, Body(argv=(b"GET", b"k")), replies.put_nowait)
     assert (await replies.get()).value == b"=v"
     await node.stop()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.coordination import AsyncClient
-from millstream.coordination.core.pool import admin_requests as pool_asking
+from millstream.coordination.core.pool import discovery
 from millstream.coordination.core.pool.effects import FIRST_GROUP
 from millstream.errors import ConditionError
 from millstream.vsr.core.configuration import generation
@@ -25,7 +25,7 @@ CONFIRMED = (*FORCE, b"CONFIRM", b"1")
 def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members of these tests ask again after 1.4 s at most: silence need not be as long."""
     monkeypatch.setattr(forcing, "LISTEN_MS", 2000.0)
-    monkeypatch.setattr(pool_asking, "FRESH_MS", 1500)
+    monkeypatch.setattr(discovery, "FRESH_MS", 1500)
 
 
 class Lost:
@@ -81,7 +81,7 @@ async def test_a_survivor_backs_up_what_it_has_and_names_no_wrong_node(
     group: Lost, tmp_path: Path
 ) -> None:
     """Errors of administration never send to the node that was asked."""
-    await until(lambda: not group.node.pool.pool.leads(group.replica.group_id))
+    await until(lambda: not group.node.pool.pool.state.leads(group.replica.group_id))
     own = f"127.0.0.1:{group.nodes.coord_ports[group.survivor]}".encode()
     for command in (
         (b"SNAPSHOT", b"1"), (b"GROUP", b"REMOVE", b"1", group.node.node_id.hex().encode()),

@@ -24,7 +24,7 @@ async def two_groups(nodes: Nodes) -> None:
     await nodes.admin(b"GROUP", b"CREATE", b"2", last)
     await until(lambda: 2 in nodes.running[2].groups.numbered)
     await until(lambda: nodes.running[2].groups.numbered[2].replica.leading)
-    await until(lambda: all(node.pool.pool.called(2) for node in nodes.running.values()))
+    await until(lambda: all(node.pool.pool.discovery.called(2) for node in nodes.running.values()))
 
 
 async def users_see_their_namespaces_only(nodes: Nodes) -> None:
@@ -57,7 +57,7 @@ async def test_names_are_unique_over_groups_and_found_from_any_node(tmp_path: Pa
         assert absent.startswith("ERROR_DOES_NOT_EXISTS")
         assert await follow(nodes, "GROUP", "2", "LIST", "/") == [None, [b"there"]]
         pools = [node.pool.pool for node in nodes.running.values()]
-        await until(lambda: all(pool.group_with(b"there") == 2 for pool in pools))
+        await until(lambda: all(pool.board.group_with(b"there") == 2 for pool in pools))
         for node in nodes.running.values():
             assert b"/here" in node.requests.vds((b"VDS", b"/"))
             assert node.requests.vds((b"VDS", b"/there/a")).startswith(b"%")
@@ -90,7 +90,7 @@ async def test_without_a_word_the_smallest_group_gets_it(tmp_path: Path) -> None
         await two_groups(nodes)
         assert await follow(nodes, "CREATENAMESPACE", "/a") == b"OK"
         leader = nodes.running[await nodes.leader()].pool.pool
-        first = leader.called(1)[0]
+        first = leader.discovery.called(1)[0]
         await until(lambda: (seen := leader.directory.get(first)) and seen.elements)
         assert await follow(nodes, "CREATENAMESPACE", "/b") == b"OK"
         assert await follow(nodes, "GROUP", "2", "LIST", "/") == [None, [b"b"]]
@@ -105,7 +105,7 @@ async def test_settings_of_all_groups_are_known_to_all_nodes(tmp_path: Path) -> 
         said = ("CONFIG", "SET", "GLOBAL", "GLOBAL.AUTH.ISSUER", "me")
         assert await follow(nodes, *said) == b"OK"
         pools, key = [node.pool.pool for node in nodes.running.values()], b"GLOBAL.AUTH.ISSUER"
-        await until(lambda: all(pool.setting(key) == b"me" for pool in pools))
+        await until(lambda: all(pool.board.setting(key) == b"me" for pool in pools))
         shown = await follow(nodes, "CONFIG", "GET", "GLOBAL", "GLOBAL.AUTH.I*")
         assert shown == [b"GLOBAL.AUTH.ISSUER", b"me"]
         misplaced = await follow(nodes, "GROUP", "2", "CONFIG", "GET", "GLOBAL", "*")
@@ -119,7 +119,7 @@ async def test_whoever_leads_goes_on_with_what_the_last_one_began(
     """The node that leads is stopped while it creates; each name is there once, or nowhere."""
     async with Nodes(tmp_path) as nodes:
         await two_groups(nodes)
-        group = nodes.running[await nodes.leader()].pool.pool.called(1)[0]
+        group = nodes.running[await nodes.leader()].pool.pool.discovery.called(1)[0]
         answers: dict[str, object] = {}
 
         async def create(root: str) -> None:
@@ -147,7 +147,7 @@ async def test_whoever_leads_goes_on_with_what_the_last_one_began(
         listed = await once(nodes.coord_ports[2], "GROUP", "2", "LIST", "/")
         assert listed == [None, sorted(root[1:].encode() for root in roots)]
         left = nodes.running[await nodes.leader()].pool.pool
-        assert left.called(1) == [group]
+        assert left.discovery.called(1) == [group]
 
 
 async def told(requests: ClientRequests, path: bytes) -> bytes:

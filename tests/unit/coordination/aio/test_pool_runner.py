@@ -15,7 +15,7 @@ from millstream.coordination.aio import pool_runner as module
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.aio.pool_copies import POOL_FILES
 from millstream.coordination.core.pool.effects import FIRST_GROUP
-from millstream.coordination.core.pool.gossip import REMOVED
+from millstream.coordination.core.pool.membership import REMOVED
 from millstream.coordination.core.pool.messages import Address, Deleted, Hello, PoolEnvelope
 from millstream.errors import CorruptionError, RemoteProtocolError
 from millstream.runtime.disk import OsFile

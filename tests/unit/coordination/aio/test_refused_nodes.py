@@ -22,7 +22,7 @@ REFUSED = "takes part in nothing any more"
 
 
 def refused_at(node: Coordinator, other: bytes) -> Any:
-    return node.pool.pool.doubles.get(other)
+    return node.pool.pool.incarnations.refused.get(other)
 
 
 async def test_a_directory_that_was_set_back_does_not_vote_until_the_right_one_is_back(
@@ -48,7 +48,7 @@ async def test_a_directory_that_was_set_back_does_not_vote_until_the_right_one_i
         node = await nodes.start(number)
         others = [one for one in nodes.running.values() if one is not node]
         await until(lambda: all(refused_at(other, node.node_id) for other in others))
-        await until(lambda: node.pool.pool.own_refusal and not node.groups.running)
+        await until(lambda: node.pool.pool.incarnations.own_refusal and not node.groups.running)
         assert REFUSED in caplog.text
         assert f"says to be node {node.node_id.hex()} is refused" in caplog.text
         assert b"set back" in await admin(node, b"STATUS")
@@ -68,7 +68,7 @@ async def test_a_directory_that_was_set_back_does_not_vote_until_the_right_one_i
         lsn = nodes.group(await nodes.leader()).replica.commit_lsn
         await until(lambda: nodes.group(number).replica.status is Status.NORMAL)
         await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
-        assert not node.pool.pool.own_refusal
+        assert not node.pool.pool.incarnations.own_refusal
         await until(lambda: not any(refused_at(other, node.node_id) for other in others))
         assert not nodes.fatal
 
@@ -90,14 +90,16 @@ async def test_a_copy_that_is_started_beside_its_original_is_refused_for_good(
         copy = await start()
         others = [one for one in nodes.running.values() if one is not original]
         await until(lambda: all(refused_at(other, copy.node_id) for other in others))
-        await until(lambda: "copied" in copy.pool.pool.own_refusal and not copy.groups.running)
-        assert not original.pool.pool.own_refusal
+        await until(
+            lambda: "copied" in copy.pool.pool.incarnations.own_refusal and not copy.groups.running
+        )
+        assert not original.pool.pool.incarnations.own_refusal
         assert nodes.group(number).replica.status is Status.NORMAL
         assert (await nodes.ask(b"SET", b"key", b"1")).code is Code.OK
         await copy.stop()
         await nodes.stop(number)
         copy = await start()
-        assert copy.pool.pool.own_refusal
+        assert copy.pool.pool.incarnations.own_refusal
         assert FIRST_GROUP not in copy.groups.numbered
         await nodes.start(number)
         lsn = (await nodes.ask(b"SET", b"key", b"2")).lsn
@@ -114,7 +116,7 @@ async def test_a_directory_that_was_moved_to_another_address_is_taken(tmp_path: 
         node = await nodes.start(number)
         lsn = (await nodes.ask(b"SET", b"key", b"1")).lsn
         await until(lambda: nodes.group(number).replica.commit_lsn >= lsn)
-        assert not node.pool.pool.own_refusal
+        assert not node.pool.pool.incarnations.own_refusal
         assert not any(refused_at(one, node.node_id) for one in nodes.running.values())
 
 
@@ -141,7 +143,7 @@ async def test_a_copy_made_while_the_node_worked_is_older_than_what_others_know(
         shutil.copytree(older, place)
         node = await nodes.start(number)
         await until(lambda: all(refused_at(other, node_id) for other in others))
-        await until(lambda: node.pool.pool.own_refusal and not node.groups.running)
+        await until(lambda: node.pool.pool.incarnations.own_refusal and not node.groups.running)
         await nodes.running.pop(number).stop()
         assert not nodes.fatal
 
@@ -196,6 +198,6 @@ async def test_a_member_of_three_whose_folder_was_set_back_votes_for_nothing(
         shutil.copytree(tmp_path / "older", place)
         node = await nodes.start(number)
         await until(lambda: group_id in node.pool.set_back)
-        assert not node.pool.pool.own_refusal, "its other groups go on"
+        assert not node.pool.pool.incarnations.own_refusal, "its other groups go on"
         assert (await nodes.ask(b"SET", b"key", b"later")).code is Code.OK
         assert not nodes.fatal

@@ -310,7 +310,7 @@ def nodes_partition(nodes: SpreadNodes, doc_id: str) -> int:
 
 
 async def test_what_the_owner_refuses_is_told(nodes: SpreadNodes) -> None:
-    nodes["b"].running.bucket.refuses_writes_of = lambda _: True  # type: ignore[method-assign]
+    nodes["b"].running.bucket.writes.refuses = lambda _: True  # type: ignore[method-assign]
     [refusal] = await change(nodes, (nodes.id_at("b"), put()))
     assert code_of(refusal) == "temporarily_unavailable"
     assert "writes are refused" in str(refusal)

@@ -178,7 +178,7 @@ async def test_history_is_kept_for_the_window_and_for_leases(bucket: Bucket) -> 
     engine = await bucket.open(HistoryWindow(600, 10**9))
     partition = engine.bucket.partitions[1]
     await bucket.write(4)
-    lease = engine.bucket.open_lease([(1, None)], 3600)
+    lease = engine.bucket.leases.open([(1, None)], 3600)
     assert lease is not None
     at = lease[2][1].at
     await bucket.write(4)
@@ -194,7 +194,7 @@ async def test_history_is_kept_for_the_window_and_for_leases(bucket: Bucket) -> 
     kept = [c for chunk in engine.store.scan(1, 0, at, skip) for c in chunk]
     assert [value_of(c.frame)[:2] for c in kept] == [b"3."] * 100
     assert partition.is_held(lease[2][1])
-    engine.bucket.release_lease(lease[0])
+    engine.bucket.leases.release(lease[0])
     await engine.compactor.compact()
     assert engine.store.partition(1).history_seqno == 800
     await engine.stop()
@@ -207,8 +207,8 @@ async def test_a_lease_that_holds_back_too_much_is_lost(
     engine = await bucket.open()
     compactor = engine.compactor
     await bucket.write(1)
-    costly = engine.bucket.open_lease([(1, None)], 600)
-    cheap = engine.bucket.open_lease([(2, None)], 600)
+    costly = engine.bucket.leases.open([(1, None)], 600)
+    cheap = engine.bucket.leases.open([(2, None)], 600)
     assert costly is not None
     assert cheap is not None
 
@@ -218,16 +218,16 @@ async def test_a_lease_that_holds_back_too_much_is_lost(
                 value = b"%d." % n + bytes(5000)
                 engine.bucket.partitions[1].put(b"key%d" % key, value, 0, 0, 0, 0, NOW)
             await bucket.persisted()
-            assert engine.bucket.renew_lease(cheap[0], 600)
+            assert engine.bucket.leases.renew(cheap[0], 600)
         await compactor.compact()
 
     await write_and_renew(4)
-    found = engine.bucket.renew_lease(costly[0], 600)
+    found = engine.bucket.leases.renew(costly[0], 600)
     assert found is not None
     assert list(found[1]) == [1], "so much it may hold back, renewed or not"
     await write_and_renew(8)
-    assert engine.bucket.renew_lease(costly[0], 600) is None
-    assert engine.bucket.renew_lease(cheap[0], 600) is not None
+    assert engine.bucket.leases.renew(costly[0], 600) is None
+    assert engine.bucket.leases.renew(cheap[0], 600) is not None
     await compactor.compact()
     assert bucket.log_bytes() < 3_000_000
     await engine.stop()

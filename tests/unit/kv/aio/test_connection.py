@@ -74,12 +74,12 @@ async def test_a_write_that_finds_memory_full_is_read_later_and_answered_then() 
     bucket = server.buckets["default"]
     connection, transport = connect(server)
     put = request(Opcode.SET, key=b"k", value=b"v", extras=bytes(8))
-    bucket.delay_writes()
+    bucket.writes.delay()
     connection.data_received(request(Opcode.GET, key=b"k") + put + request(Opcode.NOOP))
     assert [reply.status for reply in transport.take()] == [Status.KEY_ENOENT]
     assert not transport.is_reading_now
-    bucket.end_delay()
-    assert not bucket.wake_waiting(10)
+    bucket.writes.end_delay()
+    assert not bucket.writes.wake_waiting(10)
     connection._advance()
     assert [(r.opcode, r.status) for r in transport.take()] == [(Opcode.SET, 0), (Opcode.NOOP, 0)]
     assert transport.is_reading_now
@@ -89,12 +89,12 @@ async def test_writes_that_waited_are_refused_where_no_room_could_be_made() -> N
     server = new_server()
     bucket = server.buckets["default"]
     connection, transport = connect(server)
-    bucket.delay_writes()
+    bucket.writes.delay()
     connection.data_received(request(Opcode.DELETE, key=b"k") + request(Opcode.NOOP))
     assert transport.take() == []
-    bucket.refuse_writes("memory")
-    bucket.end_delay()
-    bucket.wake_waiting(10)
+    bucket.writes.refuse("memory")
+    bucket.writes.end_delay()
+    bucket.writes.wake_waiting(10)
     connection._advance()
     assert [reply.status for reply in transport.take()] == [Status.ETMPFAIL, 0]
 

@@ -457,7 +457,7 @@ async def test_streams_end_and_leases_are_lost(tmp_path: Path) -> None:
     put(partition, "a=1")
     await persisted(engine, partition)
     put(partition, "b=2", "c=3")
-    lease_id, _, _ = engine.bucket.open_lease([(0, None)], 60) or (0, 0, {})
+    lease_id, _, _ = engine.bucket.leases.open([(0, None)], 60) or (0, 0, {})
     producer = Producer(engine.bucket, 1, is_extended=True, has_json=True)
     extras = b"".join((bytes(16), b"\xff" * 8, bytes(24)))
     producer.on_packet(Packet(0x80, Opcode.DCP_STREAM_REQ, 0, 0, 5, 0, b"", extras, b"", b""))

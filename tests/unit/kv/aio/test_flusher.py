@@ -44,7 +44,7 @@ class FullDisk:
 
         async def sleep(seconds: float) -> None:
             if seconds == 1:
-                self.seconds.append(len(engine.bucket.refusals))
+                self.seconds.append(len(engine.bucket.writes.refusals))
                 self.is_full = len(self.seconds) < self.free_at
             await pause(0)
 
@@ -72,7 +72,7 @@ async def test_while_the_disk_is_full_writes_are_refused_and_what_was_accepted_i
     bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
     await engine.until_persisted(0, 1)
     assert disk.seconds == [1] * disk.free_at, "writes were refused all the time"
-    assert not bucket.refusals
+    assert not bucket.writes.refusals
     assert bucket.partitions[0].persisted_seqno == 1
     assert engine.flusher.statistics().disk_full_total == disk.free_at
 
@@ -101,7 +101,7 @@ async def test_a_short_lack_of_space_leaves_no_doubt(
     partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
     await engine.until_persisted(0, 1)
     assert partition.doubtful_seqno == 0
-    assert DISK_FULL not in engine.bucket.refusals
+    assert DISK_FULL not in engine.bucket.writes.refusals
 
 
 class Disk:

@@ -58,7 +58,7 @@ async def test_documents_are_evicted_down_to_the_low_mark() -> None:
         assert figures.evicted_bytes_total > 414 * figures.evicted_total / 2
         assert figures.quota_bytes == 200_000
         assert not figures.is_refusing
-        assert not bucket.refusals
+        assert not bucket.writes.refusals
 
 
 async def test_the_flusher_is_hurried_where_only_what_is_not_persisted_could_go() -> None:
@@ -93,12 +93,12 @@ async def test_writes_wait_for_room_before_any_is_refused() -> None:
         fill(bucket, 0, 600)
         bucket.changed()
         assert memory.is_exhausted
-        assert bucket.is_delaying
-        assert not bucket.refusals
+        assert bucket.writes.is_delaying
+        assert not bucket.writes.refusals
         assert bucket.open_partitions == [None] * 4
         woken: list[int] = []
         for n in range(WAKE_MAX + 1):
-            bucket.when_room(lambda n=n: woken.append(n))  # type: ignore[misc]
+            bucket.writes.when_room(lambda n=n: woken.append(n))  # type: ignore[misc]
         persist_all(bucket)
         keeper.on_persisted()
         await until(lambda: bool(woken))
@@ -117,15 +117,15 @@ async def test_writes_are_refused_while_nothing_may_go_and_taken_again_by_themse
     async with kept() as (bucket, memory, keeper):
         fill(bucket, 0, 600)
         bucket.changed()
-        await until(lambda: bucket.refusals == {MEMORY})
+        await until(lambda: bucket.writes.refusals == {MEMORY})
         assert memory.is_exhausted
-        assert not bucket.is_delaying
+        assert not bucket.writes.is_delaying
         assert bucket.open_partitions == [None] * 4
         await until(lambda: keeper._is_at_a_loss)
         assert len(bucket.partition_for(b"key7").table) > 0
         persist_all(bucket)
         keeper.on_persisted()
-        await until(lambda: not bucket.refusals)
+        await until(lambda: not bucket.writes.refusals)
         assert bucket.open_partitions == bucket.partitions
         assert not memory.is_high
         assert keeper.statistics().exhausted_total == 1
@@ -141,11 +141,11 @@ async def test_memory_that_readers_and_the_map_hold_counts() -> None:
         assert slots == sum(p.queue.bytes_beside for p in bucket.partitions)
         pending = 200_000
         bucket.changed()
-        await until(lambda: bucket.is_delaying)
+        await until(lambda: bucket.writes.is_delaying)
         assert memory.other_bytes >= 200_000
         pending = 0
-        await until(lambda: not bucket.is_delaying)
-        assert not bucket.refusals
+        await until(lambda: not bucket.writes.is_delaying)
+        assert not bucket.writes.refusals
 
 
 async def test_reading_back_above_the_high_mark_evicts() -> None:

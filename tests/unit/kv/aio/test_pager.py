@@ -241,15 +241,15 @@ async def test_everything_is_wiped_now_or_later(make_pager: MakePager, clock: Cl
     partition = bucket.partition_for(b"k")
     put(partition, b"k", 0)
     later, done = list[str](), asyncio.Event()
-    bucket.wipe(NOW + 3600 * SECOND, lambda: later.append("accepted"))
+    pager.wipe(NOW + 3600 * SECOND, lambda: later.append("accepted"))
     assert later == ["accepted"]
     assert pager._wipe_timer is not None
-    bucket.wipe(NOW, done.set)
+    pager.wipe(NOW, done.set)
     assert pager._wipe_timer is None, "the newest command counts"
     await asyncio.wait_for(done.wait(), 60)
     assert partition.live(b"k", NOW) is None
     put(partition, b"k", 0)
-    bucket.wipe(NOW + 1_000_000, lambda: None)
+    pager.wipe(NOW + 1_000_000, lambda: None)
     assert partition.live(b"k", NOW) is not None
     await told(bucket, lambda: partition.live(b"k", NOW) is None)
 

@@ -187,7 +187,7 @@ async def mistaken(*_: object) -> None:
 async def test_a_mistake_while_a_copy_is_undone_ends_the_connection(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    peer.engine.bucket.undo_copy = mistaken  # type: ignore[assignment]
+    peer.engine.bucket.copies.undo = mistaken  # type: ignore[assignment]
     await peer.open()
     for seqno in (1, 2):
         peer.say(snapshot_marker(0, 0, seqno, seqno, 1), put(seqno))
@@ -210,7 +210,7 @@ async def test_a_mistake_while_a_copy_takes_over_ends_the_connection_and_it_foll
         await take_over(*effect)  # type: ignore[arg-type]
         await mistaken()
 
-    peer.engine.bucket.take_copy_over = half
+    peer.engine.bucket.copies.take_over = half
     await peer.open(StreamFlag.TAKEOVER)
     peer.say(state_wanted(PENDING))
     await until(lambda: peer.connection.is_closed)
@@ -237,7 +237,7 @@ async def test_a_map_ends_the_connection(peer: Peer) -> None:
 
 async def test_nothing_is_acknowledged_while_writes_are_refused(peer: Peer) -> None:
     await peer.open()
-    peer.engine.bucket.refuse_writes("memory")
+    peer.engine.bucket.writes.refuse("memory")
     size = 1 << 20
     frames = [
         mutation(0, b"k%d" % seqno, bytes(size), seqno, 1, seqno, 0, 0, 0) for seqno in range(1, 6)
@@ -245,6 +245,6 @@ async def test_nothing_is_acknowledged_while_writes_are_refused(peer: Peer) -> N
     peer.say(snapshot_marker(0, 0, 1, 5, 1), *frames)
     await until(lambda: peer.partition.high_seqno == 5)
     assert [p for p in peer.connection.take() if p.opcode == Opcode.DCP_BUFFER_ACK] == []
-    peer.engine.bucket.accept_writes("memory")
+    peer.engine.bucket.writes.accept("memory")
     acked = await peer.hear(Opcode.DCP_BUFFER_ACK)
     assert int.from_bytes(acked.extras, "big") > 5 * size

@@ -94,7 +94,7 @@ class LinkDouble:
         size: int,
         done: Callable[[BlobPiece | None], None],
     ) -> None:
-        done(self.cluster.source.bucket.read_blob(name, offset, size))
+        done(self.cluster.source.bucket.attachments.read(name, offset, size))
 
     async def open(self) -> frozenset[int]:
         if self.cluster.failure is not None:
@@ -394,14 +394,14 @@ async def test_a_copy_that_promised_a_later_branch_does_not_follow(cluster: Clus
 async def test_nothing_is_taken_while_writes_are_refused(cluster: Cluster) -> None:
     cluster.set_map(("n1", "n2"), ("n1", "n2"))
     await until(lambda: cluster.figure("streams") == 2)
-    cluster.copy.bucket.refuse_writes("memory")
+    cluster.copy.bucket.writes.refuse("memory")
     cluster.put(0, "a=1")
     await until(lambda: cluster.figure("changes_total") == 1)  # that was under way
     taken = cluster.copy.bucket.partitions[0].queue.high_seqno
     cluster.put(0, "b=1")
     await until(lambda: bool(cluster.links[-1].socket.data))
     assert cluster.copy.bucket.partitions[0].queue.high_seqno == taken
-    cluster.copy.bucket.accept_writes("memory")
+    cluster.copy.bucket.writes.accept("memory")
     await until(lambda: cluster.is_durable(0))
 
 

@@ -12,6 +12,7 @@ from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import server as server_module
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.collaborators import Attachments
 from millstream.kv.core.session.blob_commands import put_extras
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import STREAM_OUT_BYTES_MAX
@@ -217,7 +218,7 @@ async def test_a_change_of_state_is_answered_when_it_is_done_and_maps_grow() -> 
             raise error
         bucket.map_changes += 1
 
-    bucket.set_state = set_state
+    bucket.copies.set_state = set_state
     before = json.decode(server.config(bucket))["rev"]
     for status in (Status.SUCCESS, Status.EINVAL, Status.ETMPFAIL):
         connection.data_received(
@@ -277,7 +278,7 @@ class UploadDouble:
 async def test_attachments_are_put_one_piece_after_the_other() -> None:
     server = new_server()
     upload = UploadDouble()
-    server.buckets["default"].new_upload = lambda: upload
+    server.buckets["default"].attachments = Attachments(new_upload=lambda: upload)
     connection, transport = connect(server, plain=False)
     connection.session.select(server.buckets["default"])
     connection.session.features = frozenset((Feature.MILLSTREAM,))

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.collaborators import Collaborators
 from millstream.kv.core.copies import moves
-from millstream.kv.core.partition.partition import value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState, partition_of
-from millstream.upr.core.producer import StreamFigures
-from support.kv.log_double import NOW, SECOND, LogDouble, new_bucket, persist
+from support.kv.log_double import NOW, LogDouble, new_bucket, persist
 
 
 def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends() -> None:
@@ -15,8 +14,8 @@ def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends(
     assert not bucket.begin_take_over(0)
     assert bucket.begin_take_over(1)
     bucket.hold_back_writes(0)
-    assert bucket.refuses_writes_of(0)
-    assert not bucket.refuses_writes_of(1)
+    assert bucket.writes.refuses(0)
+    assert not bucket.writes.refuses(1)
     assert (bucket.open_partitions[0], bucket.open_partitions[1]) == (None, bucket.partitions[1])
     bucket.end_take_over(0)
     assert bucket.open_partitions[0] is bucket.partitions[0]
@@ -38,35 +37,6 @@ def test_keys_find_their_partition() -> None:
     bucket = new_bucket(8)
     assert bucket.partition_for(b"a").partition_id == partition_of(b"a", 8) == 7
     assert bucket.partition(8) is None
-
-
-def test_subscribers_are_told_until_they_leave() -> None:
-    bucket, told = new_bucket(), []
-
-    def subscriber() -> None:
-        told.append(1)
-
-    bucket.subscribe(subscriber)
-    bucket.changed()
-    bucket.unsubscribe(subscriber)
-    bucket.unsubscribe(subscriber)
-    bucket.changed()
-    assert told == [1]
-
-
-def test_who_wants_durable_news_hears_of_nothing_else() -> None:
-    bucket, told = new_bucket(), []
-
-    def subscriber() -> None:
-        told.append(1)
-
-    bucket.subscribe_durable(subscriber)
-    bucket.changed()
-    assert told == []
-    bucket.made_durable()
-    bucket.unsubscribe(subscriber)
-    bucket.made_durable()
-    assert told == [1]
 
 
 def test_a_map_is_in_force_when_those_who_want_to_know_are_told() -> None:
@@ -94,8 +64,8 @@ def read_majority(bucket: Bucket) -> tuple[object, ...]:
 
 
 def test_what_copies_acknowledge_is_counted_by_the_row_and_told() -> None:
-    bucket, told = new_bucket(2), []
-    bucket.tell_reached = lambda: told.append(1)
+    told: list[int] = []
+    bucket = new_bucket(2, collaborators=Collaborators(tell_reached=lambda: told.append(1)))
     for partition in bucket.partitions:
         partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
     bucket.on_joined("b", 0, 1)  # knows the map already
@@ -145,61 +115,6 @@ def test_a_map_of_one_copy_each_changes_nothing() -> None:
     assert (partition.durable_mark(), partition.doubtful_seqno) == (1, 0)
 
 
-def test_a_lease_may_be_of_a_mark_of_the_log() -> None:
-    bucket = new_bucket()
-    partition = bucket.partitions[0]
-    partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
-    log = partition._log
-    assert isinstance(log, LogDouble)
-    log.take(partition)
-    partition.put(b"k", b"2", 0, 0, 0, 0, NOW)
-    opened = bucket.open_lease([(0, 1)], 0)
-    assert opened is not None
-    lease_id, _, holds = opened
-    assert holds[0].is_logged
-    assert (partition.history_limit(), partition.purge_limit()) == (1, 0)
-    frames = [f for part, _ in partition.backfill(0, 1, is_logged=True) for f in part]
-    assert [value_of(frame) for frame in frames] == [b"1"]
-    assert bucket.lease_hold(lease_id, 0, start=1) == holds[0]
-    assert partition.purge_limit() == 1
-    partition.queue.holds.lose_below(2)
-    assert bucket.lease_hold(lease_id, 0) is None
-    assert (partition.history_limit(), partition.purge_limit()) == (2, 2)
-    log.history_seqno = 2
-    assert bucket.open_lease([(0, 1)], 0) is None
-
-
-def test_a_lease_lives_until_its_time_is_over() -> None:
-    bucket = new_bucket()
-    now = [5]
-    bucket._monotonic_ns = lambda: now[0]
-    opened = bucket.open_lease([(0, None), (1, None)], 10)
-    assert opened is not None
-    lease_id, seconds, holds = opened
-    assert (seconds, sorted(holds)) == (10, [0, 1])
-    now[0] += 9 * SECOND
-    assert bucket.renew_lease(lease_id, 10) == (10, holds)
-    now[0] += 9 * SECOND
-    assert bucket.lease_hold(lease_id, 1) == holds[1]
-    bucket.release_lease(lease_id, [1])
-    assert bucket.lease_hold(lease_id, 1) is None
-    now[0] += 2 * SECOND
-    assert bucket.lease_hold(lease_id, 0) is None
-    assert bucket.renew_lease(lease_id, 10) is None
-    assert not bucket.leases
-
-
-def test_a_lease_of_an_unreadable_past_is_refused_whole() -> None:
-    bucket = new_bucket()
-    bucket.partitions[1].put(b"k", b"", 0, 0, 0, 0, NOW)
-    assert bucket.open_lease([(0, None), (1, 0)], 1) is None
-    assert bucket.open_lease([(9, None)], 1) is None
-    assert not bucket.partitions[0].queue.holds
-    opened = bucket.open_lease([(1, 1)], 0)
-    assert opened is not None
-    assert opened[1] == 600
-
-
 def test_wiping_deletes_what_there_was_locked_or_not() -> None:
     bucket, keys = new_bucket(), (b"a", b"b", b"c")
     for key in keys:
@@ -245,24 +160,3 @@ class Behind:
     """A reader that stands at the beginning."""
 
     sent = memory_after = 0
-
-
-def test_slices_are_shared_while_more_than_one_connection_streams() -> None:
-    class Stream:
-        def figures(self) -> StreamFigures:
-            return StreamFigures(0, 0, 0, 0, 0, is_stuck=False, is_dead=False)
-
-        def statistics(self) -> list[tuple[str, str]]:
-            return []
-
-    bucket, one, other = new_bucket(1), Stream(), Stream()
-    bucket.streams["one"] = one
-    assert bucket.shared_slices is None
-    bucket.streams["other"] = other
-    assert bucket.shared_slices is not None
-    bucket.shared_slices.kept_bytes = 7
-    bucket.stream_ended("other", other)
-    assert bucket.shared_slices is None
-    bucket.streams["other"] = other
-    assert bucket.shared_slices is not None
-    assert bucket.shared_slices.kept_bytes == 0

@@ -54,7 +54,7 @@ def test_a_bucket_publishes_what_it_is() -> None:
     partition.persisted(2)
     partition.put(b"other", b"1", 0, 0, 0, 0, NOW)
     partition.lock(b"k", 15, NOW)
-    assert bucket.open_lease([(1, None)], 60) is not None
+    assert bucket.leases.open([(1, None)], 60) is not None
     figures = bucket.published.read()
     wanted = {
         "changes_high": 3, "changes_persisted": 2, "changes_unflushed": 1,

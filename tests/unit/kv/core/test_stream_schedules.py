@@ -35,7 +35,8 @@ class World:
         self.log = LogDouble()
         self.bucket = new_bucket(1)
         if seed % 2:
-            self.bucket.streams |= dict.fromkeys("ab")  # others stream, too: slices are shared
+            # Others stream, too: slices are shared.
+            self.bucket.streams.by_name |= dict.fromkeys("ab")
         self.partition = self.bucket.partitions[0] = new_partition(log=self.log)
         self.partition.queue.bytes_max = rng.choice([600, 3000, 1 << 20])
         self.keys = [b"k%d" % number for number in range(rng.randint(1, 6))]

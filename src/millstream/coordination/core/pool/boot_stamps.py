@@ -12,7 +12,7 @@ Invariants:
 2. Versions that counted alone began with 1 and added 1: their numbers are below all of these, and
    what they add to one of these is in the last bits.
 
-Elsewhere: keeping it (`aio.node_file`), what nodes do about it (`pool_boots`).
+Elsewhere: keeping it (`aio.node_file`), what nodes do about it (`incarnations`).
 """
 
 from __future__ import annotations

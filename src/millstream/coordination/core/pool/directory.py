@@ -6,7 +6,7 @@ Invariants:
 3. How fresh a word is, is measured from when its group's primary said it: passing it on makes it
    no younger.
 
-Elsewhere: which groups there are (`pool_tables`), who may ask (the front).
+Elsewhere: which groups there are (`tables`), who may ask (the RESP session).
 
 Source: V2R2, "Nomenclature" (VDS).
 """

@@ -11,7 +11,7 @@ Invariants:
 3. Every `Admin` gets one `AdminReply`, every `Ask...` one `GroupReplied` or `Told` with its
    ticket: also when the group is closed meanwhile (code NOTPRIMARY) or cannot answer.
 
-Elsewhere: deciding (`pool`), what travels (`pool_messages`), one group (`effects`), doing (the
+Elsewhere: deciding (`pool`), what travels (`messages`), one group (`vsr.core.effects`), doing (the
 shell).
 """
 

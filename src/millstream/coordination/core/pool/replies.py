@@ -3,7 +3,7 @@
 Invariants:
 1. Ids are written in hex, addresses as people write them, times in ms and of age, not of a clock.
 
-Elsewhere: which answer there is (`pool_admin`), bytes of values (`values`).
+Elsewhere: which answer there is (`admin_commands`), bytes of values (`values`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from enum import Enum
 from typing import Any
 
 from millstream.coordination.core.pool.boot_stamps import starts
-from millstream.coordination.core.pool.boots import Double
 from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.incarnations import RefusedProcess
 from millstream.coordination.core.pool.messages import Founding, NodeInfo
 from millstream.coordination.core.pool.tables import PoolTables
 from millstream.vsr.core.entries import Header
 from millstream.vsr.core.values import NULL, array, bulk, integer, mapping, truth
 from millstream.vsr.core.versions import version_of
 
-__all__ = ["coord_of", "double_row", "group_entry", "header_row", "node_row", "value_of"]
+__all__ = ["coord_of", "group_entry", "header_row", "node_row", "refused_row", "value_of"]
 
 
 def value_of(thing: Any) -> bytes:
@@ -85,13 +85,13 @@ def node_row(
     }
 
 
-def double_row(double: Double, now_ms: float) -> dict[str, Any]:
+def refused_row(refused: RefusedProcess, now_ms: float) -> dict[str, Any]:
     """Return who was refused as a node, and why."""
     return {
-        "peer": double.address.text,
-        "incarnation": starts(double.incarnation),
-        "why": double.reason,
-        "heard_ms": now_ms - double.heard_ms,
+        "peer": refused.address.text,
+        "incarnation": starts(refused.incarnation),
+        "why": refused.reason,
+        "heard_ms": now_ms - refused.heard_ms,
     }
 
 

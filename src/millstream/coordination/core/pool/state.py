@@ -1,21 +1,18 @@
-"""What one node of a pool keeps, and how it says, keeps and asks: the ground of `Pool`.
-
-The parts stand on one another, each a class in a module of its own: `PoolState` here, `Hosting`,
-`Gossip`, `Administration`, and `Pool`, which receives events.
+"""The state of one node of a pool, which all parts of `Pool` share.
 
 Invariants:
-1. Whoever changes what is to outlive the process sets `is_changed`; what is said because of it
+1. Whoever changes what is to outlive the process sets `is_changed`. What is said because of it
    waits for the disk (`Pool`).
-2. A question has one ticket and one answer.
+2. A deleted group or a removed node is nowhere but among the tombstones.
+3. A group that is hosted here has a founding record; only a hosted group has a replica.
 
-Elsewhere: everything that is decided (the classes above).
+Elsewhere: what one part alone needs (that part), every decision (the parts).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from millstream.coordination.core.pool.directory import Directory
 from millstream.coordination.core.pool.effects import (
@@ -38,28 +35,28 @@ __all__ = ["PoolState"]
 
 
 class PoolState:
-    """State and primitives; `chance` returns numbers from 0 to below 1."""
+    """Fields that several parts read or write; `chance` returns numbers from 0 to below 1."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self.chance = chance
         self.now_ms = 0.0
         self.effects: list[PoolEffect] = []
+        """Of the event that is being handled."""
         self.is_changed = False
+        """The node's file has to be written before these effects are carried out."""
         nobody = NodeInfo(bytes(16), 0, 0, Address("", 0), Address("", 0))
         self.tables = PoolTables(nobody)
         self.directory = Directory()
         self.hosted: dict[bytes, Hosted] = {}
-        self.states: dict[bytes, GroupChanged] = {}
+        """Groups that have a folder here, or get one; `HostedGroups` alone changes them."""
+        self.replicas: dict[bytes, GroupChanged] = {}
+        """What the replica of each group here reported last."""
         self.heard_ms: dict[bytes, float] = {}
-        self.deferred: deque[tuple[float, PoolEvent]] = deque()
-        """What waits while the node's file is written, and since when."""
+        """When each node spoke last."""
         self.elements: dict[bytes, int] = {}
-        """How many each group here has."""
-        self.reports: dict[int, None] = {}
-        """Tickets of questions whose answers change nothing."""
-        self._number = 0
-        self._after_disk: dict[int, Callable[[], None]] = {}
-        self._asked: dict[int, Callable[[Any], None]] = {}
+        """How many elements each group here has."""
+        self.deferred: deque[tuple[float, PoolEvent]] = deque()
+        """Events that wait while the node's file is written, and since when."""
 
     @property
     def me(self) -> NodeInfo:
@@ -75,7 +72,10 @@ class PoolState:
         """Return whether a node has spoken since."""
         return self.heard_ms.get(node_id, since_ms) > since_ms
 
-    # ---- saying
+    def leads(self, group_id: bytes) -> bool:
+        """Return whether this node leads a group."""
+        replica = self.replicas.get(group_id)
+        return replica is not None and replica.leads
 
     def say_to(self, receiver: bytes, address: Address, payload: PoolPayload) -> None:
         """Say something to whoever is at an address; all zeros: whoever it is."""
@@ -89,35 +89,20 @@ class PoolState:
         if info is not None and receiver != self.id:
             self.say_to(receiver, info.peer, payload)
 
-    def note_node(self, info: NodeInfo) -> None:
-        """Take what a node said of itself."""
+    def record_node(self, info: NodeInfo) -> None:
+        """Take what a node said of itself, if that is news."""
         known = self.tables.node(info.node_id)
         if self.tables.note_node(info):
             self.is_changed = True
             if known is not None and (info.is_gone or info.peer != known.peer):
                 self.effects.append(HangUp(info.node_id))
 
-    # ---- the disk, and questions
-
-    def next_number(self, then: Callable[[], None]) -> int:
-        """Return the number of a disk effect; `then` runs when it is durable."""
-        self._number += 1
-        self._after_disk[self._number] = then
-        return self._number
-
-    def on_disk_done(self, number: int) -> None:
-        """Go on with what was waiting for the disk."""
-        self._after_disk.pop(number)()
-
-    def next_ticket(self, then: Callable[[Any], None]) -> int:
-        """Return the ticket of a question; `then` takes the answer."""
-        self._number += 1
-        self._asked[self._number] = then
-        return self._number
-
-    def on_answer(self, ticket: int, answer: object) -> None:
-        """Go on with what was waiting for an answer; of a second one there is no use."""
-        then = self._asked.pop(ticket, None)
-        self.reports.pop(ticket, None)
-        if then is not None:
-            then(answer)
+    def check_invariants(self) -> None:
+        """Assert what is true after every event."""
+        self.tables.check_invariants()
+        assert not self.effects, "effects of an event were not handed out"
+        for group_id, hosted in self.hosted.items():
+            assert hosted.group_id == group_id, "a hosted group is kept under another id"
+            assert group_id in self.tables.foundings, "a hosted group has no founding record"
+        assert self.replicas.keys() <= self.hosted.keys(), "a replica of a group that is not here"
+        assert self.id not in self.heard_ms, "the node has heard from itself"

@@ -8,8 +8,8 @@ Invariants:
 4. Each table has a bound; what does not fit is not taken, and nothing is dropped for it but nodes
    that have left.
 
-Elsewhere: where groups are now (`pool_directory`), passing it on (`pool_gossip`), its place on the
-disk (`pool_file`).
+Elsewhere: where groups are now (`directory`), passing it on (`gossip`), its place on the
+disk (`file_format`).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PoolTables:
         """Return what people call a group."""
         return self.foundings[group_id].number
 
-    def bury(self, unwanted: bytes) -> bool:
+    def add_tombstone(self, unwanted: bytes) -> bool:
         """Refuse a group, or a node, for ever; return whether that is news."""
         if unwanted in self.tombstones or len(self.tombstones) >= TOMBSTONES_MAX:
             return False
@@ -167,6 +167,20 @@ class PoolTables:
     def digest(self) -> bytes:
         """Return a hash that is equal where all of it is."""
         return digest_of(self.message())
+
+    def check_invariants(self) -> None:
+        """Assert that bounds are kept, and that nothing deleted is left."""
+        assert self.nodes[self.me.node_id] is self.me, "the node does not know itself"
+        assert len(self.nodes) <= NODES_MAX, "too many nodes"
+        assert len(self.foundings) <= GROUPS_MAX, "too many groups"
+        assert len(self.tombstones) <= TOMBSTONES_MAX, "too many tombstones"
+        assert 0 < len(self.pool_ids) <= POOL_IDS_MAX, "a pool without a name, or with too many"
+        assert self.tombstones.keys().isdisjoint(self.foundings), "a deleted group is there"
+        assert self.tombstones.keys().isdisjoint(self.nodes.keys() - {self.me.node_id}), (
+            "a removed node is there"
+        )
+        numbered = [group_id for groups in self._numbered.values() for group_id in groups]
+        assert sorted(numbered) == sorted(self.foundings), "a group is not found by its number"
 
 
 def digest_of(tables: Tables) -> bytes:

@@ -161,7 +161,7 @@ class BlobSweep:
 
     async def _judge(self, names: list[bytes], put_before_s: float, pacing: Pacing) -> bool:
         """Remove those of the names that nothing needs; return whether that could be done."""
-        if DISK_FULL in self._bucket.refusals:
+        if DISK_FULL in self._bucket.writes.refusals:
             return False  # what is in memory cannot be brought to the log
         unnamed = UnnamedBlobs(names)
         with self._files.telling(unnamed):

@@ -299,9 +299,9 @@ class DocumentStore:
         )
 
     async def _made(self, step: Callable[..., Made]) -> Made | MillstreamError:
-        while self._bucket.is_delaying:  # for a bounded time: then writes are refused
+        while self._bucket.writes.is_delaying:  # for a bounded time: then writes are refused
             room = asyncio.get_running_loop().create_future()
-            self._bucket.when_room(partial(_tell, room))
+            self._bucket.writes.when_room(partial(_tell, room))
             await room
         try:
             try:

@@ -304,8 +304,8 @@ class Feed:
         bucket = self._bucket
         return (
             self._unflushed_bytes > UNFLUSHED_BYTES_MAX
-            or bucket.is_delaying
-            or bool(bucket.refusals)
+            or bucket.writes.is_delaying
+            or bool(bucket.writes.refusals)
         )
 
     @property

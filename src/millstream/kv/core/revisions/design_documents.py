@@ -121,7 +121,7 @@ class DesignDocuments:
             UnavailableError: `not_my_partition`, `temporarily_unavailable`.
         """
         partition = active_copy(self._bucket, key)
-        if self._bucket.refuses_writes_of(partition.partition_id):
+        if self._bucket.writes.refuses(partition.partition_id):
             raise not_now("writes are refused at the moment")
         present = self._found(partition, key)
         if present is None or present.is_deleted:

@@ -162,7 +162,7 @@ class RevisedDocuments:
         self, key: bytes, document: StoredDocument | None, packed: Packed, now_ns: int
     ) -> Made:
         partition = self._bucket.partition_for(key)
-        if self._bucket.refuses_writes_of(partition.partition_id):
+        if self._bucket.writes.refuses(partition.partition_id):
             raise not_now("writes are refused at the moment")
         value, sidecar = packed
         if value is not None and len(value) > VALUE_BYTES_MAX:

@@ -175,12 +175,12 @@ def _lease(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if any(partition_id >= bucket.partition_count for partition_id, _ in named):
         return session.refusal(packet, Status.NOT_MY_VBUCKET)
     if op == _RELEASE:
-        bucket.release_lease(lease_id, [partition_id for partition_id, _ in named])
+        bucket.leases.release(lease_id, [partition_id for partition_id, _ in named])
         return _reply(packet, extras=_LEASE_REPLY.pack(lease_id, 0))
     if op == _OPEN and lease_id == 0 and named:
         return _open_lease(session, packet, bucket, named, seconds)
     if op == _RENEW:
-        renewed = bucket.renew_lease(lease_id, seconds, [p for p, _ in named])
+        renewed = bucket.leases.renew(lease_id, seconds, [p for p, _ in named])
         if renewed is None:
             return session.refusal(packet, Status.LEASE_LOST)
         return _leased(packet, bucket, lease_id, *renewed)
@@ -199,7 +199,7 @@ def _open_lease(
     if not wanted:
         return _reply(packet, extras=_LEASE_REPLY.pack(0, 0))
     try:
-        opened = bucket.open_lease(wanted, seconds)
+        opened = bucket.leases.open(wanted, seconds)
     except UnavailableError:
         return session.refusal(packet, Status.ETMPFAIL)
     if opened is None:
@@ -297,7 +297,7 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
 def _bucket_stats(bucket: Bucket, group: str) -> Iterable[tuple[str, str]] | None:
     """Return the items of a group that is about the bucket as a whole, None if there is none."""
     if group == "dcp":
-        return [item for stream in bucket.streams.values() for item in stream.statistics()]
+        return [item for stream in bucket.streams.by_name.values() for item in stream.statistics()]
     if group == "timings":
         every = bucket.published.read()
         histograms = {n: value for n, value in every.items() if isinstance(value, Histogram)}
@@ -314,7 +314,7 @@ def _take_over_stats(bucket: Bucket, arguments: list[str]) -> Iterable[tuple[str
     if not number.isdigit() or int(number) >= bucket.partition_count:
         return None
     partition = bucket.partitions[int(number)]
-    stream = bucket.streams.get(arguments[1]) if len(arguments) > 1 else None
+    stream = bucket.streams.by_name.get(arguments[1]) if len(arguments) > 1 else None
     progress = stream.progress(partition.partition_id) if stream is not None else None
     status, sent = progress or ("does_not_exist", 0)
     floor = partition.memory_floor

@@ -479,9 +479,9 @@ class KvSession:
         partition = partitions[vbucket]
         refusal = partition.refusal
         if refusal is None and for_write:
-            if self.bucket.refuses_writes_of(vbucket):
+            if self.bucket.writes.refuses(vbucket):
                 return Status.ETMPFAIL
-            if self.bucket.is_delaying:
+            if self.bucket.writes.is_delaying:
                 raise NoRoomYet
         return partition if refusal is None else refusal
 

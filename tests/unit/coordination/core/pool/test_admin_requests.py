@@ -1,71 +1,32 @@
-"""`coordination.core.pool.admin_requests`: names of nodes and groups, discovery, waiting."""
+"""`coordination.core.pool.admin_requests`: each command has one answer in time."""
 
 from __future__ import annotations
 
-import pytest
-
-from millstream.coordination.core.pool.directory import Seen
-from millstream.coordination.core.pool.messages import Founding
-from millstream.vsr.core.values import NULL, bulk, integer, items
-from simulators.pool_world import asked, group_of, joined, led
+from simulators.pool_world import asked, joined
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("STATUS 99", b"-ERROR_DOES_NOT_EXISTS"),
-        ("STATUS x", b"-ERROR_DOES_NOT_EXISTS"),
-        (f"STATUS {'9' * 5000}", b"-ERROR_DOES_NOT_EXISTS"),
-        ("NODES all", b"-BADARG"),
-        ("LEAVE now", b"-BADARG"),
-        ("LOG 1 x 5", b"-BADARG"),
-        ("SNAPSHOT", b"-BADARG"),
-        ("GROUP CREATE 5 01", b"-BADARG 01 does not begin"),
-        ("GROUP CREATE 5 ffff", b"-BADARG ffff does not begin"),
-        ("GROUP CREATE 5 0101 0101 0202", b"-BADCONFIG"),
-        ("GROUP CREATE 5 0101 0202", b"-BADCONFIG"),
-        ("GROUP CREATE 0 0101", b"-BADARG"),
-    ],
-)
-def test_what_is_not_understood_is_refused(words: str, code: bytes) -> None:
-    world = joined(2)
-    answer = asked(world, world.nodes[0], words)
-    assert answer is not None
-    assert answer.startswith(code)
-
-
-def test_discovery_tells_of_every_group_on_every_node() -> None:
-    world = joined(3)
-    leader = led(world, 1)
-    for node in world.nodes:
-        name, entry = items(node.running.vds((b"VDS",)))
-        assert name == bulk(b"1")
-        found = dict(zip(items(entry)[::2], items(entry)[1::2], strict=True))
-        assert found[bulk(b"primary")] == bulk(leader.coord.text.encode())
-        assert found[bulk(b"view")] == integer(1)
-    assert leader.running.vds((b"VDS", b"2")).startswith(b"-ERROR_DOES_NOT_EXISTS")
-    text = leader.running.where_text(group_of(world, 1))
-    assert text == f"1 0:1 {leader.coord.text}"
-
-
-def test_a_group_that_nobody_has_seen_yet_is_nowhere() -> None:
+def test_a_join_that_nobody_answers_changes_nothing() -> None:
     world = joined(1)
     (node,) = world.nodes
-    entry = items(node.running.vds((b"VDS", b"1")))[1]
-    found = dict(zip(items(entry)[::2], items(entry)[1::2], strict=True))
-    assert found[bulk(b"primary")] == NULL
-    assert node.running.where_text(group_of(world, 1)) == "1 0:0 ?"
+    pool_ids = node.running.tables.pool_ids
+    answer = asked(world, node, "JOIN nowhere 1 nowhere 2", for_ms=12_000)
+    assert answer is not None
+    assert answer.startswith(b"-ERR no node answers")
+    assert node.running.tables.pool_ids == pool_ids
+    for words in ("JOIN", "JOIN there", "JOIN there 0", "JOIN node1 7000"):
+        answer = asked(world, node, words)
+        assert answer is not None
+        assert answer.startswith(b"-BADARG")
 
 
-def test_two_groups_of_one_number_are_told_apart_by_their_ids() -> None:
+def test_a_join_said_again_does_not_end_with_the_first_one() -> None:
     world = joined(1)
     (node,) = world.nodes
-    other = Founding(1, (b"x" * 16,), True, 1)
-    node.running.tables.note_founding(other)
-    node.running.directory.note(other.group_id, Seen(0, 1, other.members, 0.0))
-    answer = asked(world, node, "SNAPSHOT 1")
-    assert answer is not None
-    assert answer.startswith(b"-CONFLICT 2 groups")
-    assert other.group_id.hex().encode() in answer
-    named = asked(world, node, f"SNAPSHOT {other.group_id.hex()}")
-    assert named == b"-NOTPRIMARY 1 0:1 ?"
+    first = world.admin(node, "JOIN nowhere 1")
+    world.run(world.now_ms + 5000)
+    second = world.admin(node, "JOIN nowhere 1")
+    world.run(world.now_ms + 6000)
+    assert world.answers[first].startswith(b"-ERR no node answers")
+    assert second not in world.answers
+    world.run(world.now_ms + 6000)
+    assert world.answers[second].startswith(b"-ERR no node answers")

@@ -9,7 +9,6 @@ import pytest
 from millstream.coordination.core.pool.effects import (
     AskGroup,
     AskRestore,
-    GroupReplied,
     Refusal,
     Told,
 )
@@ -17,13 +16,10 @@ from millstream.coordination.core.pool.group_commands import GroupCommands
 from millstream.coordination.core.pool.messages import TOMBSTONES_MAX, Founding
 from millstream.vsr.core.effects import (
     Code,
-    MovePrimary,
     Read,
     Reconfigure,
-    Reply,
-    TakeSnapshot,
 )
-from millstream.vsr.core.values import OK, bulk
+from millstream.vsr.core.values import OK
 from simulators.pool_world import Node, World, asked, group_of, joined, led
 
 assert GroupCommands
@@ -159,7 +155,7 @@ def test_a_creation_said_again_after_the_members_have_changed() -> None:
     world.answer_questions(value=b"1")
     led(world, 7)
     world.crash(world.nodes[2])
-    del one.running.formed[group_of(world, 7)]
+    del one.running.groups.formed[group_of(world, 7)]
     assert asked(world, one, "GROUP CREATE 7 0101 0202 0303") == OK
 
 
@@ -175,32 +171,6 @@ def test_a_member_that_is_nowhere_can_be_replaced() -> None:
     event = event_of(world, f"GROUP REPLACE 1 {lost.id.hex()} 0404", leader)
     assert world.nodes[3].id in event.members
     assert lost.id not in event.members
-
-
-@pytest.mark.parametrize(
-    ("words", "kind", "answer"),
-    [
-        ("GROUP MOVE-PRIMARY 1 0101", MovePrimary, OK),
-        ("SNAPSHOT 1", TakeSnapshot, bulk(b"5")),
-    ],
-)
-def test_replicas_are_asked_and_their_answers_passed_on(
-    words: str, kind: type, answer: bytes
-) -> None:
-    world = joined(1)
-    leader = led(world, 1)
-    for code, value, shown in [
-        (Code.OK, b"5", answer),
-        (Code.NOTREADY, b"0102 17", b"-NOTREADY 0102 17"),
-        (Code.NOTPRIMARY, b"", b"-NOTPRIMARY 1 0:1 " + leader.coord.text.encode()),
-    ]:
-        ticket = world.admin(leader, words)
-        (question,) = world.questions
-        assert isinstance(question[1], AskGroup)
-        assert isinstance(question[1].event, kind)
-        world.questions.clear()
-        world.step(leader, GroupReplied(question[1].ticket, Reply(0, code, value)))
-        assert world.answers[ticket] == shown
 
 
 def test_only_the_primary_changes_its_group_and_others_say_where_it_is() -> None:
@@ -246,7 +216,7 @@ def test_tombstones_are_bounded() -> None:
     world = joined(1)
     leader = led(world, 1)
     for number in range(TOMBSTONES_MAX):
-        leader.running.tables.bury(number.to_bytes(16, "big"))
+        leader.running.tables.add_tombstone(number.to_bytes(16, "big"))
     refused = asked(world, leader, "GROUP DELETE 1 CONFIRM 1", for_ms=0)
     assert refused is not None
     assert refused.startswith(b"-QUOTA")
@@ -289,3 +259,11 @@ def test_what_was_restored_and_has_no_place_meanwhile_is_dropped(*, has_twin: bo
     assert world.answers[ticket].startswith(b"-CONFLICT")
     assert question.founding.group_id not in node.folders
     assert question.founding.group_id not in node.running.hosted
+
+
+def test_whom_to_remove_from_a_group_has_to_be_said() -> None:
+    world = joined(1)
+    leader = led(world, 1)
+    answer = asked(world, leader, "GROUP REMOVE 1")
+    assert answer is not None
+    assert answer.startswith(b"-BADARG ADMIN GROUP REMOVE")

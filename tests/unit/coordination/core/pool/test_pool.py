@@ -3,6 +3,8 @@ restarts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from millstream.coordination.core.pool.effects import (
@@ -22,7 +24,7 @@ from millstream.coordination.core.pool.file_format import (
     decode_node_file,
     encode_node_file,
 )
-from millstream.coordination.core.pool.gossip import TICK_MS
+from millstream.coordination.core.pool.heartbeats import TICK_MS
 from millstream.coordination.core.pool.messages import (
     Address,
     Deleted,
@@ -117,10 +119,10 @@ def test_a_node_whose_disk_is_full_answers_what_needs_none_and_refuses_the_rest(
     world.run(since_ms + 12_000)
     full = b"-BUSY the node's disk is full: make room"
     assert (world.answers[begun], world.answers[waits]) == (full, full)
-    assert world.now_ms - two.running.heard_ms[one.id] < 2 * TICK_MS
+    assert world.now_ms - two.running.state.heard_ms[one.id] < 2 * TICK_MS
     del world.write
     world.run(world.now_ms + 3000)
-    assert not one.running.deferred
+    assert not one.running.state.deferred
 
 
 def test_a_first_start_founds_a_group_of_one_and_a_second_opens_it() -> None:
@@ -187,7 +189,7 @@ def test_a_record_of_a_deleted_group_founds_nothing_after_a_restart() -> None:
     world.crash(node)
     world.start(node)
     world.run(world.now_ms + 1000)
-    node.running.take_founding(founding)
+    node.running.groups.take_founding(founding)
     assert founding.group_id not in node.running.hosted
 
 
@@ -208,3 +210,42 @@ def test_that_a_group_was_forked_is_kept_and_told_to_its_old_members_after_a_res
     world.start(one)
     world.run(world.now_ms + 3000)
     assert one.running.directory.forks() == two.running.directory.forks()
+
+
+def _forget_the_record(pool: Pool) -> None:
+    (group_id,) = pool.hosted
+    del pool.tables.foundings[group_id]
+    pool.tables._number_them()
+
+
+def _bring_back_what_is_deleted(pool: Pool) -> None:
+    (group_id,) = pool.tables.foundings
+    pool.tables.tombstones[group_id] = None
+
+
+def _forget_the_write(pool: Pool) -> None:
+    pool.step(9000, Admin(1, (b"JOIN", b"there", b"1")))
+    pool._keeping = 0
+
+
+def _undo_an_opening(pool: Pool) -> None:
+    (group_id,) = pool.hosted
+    pool.hosted[group_id] = pool.hosted[group_id]._replace(phase=Phase.FORMED)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (_forget_the_record, "no founding record"),
+        (_bring_back_what_is_deleted, "a deleted group is there"),
+        (_forget_the_write, "effects wait for no write"),
+        (_undo_an_opening, "it is not open"),
+    ],
+)
+def test_a_broken_invariant_is_found(damage: Callable[[Pool], None], found: str) -> None:
+    world = joined(1)
+    pool = world.nodes[0].running
+    pool.check_invariants()
+    damage(pool)
+    with pytest.raises(AssertionError, match=found):
+        pool.check_invariants()

@@ -14,7 +14,7 @@ def test_nodes_are_spoken_to_where_they_said_they_are() -> None:
     state = PoolState(lambda: 0.0)
     state.say(OTHER.node_id, WORD)
     assert state.effects == []
-    state.note_node(OTHER)
+    state.record_node(OTHER)
     assert state.is_changed
     state.say(OTHER.node_id, WORD)
     (said,) = state.effects
@@ -24,18 +24,9 @@ def test_nodes_are_spoken_to_where_they_said_they_are() -> None:
 
 def test_a_connection_to_where_a_node_is_no_more_is_closed() -> None:
     state = PoolState(lambda: 0.0)
-    state.note_node(OTHER)
-    state.note_node(OTHER._replace(incarnation=2))
+    state.record_node(OTHER)
+    state.record_node(OTHER._replace(incarnation=2))
     assert state.effects == []
-    state.note_node(OTHER._replace(incarnation=3, peer=Address("h", 9)))
-    state.note_node(OTHER._replace(incarnation=4, peer=Address("h", 9), is_gone=True))
+    state.record_node(OTHER._replace(incarnation=3, peer=Address("h", 9)))
+    state.record_node(OTHER._replace(incarnation=4, peer=Address("h", 9), is_gone=True))
     assert state.effects == [HangUp(OTHER.node_id), HangUp(OTHER.node_id)]
-
-
-def test_a_question_has_one_answer() -> None:
-    state = PoolState(lambda: 0.0)
-    heard: list[object] = []
-    ticket = state.next_ticket(heard.append)
-    state.on_answer(ticket, "yes")
-    state.on_answer(ticket, "no")
-    assert heard == ["yes"]

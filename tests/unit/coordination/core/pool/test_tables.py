@@ -46,7 +46,7 @@ def tell(tables: PoolTables, said: NodeInfo | Founding | bytes) -> None:
         case Founding():
             tables.note_founding(said)
         case bytes():
-            tables.bury(said)
+            tables.add_tombstone(said)
 
 
 @given(st.lists(words, max_size=12), st.randoms())
@@ -100,8 +100,8 @@ def test_groups_and_tombstones_are_bounded() -> None:
         taken = tables.note_founding(Founding(1, (ME.node_id,), True, salt))
         assert taken == (salt < GROUPS_MAX)
     for number in range(TOMBSTONES_MAX):
-        assert tables.bury(number.to_bytes(16, "big"))
-    assert not tables.bury(b"t" * 16)
+        assert tables.add_tombstone(number.to_bytes(16, "big"))
+    assert not tables.add_tombstone(b"t" * 16)
 
 
 def test_who_leaves_keeps_what_is_here_in_a_pool_of_its_own() -> None:

@@ -159,7 +159,7 @@ async def test_who_puts_what_is_being_removed_waits_until_it_is_gone(node: Node)
     files, name = node.engine.blobs, await node.put(b"x")
     with files.removing([name]):
         assert not files.has(name)
-        assert node.engine.bucket.blobs.missing([name]) == [name]
+        assert node.engine.bucket.attachments.blobs.missing([name]) == [name]
         putting = asyncio.get_running_loop().create_task(node.put(b"x"))
         while not list((node.path / "blobs" / "new").iterdir()):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
@@ -229,10 +229,10 @@ async def test_sweeps_are_due_now_and_then_where_there_may_be_something(node: No
 
 async def test_while_the_disk_is_too_full_for_the_log_nothing_is_judged(node: Node) -> None:
     await node.put(b"x")
-    node.engine.bucket.refuse_writes(DISK_FULL)
+    node.engine.bucket.writes.refuse(DISK_FULL)
     await node.engine.compactor._sweep.run(Pace())
     assert node.left() == {name_of(b"x")}
-    node.engine.bucket.accept_writes(DISK_FULL)
+    node.engine.bucket.writes.accept(DISK_FULL)
     await node.engine.compactor._sweep.run(Pace())
     assert node.left() == set()
 

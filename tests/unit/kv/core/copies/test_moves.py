@@ -76,7 +76,7 @@ def test_a_rollback_leaves_nothing_in_memory() -> None:
     for number in range(5):
         partition.put(b"k%d" % number, b"v", 0, 0, 0, 0, NOW)
     hold = partition.open_hold()
-    opened = bucket.open_lease([(1, None), (2, None)], 10)
+    opened = bucket.leases.open([(1, None), (2, None)], 10)
     assert hold is not None
     assert opened is not None
     cas = partition.last_cas

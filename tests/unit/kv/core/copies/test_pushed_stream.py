@@ -354,7 +354,7 @@ def test_a_peer_that_overruns_the_window_is_cut_off(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("millstream.kv.core.copies.pushed_stream.VALUE_BYTES_MAX", 100)
     talk = Talk(window_bytes=100)
     talk.open()
-    talk.bucket.refuse_writes("memory")  # nothing is acknowledged now
+    talk.bucket.writes.refuse("memory")  # nothing is acknowledged now
     talk.say(marker(1, 99))
     many = b"".join(map(put, range(1, 9)))
     with pytest.raises(RemoteProtocolError, match="twice the window"):

@@ -329,13 +329,13 @@ def test_what_a_rollback_took_is_no_longer_unflushed(monkeypatch: pytest.MonkeyP
 def test_bytes_wait_while_the_bucket_refuses_writes() -> None:
     rig = new_rig()
     rig.settle()
-    rig.copy.bucket.refuse_writes("memory")
+    rig.copy.bucket.writes.refuse("memory")
     put(rig, 0, b"key1")
     for _ in range(50):
         rig.exchange()
     assert rig.feed.is_full
     assert rig.copy.bucket.partitions[0].high_seqno == 0
-    rig.copy.bucket.accept_writes("memory")
+    rig.copy.bucket.writes.accept("memory")
     rig.settle()
     rig.check_equal()
 
@@ -383,7 +383,7 @@ def test_the_source_says_how_far_it_is() -> None:
     rig = new_rig()
     put(rig, 0, b"key1")
     rig.settle()
-    rig.copy.bucket.refuse_writes("memory")
+    rig.copy.bucket.writes.refuse("memory")
     rig.feed.ask_highs()
     rig.carry_out()
     assert rig.to_source.count(b"\x80\x48") == 1
@@ -393,7 +393,7 @@ def test_the_source_says_how_far_it_is() -> None:
     rig.feed.step()
     figures = rig.feed.figures()
     assert (figures.behind, figures.lag) == (1, 2)
-    rig.copy.bucket.accept_writes("memory")
+    rig.copy.bucket.writes.accept("memory")
     rig.settle()
     assert rig.feed.figures().lag == 0
 

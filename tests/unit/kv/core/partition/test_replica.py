@@ -371,7 +371,7 @@ class Wire:
         self.host = SourceHost()
         self.bucket = self.host.buckets["b"]
         self.bucket.partitions[0] = source
-        self.bucket.reopen(0)
+        self.bucket.writes.reopen(0)
         assert copy.replica is not None
         self.copy, self.replica = copy, copy.replica
         self.session = new_session(self.host)

@@ -174,7 +174,7 @@ def test_nothing_is_read_or_written_while_states_change() -> None:
         documents.read(KEY)
     assert caught.value.code == "temporarily_unavailable"
     bucket.partition_for(KEY).resume()
-    bucket.refuse_writes("full")
+    bucket.writes.refuse("full")
     with pytest.raises(UnavailableError, match="writes are refused"):
         documents.write(KEY, b"{}", None, NOW)
 

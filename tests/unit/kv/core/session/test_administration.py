@@ -33,7 +33,7 @@ class StateHost(HostDouble):
 def become(host: StateHost, partition_id: int, state: PartitionState) -> None:
     """Make the state so, without a disk."""
     moves.rename(host.buckets["b"].partitions[partition_id], state)
-    host.buckets["b"].reopen(partition_id)
+    host.buckets["b"].writes.reopen(partition_id)
 
 
 def test_a_state_is_answered_once_it_is_durable_and_requests_wait_for_it() -> None:

@@ -222,7 +222,7 @@ class StreamingDouble:
 def test_how_much_a_take_over_has_still_to_send() -> None:
     session = own_session()
     assert session.bucket is not None
-    session.bucket.streams["me"] = StreamingDouble(1)
+    session.bucket.streams.by_name["me"] = StreamingDouble(1)
     assert stats(session, b"dcp-vbtakeover 1 me") == {
         b"status": b"takeover-sending",
         b"estimate": b"1",
@@ -237,7 +237,7 @@ def test_how_much_a_take_over_has_still_to_send() -> None:
     assert stats(session, b"dcp-vbtakeover 2 me")[b"status"] == b"does_not_exist"
     session.bucket.partitions[1].queue.freeze()
     session.bucket.partitions[1].persisted(2)
-    session.bucket.streams["me"] = StreamingDouble(0)
+    session.bucket.streams.by_name["me"] = StreamingDouble(0)
     session.bucket.partitions[1].queue.age(1e9)
     found = stats(session, b"dcp-vbtakeover 1 me")
     assert found[b"estimate"] == b"2"

@@ -495,15 +495,15 @@ def test_refused_writes_are_a_temporary_failure_and_reads_go_on() -> None:
     bucket = session.bucket
     assert bucket is not None
     ask(session, put(b"k", b"v"))
-    bucket.refuse_writes("memory")
-    bucket.refuse_writes("disk_full")
+    bucket.writes.refuse("memory")
+    bucket.writes.refuse("disk_full")
     data = put(b"k", b"w") + put(b"k", b"w", framing=durable(3))
     data += request(Opcode.DELETE, vbucket=partition_of(b"k", 4), key=b"k")
     assert [one.status for one in ask(session, data)] == [Status.ETMPFAIL] * 3
-    bucket.accept_writes("memory")
+    bucket.writes.accept("memory")
     assert ask(session, put(b"k", b"w"))[0].status == Status.ETMPFAIL
     assert ask(session, get(b"k"))[0].value == b"v"
-    bucket.accept_writes("disk_full")
+    bucket.writes.accept("disk_full")
     assert ask(session, put(b"k", b"w"))[0].status == 0
 
 

@@ -322,7 +322,8 @@ def test_what_was_only_heard_of_a_fork_is_proof_for_nobody() -> None:
     group.settle()
     group.tick(1, 2, times=TICKS)
     assert group.replicas[1].status is Status.RETIRED
-    assert group.replicas[2].parts.reconfiguration.newest.epoch < configuration.epoch, "nobody has told that one"
+    heard = group.replicas[2].parts.reconfiguration.newest.epoch
+    assert heard < configuration.epoch, "nobody has told that one"
 
 
 @pytest.mark.parametrize("is_member", [False, True])

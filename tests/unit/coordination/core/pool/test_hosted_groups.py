@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from millstream.coordination.core.pool.effects import Heard, Say, Stray
+from millstream.coordination.core.pool.file_format import Phase
+from millstream.coordination.core.pool.hosted_groups import MOVES
 from millstream.coordination.core.pool.messages import Deleted, Found, Founding, PoolEnvelope
 from millstream.vsr.core.messages import Envelope, GetEpoch
 from millstream.vsr.core.values import OK
@@ -153,7 +157,7 @@ def test_of_two_groups_of_one_number_with_the_same_members_one_begins() -> None:
     (other,) = set(both) - begun
     assert sum(node.formatted_ever.get(other, 0) for node in world.nodes) == 1
     for node in world.nodes:
-        assert node.running.called(5) == list(begun) or not begun & set(node.open)
+        assert node.running.discovery.called(5) == list(begun) or not begun & set(node.open)
     deletion = f"GROUP DELETE {other.hex()} CONFIRM {other.hex()}"
     assert asked(world, world.nodes[2], deletion) == OK
     assert [node.running.tables.numbered(5) for node in world.nodes] == [list(begun)] * 3
@@ -171,3 +175,19 @@ def test_who_has_left_founds_and_deletes_nothing_for_its_former_pool() -> None:
     assert founding.group_id not in three.folders
     assert three.running.tables.numbered(7) == []
     assert other not in three.running.tables.tombstones
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_an_open_group_goes_to_no_other_phase(phase: Phase) -> None:
+    world = joined(1)
+    (node,) = world.nodes
+    group_id = group_of(world, 1)
+    assert node.running.hosted[group_id].phase is Phase.OPEN
+    with pytest.raises(AssertionError, match=f"goes from .* to {phase.name}"):
+        node.running.groups._enter(group_id, phase, is_founder=True)
+
+
+def test_every_phase_has_its_moves_and_only_forward_ones() -> None:
+    assert set(MOVES) == {None, *Phase}
+    for before, after in MOVES.items():
+        assert all(before is None or phase >= before for phase in after)

@@ -1,8 +1,8 @@
-"""A node's directory that was set back, or copied: told from the right one, and refused.
+"""Which process of a node counts; a directory that was set back, or copied, is refused.
 
 What a node has promised is in its directory. An older copy of it does not know all of that, and
 must take part in nothing; nor may two of one id. Others know each node's last process by its
-number (`boots`), durably.
+incarnation, durably.
 
 Invariants:
 1. An earlier process than the one that is known, or another one after as many starts, is refused:
@@ -12,27 +12,34 @@ Invariants:
 3. A node that is refused is told why. It closes its groups and keeps that durably: it takes no
    part any more, whatever else it hears. The right one is not disturbed.
 
-Elsewhere: the numbers (`boots`), closing connections (the shell), who is told (`pool_gossip`).
+A claim to be a node at another address ends as `Verdict` says:
+
+    waits -> outdated   the node is known to be somebody else by now, or has gone
+          -> refused    the process that is known spoke again at its own address
+          -> believed   it has been silent for `PROBE_MS`
+
+Elsewhere: the numbers (`boot_stamps`), closing connections (the shell), pings (`heartbeats`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from millstream.coordination.core.pool.boot_stamps import Kin, kin_of, starts
+from millstream.coordination.core.pool.continuations import Continuations
 from millstream.coordination.core.pool.effects import CloseGroups, KeepRefusal, Marked, Warn
+from millstream.coordination.core.pool.heartbeats import Heartbeats
 from millstream.coordination.core.pool.messages import (
     Address,
     NodeInfo,
     PoolEnvelope,
-    PoolPayload,
     Refused,
 )
 from millstream.coordination.core.pool.state import PoolState
 
-__all__ = ["IDLE", "MEND", "PROBE_MS", "Boots", "Double"]
+__all__ = ["IDLE", "MEND", "PROBE_MS", "Incarnations", "RefusedProcess"]
 
 PROBE_MS: Final = 2000
 """So long a node's old address is asked before it is believed to be at a new one."""
@@ -46,17 +53,26 @@ MEND: Final = (
 """What is to be done about a directory that is refused."""
 
 
+class Verdict(Enum):
+    """What becomes of a claim to be a node at another address; only `WAITS` has a next one."""
+
+    WAITS = auto()
+    OUTDATED = auto()
+    REFUSED = auto()
+    BELIEVED = auto()
+
+
 @dataclass(slots=True)
 class _Claim:
-    """A process that says to be a node at another address."""
+    """A later process that says to be a node at another address than the one that is known."""
 
     info: NodeInfo
     since_ms: float
 
 
 @dataclass(slots=True)
-class Double:
-    """A process that is refused as a node."""
+class RefusedProcess:
+    """A process that is not taken for the node that it says to be."""
 
     incarnation: int
     address: Address
@@ -64,14 +80,18 @@ class Double:
     heard_ms: float
 
 
-class Boots(PoolState):
-    """Refused; and which process of a node counts."""
+class Incarnations:
+    """Decides which process of each node counts, this node included."""
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        super().__init__(chance)
+    def __init__(
+        self, state: PoolState, continuations: Continuations, heartbeats: Heartbeats
+    ) -> None:
+        self.state = state
+        self._continuations = continuations
+        self._heartbeats = heartbeats
         self.own_refusal = ""
         """Why this node takes part in nothing; empty: it does."""
-        self.doubles: dict[bytes, Double] = {}
+        self.refused: dict[bytes, RefusedProcess] = {}
         """Who was refused last, by node."""
         self._claims: dict[bytes, _Claim] = {}
         self._alive_ms: dict[bytes, float] = {}
@@ -83,17 +103,17 @@ class Boots(PoolState):
 
     def note_alive(self, envelope: PoolEnvelope) -> None:
         """Note that a process speaks."""
-        known = self.tables.node(envelope.sender)
+        known = self.state.tables.node(envelope.sender)
         if known is not None and kin_of(known.incarnation, envelope.incarnation) is Kin.SAME:
-            self._alive_ms[envelope.sender] = self.now_ms
+            self._alive_ms[envelope.sender] = self.state.now_ms
 
     def refusal_of_node(self, info: NodeInfo) -> str:
         """Return why a process is not listened to; empty: it is, or it is not known here."""
-        known = self.tables.node(info.node_id)
-        if known is None or info.node_id == self.id:
+        known = self.state.tables.node(info.node_id)
+        if known is None or info.node_id == self.state.id:
             return ""
         if self._is_refused(info):
-            return self.doubles[info.node_id].reason
+            return self.refused[info.node_id].reason
         kin = kin_of(known.incarnation, info.incarnation)
         if kin is Kin.EARLIER:
             return (
@@ -112,41 +132,42 @@ class Boots(PoolState):
 
     def note_node(self, info: NodeInfo) -> None:
         """Take what a node said of itself, if it is the process that counts, or a later one."""
-        known = self.tables.node(info.node_id)
-        if info.node_id == self.id:
-            return self._note_own(info)
+        known = self.state.tables.node(info.node_id)
+        if info.node_id == self.state.id:
+            self._note_own(info)
+            return
         if known is None or not (reason := self.refusal_of_node(info)):
             if known is not None and starts(known.incarnation) != starts(info.incarnation):
                 self._believe(info)
-            return super().note_node(info)
+            self.state.record_node(info)
+            return
         kin = kin_of(known.incarnation, info.incarnation)
         if kin is Kin.OTHER:
             self.refuse(info, reason)
         if kin is not Kin.LATER or self._is_refused(info):
-            return None
+            return
         claim = self._claims.get(info.node_id)
         if claim is None or kin_of(claim.info.incarnation, info.incarnation) is Kin.LATER:
-            self._claims[info.node_id] = _Claim(info, self.now_ms)
+            self._claims[info.node_id] = _Claim(info, self.state.now_ms)
             self._ask_old_address(known)
         elif claim.info.age < info.age:
             claim.info = info
-        return None
 
     def _is_refused(self, info: NodeInfo) -> bool:
-        double = self.doubles.get(info.node_id)
-        return double is not None and double.incarnation == info.incarnation
+        refused = self.refused.get(info.node_id)
+        return refused is not None and refused.incarnation == info.incarnation
 
     def hear_node(self, info: NodeInfo, *, is_late: bool) -> bool:
         """Take what a process says of itself; return whether it counts.
 
         `is_late`: it may have been under way for long; what greets on a connection is not.
         """
-        known, reason = self.tables.node(info.node_id), self.refusal_of_node(info)
+        known, reason = self.state.tables.node(info.node_id), self.refusal_of_node(info)
         self.note_node(info)
         if known is None or not reason:
             return True
-        since_ms = self._since_ms.get(info.node_id, self.now_ms)
-        is_over = is_late and info.peer == known.peer and self.now_ms - since_ms <= PROBE_MS
+        since_ms = self._since_ms.get(info.node_id, self.state.now_ms)
+        is_over = is_late and info.peer == known.peer and self.state.now_ms - since_ms <= PROBE_MS
         kin = kin_of(known.incarnation, info.incarnation)
         if self._is_refused(info) or (kin is Kin.EARLIER and not is_over):
             self.refuse(info, reason)
@@ -154,64 +175,72 @@ class Boots(PoolState):
 
     def refuse(self, info: NodeInfo, reason: str) -> None:
         """Tell a process that it is refused, and whoever looks after this node."""
-        known = self.doubles.get(info.node_id)
+        known = self.refused.get(info.node_id)
         if known is None or known.incarnation != info.incarnation:
-            self.effects.append(Warn(
+            self.state.effects.append(Warn(
                 f"a process at {info.peer.text} that says to be node {info.node_id.hex()} is "
                 f"refused: {reason}"
             ))  # fmt: skip
-        self.doubles[info.node_id] = Double(info.incarnation, info.peer, reason, self.now_ms)
-        self.say_to(info.node_id, info.peer, Refused(info.incarnation, reason))
+        self.refused[info.node_id] = RefusedProcess(
+            info.incarnation, info.peer, reason, self.state.now_ms
+        )
+        self.state.say_to(info.node_id, info.peer, Refused(info.incarnation, reason))
 
-    def tick_boots(self) -> None:
+    def tick(self) -> None:
         """Believe who claims to be a node at another address, or refuse it."""
         for node_id, claim in sorted(self._claims.items()):
-            known = self.tables.node(node_id)
-            if known is None or kin_of(known.incarnation, claim.info.incarnation) is not Kin.LATER:
-                del self._claims[node_id]
-            elif self._alive_ms.get(node_id, claim.since_ms) > claim.since_ms + _LATE_MS:
-                del self._claims[node_id]
+            known = self.state.tables.node(node_id)
+            verdict = self._verdict(known, claim)
+            if verdict is Verdict.WAITS:
+                assert known is not None
+                self._ask_old_address(known)
+                continue
+            del self._claims[node_id]
+            if verdict is Verdict.REFUSED:
+                assert known is not None
                 reason = f"the node lives at {known.peer.text}: its directory was copied"
                 self.refuse(claim.info, reason)
-            elif self.now_ms - claim.since_ms >= PROBE_MS:
-                del self._claims[node_id]
+            elif verdict is Verdict.BELIEVED:
                 self._believe(claim.info)
-                super().note_node(claim.info)
-            else:
-                self._ask_old_address(known)
+                self.state.record_node(claim.info)
+
+    def _verdict(self, known: NodeInfo | None, claim: _Claim) -> Verdict:
+        if known is None or kin_of(known.incarnation, claim.info.incarnation) is not Kin.LATER:
+            return Verdict.OUTDATED
+        spoke_ms = self._alive_ms.get(known.node_id, claim.since_ms)
+        if spoke_ms > claim.since_ms + _LATE_MS:
+            return Verdict.REFUSED
+        is_silent = self.state.now_ms - claim.since_ms >= PROBE_MS
+        return Verdict.BELIEVED if is_silent else Verdict.WAITS
 
     def _believe(self, info: NodeInfo) -> None:
         """Take a process for the one that counts from now on."""
-        self._since_ms[info.node_id] = self.now_ms
-        self.doubles.pop(info.node_id, None)
+        self._since_ms[info.node_id] = self.state.now_ms
+        self.refused.pop(info.node_id, None)
 
     def _ask_old_address(self, known: NodeInfo) -> None:
-        self.say_to(known.node_id, known.peer, self.question())
-
-    def question(self) -> PoolPayload:
-        """Return what is answered by every node that lives."""
-        raise AssertionError("gossip has it")
+        self.state.say_to(known.node_id, known.peer, self._heartbeats.message())
 
     # ---- this node
 
     def on_marked(self, marked: Marked) -> None:
         """Say that this node has worked since its last number: that is durable here."""
-        if not self.own_refusal and not self.tables.is_removed:
-            self.tables.say_of_me(self.me._replace(incarnation=marked.incarnation))
-            self.is_changed = True
+        if not self.own_refusal and not self.state.tables.is_removed:
+            self.state.tables.say_of_me(self.state.me._replace(incarnation=marked.incarnation))
+            self.state.is_changed = True
 
     def on_refused(self, _: PoolEnvelope, refused: Refused) -> None:
         """Take part in nothing any more, if it is this process that is meant."""
-        if refused.incarnation == self.me.incarnation:
+        if refused.incarnation == self.state.me.incarnation:
             self.be_refused(refused.reason)
 
     def _note_own(self, info: NodeInfo) -> None:
         """See that others know a process of this node that this directory knows nothing of."""
-        if kin_of(self.me.incarnation, info.incarnation) in (Kin.LATER, Kin.OTHER):
+        if kin_of(self.state.me.incarnation, info.incarnation) in (Kin.LATER, Kin.OTHER):
             self.be_refused(
                 f"others know of start {starts(info.incarnation)} of this node at "
-                f"{info.peer.text}, this is start {starts(self.me.incarnation)}: its directory "
-                "was set back to an older copy, or copied"
+                f"{info.peer.text}, this is start {starts(self.state.me.incarnation)}: its "
+                "directory was set back to an older copy, or copied"
             )
 
     def be_refused(self, reason: str) -> None:
@@ -219,7 +248,14 @@ class Boots(PoolState):
         if self.own_refusal:
             return
         self.own_refusal = reason
-        self.states.clear()
-        self.effects.append(CloseGroups())
-        self.effects.append(KeepRefusal(self.next_number(lambda: None), reason))
-        self.effects.append(Warn(f"{IDLE}: {reason}; {MEND}"))
+        self.state.replicas.clear()
+        self.state.effects.append(CloseGroups())
+        self.state.effects.append(KeepRefusal(self._continuations.next_number(), reason))
+        self.state.effects.append(Warn(f"{IDLE}: {reason}; {MEND}"))
+
+    def check_invariants(self) -> None:
+        """Assert what is true after every event."""
+        assert self.state.id not in self.refused, "the node refuses itself as another one"
+        for node_id, claim in self._claims.items():
+            assert claim.info.node_id == node_id != self.state.id, "a claim to be this node"
+            assert claim.since_ms <= self.state.now_ms, "a claim from the future"

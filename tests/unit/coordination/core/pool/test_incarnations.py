@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millstream.coordination.core.pool.boot_stamps import next_incarnation
-from millstream.coordination.core.pool.boots import IDLE, PROBE_MS
 from millstream.coordination.core.pool.effects import Heard
+from millstream.coordination.core.pool.incarnations import IDLE, PROBE_MS
 from millstream.coordination.core.pool.messages import Address, Hello, PoolEnvelope
 from millstream.vsr.core.entries import NOBODY
 from simulators.pool_world import PORT, Node, World, asked, joined
@@ -21,7 +21,7 @@ def greet(world: World, speaker: Node, hearer: Node) -> str:
     """Have one connect to another; return why its connection is closed, if it is."""
     me = speaker.running.me
     world.step(hearer, Heard(PoolEnvelope(me.node_id, me.incarnation, Hello(me, NOBODY))))
-    return hearer.running.refusal_of_node(me)
+    return hearer.running.incarnations.refusal_of_node(me)
 
 
 def pool(starts: int = 3) -> World:
@@ -53,7 +53,7 @@ def test_a_directory_that_was_set_back_is_refused_and_takes_no_part_any_more() -
     start(world, node, next_incarnation(1, 7))
     assert "set back" in greet(world, node, first)
     world.run(world.now_ms + 1000)
-    assert "set back" in node.running.own_refusal
+    assert "set back" in node.running.incarnations.own_refusal
     assert node.open == {}
     assert any(IDLE in text for text in node.warnings)
     assert sum("is refused" in text for text in first.warnings) == 1
@@ -69,7 +69,7 @@ def test_a_directory_that_was_set_back_is_refused_and_takes_no_part_any_more() -
     assert b"set back" in rows
     world.crash(node)
     world.start(node)
-    assert node.running.own_refusal == node.refusal != ""
+    assert node.running.incarnations.own_refusal == node.refusal != ""
 
 
 def test_as_many_starts_of_another_copy_are_no_better() -> None:
@@ -80,7 +80,7 @@ def test_as_many_starts_of_another_copy_are_no_better() -> None:
     start(world, node, next_incarnation(next_incarnation(next_incarnation(1, 7), 7), 8))
     assert "another start number 4" in greet(world, node, first)
     world.run(world.now_ms + 1000)
-    assert node.running.own_refusal
+    assert node.running.incarnations.own_refusal
 
 
 def test_the_right_directory_comes_back_by_itself_once_the_wrong_one_is_gone() -> None:
@@ -91,15 +91,15 @@ def test_the_right_directory_comes_back_by_itself_once_the_wrong_one_is_gone() -
     start(world, node, next_incarnation(1, 7))
     greet(world, node, first)
     world.run(world.now_ms + 1000)
-    assert node.running.own_refusal
+    assert node.running.incarnations.own_refusal
     world.crash(node)
     node.refusal, node.content = "", content
     start(world, node, next_incarnation(right, 3))
     assert greet(world, node, first) == ""
     world.run(world.now_ms + 5000)
-    assert not node.running.own_refusal
+    assert not node.running.incarnations.own_refusal
     assert first.running.tables.node(node.id) == node.running.me
-    assert first.running.doubles == {}
+    assert first.running.incarnations.refused == {}
 
 
 def test_a_copy_beside_its_original_is_refused_and_the_original_is_not_disturbed() -> None:
@@ -110,21 +110,21 @@ def test_a_copy_beside_its_original_is_refused_and_the_original_is_not_disturbed
         for hearer in (first, third):
             assert greet(world, copy, hearer) != ""
         world.run(world.now_ms + 500)
-    assert "copied" in copy.running.own_refusal
+    assert "copied" in copy.running.incarnations.own_refusal
     assert copy.refusal
-    assert not node.running.own_refusal
+    assert not node.running.incarnations.own_refusal
     for hearer in (first, third):
         known = hearer.running.tables.node(node.id)
         assert known is not None
         assert (known.incarnation, known.peer) == (node.running.me.incarnation, node.address)
-        assert hearer.running.doubles[node.id].address == copy.address
+        assert hearer.running.incarnations.refused[node.id].address == copy.address
     world.crash(node)
     world.run(world.now_ms + 2 * PROBE_MS)
     assert greet(world, copy, first) != "", "it is no better for the original's end"
     start(world, node, next_incarnation(node.incarnation, 4))
     assert greet(world, node, first) == ""
     world.run(world.now_ms + 1000)
-    assert not node.running.own_refusal
+    assert not node.running.incarnations.own_refusal
 
 
 def test_a_directory_that_was_moved_is_believed_once_its_old_address_is_silent() -> None:
@@ -136,11 +136,11 @@ def test_a_directory_that_was_moved_is_believed_once_its_old_address_is_silent()
     while greet(world, moved, first):
         world.run(world.now_ms + 100)
     assert PROBE_MS <= world.now_ms - began_ms < 2 * PROBE_MS
-    assert not moved.running.own_refusal
+    assert not moved.running.incarnations.own_refusal
     known = first.running.tables.node(node.id)
     assert known is not None
     assert known.peer == moved.address
-    assert first.running.doubles == {}
+    assert first.running.incarnations.refused == {}
     assert third is not None
 
 
@@ -153,18 +153,18 @@ def test_who_hears_of_a_later_start_of_itself_takes_no_part() -> None:
     start(world, node, next_incarnation(1, 7))
     me = first.running.me
     world.step(node, Heard(PoolEnvelope(me.node_id, me.incarnation, tables)))
-    assert "others know of start 4" in node.running.own_refusal
+    assert "others know of start 4" in node.running.incarnations.own_refusal
 
 
 def test_what_comes_late_from_a_process_that_is_over_accuses_nobody() -> None:
     world = pool(2)
     first, node, _ = world.nodes
     old = node.running.me
-    late = PoolEnvelope(old.node_id, old.incarnation, node.running.question())
+    late = PoolEnvelope(old.node_id, old.incarnation, node.running.heartbeats.message())
     world.crash(node)
     start(world, node, next_incarnation(old.incarnation, 1))
     assert greet(world, node, first) == ""
     world.step(first, Heard(late))
     world.run(world.now_ms + 1000)
-    assert first.running.doubles == {}
-    assert not node.running.own_refusal
+    assert first.running.incarnations.refused == {}
+    assert not node.running.incarnations.own_refusal

@@ -9,27 +9,25 @@ Invariants:
    any more says so.
 
 Elsewhere: the names and settings themselves (`namespace.registry`, `namespace.configuration`), who
-posts (`aio.namespaces`), who asks (`aio.client_requests`, `pool_asking`).
+posts (`aio.namespaces`), who asks (`aio.client_requests`, `discovery`).
 
 Source: V2R2, "Nomenclature" (VDS).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from millstream.coordination.core.pool.effects import FIRST_GROUP, Posted
-from millstream.coordination.core.pool.hosting import Hosting
 from millstream.coordination.core.pool.messages import Board, PoolEnvelope
+from millstream.coordination.core.pool.state import PoolState
 
-__all__ = ["Boards"]
+__all__ = ["SystemBoard"]
 
 
-class Boards(Hosting):
-    """Board, and what is posted here."""
+class SystemBoard:
+    """The newest board that this node knows."""
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        super().__init__(chance)
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
         self.board: Board | None = None
         self._groups: dict[bytes, int] = {}
         self._settings: dict[bytes, bytes] = {}
@@ -48,37 +46,40 @@ class Boards(Hosting):
         return self._settings.get(name)
 
     @property
-    def board_lsn(self) -> int:
-        """As of which LSN of the system group this node knows it; 0: it knows nothing."""
+    def lsn(self) -> int:
+        """The LSN of the system group that the board is of; 0: there is no board."""
         return self.board.lsn if self.board is not None else 0
 
     def post(self, posted: Posted) -> bool:
         """Take what members here have; return whether it is news."""
-        self.elements = posted.elements
+        self.state.elements = posted.elements
         board, known = posted.board, self.board
         if board is None or (known is not None and known._replace(lsn=board.lsn) == board):
             return False
-        return self._take_board(board)
+        return self._take(board)
 
-    def forget_board(self) -> None:
+    def forget(self) -> None:
         """Know nothing of a system group any more."""
         self.board, self._groups, self._settings = None, {}, {}
 
     def on_board(self, _: PoolEnvelope, board: Board) -> None:
         """Take what another node has."""
-        self._take_board(board)
+        self._take(board)
 
-    def _take_board(self, board: Board) -> bool:
+    def _take(self, board: Board) -> bool:
         known = self.board
-        if board.group_id not in self.tables.numbered(FIRST_GROUP):
+        if board.group_id not in self.state.tables.numbered(FIRST_GROUP):
             return False
-        is_known = known is not None and known.group_id in self.tables.foundings
-        if (
-            known is not None
-            and is_known
-            and (known.group_id != board.group_id or known.lsn >= board.lsn)
-        ):
-            return False
+        if known is not None and known.group_id in self.state.tables.foundings:
+            is_newer = known.group_id == board.group_id and known.lsn < board.lsn
+            if not is_newer:
+                return False
         self.board = board
         self._groups, self._settings = dict(board.names), dict(board.settings)
         return True
+
+    def check_invariants(self) -> None:
+        """Assert what is true after every event."""
+        names, settings = ((), ()) if self.board is None else self.board[2:]
+        assert self._groups == dict(names), "names that are not those of the board"
+        assert self._settings == dict(settings), "settings that are not those of the board"

@@ -1,0 +1,69 @@
+"""The connections that stream a bucket's changes, and what the ones that are gone have sent.
+
+Elsewhere: the streams (`upr.core.producer`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millstream.kv.core.statistics import Readers
+from millstream.upr.core.producer import StreamFigures
+from millstream.upr.core.shared_slices import SharedSlices
+
+__all__ = ["BucketStreams", "Streaming"]
+
+
+class Streaming(Protocol):
+    """A connection that streams."""
+
+    def figures(self) -> StreamFigures:
+        """Return how far its streams are."""
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return what STAT `dcp` shows of it."""
+
+    def progress(self, partition_id: int) -> tuple[str, int] | None:
+        """Return in a word what the stream of a partition does, and up to which seqno it is."""
+
+
+class BucketStreams:
+    """Of one bucket."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Streaming] = {}
+        """By the name that each connection has given itself."""
+        self._sent_bytes_before = 0
+        """Sent by connections that are gone."""
+        self._stuck_total = self._dead_total = 0
+        self._shared_slices = SharedSlices()
+
+    def ended(self, name: str, stream: Streaming) -> None:
+        """A connection that streamed is gone."""
+        figures = stream.figures()
+        self._sent_bytes_before += figures.sent_bytes
+        self._stuck_total += figures.is_stuck
+        self._dead_total += figures.is_dead
+        if self.by_name.get(name) is stream:
+            del self.by_name[name]
+        if len(self.by_name) <= 1:
+            self._shared_slices.clear()
+
+    @property
+    def shared_slices(self) -> SharedSlices | None:
+        """See `BucketSource.shared_slices`."""
+        return self._shared_slices if len(self.by_name) > 1 else None
+
+    def figures(self) -> Readers:
+        """Return what an operator may ask of all that read."""
+        figures = [stream.figures() for stream in self.by_name.values()]
+        return Readers(
+            connections=len(figures),
+            streams=sum(one.streams for one in figures),
+            backfilling=sum(one.backfilling for one in figures),
+            lag=max((one.lag for one in figures), default=0),
+            unacked_bytes=sum(one.unacked_bytes for one in figures),
+            sent_bytes_total=self._sent_bytes_before + sum(one.sent_bytes for one in figures),
+            stuck_total=self._stuck_total,
+            dead_total=self._dead_total,
+        )

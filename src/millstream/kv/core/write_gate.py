@@ -1,0 +1,105 @@
+"""Which partitions of a bucket requests may use without further questions, and why others not.
+
+Invariants:
+1. `open_tables` and `open_partitions` name what requests may use without further questions; what
+   is not plain (`Partition.is_plain`) is missing there: an empty table, None. To be written it
+   must be linear, too (`is_linear`), there must be no `refusals`, and writes must not be delayed.
+
+Elsewhere: who refuses and delays (`kv.aio.memory_keeper`, `kv.aio.flusher`), the answers
+(`kv.core.session.session`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.queue.mutation_queue import Entry
+
+__all__ = ["WriteGate"]
+
+_CLOSED: dict[bytes, Entry] = {}
+"""Stays empty."""
+
+
+class WriteGate:
+    """Of one bucket."""
+
+    def __init__(self, partitions: Sequence[Partition]) -> None:
+        self._partitions = partitions
+        self.open_tables: list[dict[bytes, Entry]] = [_CLOSED] * len(partitions)
+        self.open_partitions: list[Partition | None] = [None] * len(partitions)
+        self.refusals: set[str] = set()
+        """Why all writes are answered as a temporary failure now."""
+        self.held_back: set[int] = set()
+        """Partitions whose writes are answered as a temporary failure: who takes them over does
+        not keep up."""
+        self.is_delaying = False
+        """Memory is full: writes wait until documents have been evicted, before any is refused."""
+        self._waiting: deque[Callable[[], None]] = deque()
+        for partition in partitions:
+            partition.on_plain = self.reopen
+            self.reopen(partition.partition_id)
+
+    def reopen(self, partition_id: int) -> None:
+        """A partition, or its table, became another: see whether it may be used freely."""
+        partition = self._partitions[partition_id]
+        is_plain = partition.is_plain
+        self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
+        is_open = (
+            is_plain
+            and partition.is_linear
+            and not self.is_delaying
+            and not self.refuses(partition_id)
+        )
+        self.open_partitions[partition_id] = partition if is_open else None
+
+    def refuse(self, reason: str) -> None:
+        """Answer writes as a temporary failure until the same reason is withdrawn."""
+        self.refusals.add(reason)
+        self._reopen_all()
+
+    def accept(self, reason: str) -> None:
+        """Withdraw a reason; harmless if it was not given."""
+        self.refusals.discard(reason)
+        self._reopen_all()
+
+    def delay(self) -> None:
+        """Let writes wait until `end_delay`; what was begun goes on."""
+        self.is_delaying = True
+        self._reopen_all()
+
+    def end_delay(self) -> None:
+        """Take writes again, or refuse them from now on; `wake_waiting` is to be called next."""
+        self.is_delaying = False
+        self._reopen_all()
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once after the delay of writes; it must only schedule work."""
+        self._waiting.append(callback)
+
+    def wake_waiting(self, most: int) -> bool:
+        """Call some of those who wait, oldest first; return whether there are more."""
+        while most > 0 and self._waiting and not self.is_delaying:
+            self._waiting.popleft()()
+            most -= 1
+        return bool(self._waiting) and not self.is_delaying
+
+    def refuses(self, partition_id: int) -> bool:
+        """Return whether writes are refused though the partition would take them."""
+        return bool(self.refusals) or partition_id in self.held_back
+
+    def hold_back(self, partition_id: int) -> None:
+        """Answer new writes of the partition as a temporary failure."""
+        self.held_back.add(partition_id)
+        self.reopen(partition_id)
+
+    def accept_again(self, partition_id: int) -> None:
+        """End that; harmless if there were none held back."""
+        self.held_back.discard(partition_id)
+        self.reopen(partition_id)
+
+    def _reopen_all(self) -> None:
+        for partition in self._partitions:
+            self.reopen(partition.partition_id)
