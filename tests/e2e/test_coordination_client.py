@@ -2,8 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from millstream.errors import AccessError, UnavailableError
 from support.coordination.coordinators import WAIT_S, Nodes
 from support.node.node_process import FREE, NodeProcess
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "coordination.md"
 TLS = Path(__file__).parent / "tls"
 
 
@@ -97,25 +94,6 @@ async def test_namespaces_while_primaries_go_away(tmp_path: Path) -> None:
                 heard = await hearing
             assert heard == sorted(set(heard))
     assert nodes.fatal == []
-
-
-def test_the_guides_programs(tmp_path: Path) -> None:
-    blocks = [part.split("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
-    programs = [block for block in blocks if "127.0.0.1:7379" in block]
-    assert len(programs) == 3
-    with NodeProcess(tmp_path / "node", "--coord", FREE) as node:
-        host, port = node.address("coord")
-        said = [
-            subprocess.run(
-                [sys.executable, "-c", program.replace("127.0.0.1:7379", f"{host}:{port}")],
-                capture_output=True, text=True, timeout=60, check=True,
-            ).stdout
-            for program in programs
-        ]  # fmt: skip
-        assert said[0].startswith("(b'hello', Version(epoch=0,")
-        assert said[0].endswith("\nnobody led before\n")
-        assert said[2] == "orders\nport\n"
-        assert node.stop() == 0
 
 
 async def test_users_and_tls(tmp_path: Path) -> None:

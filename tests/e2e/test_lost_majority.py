@@ -4,12 +4,11 @@ import contextlib
 import json
 import re
 import subprocess
-from pathlib import Path
 
+from pasted import blocks_of, path_of, steps_of
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "lost-majority.md"
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 NUMBER = re.compile(r"\b[0-9a-f]{32}\b|\b\d+\b")
 
@@ -37,26 +36,6 @@ class Client:
         return until(found)
 
 
-def steps():
-    """Yield the commands of the guide, and what it says that they print; empty: that varies."""
-    blocks = re.findall(r"^```\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    for line in "".join(blocks).splitlines(keepends=True):
-        if line.startswith(("redis-cli ", "until ")):
-            yield [line.strip(), ""]
-        else:
-            yield ["", line]
-
-
-def commands():
-    found = []
-    for command, printed in steps():
-        if command:
-            found.append([command, printed])
-        else:
-            found[-1][1] += printed
-    return found
-
-
 def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
     peers = [f"127.0.0.1:{free_port()}" for _ in range(5)]
 
@@ -80,7 +59,8 @@ def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
     names = {"ee359b94": ids[peers[0]], "5b10c2fe": ids[peers[2]]}
     peers[0] = peers[1]  # the one to join from now on
     host, port = survivor.address("coord")
-    for command, printed in commands():
+    steps = (step for block in blocks_of("lost-majority") for step in steps_of(block.text))
+    for command, printed in steps:
         if "GROUP ADD" in command:
             new = [start(number) for number in (3, 4)]
             ids = survived.nodes(5)
@@ -97,7 +77,8 @@ def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
             assert NUMBER.sub("N", run.stdout) == NUMBER.sub("N", printed), command
         elif "FORCE" in command and not command.startswith("until"):
             fields = set(re.findall(r'"(\w+)"', run.stdout))
-            documented = set(re.findall(r"`(\w+)`", GUIDE.read_text().split("| --- |")[1]))
+            table = path_of("lost-majority").read_text().split("| --- |")[1]
+            documented = set(re.findall(r"`(\w+)`", table))
             assert {"kept_lsn", "may_be_lost", "forced_epoch", "silent"} <= fields
             assert {name for name in fields if "_lsn" in name or "_be_" in name} <= documented
     for node in new:

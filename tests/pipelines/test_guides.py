@@ -21,12 +21,11 @@ import pytest
 from typer.testing import CliRunner
 
 from millstream.cli.main import application
+from pasted import SPARK, blocks_of
 from support.node.node_process import NodeProcess, free_port
 from support.pipelines.spark_bucket import BucketUnderTest
 
 pytestmark = pytest.mark.slow
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
-BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BUCKETS = ("flights", "copy", "orders", "events", "flights-again")
 IN_PROCESS = ("millstream pipeline run ", "millstream pipeline verify ")
 
@@ -43,6 +42,7 @@ class Reader:
             "/data/": f"{directory}/data/",
             "/lake/": f"{directory}/lake/",
             "/backups/": f"{directory}/backups/",
+            '"large-orders': f'"{directory}/large-orders',
         }
         self.names: dict[str, Any] = {"__name__": "guide"}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -50,14 +50,14 @@ class Reader:
 
     def read(self, guide: str) -> int:
         """Run the blocks of a guide; return how many there are."""
-        text = (GUIDES / f"{guide}.md").read_text()
-        blocks = list(BLOCK.finditer(text))
+        blocks = [block for block in blocks_of(guide) if block.kind in ("python", "sh")]
+        if guide == "README":
+            blocks = [block for block in blocks if SPARK in block.text]
         for block in blocks:
-            line = text.count("\n", 0, block.start()) + 2
             try:
-                self.run(block[1], self.replace(block[2]), f"{guide}.md", line)
+                self.run(block.kind, self.replace(block.text), f"{guide}.md", block.line)
             except BaseException as error:
-                error.add_note(f"docs/guides/{guide}.md, line {line}")
+                error.add_note(f"{guide}.md, line {block.line}")
                 raise
         return len(blocks)
 
@@ -107,6 +107,14 @@ def reader(
     (tmp_path / "data").mkdir()
     yield reader
     reader.end_queries()
+
+
+def test_the_readme(reader: Reader, capfd: pytest.CaptureFixture[str]) -> None:
+    node = BucketUnderTest(reader.env["MILLSTREAM_CONNECT"], "orders")
+    node.write({"a": b'{"total": 12, "city": "Wien"}', "b": b'{"total": 2, "city": "Graz"}'})
+    assert reader.read("README") == 1
+    shown = capfd.readouterr().out
+    assert ("Wien" in shown, "Graz" in shown) == (True, False)
 
 
 def test_the_guide_to_spark(reader: Reader) -> None:
