@@ -23,12 +23,12 @@ from itertools import count
 from typing import Final
 
 from millstream.coordination.core.pool.effects import GroupChanged
-from millstream.coordination.core.reached import ReachedFile
 from millstream.coordination.core.registers import StateMachine
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 from millstream.vsr.aio.journal import JournalThread
 from millstream.vsr.core.configuration import Configuration
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.effects import (
     CallSoon,
     Code,

@@ -29,11 +29,11 @@ from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.state.run import Notice
 from millstream.coordination.core.pool.effects import GroupChanged
 from millstream.coordination.core.pool.group_check import REACHED, REMOVED, RESTORED
-from millstream.coordination.core.reached import ReachedFile
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.runtime.files import sync_directory
 from millstream.vsr.core.disk.careful_files import CarefulFiles
 from millstream.vsr.core.disk.journal import format_group, is_formatted
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.entries import ID_BYTES
 from millstream.vsr.core.hard_state import Standing
 from millstream.vsr.core.replica.member import Status

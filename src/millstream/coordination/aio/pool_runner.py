@@ -60,7 +60,6 @@ from millstream.coordination.core.pool.messages import (
     encode_pool,
 )
 from millstream.coordination.core.pool.pool import Pool
-from millstream.coordination.core.reached import SET_BACK
 from millstream.errors import (
     CorruptionError,
     MillstreamError,
@@ -69,6 +68,7 @@ from millstream.errors import (
 )
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
+from millstream.vsr.core.disk.reached_file import SET_BACK
 from millstream.vsr.core.effects import Code, DiskDone, Reply, SetTimer, Timer
 from millstream.vsr.core.entries import NOBODY
 

@@ -23,11 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from millstream.coordination.core.reached import ReachedFile
 from millstream.errors import UnavailableError
 from millstream.ports.disk import Disk
 from millstream.vsr.core.disk.durable_steps import DurableImage
 from millstream.vsr.core.disk.journal import Journal
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.effects import Append, DiskEffect, WriteSnapshot
 from millstream.vsr.core.entries import Entry
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.pool.file_format import Phase
-from millstream.coordination.core.reached import ReachedFile
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 from millstream.vsr.core.disk.durable_steps import SUPERBLOCK
 from millstream.vsr.core.disk.journal import older_than
+from millstream.vsr.core.disk.reached_file import ReachedFile
 from millstream.vsr.core.disk.startup import Survey, survey
 
 __all__ = ["GROUPS_FOLDER", "REACHED", "REMOVED", "RESTORED", "GroupCheck", "Known", "check_group"]

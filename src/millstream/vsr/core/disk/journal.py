@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from millstream.coordination.core.reached import SET_BACK, ReachedPoint
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.ports.disk import Disk
 from millstream.vsr.core import entries as log_entries
@@ -51,6 +50,7 @@ from millstream.vsr.core.disk.durable_steps import (
     segment_name,
     snapshot_name,
 )
+from millstream.vsr.core.disk.reached_file import SET_BACK, ReachedPoint
 from millstream.vsr.core.disk.startup import Survey, survey
 from millstream.vsr.core.effects import (
     AdoptSnapshot,

@@ -1,11 +1,11 @@
-"""`coordination.core.reached`: how far a member had got, noted outside of its folder."""
+"""`vsr.core.disk.reached_file`: how far a member had got, noted outside of its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from millstream.coordination.core.reached import ReachedFile, ReachedPoint
 from millstream.runtime.disk import OsDisk
+from millstream.vsr.core.disk.reached_file import ReachedFile, ReachedPoint
 from support.coordination.coordination_logs import GROUP
 
 NODE, OTHER = b"n" * 16, b"o" * 16
