@@ -37,7 +37,7 @@ from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.aio.documents.local_store import LocalStore, Version
 from millstream.kv.aio.documents.revision_store import DocumentStore
 from millstream.kv.aio.flusher import DISK_FULL, Flusher
-from millstream.kv.aio.majority import until_possible
+from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
@@ -257,6 +257,7 @@ class BucketEngine:
         self.designs = DesignStore(
             bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
         )
+        self._majority = MajorityWait(time.time_ns)
         self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
         self.local = opened.local
         self.local.is_valid = self._may_stay
@@ -393,7 +394,7 @@ class BucketEngine:
         try:
             async with asyncio.timeout(MAJORITY_SECONDS_MAX):
                 while partition.majority_seqno < seqno and partition.epoch == epoch:
-                    await until_possible(partition, time.time_ns)
+                    await self._majority.until_possible(partition)
                     news.clear()
                     await news.wait()
         except (TimeoutError, UnavailableError) as error:

@@ -6,7 +6,7 @@ import pytest
 
 from millstream.errors import UnavailableError
 from millstream.kv.aio import majority
-from millstream.kv.aio.majority import until_possible
+from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.core.partition.acknowledgement import AWAITED_NS_MAX, Acknowledged
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
@@ -27,13 +27,14 @@ def with_copies(*row: str) -> Partition:
 
 async def test_a_change_waits_until_enough_copies_follow() -> None:
     partition = with_copies("a", "b")
-    waiting = asyncio.ensure_future(until_possible(partition, lambda: NOW))
+    wait = MajorityWait(lambda: NOW)
+    waiting = asyncio.ensure_future(wait.until_possible(partition))
     await asyncio.sleep(0)
     assert not waiting.done()
     assert partition.acknowledged is not None
     partition.acknowledged.join("b", 1)
     await waiting
-    await until_possible(with_copies("a"), lambda: NOW)
+    await wait.until_possible(with_copies("a"))
 
 
 async def test_copies_that_do_not_come_soon_are_awaited_by_the_client(
@@ -41,18 +42,35 @@ async def test_copies_that_do_not_come_soon_are_awaited_by_the_client(
 ) -> None:
     monkeypatch.setattr(majority, "FOLLOW_SECONDS_MAX", 0.01)
     with pytest.raises(UnavailableError, match="1 of 2 copies of partition 0 are there") as raised:
-        await until_possible(with_copies("a", "b"), lambda: NOW)
+        await MajorityWait(lambda: NOW).until_possible(with_copies("a", "b"))
     assert (raised.value.code, raised.value.retry) == ("majority_awaited", "backoff")
 
 
 async def test_copies_that_are_missing_for_longer_are_not_waited_for() -> None:
     partition, times = with_copies("a", "b"), iter((NOW, NOW + AWAITED_NS_MAX))
     with pytest.raises(UnavailableError) as raised:
-        await until_possible(partition, lambda: next(times))
+        await MajorityWait(lambda: next(times)).until_possible(partition)
     assert raised.value.code == "majority_impossible"
 
 
 async def test_who_asks_a_copy_that_is_not_active_does_not_wait() -> None:
     partition = with_copies("a", "b")
     partition.state = PartitionState.REPLICA
-    await until_possible(partition, lambda: 0)
+    await MajorityWait(lambda: 0).until_possible(partition)
+
+
+async def test_many_changes_wait_in_vain_together_not_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(majority, "FOLLOW_SECONDS_MAX", 0.2)
+    wait, loop = MajorityWait(lambda: NOW), asyncio.get_running_loop()
+    since_s = loop.time()
+    for _ in range(50):
+        with pytest.raises(UnavailableError):
+            await wait.until_possible(with_copies("a", "b"))
+    assert 0.2 <= loop.time() - since_s < 5
+    await wait.until_possible(with_copies("a"))
+    since_s = loop.time()
+    with pytest.raises(UnavailableError):
+        await wait.until_possible(with_copies("a", "b"))
+    assert loop.time() - since_s >= 0.2, "since then somebody has found its majority"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from millstream.errors import UnavailableError
-from millstream.kv.aio.majority import until_possible
+from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.revisions.design_documents import DesignDocuments, StoredDesign, design_key
@@ -41,6 +41,7 @@ class DesignStore:
         self._bucket = bucket
         self._until_persisted = until_persisted
         self._now_ns = now_ns
+        self._majority = MajorityWait(now_ns)
 
     async def read(self, name: str) -> StoredDesign | None:
         """Return a document, or its deletion, from its active copy; raises as `DesignDocuments`.
@@ -62,7 +63,7 @@ class DesignStore:
         """
         key = design_key(name)
         if is_durable:
-            await until_possible(self._bucket.partition_for(key), self._now_ns)
+            await self._majority.until_possible(self._bucket.partition_for(key))
         written = await with_documents(lambda: self._write(key, body, rev))
         if is_durable:
             partition = self._bucket.partitions[written.partition]

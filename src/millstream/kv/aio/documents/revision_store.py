@@ -24,7 +24,7 @@ from typing import Final
 
 from millstream.documents.stored import Packed, StoredDocument, pack
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.kv.aio.majority import until_possible
+from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.residents import NotInMemory
@@ -148,6 +148,7 @@ class DocumentStore:
         self._documents = RevisedDocuments(bucket)
         self._until_durable = until_durable
         self._now_ns = now_ns
+        self._majority = MajorityWait(now_ns)
 
     async def read(self, key: bytes, revs_limit: int, *, is_durable: bool) -> Found | None:
         """Return a document; raises as `RevisedDocuments.read`.
@@ -207,7 +208,7 @@ class DocumentStore:
     async def _refusal(self, key: bytes) -> MillstreamError | None:
         """Return why a change cannot reach a majority of the copies now."""
         try:
-            await until_possible(self._bucket.partition_for(key), self._now_ns)
+            await self._majority.until_possible(self._bucket.partition_for(key))
         except UnavailableError as error:
             return error
         return None
