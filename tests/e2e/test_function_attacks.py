@@ -22,15 +22,12 @@ GROWTH_BYTES_MAX = 2 * MEMORY_BYTES_MAX
 SERVED_S = 5.0
 ATTACKS = {
     "a string of 256 MiB": "const s = 'x'.repeat(2 ** 28);",
-    "a string that doubles": "let s = 'x'; for (;;) s += s;",
     "recursion": "(function f(n) { return f(n + 1) + 1; })(0);",
     "an expression that goes back": "/^(a+)+$/.test('a'.repeat(60) + 'b');",
     "typed arrays": "const a = []; for (;;) a.push(new Float64Array(1e7).fill(1));",
 }
 RESULTS = {
-    "toJSON without end": "({ toJSON() { for (;;); } })",
     "toJSON that grows": "({ toJSON() { return 'x'.repeat(2 ** 28); } })",
-    "a getter without end": "({ get a() { for (;;); } })",
     "a proxy that grows": "new Proxy([], { get: (t, k) => (k === 'length' ? 2 ** 32 - 1 : 1) })",
     "a deep one": "(() => { let a = []; for (let i = 0; i < 1e6; i++) a = [a]; return a; })()",
     "large text": "'x'.repeat(5e7)",

@@ -239,3 +239,41 @@ def test_what_is_no_sidecar_is_told(sidecar):
     with pytest.raises(CorruptionError) as caught:
         load(BUCKET, KEY, put(b"{}"), side_of(LINEAGE, sidecar))
     assert caught.value.code == "bad_sidecar"
+
+
+def test_whether_a_large_value_is_an_object_is_looked_up_once(monkeypatch):
+    """Never of what came over HTTP: its sidecar says so, until kv writes over it."""
+    looked = []
+
+    def look(value):
+        looked.append(len(value))
+        return value[:1] == b"{"
+
+    monkeypatch.setattr(stored, "is_plain_object", look)
+    monkeypatch.setattr(stored, "LARGE_BYTES", 20)
+    large = b'{"a":"' + b"x" * 40 + b'"}'
+    sent = StoredDocument(EMPTY.extended(None, "a" * 32), {f"1-{'a' * 32}": Content(large, {})})
+    document = loaded(pack(sent))
+    assert document.contents == sent.contents
+    assert looked == []
+    for value in (large, b"0" * 40):
+        by = by_kv(BUCKET, KEY, side_of(LINEAGE, pack(sent).sidecar), False, 1, 9, 5)
+        for _ in range(2):
+            found = load(BUCKET, KEY, put(value), side_of(LINEAGE, by))
+            [content] = found.contents.values()
+            assert (content.body, content.value) == (
+                (value, None) if value is large else (b"{}", value)
+            )
+        assert looked == [len(value)]
+        looked.clear()
+
+
+def test_nothing_is_worked_out_of_a_document_before_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(stored, "is_plain_object", None)
+    value = b'{"a":1}'
+    assert load(BUCKET, KEY, put(value), LINEAGE).winner.rev
+    sent = StoredDocument(EMPTY.extended(None, "a" * 32), {f"1-{'a' * 32}": Content(value, {})})
+    document = loaded(pack(sent))
+    assert document.winner.rev == f"1-{'a' * 32}"
+    with pytest.raises(TypeError):
+        _ = document.contents

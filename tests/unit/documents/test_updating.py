@@ -12,7 +12,13 @@ from millstream.documents.revisions import GENERATION_MAX, GENERATION_SENT_MAX, 
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import Attachment, Content, StoredDocument, load, pack
 from millstream.documents.tree import Branch, RevisionTree
-from millstream.documents.updating import interactive, purge, replicated, sent_path
+from millstream.documents.updating import (
+    interactive,
+    purge,
+    replicated,
+    replicated_all,
+    sent_path,
+)
 from millstream.errors import ConditionError, UsageError
 from millstream.model.lineage import born
 from millstream.model.sides import side_of
@@ -377,3 +383,42 @@ def test_a_document_that_begins_anew_knows_no_attachments_of_its_deletion():
     document, gone = edit(document, stub % f',"_rev":"{first}","_deleted":true')
     refused("missing_stub", edit, document, stub % "")
     assert edit(document, stub % f',"_rev":"{gone}"')[1].startswith("3-")
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.integers(0, 3))
+def test_revisions_that_come_together_make_what_they_make_one_by_one(world, begun):
+    texts = []
+    for path, is_deleted in world:
+        ids = ",".join(f'"{one}"' for one in path.ids)
+        gone_ = ',"_deleted":true' if is_deleted else ""
+        texts.append(
+            f'{{"_revisions":{{"start":{path.start},"ids":[{ids}]}}{gone_},"n":{len(texts)}}}'
+        )
+    sent = [parse_sent(text.encode()) for text in texts]
+    document = None
+    for one in sent[:begun]:
+        document = replicated(document, one, revs_limit=LIMIT).document or document
+    one_by_one, revs = document, []
+    for one in sent[begun:]:
+        change = replicated(one_by_one, one, revs_limit=LIMIT)
+        revs.append((change.rev, change.document is not None))
+        one_by_one = change.document or one_by_one
+    made = replicated_all(document, [(one, {}) for one in sent[begun:]], revs_limit=LIMIT)
+    assert made.told == revs
+    together = made.document or document
+    if together is None:
+        assert one_by_one is None
+        return
+    assert together.tree.leaves() == one_by_one.tree.leaves()
+    assert together.contents == one_by_one.contents
+    assert not made.replaced.keys() & together.contents.keys()
+
+
+def test_a_revision_that_is_refused_is_refused_alone():
+    good = parse_sent(b'{"_rev":"1-a","n":1}')
+    bad = parse_sent(b'{"_rev":"1-b","_attachments":{"x":{"stub":true}}}')
+    made = replicated_all(None, [(good, {}), (bad, {})], revs_limit=LIMIT)
+    assert made.told[0] == ("1-a", True)
+    assert made.told[1].code == "missing_stub"
+    assert made.document.tree.leaf_revs() == ["1-a"]

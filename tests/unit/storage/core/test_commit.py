@@ -4,6 +4,7 @@ import pytest
 
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
+from millstream.storage.core import commit as commit_module
 from millstream.storage.core.commit import control, encode_batches, encode_controls
 from millstream.storage.core.records import (
     ChangeColumns,
@@ -27,7 +28,7 @@ def batch(seqnos, mark=None, news=None):
 
 
 def kinds(commit):
-    data = commit.data
+    data = b"".join(commit.parts)
     found = list(walk(lambda at, size: data[at : at + size], 0, len(data)))
     assert sum(record.length for record in found) == len(data)
     names = []
@@ -80,7 +81,21 @@ def test_pieces_say_what_the_bytes_say():
     }
     controls = [control(kind, 5, content) for kind, content in contents.items()]
     for commit in [*commits, encode_controls(HEAD, controls)]:
-        data = commit.data
+        data = b"".join(commit.parts)
         found = list(walk(lambda at, size, data=data: data[at : at + size], 0, len(data)))[1:]
         sizes = [getattr(piece, "lengths", None) or [len(piece.data)] for piece in commit.pieces]
         assert [record.length for record in found] == list(itertools.chain(*sizes))
+
+
+def test_large_frames_are_parts_of_a_commit_of_their_own_and_not_copied(monkeypatch):
+    monkeypatch.setattr(commit_module, "PART_BYTES", 300)
+    large = [mutation(1, b"k%d" % s, b"x" * 400 * (s % 2), s, 1, 1, 0, 0, 0) for s in range(1, 9)]
+    changes = [StoredChange(frame, 0, b"lin") for frame in large]
+    commit = encode_batches(HEAD, [ChangeColumns.of(1, changes)])
+    assert len(commit.parts) > 4
+    assert all(any(part is frame for part in commit.parts) for frame in large[::2])
+    assert commit.size == sum(map(len, commit.parts))
+    assert kinds(commit)[-1] == "CHANGE8*"
+    monkeypatch.setattr(commit_module, "PART_BYTES", 30_000)
+    [whole] = encode_batches(HEAD, [ChangeColumns.of(1, changes)]).parts
+    assert whole == b"".join(commit.parts)

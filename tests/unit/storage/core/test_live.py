@@ -159,6 +159,26 @@ def test_places_of_live_records_only(directory):
     assert live.superseded(0, 0, 2) == set()
 
 
+def test_the_newest_mark_in_a_sealed_segment_is_looked_up_once(directory, monkeypatch):
+    """Until history goes back: then it is another one, also for the same seqno."""
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(0, (b"b", b"1"))
+    store._log.roll()
+    live, read = store._live, []
+    columns = live.log.columns
+    monkeypatch.setattr(live.log, "columns", lambda *of: read.append(of) or columns(*of))
+    assert live.newest_mark(0, 2) == 2
+    assert read
+    read.clear()
+    assert live.newest_mark(0, 2) == 2
+    assert read == []
+    assert live.newest_mark(0, 1) == 1
+    store.roll_back(0, 1)
+    directory.highs[0] = 1
+    assert live.newest_mark(0, 2) == 1
+
+
 def test_the_dead_of_older_segments_and_of_the_rollbacks_own(directory):
     store = directory.open()
     directory.write(0, (b"a", b"1"))

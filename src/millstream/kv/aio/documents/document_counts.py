@@ -208,13 +208,16 @@ class DocumentCounts:
         self._not_before_s = now_s + (COUNTING_SHARE - 1) * (now_s - began_s)
 
     def _is_known(self, number: int, position: Position) -> bool:
-        followed = self._followed.get(number)
-        if followed is not None and followed.is_of(self._changes.partitions[number]):
+        partition, followed = self._changes.partitions[number], self._followed.get(number)
+        if followed is not None and followed.is_of(partition):
             self._known[number] = position, Counts(followed.live, len(followed.deletions))
             return True
         known = self._known.get(number)
         if position == Position():
             self._known.pop(number, None)
+            if self._follows and followed is None and not partition.persisted_seqno:
+                followed = self._followed[number] = _Followed(partition)
+                followed.begin(0, 0, set())
             return True
         return known is not None and known[0] == position
 
