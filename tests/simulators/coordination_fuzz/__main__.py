@@ -57,7 +57,7 @@ def _in_a_process(target: str) -> int:
 
 
 def _target(name: str) -> Callable[[bytes], None]:
-    module = import_module(f"coordination_fuzz.{name}")
+    module = import_module(f"simulators.coordination_fuzz.{name}")
     return cast("Callable[[bytes], None]", getattr(module, name))
 
 

@@ -85,7 +85,7 @@ class _Member:
 
     @property
     def tuned(self) -> list[int]:
-        return [getattr(self.replica, attribute) for attribute in TUNED.values()]
+        return [getattr(self.replica.state.tuning, attribute) for attribute in TUNED.values()]
 
 
 class _Twins:
