@@ -22,10 +22,8 @@ FUZZ := $(VENV)/.stamps/fuzz-$(call digest,$(call lock_of,fuzz))
 ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt \
 	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
-QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
 # Tests of whole nodes wait for a third of their time, some others for seconds.
 PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
-WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 
 # What was compiled once is kept beside its source, tests with their assertions, too: they are
 # compiled by every process otherwise, which takes as long as a quarter of the unit tests.
@@ -115,19 +113,21 @@ lint: $(TEST) ## style, layers, spelling, house rules (10 s)
 types: $(TEST) ## mypy --strict
 	@$(PY) -m mypy
 
-unit: $(TEST) accelerator ## unit tests and scenarios
-	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
+unit: $(TEST) accelerator ## unit tests
+	@$(PYTEST) $(PARALLEL) tests/unit
 
-quick: lint types unit ## lint, types, unit tests, scenarios (5 min)
+quick: lint types unit ## lint, types, unit tests (4 min)
 
-test: lint types accelerator java ## everything but the outside clients that are not installed (about 25 min)
-	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
-	@$(if $(WIDE_SUITES),$(PYTEST) $(PARALLEL) $(WIDE_SUITES))
+test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 15 min)
+	@$(PYTEST) $(PARALLEL) tests/unit
+	@$(PYTEST) $(PARALLEL) -m 'not slow' tests/e2e
 	@$(PYTEST) -m 'not slow' tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
-ci: test ## the same with every outside client, and slow Spark tests; a skipped test fails (some minutes more)
+ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 35 min)
+	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
+	@$(PYTEST) $(PARALLEL) -m slow tests/e2e
 	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 10
@@ -190,7 +190,7 @@ nemesis: $(TEST) accelerator ## five nodes, killed, stopped, cut off, slow, full
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes $(or $(MINUTES),30) --history artifacts/nemesis.jsonl $(ARGS)
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
-	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest $(QUICK_SUITES)
+	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest tests/unit
 	@$(PY) -m coverage report --skip-covered --sort=cover
 
 # ---- use

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FLIGHTS = 1000
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A Java that lives for a minute: half the time of its start is its compiler's."""
 
 
+@pytest.mark.slow
 def test_the_first_flights(tmp_path: Path) -> None:
     work = tmp_path / "work"
     words = ["demo", "--flights", str(FLIGHTS), "--workdir", str(work)]

@@ -125,8 +125,10 @@ def test_no_code_is_missing():
 def given():
     """Return the codes that the source has where it makes an error."""
     found = {code.value for code in Code} - {"OK"}
-    for path in (TESTS.parent / "src/millstream/coordination").rglob("*.py"):
-        found |= set(re.findall(r"\b(?:error|Refused)\(\s*f?\"([A-Z_]{3,})\"", path.read_text()))
+    for package in ("coordination", "vsr"):
+        for path in (TESTS.parent / "src/millstream" / package).rglob("*.py"):
+            text = path.read_text()
+            found |= set(re.findall(r"\b(?:error|Refused)\(\s*f?\"([A-Z_]{3,})\"", text))
     return found
 
 

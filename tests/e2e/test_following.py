@@ -29,7 +29,7 @@ from support.node.node_process import NodeProcess, is_gone
 from support.node.waiting import until
 
 MakeNode = Callable[..., NodeProcess]
-CHILD = Path(__file__).parent.parent / "following_child.py"
+CHILD = Path(__file__).parents[1] / "support" / "streams" / "following_child.py"
 ROUNDS_ASKED = int(os.environ.get("MILLSTREAM_KILL_ROUNDS", "0"))
 ROUNDS = ROUNDS_ASKED or 25
 NODE_EVERY = 2 if ROUNDS_ASKED else 8

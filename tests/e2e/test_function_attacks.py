@@ -17,6 +17,8 @@ from support.http.raw_http import RawHttp
 from support.node.bystander import Bystander
 from support.node.node_process import NodeProcess
 
+pytestmark = pytest.mark.slow
+
 GROWTH_BYTES_MAX = 2 * MEMORY_BYTES_MAX
 """Of the whole node: what a function makes is in a process of its own, and bounded there."""
 SERVED_S = 5.0

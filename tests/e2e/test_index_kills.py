@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import millstream
 from millstream.errors import MillstreamError
 from support.http.http_calls import call
@@ -125,6 +127,7 @@ def check(node: NodeProcess) -> None:
     assert {tuple(row["key"]): row["value"] for row in rows(node, "all")} == dict(counts), where
 
 
+@pytest.mark.slow
 def test_views_agree_with_the_documents_whatever_is_killed(make_node: MakeNode) -> None:
     chance = random.Random(SEED)
     interval = str(chance.choice([20, 2000]))

@@ -223,6 +223,7 @@ def failover_logs(node: NodeProcess) -> list[bytes]:
         return [client.ask(Opcode.GET_FAILOVER_LOG, vbucket=p).value for p in range(PARTITIONS)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600 + KILLS * 20)
 def test_nothing_persisted_is_lost_and_no_history_repeats(make_node: MakeNode) -> None:
     sys.stdout.write(f"MILLSTREAM_SEED={SEED}\n")

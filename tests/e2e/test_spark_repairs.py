@@ -30,6 +30,8 @@ from support.node.node_process import NodeProcess
 from support.pipelines.spark_bucket import BucketUnderTest
 from support.pipelines.spark_rows import planned_end
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "15"))
 BLOCKS = 3
 """Run at a time, where the suite is."""

@@ -23,6 +23,8 @@ from support.pipelines import sink_driver
 from support.pipelines.sink_driver import ROWS, TASKS
 from support.pipelines.spark_bucket import BucketUnderTest
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 6
 KILLS_MAX = 9
 REQUESTS_MAX = 90

@@ -27,6 +27,8 @@ from support.node.node_process import NodeProcess
 from support.pipelines.spark_bucket import BucketUnderTest
 from support.pipelines.spark_rows import planned_end
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 40
 SEEDS = [int(seed) for seed in os.environ.get("MILLSTREAM_SEED", "1").split(",")]
 KEYS = [f"k{n}" for n in range(150)]

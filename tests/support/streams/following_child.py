@@ -1,6 +1,6 @@
 """A bucket reader in a process of its own, which kills itself, or its node, before an effect.
 
-    python following_child.py ADDRESS SINK PATH KILL_AT VICTIM
+    python tests/support/streams/following_child.py ADDRESS SINK PATH KILL_AT VICTIM
 
 SINK is `sqlite`, `plain` (the same, without extensions of the protocol) or `lines`. Before effect
 number KILL_AT (0: never) process VICTIM (0: this one) is gone, as by kill -9; who lives on ends
