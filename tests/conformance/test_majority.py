@@ -26,6 +26,7 @@ from couchbase.exceptions import (
     AmbiguousTimeoutException,
     DurabilityImpossibleException,
     DurabilitySyncWriteAmbiguousException,
+    TemporaryFailException,
 )
 from couchbase.options import (
     ClusterOptions,
@@ -108,6 +109,8 @@ def outcome(collection: Collection, key: str) -> str:
         return "impossible"
     except DurabilitySyncWriteAmbiguousException:
         return "ambiguous"
+    except TemporaryFailException:
+        return "awaited"  # for some seconds after a copy went away
     return "done"
 
 

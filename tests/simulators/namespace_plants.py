@@ -145,6 +145,6 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "locks outlive their session": _instead(Synchronisation, "session_ended", _nothing),
     "items outlive their session": _instead(Queues, "session_ended", _nothing),
     "what is refused is not undone": _instead(Run, "roll_back", _nothing),
-    "offers never end": _instead(GroupState, "offers", lambda _: iter(())),
+    "offers never end": _instead(GroupState, "offers", lambda *_: iter(())),
 }
 """By name; each lets its mistake be there while it is entered."""

@@ -126,7 +126,9 @@ def _choose_in_pool(world: WholeWorld) -> tuple[GroupMachine, Scope] | None:
     found = []
     for number, group in world.living().items():
         leader, scope = world.leader(group), world.scopes[group]
-        called = [node.pool.called(number) == [group] for node in world.machines if node.pool]
+        called = [
+            node.pool.discovery.called(number) == [group] for node in world.machines if node.pool
+        ]
         if leader is None or scope.number != number or not all(called):
             continue
         for member in leader.replica.members:
