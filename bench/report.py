@@ -39,62 +39,90 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 _INTRODUCTION = """\
 # Benchmarks
 
-`make bench` measures a node beside Debian's memcached on the machine at hand and writes this page.
-Machines differ and shared ones are noisy, so what counts here is ratios, not absolute times.
+`make bench` measures a node beside Debian's memcached on the same machine and writes this page.
+Machines
+differ, and shared ones are noisy. So compare the ratios, not the absolute times.
+
+A node does more for a write than memcached: it gives the change a sequence number, keeps it in the
+stream, and writes it to a log on disk. The floors are the project's own goals. `make bench` fails
+when one is not reached.
+
+| section | what is measured | beside |
+| --- | --- | --- |
+| requests | the server's processor time per operation | memcached |
+| streams | items/s, cost of one more reader, delay until a reader has a write | Redis streams |
+| Spark | a batch read of a whole bucket | Parquet, PostgreSQL |
+| streams into Spark | micro-batches, from the trigger to the commit | |
+| views on Spark | building an index, then keeping it | |
+| engine | its parts alone; opening; single durable writes | least cost of the bytes; Redis |
+| views | building an index, and queries | PouchDB |
+| coordination | writes, reads and fail-over of a group of three | etcd |
+| locks, elements of sessions, watches, idle sessions | the same | etcd, ZooKeeper |
+| yardstick | a fixed loop of pure Python, before and after | |
 
 How it is measured:
 
-- **Requests**: a compiled load generator (`bench/loadgen.c`) in a closed loop, requests built
-  before the clock starts, replies checked. The cost is the server's processor time per operation,
-  user and system of all its processes, threads that write the log included, until the node is idle
-  again after the last reply. Node and memcached (`-t 1 -R 200`: one worker, and no yielding after
-  20 requests, which would flatter us) take turns on one processor under the same load; a ratio is
-  memcached's cost divided by ours, so **1 means equal and more means cheaper than memcached**.
-  Every order of the servers has its round, and the means of all are compared, since compaction
-  falls into one round and not into the next; the smallest and largest ratio of a round stand
-  behind. A run that other programs disturbed is repeated, since they cost a server with more data
-  in its caches more than one with less.
-- **Streams**: compiled sinks (`bench/sink.c`), each with one connection, stream every partition of
-  the bucket from 0 to its present end, check the order, and acknowledge as flow control asks:
-  from a node that has just taken as many writes as it keeps in memory for readers to come, and
-  more from the log, after a restart. What one more sink costs is the server's processor time with
-  16 sinks less that with one, per item. The canonical profile is how our own readers ask; the
-  other one is how clients such as gocbcore do (opaques of their own, no delete times). Redis,
-  read from its start by a pipelined reader, and node take turns; so they do when writes at a fixed
-  rate are timed from their sending to their arrival at a reader. One row alone:
-  `make bench ARGS="--rows latency"` (sinks, log, python, redis, latency, stalled).
+- **Requests**: a compiled load generator (`bench/loadgen.c`) in a closed loop. Requests are built
+  before the clock starts, and replies are checked.
+  - The cost is user and system time of all processes of the server, threads that write the log
+    included, until the node is idle again after the last reply.
+  - Node and memcached take turns on one processor under the same load. memcached runs with
+    `-t 1 -R 200`: one worker, and no yielding after 20 requests, which would favour the node.
+  - A ratio is memcached's cost divided by the node's: **1 means equal, more means cheaper than
+    memcached**.
+  - There is one round for every order of the servers, and the means of all rounds are compared,
+    because compaction falls into some rounds only. The smallest and largest ratio of a round
+    follow in brackets.
+  - A run that other programs disturbed is repeated, because they cost a server with more data in
+    its caches more.
+- **Streams**: compiled sinks (`bench/sink.c`), one connection each, read every partition from 0 to
+  its present end, check the order, and acknowledge for flow control.
+  - From memory: the node has just taken as many writes as it keeps in memory for later readers.
+    From the log: more writes, after a restart.
+  - The cost of one more sink is the server's processor time per item with 16 sinks less that with
+    one.
+  - The canonical profile is that of our own readers. The other one is that of clients such as
+    gocbcore (opaques of their own, no delete times).
+  - Node and Redis take turns; a pipelined reader reads Redis from its start. They also take turns
+    when writes at a fixed rate are timed from sending to arrival at a reader.
+  - One row alone: `make bench ARGS="--rows latency"` (sinks, log, python, redis, latency,
+    stalled).
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
-  sink, all columns, node and Spark on the same processors. The first read (Python workers and the
-  JVM start) is shown apart; then one warm-up, and the best of three. In the same run the same rows
-  are read as Parquet, which is about the least that Spark can spend on them, and from Debian's
-  PostgreSQL through Spark's own JDBC source: by ranges of the partition number with an index and
-  in its order on disk, columns in binary, 10,000 rows a fetch. All is in the page cache.
-- **Streams into Spark**: batches as Spark's progress tells them, from the trigger to the commit.
+  sink, all columns, node and Spark on the same processors.
+  - The first read, in which Python workers and the JVM start, is shown apart. Then one warm-up,
+    and
+    the best of three.
+  - The same rows are read as Parquet, which is about the least that Spark can spend on them, and
+    from Debian's PostgreSQL through Spark's own JDBC source: by ranges of the partition number
+    with
+    an index and in its order on disk, columns in binary, 10,000 rows a fetch.
+  - All data is in the page cache.
+- **Streams into Spark**: batches as Spark's progress reports them, from the trigger to the commit.
   The shortest batch is that of a query with one task while one document is written each 10 ms, so
-  that no trigger waits; then single documents at random times, until their row is in the driver.
+  that no trigger waits. Then single documents at random times, until their row is in the driver.
 - **Views on Spark**: from a design document to the first commit of its index, as `pipeline run
-  views --once` does it; then single documents are written and asked for while Spark keeps it.
+  views --once` does it. Then single documents are written and queried while Spark keeps the index.
 - **Engine**: parts of the engine alone in a process of their own, beside the least that the same
-  bytes cost any program; opening a directory that a kill or a clean stop left; and single writes
-  that are answered once they are on disk, in turns with Debian's Redis with `appendfsync always`.
-- **Views**: one view of small documents with `_sum`, by a Python map and by a JavaScript one, from
-  the design document to the first answer that is up to date, in processor time of the index
-  process and its sandbox; queries over one kept HTTP connection; PouchDB's mapreduce in memory
-  with a hundredth of the documents, where npm has it (`make test-tools`).
+  bytes cost any program. Opening a directory after a kill or a clean stop. Single writes that are
+  answered once they are on disk, in turns with Debian's Redis with `appendfsync always`.
+- **Views**: one view of small documents with `_sum`, by a Python map and by a JavaScript one.
+  - From the design document to the first answer that is up to date, in processor time of the index
+    process and its sandbox.
+  - Queries use one kept HTTP connection.
+  - PouchDB's mapreduce runs in memory with a hundredth of the documents, where npm has it
+    (`make test-tools`).
 - **Coordination**: a group of three nodes and Debian's etcd with three members, both with their
-  defaults, run at once and take turns under one compiled generator that speaks the protocols of
-  both (`bench/coordgen.c`): connections in a closed loop, one request at a time, all to the
-  primary. Members and load share the processors. What counts is wall time; the processor time is
-  that of all members. A fail-over is tried at the members that are left, anew each 10 ms.
+  defaults, run at once and take turns under one compiled generator for both protocols
+  (`bench/coordgen.c`).
+  - Connections in a closed loop send one request at a time, all to the primary. Members and load
+    share the processors.
+  - The result is wall time; the processor time is that of all members.
+  - After a kill of the primary, a write is tried at the remaining members, again each 10 ms.
 - **Locks, elements of sessions, watches, idle sessions**: the same with Debian's ZooKeeper as a
-  third group and a generator of its own (`bench/primgen.c`, which says what one operation is).
-  Sessions are at the primary, who watches at all members.
-- **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
-  machine changed its speed under the benchmark.
-
-A node does more per write than memcached: it gives the change a sequence number, keeps it in the
-stream, and writes it to a log on disk. The floors are what this project promises itself; `make
-bench` fails when one is not reached.
+  third group and a generator of its own (`bench/primgen.c`, which defines one operation).
+  Sessions are at the primary, watchers at all members.
+- **Yardstick**: a fixed loop of pure Python, before and after. If the two differ much, the machine
+  changed its speed during the benchmark.
 """
 
 PARTITIONS = 64
