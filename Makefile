@@ -128,6 +128,7 @@ ci: export PYTEST_ADDOPTS = --randomly-seed=1
 ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 35 min)
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
 	@$(PYTEST) $(PARALLEL) -m slow tests/e2e
+	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 10

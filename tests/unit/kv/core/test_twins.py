@@ -38,11 +38,6 @@ KEYS = [
 FEATURES = (Feature.MUTATION_SEQNO, Feature.JSON, Feature.XERROR)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _both_variants() -> None:
-    """Each test runs both itself: once is enough."""
-
-
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield

@@ -15,11 +15,6 @@ from millstream.storage.core.records import ChangeColumns, StoredChange, change_
 pytestmark = pytest.mark.skipif(not accelerated.is_installed(), reason=accelerated.state())
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _both_variants() -> None:
-    """Each test runs both itself: once is enough."""
-
-
 numbers = st.one_of(st.integers(0, 300), st.sampled_from([2**31, 2**32, 2**63 - 1, 2**64 - 1]))
 sizes = st.one_of(st.integers(0, 90), st.sampled_from([300, 4096, 70_000]))
 frames = st.builds(lambda size, byte: bytes([byte]) * size, sizes, st.integers(0, 255))
