@@ -90,7 +90,7 @@ class Neighbours:
             self._session = new_session()
         return HttpNode(self._session, str(node), node.host, node.http, self._access)
 
-    # -- which
+    # -- watched nodes
 
     def watch(self, nodes: Collection[NodeAt]) -> None:
         """Poll these nodes from now on, and no others."""

@@ -298,7 +298,7 @@ class Engine:
         return await self._buckets.copies(name).roll_back(number, seqno)
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
-        """Index replicas or not; raises as `node.buckets.Buckets.set_index_replicas`."""
+        """Set replica indexing; raises as `databases.buckets.Buckets.set_index_replicas`."""
         await self._buckets.set_index_replicas(name, wanted)
 
     def compact_bucket(self, name: str) -> None:
@@ -526,7 +526,7 @@ class Engine:
         )  # fmt: skip
         return Link(login, node.host, node.kv, tls=tls, timeout_s=TIMEOUT_S)
 
-    # -- what the parts ask and tell
+    # -- callbacks of the parts
 
     def _served_engine(self, name: str) -> BucketEngine:
         return self._buckets.engine(name)

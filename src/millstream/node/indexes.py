@@ -275,7 +275,7 @@ class Indexes:
         return await link.ask(call, uuid=known.uuid, design=design, **arguments)
 
     async def offers(self, bucket: str, building: Sequence[str]) -> list[str]:
-        """Return the design documents that a pipeline may build, and those it says it builds."""
+        """Return the design documents that a pipeline may build; `building`: what it builds."""
         known, link = await self._there(bucket)
         answer = await link.ask("offers", uuid=known.uuid, building=building)
         found: list[str] = answer["offers"]

@@ -73,7 +73,7 @@ class Documents:
         """Number of revisions kept, by bucket uuid."""
         self._purge_turn = asyncio.Lock()
 
-    # -- what is known of a database
+    # -- information about a database
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return information about a database."""

@@ -197,7 +197,7 @@ class Replications:
         """Create the database of jobs if there is none."""
         await self._documents.prepare()
 
-    # -- what is told
+    # -- status
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs that run or wait to be scheduled."""

@@ -211,7 +211,7 @@ class ReplicatorDocuments:
             del self._by_name[known.name]
             await scheduler.remove(known.name)
 
-    # -- what becomes of jobs
+    # -- results of jobs
 
     def ended(self, name: str, scheduler: Scheduler) -> None:
         """A run of a job has ended."""

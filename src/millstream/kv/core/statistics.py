@@ -1,16 +1,16 @@
-"""What an operator may ask: figures by name, and the words for each of them.
+"""Statistics for operators: values by name, and a description of each.
 
-The parts of a bucket publish their figures as groups, each a named tuple that is made when
-somebody asks. A figure is called `<group>_<field>`, in STAT, in metrics and in documents alike.
+The parts of a bucket publish their values as groups. Each group is a named tuple that is created
+on request. A value is called `<group>_<field>`, in STAT, in metrics and in documents alike.
 
 Invariants:
-1. Every published figure is described in `BUCKET_FIGURES` or `NODE_FIGURES`, and every
-   description is published.
-2. A name that ends in `_total` only grows while the node runs; a histogram too; others go both
-   ways. Nothing is reset: whoever wants a rate takes differences.
-3. Asking costs no more than a look at every partition.
+1. Every published value is described in `BUCKET_FIGURES` or `NODE_FIGURES`, and every description
+   belongs to a published value.
+2. A name that ends in `_total` only grows while the node runs; so does a histogram. Other values
+   go both ways. Nothing is reset: rates are computed from differences.
+3. A request costs no more than one look at every partition.
 
-Elsewhere: the node's figures (`node.engine`), the page (`gateway`), STAT (`introspection`).
+Elsewhere: the node's values (`node.engine`), the page (`gateway`), STAT (`introspection`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECONDS: Final = (
 
 
 class Histogram:
-    """How many values of which size there were; `bounds` are the largest value of each class."""
+    """Number of values per size class; `bounds` are the largest value of each class."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -57,11 +57,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Return the number of values."""
         return sum(self.counts)
 
     def cumulated(self) -> list[tuple[str, int]]:
-        """Return (bound, values up to it), the last bound being "+Inf"."""
+        """Return (bound, number of values up to it), the last bound being "+Inf"."""
         names = [f"{bound:g}" for bound in self.bounds]
         return list(zip([*names, "+Inf"], accumulate(self.counts), strict=True))
 
@@ -78,12 +78,12 @@ class Published:
         self._groups: dict[str, Callable[[], NamedTuple]] = {}
 
     def add(self, group: str, read: Callable[[], NamedTuple]) -> None:
-        """Publish a group; `read` returns its figures as they are now."""
+        """Publish a group; `read` returns its current values."""
         assert group not in self._groups
         self._groups[group] = read
 
     def read(self, group: str | None = None) -> Figures:
-        """Return the figures of one group, or all."""
+        """Return the values of one group, or all."""
         chosen = self._groups if group is None else {group: self._groups[group]}
         return {
             f"{name}_{field}": value
@@ -160,7 +160,7 @@ class Refused(NamedTuple):
 def as_text(
     figures: Mapping[str, Figure], *, with_classes: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield names and values as STAT shows them; of a histogram count and sum, and its classes."""
+    """Yield names and values as STAT shows them; of a histogram count, sum and classes."""
     for name, value in figures.items():
         if isinstance(value, Histogram):
             yield f"{name}_count", str(value.count)
@@ -232,7 +232,7 @@ NODE_FIGURES: Final[Mapping[str, str]] = {
     "buckets_ready": "Buckets that are served",
     "buckets_failed": "Buckets that are not, see `millstream status`",
 }
-"""The same, of the node."""
+"""Name -> meaning of the node's values."""
 BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "changes_high": "Changes ever made: the high seqnos of all partitions together",
     "changes_persisted": "Those of them that a stop of the machine cannot take away",
@@ -330,5 +330,5 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "index_map_errors": "Documents on which a map failed, in the indexes there are",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
-"""Name -> meaning, for people; units are in the name or the meaning. What is said to be a
+"""Name -> meaning, for people; units are in the name or the meaning. A value described as a
 distribution is a histogram."""

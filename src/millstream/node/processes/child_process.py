@@ -75,7 +75,7 @@ class ChildProcess:
         """Exit code of its last end; None if it could not be started."""
         self.restarts_total = 0
 
-    # ---- what becomes of it, for the kinds
+    # ---- events, for subclasses
 
     def goes_on(self) -> None:
         """It is not ready yet and reports progress."""
@@ -92,7 +92,7 @@ class ChildProcess:
     def has_ended(self, code: int, event: dict[str, Any]) -> None:
         """It ended with this code; `event` is the first line that it sent."""
 
-    # ---- for its owner
+    # ---- calls of the owner
 
     @property
     def pid(self) -> int | None:
@@ -125,7 +125,7 @@ class ChildProcess:
         if self._child is not None:
             self._child.kill()
 
-    # ---- its life
+    # ---- running it
 
     async def _keep_running(self) -> None:
         while True:
