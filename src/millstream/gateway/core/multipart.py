@@ -6,7 +6,7 @@
 Invariants:
 1. Names of attachments cannot end a head or begin a part.
 
-Elsewhere: the bytes between heads (`gateway.aio.documents.multipart`).
+Elsewhere: the bytes between heads (`gateway.aio.documents.documents_out`).
 Source: RFC 2046; CouchDB's multipart bodies.
 """
 

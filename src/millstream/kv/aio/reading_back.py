@@ -87,7 +87,7 @@ def _call_again(
         found.set_result(call())
     except NotInMemory as absent:  # it changed meanwhile
         _fetch(absent, call, found)
-    except Exception as failure:  # noqa: BLE001 - whoever awaits it is told
+    except Exception as failure:  # noqa: BLE001 - the awaiting caller gets it
         found.set_exception(failure)
 
 

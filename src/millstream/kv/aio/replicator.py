@@ -495,7 +495,7 @@ class _Source:
             await self._copies.take_over(*effect)
         except MillstreamError as error:
             failure = str(error)
-        except Exception as error:  # noqa: BLE001 - who waits is told
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             failure = f"a mistake in this node, its log has more: {error!r}"
             _LOG.exception("bucket %s: partition %d is not taken over from node %s",
                            self._bucket.name, effect.partition_id, self.node.name)  # fmt: skip

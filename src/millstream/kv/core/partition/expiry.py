@@ -6,7 +6,7 @@ into the index. It then keeps those that expire first, and `horizon` says how fa
 
 Invariants:
 1. Every live document that expires before `horizon` is in the index. An indexed document may not
-   be due or may be gone, so whoever takes a key checks the document.
+   be due or may be gone, so each key that is taken out must be checked against its document.
 2. A key is in the index once, with the latest expiry with which it was added. It may come up
    earlier, if its expiry was moved later; then it is put back.
 3. At most `count_max` keys are held.

@@ -45,7 +45,7 @@ _TOKEN: Final = Struct(">Q8s")
 _OBSERVE: Final = Struct(">HH")
 _SECOND_NS: Final = 1_000_000_000
 RANDOM_TRIES_MAX: Final = 1000
-"""Documents in memory that GET_RANDOM_KEY looks at; if none exists it answers ETMPFAIL."""
+"""Documents in memory that GET_RANDOM_KEY tries; if none of them will do it answers ETMPFAIL."""
 _RESERVED: Final = (DESIGN_PREFIX, b"_local/")
 
 
