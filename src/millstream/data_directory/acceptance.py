@@ -8,7 +8,7 @@ deleted: unusable files are set aside beside their place, as `log.lost-1`.
 | `node.toml` | written again from the inventory |
 | `inventory.toml` | written again from the files found |
 | `users.json` | accepted as it is, if readable; else the node has no users any more |
-| `coord` | set aside: the node joins coordination anew, with a new identity |
+| `coord` | set aside: the node begins coordination anew, with a new identity |
 | `buckets/UUID` | the bucket is given up |
 | `buckets/UUID/bucket.toml` | written again from the inventory; readable options are kept |
 | `buckets/UUID/map.json` | set aside: the bucket is on this node alone |

@@ -1,7 +1,7 @@
 """The directory of the sockets of a node's processes: `DIR/run`, open to the node's user only.
 
 The path of a socket has at most `SOCKET_PATH_BYTES_MAX` bytes. If the path of the data directory
-is too long, or its file system has no sockets, the sockets are in a separate directory for
+is too long, or its file system has no sockets, the sockets are in their own directory among other
 temporary files, and the file `DIR/run/elsewhere` names it.
 
 Invariants:
