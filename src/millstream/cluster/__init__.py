@@ -1,4 +1,4 @@
-"""What concerns several nodes at once: which copy of a partition is the active one.
+"""State shared by several nodes: which copy of a partition is the active one.
 
 Decisions are in `millstream.cluster.core.promotion`.
 """

@@ -1,19 +1,20 @@
-"""What a node learns of a bucket from other nodes: where partitions are active, design documents.
+"""What a node learns of a bucket from other nodes: active partitions and design documents.
 
-Every node says of a bucket which partitions are active there, the design documents of those, and
-the map that it has. What several say is put together here.
+Every node reports which partitions of a bucket are active on it, the design documents of those
+partitions, and its map. This module combines the reports of several nodes.
 
 Invariants:
 1. A design document is taken from the node that has its partition active by the newest map, if
-   that node says so, too. Until then it stays as it was known, so that no index is given up
-   because a partition is moving.
-2. What was learned says everything that an index process is told: it can be kept in a file.
-3. Where partitions are is never taken from an older map than the one that was known: who has the
-   newest may be silent for a while, and older ones be told meanwhile.
-4. A design document is taken for missing only if an owner of its partition ever said which it has.
+   that node reports it as active, too. Until then the known version stays, so that no index is
+   dropped because a partition is moving.
+2. The combined state has everything that an index process is told, so it can be kept in a file.
+3. The places of partitions are never taken from a map older than the known one: the node with the
+   newest map may be silent for a while, and older maps be reported meanwhile.
+4. A design document counts as missing only if an owner of its partition has ever reported which
+   ones it has.
 
-Elsewhere: asking (`cluster.peers`), what is told to others (`node.shared`), the files
-(`node.index_node`).
+Elsewhere: requests (`cluster.peers`), what other nodes are told (`databases.shared_answers`), the
+files (`node.index_node`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = [
 
 
 class NodeAt(NamedTuple):
-    """Where the pages of a node are."""
+    """Address of the pages of a node."""
 
     host: str
     """IPv6 without brackets."""
@@ -80,31 +81,31 @@ class ListedBucket(msgspec.Struct, frozen=True):
     uuid: str
     partitions: int
     revision: str
-    """Another one each time what the node says of it changes; empty: the bucket is not served."""
+    """Changes each time the node's report of it changes; empty: the bucket is not served."""
 
 
 class SharedList(msgspec.Struct, frozen=True):
-    """What a node says of itself."""
+    """The report of a node about itself."""
 
     uuid: str
     kv: int
-    """Port; 0 if it is closed."""
+    """Port of the kv listener; 0 if it is closed."""
     buckets: list[ListedBucket]
 
 
 class SharedBucket(msgspec.Struct, frozen=True):
-    """What a node says of a bucket."""
+    """The report of a node about a bucket."""
 
     name: str
     uuid: str
     partitions: int
     revision: str
     this: str
-    """What the map calls the node."""
+    """Name of the node in the map."""
     map: dict[str, Any] | None
     active: list[int]
     designs: list[SharedDesign]
-    """Those whose partition is active there."""
+    """Design documents whose partition is active there."""
 
     def bucket_map(self) -> BucketMap | None:
         """Return the map, None if there is none."""
@@ -112,7 +113,7 @@ class SharedBucket(msgspec.Struct, frozen=True):
 
 
 class Told(NamedTuple):
-    """What was said, and by whom."""
+    """A report, and the node that made it."""
 
     node: NodeAt
     kv: int
@@ -130,12 +131,12 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def node(self) -> NodeAt:
-        """Where its pages are."""
+        """Return the address of its pages."""
         return NodeAt(self.host, self.http)
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What is known of a bucket."""
+    """The known state of a bucket."""
 
     name: str
     uuid: str
@@ -143,28 +144,28 @@ class Learned(msgspec.Struct, frozen=True):
     places: list[Place]
     designs: list[SharedDesign]
     revision: int = 0
-    """Of the map that says the places; 0: there was none."""
+    """Revision of the map that the places come from; 0: there was none."""
     heard: list[int] = []
-    """The partitions of which an owner ever said the design documents."""
+    """The partitions whose design documents some owner has reported."""
 
     def lacks_designs(self) -> bool:
-        """Whether there may be design documents that no owner has said yet."""
+        """Return whether there may be design documents that no owner has reported yet."""
         return len(self.heard) < self.partitions
 
     def has_heard(self, name: str) -> bool:
-        """Whether the partition that has a design document of this name is one of `heard`."""
+        """Return whether the partition of the design document of this name is in `heard`."""
         return _partition_of_design(name, self.partitions) in self.heard
 
 
 def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
-    """Put together what nodes say of one bucket.
+    """Combine the reports of nodes about one bucket.
 
     Args:
-        told: at least one; what the first one says counts where there is no map.
-        before: what was known; its places stay where only older maps are told.
+        told: at least one; without a map the first one counts.
+        before: the known state; its places stay if only older maps are reported.
 
     Raises:
-        UsageError: a map that is none.
+        UsageError: an invalid map.
     """
     one = told[0].bucket
     bucket_map = newest_map(told)
@@ -214,7 +215,7 @@ def places_of(bucket_map: BucketMap) -> list[Place]:
 
 
 def owners(told: Sequence[Told], places: Sequence[Place]) -> dict[int, SharedBucket]:
-    """Return partition -> what its owner said, where that says so, too."""
+    """Return partition -> report of its owner, if the owner reports it as active."""
     by_name = {each.bucket.this: each.bucket for each in reversed(told)}
     return {
         partition: owner
@@ -230,9 +231,9 @@ def designs_of(
     """Return the design documents by name, each as its owner has it.
 
     Args:
-        owned: partition -> what its owner said, as `owners` returns it.
-        partitions: how many the bucket has.
-        before: what was known; it stays where no owner says anything.
+        owned: partition -> report of its owner, as `owners` returns it.
+        partitions: number of partitions of the bucket.
+        before: the known ones; they stay where no owner reports.
     """
     found = {one.name: one for one in before if one.partition(partitions) not in owned}
     for partition, owner in owned.items():

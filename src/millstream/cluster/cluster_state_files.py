@@ -1,12 +1,12 @@
-"""What was learned of buckets, kept in the directory of a node that only indexes.
+"""The known state of buckets, stored in the directory of a node that only indexes.
 
 Layout: `followed/<bucket uuid>/learned.json`, beside the indexes of the bucket.
 
 Invariants:
 1. A file is replaced as a whole, durably.
-2. One that cannot be read costs nothing: the bucket is learned again.
+2. An unreadable file loses nothing: the state of the bucket is learned again.
 
-Elsewhere: what it says (`node.learned`), who writes it (`node.index_node`).
+Elsewhere: the content (`cluster.cluster_state`), the writer (`node.index_node`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEARNED: Final = "learned.json"
 
 
 def find_learned(path: Path) -> list[tuple[Path, Learned]]:
-    """Return the buckets in a directory `followed`, which need not exist, and their folders."""
+    """Return the buckets in a directory `followed`, which may be missing, and their folders."""
     found = []
     for file in sorted(path.glob(f"*/{_LEARNED}")):
         try:
@@ -39,6 +39,6 @@ def find_learned(path: Path) -> list[tuple[Path, Learned]]:
 
 
 def keep_learned(path: Path, learned: Learned) -> None:
-    """Keep what is known of a bucket in its folder; raises OSError."""
+    """Store the known state of a bucket in its folder; raises OSError."""
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / _LEARNED, msgspec.json.encode(learned))

@@ -1,4 +1,4 @@
-"""The pages of one node about a bucket, as whoever looks after it asks for them.
+"""The administration pages of one node for one bucket, as a client calls them.
 
 Elsewhere: requests and errors (`client.http`), which pages there are (docs/reference/http.md).
 """
@@ -18,7 +18,7 @@ __all__ = ["Pages", "coord_port_of", "http_port_of"]
 
 
 class Pages(HttpClient):
-    """The pages of one node about one bucket; made as `HttpClient`, with the bucket's name."""
+    """The pages of one node for one bucket; created as `HttpClient`, with the bucket's name."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Pages(HttpClient):
     def ask(
         self, method: str, page: str, content: Any = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """Return what a page answers, its name being what stands behind the bucket's.
+        """Return the answer of a page, named by its path after the bucket's name.
 
         Raises:
             MillstreamError: as `HttpClient.request`.
@@ -49,7 +49,7 @@ def http_port_of(connection: Connection) -> int:
     """Return the HTTP port of the node behind a kv connection.
 
     Raises:
-        AccessError: its statistics are shown after a log-in only.
+        AccessError: its statistics need a log-in.
         UnavailableError: `no_http`.
     """
     none = UnavailableError(
@@ -59,10 +59,10 @@ def http_port_of(connection: Connection) -> int:
 
 
 def coord_port_of(connection: Connection) -> int:
-    """Return the port for clients of coordination groups of the node behind a kv connection.
+    """Return the coordination port for clients of the node behind a kv connection.
 
     Raises:
-        AccessError: its statistics are shown after a log-in only.
+        AccessError: its statistics need a log-in.
         UnavailableError: `no_coord`.
     """
     none = UnavailableError(

@@ -1,15 +1,15 @@
-"""What other nodes say of their buckets: each is asked again and again.
+"""Polls other nodes for the state of their buckets.
 
-Each node that is watched has a task of its own, so that one which hangs delays no other. It asks
-for the node's list, and for what is said of each bucket that the list says has changed.
+Each watched node has a task of its own, so that a hanging node delays no other. The task requests
+the node's list of buckets, and the state of each bucket that the list shows as changed.
 
 Invariants:
-1. What a node said stays known while it cannot be reached, and is forgotten when it is watched
-   no more.
-2. Whoever owns this is told after each round that brought something new, and no more often.
-3. A node's silence is logged once, with its reason.
+1. The last report of a node stays known while the node is unreachable. It is forgotten when the
+   node is no longer watched.
+2. The owner is notified after each round with new information, and not otherwise.
+3. A node's failure is logged once, with the reason.
 
-Elsewhere: what it means (`node.learned`), the pages that are asked
+Elsewhere: use of the reports (`cluster.cluster_state`), the requested pages
 (`gateway.aio.peers.shared_pages`).
 """
 
@@ -37,19 +37,19 @@ __all__ = ["NODE_ASK_S", "NODE_SAYS_S_MAX", "Neighbours"]
 
 _LOG = logging.getLogger(__name__)
 NODE_ASK_S: Final = 1.0
-"""How often another node is asked what is so of its buckets."""
+"""How often another node is asked for the state of its buckets."""
 NODE_SAYS_S_MAX: Final = 10.0
-"""How long it may take to answer each time."""
+"""How long each answer may take."""
 _Said = TypeVar("_Said", SharedList, SharedBucket)
 
 
 class _Watched:
-    """One node, and what it said."""
+    """One node and its last report."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.said: SharedList | None = None
-        """None: nothing yet."""
+        """None: no report yet."""
         self.buckets: dict[str, SharedBucket] = {}
         self.error = "it has not answered yet"
         """Why it does not answer; empty while it does."""
@@ -59,9 +59,9 @@ class Neighbours:
     """Other nodes; ended by `stop`.
 
     Args:
-        access: how they are asked.
-        wants: whether somebody wants to know of the bucket with this uuid.
-        on_news: called when something is known that was not.
+        access: how they are reached and authenticated.
+        wants: returns whether the state of the bucket with this uuid is needed.
+        on_news: called when there is new information.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Neighbours:
         self._tasks = Tasks()
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop polling."""
         await self._tasks.stop()
         if self._session is not None:
             await self._session.close()
@@ -90,10 +90,10 @@ class Neighbours:
             self._session = new_session()
         return HttpNode(self._session, str(node), node.host, node.http, self._access)
 
-    # -- which
+    # -- watched nodes
 
     def watch(self, nodes: Collection[NodeAt]) -> None:
-        """Ask these nodes from now on, and no others."""
+        """Poll these nodes from now on, and no others."""
         for node in self._watched.keys() - set(nodes):
             task = self._watched.pop(node).task
             assert task is not None
@@ -106,7 +106,7 @@ class Neighbours:
                 )
 
     def told_of(self, uuid: str) -> list[Told]:
-        """Return what is said of a bucket, in the order in which nodes were watched."""
+        """Return the reports about a bucket, in the order in which nodes were watched."""
         return [
             Told(node, watched.said.kv, watched.buckets[uuid])
             for node, watched in self._watched.items()
@@ -114,11 +114,11 @@ class Neighbours:
         ]
 
     def uuids(self) -> set[str]:
-        """Return the buckets of which something is said."""
+        """Return the uuids of the buckets with reports."""
         return {uuid for watched in self._watched.values() for uuid in watched.buckets}
 
     def is_gone(self, uuid: str) -> bool:
-        """Whether all nodes answer, and none lists the bucket, served or not."""
+        """Return whether all nodes answer and none lists the bucket, served or not."""
         return all(
             not watched.error
             and uuid not in watched.buckets
@@ -149,10 +149,10 @@ class Neighbours:
             await asyncio.sleep(NODE_ASK_S)
 
     async def _ask(self, node: NodeAt, watched: _Watched) -> bool:
-        """Ask once; return whether anything is new.
+        """Poll once; return whether anything is new.
 
         Raises:
-            MillstreamError: why not all is known.
+            MillstreamError: why the information is incomplete.
         """
         said = await self._decoded(node, "/_millstream/shared", SharedList)
         is_news = said != watched.said
@@ -166,7 +166,7 @@ class Neighbours:
             if bucket.revision and (known is None or known.revision != bucket.revision):
                 path = f"/_millstream/buckets/{quote(bucket.name, safe='')}/shared"
                 found = await self._decoded(node, path, SharedBucket)
-                if found.uuid == uuid:  # else it was made anew between the two answers
+                if found.uuid == uuid:  # else it was created anew between the two answers
                     watched.buckets[uuid] = found
                     is_news = True
         return is_news

@@ -1,14 +1,14 @@
-"""A promotion's way over the nodes of a bucket: ask all, let them promise, activate, tell all.
+"""Runs a promotion over the nodes of a bucket: survey, promises, activation, publishing the map.
 
-Each step asks every node at once, and each node for all its partitions in one request. What was
-done stays done when this process dies, and a second run goes on from there: promises only ask for
-larger ones, who is active is found out, and the map follows from that.
+Each step asks all nodes concurrently, and each node for all its partitions in one request.
+Completed steps remain valid if this process dies, and a second run continues from there: promises
+only have to be larger, the active copies are surveyed again, and the map follows from them.
 
 Invariants:
-1. Nothing is asked to promise before enough copies have said how they stand.
-2. A copy is activated only by standings told with promises, in the branch of these promises.
+1. No promise is requested before enough copies have reported their standing.
+2. A copy is activated only by standings reported with promises, in the branch of these promises.
 3. Every wait is bounded: by the time limit of a request, and by `ROUNDS_MAX`.
-4. What is served and wanted elsewhere is handed over, in the same history.
+4. A served partition that is requested on another node is handed over, in the same history.
 
 Elsewhere: the decisions (`cluster.core`), requests (`cluster.pages`), what nodes do
 (`kv.aio.copies`).
@@ -51,14 +51,14 @@ from millstream.model.standing import Standing, standing_from_json
 __all__ = ["Promoter", "Report"]
 
 ROUNDS_MAX: Final = 3
-"""How often what another promotion came in between of is tried, in one run."""
+"""Rounds in one run, if another promotion interferes."""
 HAND_OVERS_MAX: Final = 4
-"""Partitions that one node takes over at a time."""
+"""Number of partitions that one node takes over concurrently."""
 WRITE_S: Final = 60.0
-"""Longest wait for promises and activations, of a node that answered a moment ago: its disk may be
-slow, and a promotion that gives up half way leaves nobody active."""
+"""Longest wait for promises and activations of a node that has just answered: its disk may be
+slow, and a promotion that gives up half way leaves no copy active."""
 HAND_OVER_S: Final = 310.0
-"""Longest wait for one of them: a node gives it up itself before."""
+"""Longest wait for one of them; the node's own time limit is shorter."""
 _FOLLOW: Final = {"state": "replica"}
 _TAKE_OVER: Final = {"state": "active", "take_over": True}
 _T = TypeVar("_T")
@@ -68,7 +68,7 @@ _NO_MAP: Final = ("bucket_not_found", "map_not_found")
 
 
 class Report(NamedTuple):
-    """What a run did; `silent`: why a node took no part."""
+    """Result of a run; `silent`: why a node took no part."""
 
     revision: int
     outcomes: list[Outcome]
@@ -80,8 +80,8 @@ class Promoter:
 
     Args:
         uuid: of the bucket.
-        open_pages: the pages of a node that the map names.
-        new_branch: by the clock.
+        open_pages: opens the pages of a node of the map.
+        new_branch: returns a branch from the clock.
         pause: waits before a further round; called with its number.
     """
 
@@ -102,12 +102,12 @@ class Promoter:
         self, bucket_map: BucketMap, wanted: Collection[int], to: str | None, *, is_forced: bool,
         drop: str | None = None,
     ) -> Report:  # fmt: skip
-        """Promote those of the wanted partitions that are not served, or not by `to`.
+        """Promote the requested partitions that are not served, or not by `to`.
 
-        `drop`: a lost node that the map shall not have any more, once every partition is served.
+        `drop`: a lost node to be removed from the map once every partition is served.
 
         Raises:
-            UsageError: as `without_node`; `node_answers`: the one to drop is not lost.
+            UsageError: as `without_node`; `node_answers`: the node to drop is not lost.
         """
         outcomes: dict[int, Outcome] = {}
         for number in range(ROUNDS_MAX):
@@ -130,7 +130,7 @@ class Promoter:
     # -- the steps
 
     def _survey(self, bucket_map: BucketMap, away: Mapping[str, str] = _NOBODY) -> Survey:
-        """Ask all nodes, but those away, for map and standings; again if one knows a newer map."""
+        """Ask all reachable nodes for map and standings; repeat if one knows a newer map."""
         for _ in range(ROUNDS_MAX):
             asked = [node for node in bucket_map.nodes if node.name not in away]
             maps, no_map = self._each(asked, self._map_of)
@@ -210,7 +210,7 @@ class Promoter:
         return {one.partition for every in answered.values() for one in every}
 
     def _hand_over(self, survey: Survey, partitions: Collection[int], to: str) -> list[Outcome]:
-        """Let a node take partitions over from those that serve them, a few at a time."""
+        """Let a node take partitions over from the nodes that serve them, a few at a time."""
         pages = self._open_pages(survey.bucket_map.node(to))
 
         def ask(p: int) -> Outcome:
@@ -229,10 +229,10 @@ class Promoter:
     def _publish(
         self, bucket_map: BucketMap, away: Mapping[str, str], drop: str | None
     ) -> tuple[int, dict[str, str]]:
-        """Give all nodes a map that says who is active, and fence what was away before.
+        """Send all nodes the map with the active copies, and fence copies that were unreachable.
 
-        Who did not answer in this run is not waited for again: the copies of the others follow,
-        and acknowledge, only once they have the map.
+        Nodes that did not answer in this run are not waited for: the copies of the others follow
+        and acknowledge only once they have the map.
         """
         for number in range(ROUNDS_MAX):
             if number:
@@ -265,7 +265,7 @@ class Promoter:
         self._open_pages(node).ask("PUT", "map", content)
 
     def _fence(self, survey: Survey) -> dict[str, str]:
-        """See to it that no copy follows, or serves, an older history than the one there is."""
+        """Make sure that no copy follows or serves a history older than the current one."""
         wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for name, branch, p in fences(survey):
             wanted[name][branch].append(p)
@@ -287,7 +287,7 @@ class Promoter:
     def _each(
         self, nodes: Collection[NodeAddress], ask: Callable[[NodeAddress], _T]
     ) -> tuple[dict[str, _T], dict[str, MillstreamError]]:
-        """Ask nodes at the same time; return their answers, and the errors of the others."""
+        """Ask nodes concurrently; return their answers, and the errors of the others."""
         answers: dict[str, _T] = {}
         errors: dict[str, MillstreamError] = {}
         if nodes:

@@ -1,25 +1,25 @@
-"""Going on with what is left of a data directory: `millstream check DIR --accept WHAT`.
+"""Continuing with what is left of a data directory: `millstream check DIR --accept WHAT`.
 
-An error about something that is missing or altered names WHAT: a path below the directory. Nothing
-is deleted: what cannot be used is set aside beside it, as `log.lost-1`.
+An error about a missing or altered file names WHAT: a path below the directory. Nothing is
+deleted: unusable files are set aside beside their place, as `log.lost-1`.
 
 | WHAT | what is done |
 | --- | --- |
-| `node.toml` | written again as the inventory says |
-| `inventory.toml` | written again from what is found |
-| `users.json` | taken as it is, if it can be read; else the node has no users any more |
-| `coord` | set aside: the node coordinates anew, as another one |
+| `node.toml` | written again from the inventory |
+| `inventory.toml` | written again from the files found |
+| `users.json` | accepted as it is, if readable; else the node has no users any more |
+| `coord` | set aside: the node begins coordination anew, with a new identity |
 | `buckets/UUID` | the bucket is given up |
-| `buckets/UUID/bucket.toml` | written again: what the inventory says, options as they are |
-| `buckets/UUID/map.json` | set aside: the bucket is alone on this node |
-| `buckets/UUID/local` | taken as it is, if it can be read; else set aside |
-| `buckets/UUID/log` | cut where the first damage is; what is behind is set aside |
+| `buckets/UUID/bucket.toml` | written again from the inventory; readable options are kept |
+| `buckets/UUID/map.json` | set aside: the bucket is on this node alone |
+| `buckets/UUID/local` | accepted as it is, if readable; else set aside |
+| `buckets/UUID/log` | cut at the first damage; the rest is set aside |
 
 Invariants:
-1. Ended half way, the same may be said again.
+1. If the command is interrupted, it can be run again.
 2. The inventory is changed last.
 
-Elsewhere: who finds what is missing (`data_directory.ownership`, `data_directory.bucket_files`,
+Elsewhere: finding missing files (`data_directory.ownership`, `data_directory.bucket_files`,
 `kv.aio`, `storage`).
 """
 
@@ -70,16 +70,16 @@ _BUCKET: Final = re.compile(r"buckets/([^/]+)(?:/([^/]+))?")
 
 
 def accept(path: Path, what: str) -> str:
-    """Go on with what is there; return what was done, for people. Blocks.
+    """Continue with the files that are left; return what was done, as text for people. Blocks.
 
     Args:
-        path: the data directory, which no server uses.
-        what: as the error says it.
+        path: the data directory; no server may use it.
+        what: as the error names it.
 
     Raises:
         UsageError: `no_data_directory`; `not_acceptable`: there is nothing of this name.
         UnavailableError: `directory_in_use`.
-        CorruptionError: something else is to be accepted before.
+        CorruptionError: something else must be accepted first.
         OSError: it cannot be written.
     """
     if not path.is_dir() or not holds_a_node(path):
@@ -126,7 +126,7 @@ def _inventory_file(path: Path) -> str:
     try:
         node_uuid = read_node_file(path)[0]
     except (CorruptionError, OSError):
-        node_uuid = ""  # of `node.toml`, which wants to be accepted too
+        node_uuid = ""  # it is in `node.toml`, which needs acceptance too
     contents = _found_in(path, node_uuid)
     Inventory(path).begin(contents)
     users = "users" if contents.has_users else "no users"
@@ -135,7 +135,7 @@ def _inventory_file(path: Path) -> str:
 
 
 def _found_in(path: Path, node_uuid: str) -> Contents:
-    """Return what is found in a directory, for a lost inventory."""
+    """Build a lost inventory from the files found in a directory."""
     buckets: dict[str, Entry] = {}
     for directory in sorted((path / "buckets").glob("*")):
         with suppress(OSError, KeyError, ValueError, MillstreamError):
@@ -208,7 +208,7 @@ def _of_bucket(path: Path, bucket_uuid: str, part: str | None) -> str:
 
 
 def _bucket_file(inventory: Inventory, directory: Path, entry: Entry | None) -> str:
-    """Write the file again: what the bucket is as the inventory says, the rest as it is there."""
+    """Write the file again: identity from the inventory, other values from the file."""
     kept: BucketRecord | None = None
     with suppress(OSError, KeyError, ValueError, MillstreamError):
         kept = record_of(tomllib.loads((directory / BUCKET_FILE).read_text()))
@@ -250,13 +250,13 @@ def _local(directory: Path, _: Entry) -> str:
 
 def _log(directory: Path, entry: Entry) -> str:
     done = salvage_log(directory, entry.partitions)
-    shutil.rmtree(directory / "byid", ignore_errors=True)  # it is built anew from the log
+    shutil.rmtree(directory / "byid", ignore_errors=True)  # it is rebuilt from the log
     sync_directory(directory)
     return done
 
 
 def _set_aside(path: Path) -> str:
-    """Give a file or directory that may be there another name; return what says so."""
+    """Rename a file or directory, if it exists; return a text that says so."""
     if not path.exists():
         return ""
     number = 1

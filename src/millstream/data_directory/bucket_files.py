@@ -1,17 +1,17 @@
-"""The directories of buckets: found, made and removed, and what their small files say.
+"""The directories of buckets: found, created and removed, and the content of their small files.
 
-A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
-created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas) beside what the
-engine keeps there, and with `map.json` if it has a map. A directory that is being made ends in
-`.creating`, one that is going away in `.deleted`; the next start removes both.
+A bucket is a directory named by its uuid. It has `bucket.toml` (format, name, uuid, partitions,
+created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas), the files of the
+engine, and `map.json` if it has a map. The name of a directory that is being created ends in
+`.creating`, of one that is being removed in `.deleted`. The next start removes both.
 
 Invariants:
-1. A directory under its final name is whole, and durable once `make_directory` returns.
-2. Whether there must be a map is said after there is one, and before a new bucket is there.
-3. `bucket.toml` has a checksum, and says of a bucket what the inventory says. A bucket that the
-   inventory names is found, with its damage, whatever became of its directory.
+1. A directory under its final name is complete, and durable once `make_directory` returns.
+2. That a map is required is written after the map, and before a new bucket gets its final name.
+3. `bucket.toml` has a checksum and agrees with the inventory. A bucket that the inventory names is
+   listed with its damage, whatever happened to its directory.
 
-Elsewhere: which buckets there are (`node.buckets`), the map's file (`data_directory.map_file`),
+Elsewhere: the set of buckets (`databases.buckets`), the map's file (`data_directory.map_file`),
 the log (`storage`).
 """
 
@@ -60,7 +60,7 @@ _UNFINISHED: Final = (".creating", ".deleted")
 
 
 class BucketRecord(NamedTuple):
-    """What bucket.toml says; of a damaged one the inventory, else the uuid stands for the name."""
+    """Content of bucket.toml; if damaged, from the inventory, else with the uuid as the name."""
 
     name: str
     uuid: str
@@ -69,25 +69,25 @@ class BucketRecord(NamedTuple):
     damage: str = ""
     purge_age_s: int = PURGE_AGE_S
     memory_quota_bytes: int | None = None
-    """None: that of the node."""
+    """None: the quota of the node."""
     has_map: bool = False
-    """Whether there must be a map; there may be one if not."""
+    """Whether a map is required; without this a map may exist."""
     index_replicas: bool = False
     """Whether copies that are not active are indexed too."""
     is_sealed: bool = True
-    """Whether the file has a checksum; those of older programs have none."""
+    """Whether the file has a checksum; files of older versions have none."""
 
     @property
     def entry(self) -> Entry:
-        """Return what the inventory says of a bucket that has nothing yet."""
+        """Return the inventory entry of a bucket without any parts."""
         return Entry(self.name, self.partitions, self.created)
 
 
 def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
-    """Return the map of a bucket, None if it never had one. Blocks.
+    """Return the map of a bucket; None if it never had one. Blocks.
 
     Raises:
-        CorruptionError: `bad_map_file`: it is damaged, or was there once.
+        CorruptionError: `bad_map_file`: it is damaged, or is missing.
         UsageError: `newer_format`.
         OSError: it cannot be read.
     """
@@ -98,10 +98,10 @@ def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
 
 
 def find_records(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
-    """Return the buckets in a directory, in the order of their uuids; changes nothing.
+    """Return the buckets in a directory, ordered by uuid; changes nothing.
 
-    One that the inventory names and that is missing, or whose bucket.toml cannot be believed,
-    comes with its damage.
+    A bucket that the inventory names and that is missing, or whose bucket.toml is invalid, is
+    returned with its damage.
 
     Raises:
         UsageError: `newer_format`.
@@ -128,7 +128,7 @@ def find_records(path: Path, contents: Contents = Contents()) -> list[BucketReco
 
 
 def clean_and_find(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
-    """Do what `find_records` does, once what was being made or removed is gone. Blocks."""
+    """Remove unfinished creations and removals, then do what `find_records` does. Blocks."""
     path.mkdir(exist_ok=True)
     for directory in path.iterdir():
         if directory.suffix in _UNFINISHED:
@@ -137,15 +137,15 @@ def clean_and_find(path: Path, contents: Contents = Contents()) -> list[BucketRe
 
 
 def way_out(directory: Path, error: Exception) -> str:
-    """Return how to go on in spite of an error of a bucket's files, as the end of what it says."""
+    """Return the hint how to continue after an error of a bucket's files, to end its message."""
     if not isinstance(error, CorruptionError) or error.code in ("bad_file", BY_ID_DAMAGED):
-        return ""  # the error says it
+        return ""  # the error has the hint
     part = directory / _PARTS.get(error.code, LOG)
     return accept_hint(part, directory.parent.parent)
 
 
 def _refuse_altered(directory: Path, record: BucketRecord, entry: Entry) -> None:
-    """Refuse a whole file that says of the bucket something else than the inventory."""
+    """Reject a valid file that contradicts the inventory."""
     if record.entry != entry._replace(parts=frozenset()):
         raise CorruptionError(
             f"{directory / BUCKET_FILE} says {record.name!r}, {record.partitions} partitions, "
@@ -156,7 +156,7 @@ def _refuse_altered(directory: Path, record: BucketRecord, entry: Entry) -> None
 
 
 def _hint(path: Path) -> str:
-    """Return the way out of damage of a bucket's directory or its file."""
+    """Return the hint for damage of a bucket's directory or its file."""
     above = path.parent if path.name != BUCKET_FILE else path.parent.parent
     return accept_hint(path, above.parent)
 
@@ -189,7 +189,7 @@ def _read_record(directory: Path, *, is_known: bool) -> BucketRecord:
 
 
 def record_of(content: Mapping[str, object]) -> BucketRecord:
-    """Return what the file says; raises KeyError, ValueError or MillstreamError if that is bad."""
+    """Return the content of the file; raises KeyError, ValueError or MillstreamError if bad."""
     purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
     if purge_age_s < 0:
         raise ValueError(f"purge_age_s is {purge_age_s}")
@@ -209,7 +209,7 @@ def record_of(content: Mapping[str, object]) -> BucketRecord:
 
 
 def make_directory(path: Path, record: BucketRecord, placed: PlacedMap | None) -> None:
-    """Make a bucket's directory, durably; with a map `record.has_map` is true. Blocks."""
+    """Create a bucket's directory durably; with a map `record.has_map` is true. Blocks."""
     assert record.has_map == (placed is not None)
     directory = path / f"{record.uuid}.creating"
     directory.mkdir()
@@ -237,19 +237,19 @@ def _record_as_toml(record: BucketRecord) -> bytes:
 
 
 def store_map(directory: Path, record: BucketRecord, placed: PlacedMap) -> None:
-    """Write a bucket's map, durably. Blocks; raises OSError."""
+    """Write a bucket's map durably. Blocks; raises OSError."""
     write_map(directory, placed)
     if not record.has_map:
         write_atomically(directory / BUCKET_FILE, _record_as_toml(record._replace(has_map=True)))
 
 
 def store_record(path: Path, record: BucketRecord) -> None:
-    """Write what bucket.toml says anew, durably. Blocks; raises OSError."""
+    """Write bucket.toml again durably. Blocks; raises OSError."""
     write_atomically(path / record.uuid / BUCKET_FILE, _record_as_toml(record))
 
 
 def take_back_directory(path: Path, record: BucketRecord) -> None:
-    """Remove what was made of a bucket; what cannot be removed now is at the next start."""
+    """Undo a bucket's creation; what cannot be removed now is removed at the next start."""
     made = path / record.uuid
     if made.is_dir():
         with suppress(OSError):
@@ -269,7 +269,7 @@ def remove_directory(path: Path, record: BucketRecord) -> None:
 
 
 def refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
-    """Refuse a map of a bucket that is not this one.
+    """Reject a map of another bucket.
 
     Raises:
         ConditionError: `other_uuid`, `other_partitions`.

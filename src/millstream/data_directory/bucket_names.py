@@ -1,13 +1,13 @@
-"""Which names, partition counts and memory quotas a bucket may have.
+"""Validation of names, partition counts and memory quotas of buckets.
 
 Invariants:
 1. A name never becomes a path: directories are named by the bucket's uuid.
-2. A name may stand in a URL path once its `/`, `%`, `+` and `$` are percent-encoded; it never
-   begins with `_`, which is the administration's, but for `_replicator`.
+2. A name may be used in a URL path with `/`, `%`, `+` and `$` percent-encoded. It never begins
+   with `_`, which is reserved for administration, except `_replicator`.
 
-Elsewhere: the buckets (`node.buckets`).
+Elsewhere: the buckets (`databases.buckets`).
 Source: the name rules of CouchDB (lower case, digits, `_$()+-/`) and Couchbase (both cases,
-digits, `_-.%`), joined.
+digits, `_-.%`), combined.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_$()+/.%-]*")
 
 
 def checked_bucket_name(name: str) -> str:
-    """Return the name if it may be a bucket's.
+    """Return the name if it is a valid bucket name.
 
     Raises:
         UsageError: `bad_bucket_name`.
@@ -44,7 +44,7 @@ def checked_bucket_name(name: str) -> str:
 
 
 def checked_partition_count(count: int) -> int:
-    """Return the count if a bucket may have it.
+    """Return the partition count if it is valid.
 
     Raises:
         UsageError: `bad_partitions`.
@@ -58,7 +58,7 @@ def checked_partition_count(count: int) -> int:
 
 
 def checked_memory_quota(quota_bytes: int) -> int:
-    """Return the quota if a bucket may have it.
+    """Return the memory quota if it is valid.
 
     Raises:
         UsageError: `bad_memory_quota`.

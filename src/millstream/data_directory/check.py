@@ -1,20 +1,20 @@
-"""Offline verification of a data directory: every record of every log is read and checked.
+"""Offline check of a data directory: every record of every log is read and verified.
 
-Records against checksums and indexes, indexes against records, the versions of each key against
-each other and the low points, by-id against the log, the log against its receipt, small files,
-local documents and attachments against their checksums, all of them against the inventory, the
-nodes of its view indexes and what these say of each other; of a node that only indexes, those. Of
-each coordination group whatever its superblock names.
+The check compares records with checksums and indexes, indexes with records, the versions of each
+key with each other and with the low points, by-id with the log, and the log with its receipt. It
+verifies the checksums of small files, local documents and attachments, and compares all of them
+with the inventory. It verifies the nodes of view indexes and their consistency; on a node that
+only indexes, this is all. For each coordination group it verifies what the superblock names.
 
 Invariants:
-1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
+1. Nothing in the directory is changed except the process id in its lock file. A torn tail is
    reported and left for the next start to cut.
 2. A directory that a server has open is not checked.
-3. Damage of one part does not keep the others from being checked, and says how to go on with what
-   is there.
+3. Damage of one part does not stop the check of the others. Its report says how to continue with
+   what is left.
 
-Elsewhere: going on with it (`data_directory.acceptance`), what is checked in a log
-(`storage.core.log_check`), in an index (`views.core.index.index_check`), in a coordination group
+Elsewhere: continuing (`data_directory.acceptance`), checks of a log (`storage.core.log_check`), of
+an index (`views.core.index.index_check`), of a coordination group
 (`coordination.core.pool.group_check`).
 """
 
@@ -73,47 +73,48 @@ __all__ = ["BucketCheck", "DirectoryCheck", "check_directory"]
 _GROUP: Final = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}(?:{REMOVED}|{RESTORED})*")
 _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
 _UNREADABLE: Final = (AssertionError, ValueError, LookupError, TypeError, struct.error, lmdb.Error)
-"""What reading of files that are not what was written may run into."""
+"""Errors that reading altered files may raise."""
 
 
 @dataclass(slots=True)
 class BucketCheck:
-    """What was found in one bucket."""
+    """Result for one bucket."""
 
     name: str
     uuid: str
     partitions: int
     log: LogCheck = field(default_factory=LogCheck)
     torn_bytes: int = 0
-    """Behind the last whole record; the next start cuts them. Nothing acknowledged is in them."""
+    """Bytes after the last whole record. The next start cuts them; no acknowledged data is in
+    them."""
     leftover_files: int = 0
-    """What a compaction had no time to remove; the next start does."""
+    """Files that a compaction could not remove; the next start does."""
     map_revision: int = 0
     """0: it has no map, this node is alone."""
     node_name: str = ""
-    """What the map calls this node."""
+    """Name of this node in the map."""
     indexes: list[IndexCheck] = field(default_factory=list)
     is_followed: bool = False
-    """Its documents are on other nodes, this one only indexes it."""
+    """The documents are on other nodes; this node only indexes the bucket."""
     damage: str = ""
-    """Of its documents; empty if all is well."""
+    """Damage of its documents; empty if there is none."""
     damaged_attachments: int = 0
-    """Files that are missing, or whose bytes are not those of their name."""
+    """Files that are missing, or whose bytes do not match their name."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether neither documents nor indexes are damaged."""
+        """Return whether neither documents nor indexes are damaged."""
         is_whole = not self.damage and not self.damaged_attachments
         return is_whole and not any(index.damage for index in self.indexes)
 
     def total(self, name: str) -> int:
-        """Return the sum of a figure over all partitions."""
+        """Return the sum of a value over all partitions."""
         return sum(getattr(partition, name) for partition in self.log.partitions)
 
 
 @dataclass(slots=True)
 class DirectoryCheck:
-    """What was found in a data directory."""
+    """Result for a data directory."""
 
     uuid: str
     format: int
@@ -121,13 +122,13 @@ class DirectoryCheck:
     buckets: list[BucketCheck]
     groups: list[GroupCheck] = field(default_factory=list)
     coordination: NodeFilesCheck | None = None
-    """None: it has never coordinated."""
+    """None: the node has never taken part in coordination."""
     damage: list[str] = field(default_factory=list)
-    """Of the node's own files: none of its parts."""
+    """Damage of the node's own files, which belong to no part."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether no damage was found."""
+        """Return whether no damage was found."""
         is_one_sound = self.coordination is None or self.coordination.is_sound
         if self.damage or not is_one_sound:
             return False
@@ -142,7 +143,7 @@ def check_directory(
 
     Args:
         path: the data directory.
-        progress: called with the bucket that is checked and the share of its log that was, 0 to 1.
+        progress: called with the current bucket and the share of its log that was checked, 0 to 1.
 
     Raises:
         UsageError: `no_data_directory`, `newer_format`.
@@ -176,7 +177,7 @@ def check_directory(
 
 
 def _check_own_files(path: Path, found: DirectoryCheck) -> Contents:
-    """Check what is of the node and none of its parts; return what the inventory says."""
+    """Check the files that belong to the node itself; return the inventory."""
     contents, has_inventory = Contents(), False
     try:
         found.uuid, has_inventory = read_node_file(path)
@@ -264,7 +265,7 @@ def _check_coordination(path: Path) -> tuple[NodeFilesCheck | None, list[GroupCh
 
 
 def _missing(known: Known | None, names: set[str]) -> list[GroupCheck]:
-    """Return the groups that the node had, and of which there is nothing."""
+    """Return the groups that the node had and whose files are missing."""
     damage = (
         "its folder is gone, and with it what this member has promised: replace it in its group "
         "by a new one"
@@ -278,7 +279,7 @@ def _missing(known: Known | None, names: set[str]) -> list[GroupCheck]:
 
 @contextmanager
 def _unchanged_by_id(path: Path) -> Iterator[ById | None]:
-    """Open a by-id map that a start would open, None if there is none."""
+    """Open a by-id map that a start would open; None if there is none."""
     opened = LmdbByIdMap.unchanged(path)
     try:
         yield None if opened is None else ById(opened)

@@ -1,16 +1,17 @@
 """The file `inventory.toml`: what the data directory of a node must hold.
 
-Each bucket with what it has beside its own file, whether there are users, whether the node
-coordinates. What is named here and missing, or altered, stops that part and is never begun anew.
+It names each bucket with its parts beside its own file, whether there are users, and whether the
+node takes part in coordination. If anything named here is missing or altered, that part stops and
+is never created anew.
 
 Invariants:
-1. What is made is durable before it is named here, and it is named before whoever asked for it is
-   told. What goes away is taken out first. So a kill between leaves something that is there and
-   not named: it is taken in at the next start.
-2. The file is replaced as a whole, by one process at a time, from what it says then.
+1. A part is durable before it is named here, and it is named before its creation is acknowledged.
+   A part that is removed is taken out of the inventory first. So a kill in between leaves a part
+   that exists and is not named. The next start adds it.
+2. The file is replaced as a whole, by one process at a time, based on its current content.
 
-Elsewhere: who names what (`node.buckets`, `access.users`, `node.engine`); what to do about what is
-missing (`data_directory.acceptance`).
+Elsewhere: who adds entries (`databases.buckets`, `access.users`, `node.engine`); handling of
+missing parts (`data_directory.acceptance`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ INVENTORY_FILE: Final = "inventory.toml"
 LOG: Final = "log"
 """Part of a bucket: its log was opened, and has a receipt."""
 LOCAL: Final = "local"
-"""Part of a bucket: `_local` documents or settings were kept."""
+"""Part of a bucket: `_local` documents or settings were stored."""
 MAP: Final = "map"
 """Part of a bucket: it was given a map."""
 
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What the directory must hold."""
+    """Content of the inventory."""
 
     uuid: str = ""
     has_users: bool = False
@@ -58,15 +59,15 @@ class Contents(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever made in the directory."""
+        """Return whether nothing was ever created in the directory."""
         return not (self.has_users or self.coordinates or self.buckets)
 
     def with_bucket(self, uuid: str, entry: Entry) -> Contents:
-        """Return it with a bucket more, or another entry of one."""
+        """Return it with a new or replaced bucket entry."""
         return self._replace(buckets={**self.buckets, uuid: entry})
 
     def with_part(self, uuid: str, part: str) -> Contents:
-        """Return it with something more that a bucket has, if it is one of these."""
+        """Return it with a new part of a bucket, if the bucket is in it."""
         entry = self.buckets.get(uuid)
         if entry is None:
             return self
@@ -78,11 +79,11 @@ class Contents(NamedTuple):
 
 
 def accept_hint(path: Path, directory: Path | None = None) -> str:
-    """Return the end of an error: the command that goes on with what is there.
+    """Return the end of an error message: the command that continues with what is left.
 
     Args:
-        path: what is missing or damaged.
-        directory: the data directory; the one that the file is in if not said.
+        path: the missing or damaged file.
+        directory: the data directory; by default the one that contains the file.
     """
     directory = path.parent if directory is None else directory
     what, of = path.relative_to(directory).as_posix(), shlex.quote(str(directory))
@@ -97,21 +98,21 @@ class Inventory:
         self._file = directory / INVENTORY_FILE
         self._known: Contents | None = None
         self._stamp: object = None
-        """Of the file as it was read or written."""
+        """Identity of the file as last read or written."""
         self._lock = threading.Lock()
 
     @staticmethod
     def is_begun_in(directory: Path) -> bool:
-        """Return whether there is the file."""
+        """Return whether the file exists."""
         return (directory / INVENTORY_FILE).exists()
 
     def begin(self, contents: Contents) -> None:
-        """Write the file whatever there was; raises OSError."""
+        """Write the file, whatever was there; raises OSError."""
         with self._lock:
             self._write(contents)
 
     def read(self, *, is_expected: bool = False) -> Contents:
-        """Return what the file says; without it nothing, unless it is expected.
+        """Return the content of the file; without a file it is empty, unless the file is expected.
 
         Raises:
             CorruptionError: `bad_file`.
@@ -142,7 +143,7 @@ class Inventory:
         return self._known
 
     def change(self, function: Callable[[Contents], Contents]) -> None:
-        """Let the file say what a function makes of it, durably; raises as `read`."""
+        """Replace the content by the result of a function, durably; raises as `read`."""
         buckets = self.directory / "buckets"
         buckets.mkdir(exist_ok=True)
         with self._lock, alone_in(buckets):  # access.users has the lock of the directory itself
@@ -156,7 +157,7 @@ class Inventory:
         self._known, self._stamp = contents, _stamp(self._file)
 
     def note_coordination(self) -> None:
-        """Say, durably, that the node coordinates; raises as `read`."""
+        """Record durably that the node takes part in coordination; raises as `read`."""
         self.change(lambda contents: contents._replace(coordinates=True))
 
     # -- for the users
@@ -166,12 +167,12 @@ class Inventory:
         return self.read().has_users
 
     def note_users(self) -> None:
-        """Say, durably, that it has users; raises as `read`."""
+        """Record durably that the node has users; raises as `read`."""
         self.change(lambda contents: contents._replace(has_users=True))
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Return what tells a file from the one that replaces it."""
+    """Return values that differ between a file and its replacement."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 

@@ -1,13 +1,12 @@
-"""What is whole of a damaged log: its longest beginning that can be read from end to end.
+"""Salvages the longest readable beginning of a damaged log.
 
 Invariants:
-1. What is behind the first damage is set aside, never removed; so are the receipt and `reached`,
-   which would miss it.
-2. What is left is a log that a start takes as one that was not stopped cleanly: a state that the
-   bucket once had, with a new history.
+1. Everything after the first damage is set aside, never removed. So are the receipt and `reached`,
+   which would report it as missing.
+2. A start treats the remaining log as one that was not stopped cleanly: an earlier state of the
+   bucket, with a new history.
 
-Elsewhere: who asks for it (`data_directory.acceptance`), opening a log
-(`storage.core.segment_log`).
+Elsewhere: the caller (`data_directory.acceptance`), opening a log (`storage.core.segment_log`).
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _UNREADABLE: Final = (
 
 
 class _Whole(NamedTuple):
-    """The last segment that stays, and where it is cut (-1: it is whole)."""
+    """The last segment that is kept, and where it is cut (-1: it is complete)."""
 
     last: int
     end: int = -1
 
 
 def salvage_log(directory: Path, partition_count: int) -> str:
-    """Leave the whole beginning of the log of a bucket; return what was done, for people. Blocks.
+    """Keep the readable beginning of a bucket's log; return what was done, for people. Blocks.
 
     Args:
         directory: of the bucket.
@@ -90,7 +89,7 @@ def _longest(path: Path, numbers: list[int], partition_count: int) -> _Whole:
         damaged: int | None = last
         for whole in (_Whole(last), _Whole(last, _end_of(path, last))):
             if whole.end == HEADER_BYTES:
-                continue  # nothing is in it
+                continue  # it is empty
             damaged = _first_damage(path, numbers, whole, partition_count)
             if damaged is None:
                 return whole
@@ -102,7 +101,7 @@ def _longest(path: Path, numbers: list[int], partition_count: int) -> _Whole:
 def _first_damage(
     path: Path, numbers: list[int], whole: _Whole, partition_count: int
 ) -> int | None:
-    """Return the number of a segment that is damaged, the last one if that is not known."""
+    """Return the number of the first damaged segment; the last segment if unknown."""
     hidden = [segment_name(number) for number in numbers if number > whole.last]
     sizes = {segment_name(whole.last): whole.end} if whole.end >= 0 else {}
     disk = UnchangedDisk(path, [*hidden, REACHED_NAME, RECEIPT_NAME], sizes)
@@ -124,11 +123,11 @@ def _first_damage(
 
 
 def _end_of(path: Path, number: int) -> int:
-    """Return where the whole records of a segment end; its header's end if there are none."""
+    """Return where the whole records of a segment end; the end of its header if there are none."""
     file = UnchangedDisk(path).open(segment_name(number))
     header = decode_header(file.read_at(0, HEADER_BYTES))
     end = HEADER_BYTES
-    if header is not None and not header.rewriting.first:  # a compacted one has its marks last
+    if header is not None and not header.rewriting.first:  # a compacted segment has its marks last
         for found in walk(file.read_at, HEADER_BYTES, file.size()):
             end = found.offset + found.length
     file.close()

@@ -1,14 +1,15 @@
-"""The file `map.json` of a bucket: its newest map, and what the map calls this node.
+"""The file `map.json` of a bucket: its newest map, and the name of this node in it.
 
 Content: {"format", "crc32", "map": {"this", "revision", "nodes", "rows"}}; the checksum is that of
 the map as compact JSON in this order.
 
 Invariants:
-1. A map is durable here before the bucket goes by it.
-2. A file that is not as it was written is damage, never a bucket without a map: one that wrongly
-   believes to be alone would make its copies active by itself.
+1. A map is durable here before the bucket uses it.
+2. An altered file is damage; it never counts as a missing map. A bucket that wrongly believes to
+   be on one node only would make its copies active by itself.
 
-Elsewhere: what a map says (`model.bucket_map`), whether there must be a file (`node.buckets`).
+Elsewhere: the content of a map (`model.bucket_map`), whether a file is required
+(`databases.buckets`).
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class PlacedMap(NamedTuple):
 
 
 def write_map(directory: Path, placed: PlacedMap) -> None:
-    """Replace a bucket's map, durably. Blocks; raises OSError."""
+    """Replace a bucket's map durably. Blocks; raises OSError."""
     content = {"this": placed.node_name, **bucket_map_to_json(placed.bucket_map)}
     file = {"format": _FORMAT, "crc32": _checksum(content), "map": content}
     write_atomically(directory / MAP_FILE, msgspec.json.encode(file) + b"\n")
 
 
 def read_map(directory: Path, partition_count: int) -> PlacedMap | None:
-    """Return a bucket's map, None if there is no file. Blocks.
+    """Return a bucket's map; None if there is no file. Blocks.
 
     Raises:
         CorruptionError: `bad_map_file`.
@@ -94,7 +95,7 @@ def _checksum(content: object) -> int:
 
 
 def is_newer(present: BucketMap, node_name: str, placed: PlacedMap) -> bool:
-    """Return False for the same map again; refuse what must not take its place.
+    """Return False for the same map; reject a map that must not replace the current one.
 
     Raises:
         ConditionError: `other_node_name`, `older_map`, `other_map`.

@@ -1,17 +1,17 @@
-"""The data directory of a node: whose it is, in which format, and that only one server uses it.
+"""Ownership of a data directory: its node, its format, and the lock for one server.
 
 Layout: `node.toml` (format, uuid, created), `inventory.toml`, `lock`, `users.json`,
 `buckets/<uuid>/`.
 
 Invariants:
-1. Nothing is written into a directory that holds something else.
-2. A directory written by a newer format is not touched.
-3. While it is open, no other server has it open.
-4. A directory that has an inventory says so in `node.toml`, once the inventory is durable: one
-   that is gone is missed. So is `node.toml` where there is anything else of a node.
+1. Nothing is written into a directory that holds foreign files.
+2. A directory written by a newer format is not changed.
+3. Only one server has a directory open at a time.
+4. `node.toml` says that the directory has an inventory, once the inventory is durable, so a lost
+   inventory is detected. A lost `node.toml` is detected if any other file of a node exists.
 
-Elsewhere: what is in `buckets` (`node.buckets`), in `users.json` (`access.users`), in the
-inventory (`data_directory.inventory`), what to do about damage (`data_directory.acceptance`).
+Elsewhere: content of `buckets` (`databases.buckets`), of `users.json` (`access.users`), of the
+inventory (`data_directory.inventory`), handling of damage (`data_directory.acceptance`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 PATIENCE_S: Final = 3.0
-"""How long a server waits for a predecessor that is just ending."""
+"""How long a server waits for a predecessor that is stopping."""
 NODE_FILE: Final = "node.toml"
 _OWN_BEFORE_FIRST_START: Final = frozenset(
     {"lock", "lost+found", "node.toml.new", "inventory.toml", "inventory.toml.new", "buckets"}
@@ -42,7 +42,7 @@ _OF_A_NODE: Final = ("users.json", "buckets", "coord", "followed")
 
 
 class DataDirectory:
-    """An open data directory; made by `open`, ended by `close`."""
+    """An open data directory; created by `open`, ended by `close`."""
 
     def __init__(
         self, path: Path, lock: DirectoryLock, node_uuid: str, inventory: Inventory
@@ -56,7 +56,7 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: Path, *, patience_s: float = PATIENCE_S) -> DataDirectory:
-        """Open a directory, made if missing; blocks up to `patience_s` if another server has it.
+        """Open a directory, created if missing; wait up to `patience_s` for another server.
 
         Raises:
             UsageError: `foreign_directory`, `newer_format`.
@@ -75,12 +75,12 @@ class DataDirectory:
         except OSError as error:
             lock.release()
             raise _unusable(path, error) from error
-        except BaseException:  # whoever fails or is interrupted holds no lock
+        except BaseException:  # a failed or interrupted call holds no lock
             lock.release()
             raise
 
     def close(self) -> None:
-        """Let other servers in."""
+        """Release the lock for other servers."""
         self._lock.release()
 
 
@@ -106,14 +106,14 @@ def read_node_file(path: Path) -> tuple[str, bool]:
 
 
 def node_file_content(node_uuid: str, created: str) -> bytes:
-    """Return what node.toml says of a node whose directory has an inventory."""
+    """Return the content of node.toml for a directory with an inventory."""
     return sealed(
         f'format = {FORMAT}\nuuid = "{node_uuid}"\ncreated = {created}\ninventory = true\n'
     )
 
 
 def refuse_lost_coordination(path: Path, contents: Contents) -> None:
-    """Refuse to begin coordination anew where there was some.
+    """Refuse to begin coordination anew where its files are missing.
 
     Raises:
         CorruptionError: `coordination_lost`.
@@ -143,7 +143,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def holds_a_node(path: Path) -> bool:
-    """Return whether there is anything of a node in a directory."""
+    """Return whether there are any files of a node in a directory."""
     own = (NODE_FILE, INVENTORY_FILE, *_OF_A_NODE)
     return any((path / name).exists() for name in own)
 
@@ -157,7 +157,7 @@ def _missing(file: Path) -> CorruptionError:
 
 
 def _is_unfinished(path: Path, found: list[str]) -> bool:
-    """Return whether a first start was ended before it had made `node.toml`."""
+    """Return whether a first start was interrupted before it had written `node.toml`."""
     buckets = path / "buckets"
     if set(found) - _OWN_BEFORE_FIRST_START or (buckets.is_dir() and any(buckets.iterdir())):
         return False
@@ -174,7 +174,7 @@ def _node_uuid(path: Path, inventory: Inventory) -> str:
         sync_directory(path.parent)
         return node_uuid
     node_uuid, has_inventory = read_node_file(path)
-    if not has_inventory:  # made by an older program: what is there is taken in as it is found
+    if not has_inventory:  # made by an older version: existing files are taken in
         (path / "buckets").mkdir(exist_ok=True)
         if not Inventory.is_begun_in(path):
             inventory.begin(Contents(node_uuid))
@@ -186,7 +186,7 @@ def _node_uuid(path: Path, inventory: Inventory) -> str:
 
 
 def other_node(path: Path, node_uuid: str) -> str:
-    """Return the error of a node file and an inventory that name two nodes."""
+    """Return the error of a node file and an inventory that name different nodes."""
     file = path / NODE_FILE
     return f"{file} names node {node_uuid}, the inventory beside it another one{accept_hint(file)}"
 

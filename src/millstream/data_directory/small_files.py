@@ -1,14 +1,14 @@
-r"""Our own small TOML files: a format, and a checksum of the whole file.
+r"""Small TOML files of the node: with a format number and a checksum of the whole file.
 
     sealed = true\n ... # crc32 0badcafe\n
 
-The last line is a comment to TOML; the checksum is that of all bytes before it. A file of an older
-program has neither of the two lines.
+The last line is a comment to TOML; its checksum covers all bytes before it. A file of an older
+version has neither of the two lines.
 
 Invariants:
-1. A sealed file that was changed in any way is damage, also where it still says something.
+1. Any change to a sealed file is detected as damage, also if it is still valid TOML.
 
-Elsewhere: what they say (`data_directory.ownership`, `data_directory.inventory`,
+Elsewhere: their content (`data_directory.ownership`, `data_directory.inventory`,
 `data_directory.bucket_files`).
 """
 
@@ -33,12 +33,12 @@ _CHECKSUM: Final = re.compile(rb"# crc32 ([0-9a-f]{8})\n\Z")
 
 
 def utc_now() -> str:
-    """Return the present time as TOML and JSON have it, to the second."""
+    """Return the present time as in TOML and JSON, to the second."""
     return time.strftime(_TIME, time.gmtime())
 
 
 def as_text(value: object) -> str:
-    """Return a value read from TOML as it was written; times as `utc_now` gives them."""
+    """Return a value read from TOML as it was written; times as `utc_now` returns them."""
     return value.strftime(_TIME) if isinstance(value, datetime) else str(value)
 
 
@@ -49,11 +49,11 @@ def sealed(content: str) -> bytes:
 
 
 def read_toml(path: Path, hint: str = "") -> dict[str, object]:
-    """Read one of our own small TOML files; `sealed` in it says whether it has a checksum.
+    """Read a small TOML file; its `sealed` says whether it has a checksum.
 
     Args:
         path: of the file.
-        hint: what an error says about the way out.
+        hint: end of an error message: how to continue.
 
     Raises:
         CorruptionError: `bad_file`.

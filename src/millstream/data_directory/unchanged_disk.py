@@ -1,6 +1,6 @@
-"""A disk that is looked at and never changed: what a start would do to it is remembered.
+"""A read-only disk: changes that a start would make are recorded, not made.
 
-Elsewhere: who looks (`data_directory.check`, `data_directory.acceptance`).
+Elsewhere: its users (`data_directory.check`, `data_directory.acceptance`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["UnchangedDisk"]
 
 
 class _UnchangedFile:
-    """A file opened for reading; a cut is remembered, not made."""
+    """A file opened for reading; truncation is recorded, not made."""
 
     def __init__(self, path: Path, sizes: dict[str, int], heads: dict[str, bytes]) -> None:
         self._file = path.open("rb")
@@ -24,7 +24,7 @@ class _UnchangedFile:
         self._heads = heads
 
     def write_at(self, offset: int, data: bytes) -> None:
-        """Remember the header of a segment that was being made; nothing else is written."""
+        """Record the header of a segment that was being created; nothing else is written."""
         assert not offset, f"a check writes {len(data)} bytes at {offset} of {self._name}"
         self._heads[self._name] = data
         self._sizes[self._name] = len(data)
@@ -63,12 +63,12 @@ class _UnchangedFile:
 
 
 class UnchangedDisk:
-    """A directory as it is; what the log would tidy up is left.
+    """A directory without changes: the cleanup that a log would do is only recorded.
 
     Args:
         path: of the directory.
-        hidden: names of files that are not seen.
-        sizes: lengths that files are taken to have, if not their own.
+        hidden: names of files that are not visible.
+        sizes: lengths that override the real lengths of files.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class UnchangedDisk:
         self.leftovers: list[str] = []
 
     def names(self) -> list[str]:
-        """Return the names that are seen, sorted."""
+        """Return the visible names, sorted."""
         return sorted(name for name in os.listdir(self._path) if name not in self._hidden)
 
     def describe(self, name: str) -> str:
@@ -94,18 +94,18 @@ class UnchangedDisk:
         return _UnchangedFile(self._path / name, self._sizes, self._heads)
 
     def rename(self, source: str, target: str) -> None:
-        """Nothing is renamed."""
+        """Rename nothing."""
         raise AssertionError(f"a check renames {source} to {target}")
 
     def remove(self, name: str) -> None:
-        """Remember what a start would remove."""
+        """Record the removal that a start would make."""
         self.leftovers.append(name)
 
     def sync_directory(self) -> None:
         """Do nothing."""
 
     def boot_id(self) -> str:
-        """Return that nothing is known of the boot."""
+        """Return that the boot is unknown."""
         return ""
 
     def random_bytes(self, size: int) -> bytes:

@@ -1,1 +1,1 @@
-"""What a database is over all nodes that have partitions of it."""
+"""Databases as their users see them: over all nodes that have partitions of them."""

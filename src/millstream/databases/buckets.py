@@ -1,18 +1,18 @@
-"""The buckets of a node: found at the start, created and deleted while it runs.
+"""The buckets of a node: found at the start, created and deleted while the node runs.
 
 Invariants:
-1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
-2. A bucket created again under an old name has a new uuid and nothing of the old one.
-3. A bucket whose files are damaged stops alone: it is listed with its reason, the others are
-   served. If not even its name can be read, it is listed by its uuid.
-4. A creation that fails leaves nothing; a deletion that fails can be repeated.
-5. A bucket that was given a map is not brought up without one. Maps have growing revisions and one
-   name for this node.
-6. A bucket for which there was no space is tried again until it comes up.
-7. Every bucket is named in the inventory; one that is named there is never made anew, and one that
-   fails says how to go on with what is there.
+1. A bucket is served only after its directory is durable. It is gone once `delete` returns.
+2. A bucket created again under an old name has a new uuid and no data of the old one.
+3. A bucket with damaged files fails alone: it is listed with the reason, and the other buckets are
+   served. If its name cannot be read either, it is listed by its uuid.
+4. A failed creation leaves nothing behind. A failed deletion can be repeated.
+5. A bucket that was given a map is not opened without one. The revisions of its maps grow, and all
+   of them have the same name for this node.
+6. A bucket that could not be opened for lack of disk space is retried until it comes up.
+7. Every bucket is named in the inventory. A bucket named there is never created anew, and the
+   error of one that fails says how to continue with the files that are left.
 
-Elsewhere: what a bucket does (`kv.aio.engine`), its directory (`data_directory.bucket_files`).
+Elsewhere: the engine of a bucket (`kv.aio.engine`), its directory (`data_directory.bucket_files`).
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class Buckets:
     """All buckets of one node.
 
     Args:
-        path: the directory `buckets`, made if missing; the inventory is beside it.
+        path: the directory `buckets`, created if missing; the inventory is beside it.
         flush_interval_ms: of every bucket.
-        memory_quota_bytes: of every bucket that has none of its own.
+        memory_quota_bytes: of every bucket that has no quota of its own.
         on_persisted: called after each group commit.
         on_fatal: called with a bucket's name and the error that ended its writing; the bucket is
-            not served any more. Not for one that is being deleted.
-        on_stopped: called with a bucket in which a damaged record was met; it is not served any
-            more, the other buckets are.
-        link_to: how other nodes with copies are reached.
-        on_up: called with a bucket that is about to be served, and whether its replicas are to be
-            indexed; and again when that changes.
-        on_gone: awaited with the uuid of a bucket that is not served any more, before its files
-            are removed.
-        open_bucket: how a bucket is brought up.
+            no longer served. Not called for a bucket that is being deleted.
+        on_stopped: called with a bucket in which a damaged record was found; it is no longer
+            served, the other buckets are.
+        link_to: connects to other nodes with copies.
+        on_up: called with a bucket that is about to be served and whether its replicas are to be
+            indexed; called again when that changes.
+        on_gone: awaited with the uuid of a bucket that is no longer served, before its files are
+            removed.
+        open_bucket: opens a bucket.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Buckets:
         open_bucket: Callable[..., Awaitable[BucketEngine]] = BucketEngine.open,
     ) -> None:
         self.served: dict[str, Bucket] = {}
-        """What the listeners see; changes in place."""
+        """What the listeners see; changed in place."""
         self._path = path
         self._inventory = Inventory(path.parent)
         self._flush_interval_ms = flush_interval_ms
@@ -119,11 +119,11 @@ class Buckets:
         self._running: dict[str, BucketEngine] = {}
         self._failures: dict[str, str] = {}
         self._lacks_space: set[str] = set()
-        """Those of the failed ones that could not be brought up on a full disk."""
+        """Failed buckets that could not be opened because the disk was full."""
         self._lacks_map: set[str] = set()
-        """Those of the failed ones that want nothing but their map."""
+        """Failed buckets that lack only their map."""
         self._leaving = ""
-        """The bucket that is being deleted: nobody finds it any more."""
+        """The bucket that is being deleted; it can no longer be found."""
         self._change = asyncio.Lock()
 
     @property
@@ -132,7 +132,7 @@ class Buckets:
         return self._running
 
     async def open_all(self) -> None:
-        """Bring up what is on disk; a damaged bucket is listed as failed.
+        """Open all buckets on disk; a damaged bucket is listed as failed.
 
         Raises:
             CorruptionError: `two_buckets_of_one_name`.
@@ -158,14 +158,14 @@ class Buckets:
         await self._name(found)
 
     async def _name(self, records: Sequence[BucketRecord]) -> None:
-        """Name buckets in the inventory; on a full disk that is left to the next start."""
+        """Name buckets in the inventory; on a full disk the next start does it."""
         try:
             await asyncio.to_thread(self._take_in, records)
         except OSError as error:
             _LOG.error("the inventory cannot be written: %s", error)
 
     def _take_in(self, records: Sequence[BucketRecord]) -> None:
-        """Name buckets in the inventory, with what they have; blocks."""
+        """Name buckets and their parts in the inventory; blocks."""
         for record in records:
             if not record.is_sealed:
                 store_record(self._path, record)
@@ -180,7 +180,7 @@ class Buckets:
         self._inventory.change(with_them)
 
     def _parts_of(self, record: BucketRecord) -> set[str]:
-        """Return what a bucket has and must have from now on."""
+        """Return the parts that a bucket has and must have from now on."""
         if record.name not in self._running:
             return set()
         has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
@@ -197,7 +197,7 @@ class Buckets:
         _LOG.error("bucket %s is not served: %s", name, self._failures[name])
 
     async def try_again(self) -> list[str]:
-        """Bring up the buckets for which there was no space; return those that came up."""
+        """Open the buckets that lacked disk space; return those that came up."""
         came_up = []
         for name in sorted(self._lacks_space):
             async with self._change:
@@ -219,10 +219,10 @@ class Buckets:
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
         """Make sure that a bucket exists; `partitions` None accepts any number.
 
-        While a bucket's name cannot be read nothing is created: it may be the one wanted.
+        No bucket is created while some bucket's name cannot be read: it may be the requested one.
 
         Raises:
-            ConditionError: `other_partitions`, it exists with another number.
+            ConditionError: `other_partitions`, it exists with another number of partitions.
             UsageError, UnavailableError: as `create`.
         """
         record = self._records.get(name)
@@ -241,7 +241,7 @@ class Buckets:
     async def create(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None
     ) -> BucketStatus:
-        """Create a bucket, durably; without a memory quota it has that of the node.
+        """Create a bucket durably; without a memory quota it has the quota of the node.
 
         Raises:
             UsageError: `bad_bucket_name`, `bad_partitions`, `bad_memory_quota`.
@@ -272,7 +272,7 @@ class Buckets:
             await asyncio.to_thread(make_directory, self._path, record, placed)
             await self._bring_up(record)
             await asyncio.to_thread(self._take_in, [record])
-        except BaseException as error:  # also when cancelled: no half-made directory stays
+        except BaseException as error:  # also when cancelled: no unfinished directory remains
             await self._let_go(record)
             await asyncio.to_thread(take_back_directory, self._path, record)
             if isinstance(error, OSError):
@@ -284,19 +284,19 @@ class Buckets:
         _LOG.info("created bucket %s", name, extra={"partitions": record.partitions})
 
     async def _let_go(self, record: BucketRecord) -> None:
-        """Stop a bucket that came up and is not to be, and forget it."""
+        """Stop and forget a bucket whose creation failed after it was opened."""
         self.served.pop(record.name, None)
         running = self._running.pop(record.name, None)
         if running is not None:
             await running.stop()
-        with suppress(MillstreamError, OSError):  # then the directory is missed at the next start
+        with suppress(MillstreamError, OSError):  # the next start finds it missing
             await asyncio.to_thread(self._forget, record.uuid)
 
     def _forget(self, uuid: str) -> None:
         self._inventory.change(lambda contents: contents.without_bucket(uuid))
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
-        """Say whether a bucket's replicas here are indexed too, durably.
+        """Set durably whether a bucket's replicas on this node are indexed too.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -324,11 +324,12 @@ class Buckets:
     async def set_map(
         self, name: str, bucket_uuid: str, partitions: int, placed: PlacedMap
     ) -> None:
-        """Give a bucket its map, durably; make the bucket with this uuid if there is none.
+        """Give a bucket its map durably; create the bucket with this uuid if there is none.
 
-        What the node has not and the map places behind the first becomes a replica. No other
-        state changes: a copy is made active by its own call, and what the map does not place
-        here stays until somebody takes it away. On a new bucket nothing is active.
+        A partition that the map places on this node behind the first place, and that this node
+        does not have, becomes a replica. No other state changes: copies are activated by a
+        separate call, and a copy that the map does not place here stays until it is removed. A new
+        bucket has no active partitions.
 
         Raises:
             UsageError: `bad_bucket_name`, `bad_bucket_uuid`, `bad_partitions`, `bad_map_rows`.
@@ -385,7 +386,7 @@ class Buckets:
         _LOG.info("bucket %s: map %d, this is %s", name, placed[0].revision, placed[1])
 
     async def _try_again(self, record: BucketRecord) -> None:
-        """Bring up a bucket that lacked its map."""
+        """Open a bucket that lacked its map."""
         self._lacks_map.discard(record.name)
         del self._failures[record.name]
         try:
@@ -413,7 +414,7 @@ class Buckets:
         self._inventory.change(lambda contents: contents.with_part(record.uuid, part))
 
     async def delete(self, name: str, before: Callable[[Bucket], None]) -> None:
-        """Delete a bucket; `before` is called once it is not served any more.
+        """Delete a bucket; `before` is called once it is no longer served.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -457,11 +458,11 @@ class Buckets:
         self._lacks_space.discard(name)
 
     def copies(self, name: str) -> Copies:
-        """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
+        """Return the operations on a bucket's copies; raises as `compact`."""
         return self.engine(name).copies
 
     def replicator(self, name: str) -> Replicator:
-        """Return what keeps a bucket's copies following; raises as `compact`."""
+        """Return the replicator of a bucket's copies; raises as `compact`."""
         return self.engine(name).replicator
 
     def designs(self, name: str) -> DesignStore:
@@ -469,7 +470,7 @@ class Buckets:
         return self.engine(name).designs
 
     def compact(self, name: str) -> None:
-        """Have a bucket's log compacted soon, as far as its history may go.
+        """Schedule compaction of a bucket's log, as far as its history allows.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -487,15 +488,15 @@ class Buckets:
         return self._running[name]
 
     def records(self) -> list[BucketRecord]:
-        """Return what is written of all buckets, sorted by name; quicker than `statuses`."""
+        """Return the stored records of all buckets, sorted by name; faster than `statuses`."""
         return [self._records[name] for name in sorted(self._records)]
 
     def statuses(self) -> list[BucketStatus]:
-        """Return all buckets, sorted by name."""
+        """Return the status of all buckets, sorted by name."""
         return [self._status(self._records[name]) for name in sorted(self._records)]
 
     async def stop(self) -> None:
-        """Stop all buckets cleanly, but those whose disk failed: they need a recovery."""
+        """Stop all buckets cleanly, except those whose disk failed: they need a recovery."""
         async with self._change:
             self.served.clear()
             for name, running in self._running.items():
@@ -506,7 +507,7 @@ class Buckets:
     async def _bring_up(
         self, record: BucketRecord, entry: Entry | None = None, *, is_again: bool = False
     ) -> None:
-        """Open a bucket; `entry`: of the inventory; `is_again`: it failed before."""
+        """Open a bucket; `entry`: from the inventory; `is_again`: it failed before."""
         name = record.name
         parts = entry.parts if entry is not None else frozenset()
 
@@ -558,12 +559,12 @@ class Buckets:
             self._on_up(running, record.index_replicas)
 
     async def _take_places(self, name: str, running: BucketEngine) -> None:
-        """Become what the map says and the last life of the node had no time for."""
+        """Take the map's places for this node that were not taken before the last stop."""
         try:
             await running.copies.take_places()
         except UnavailableError as error:
             _LOG.error("bucket %s: replicas are missing, give it its map again: %s", name, error)
-        except BaseException:  # also when cancelled: nothing half-started runs on
+        except BaseException:  # also when cancelled: nothing keeps running half-started
             del self._running[name]
             await running.stop()
             raise
@@ -591,7 +592,7 @@ class Buckets:
 
 
 def _is_of_space(error: Exception) -> bool:
-    """Return whether a start may succeed once there is space."""
+    """Return whether a start may succeed once there is disk space."""
     if isinstance(error, UnavailableError):
         return error.code in ("disk_full", "by_id_unusable")
     return isinstance(error, OSError) and is_full(error)

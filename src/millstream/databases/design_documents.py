@@ -1,11 +1,12 @@
 """The design documents of a node's buckets, checked before they are stored.
 
 Invariants:
-1. Functions in JavaScript are compiled in a sandbox of their own, in a thread: the loop goes on.
+1. JavaScript functions are compiled in a separate sandbox, in a thread, so the loop is not
+   blocked.
 2. At most `COMPILES_MAX` documents are compiled at a time; others wait.
-3. Whether there is a Python function of a name, the index process says: it alone has them.
+3. Only the index process knows the Python functions, so it decides whether one exists.
 
-Elsewhere: the documents (`kv.aio.documents.design_documents`), what may stand in one
+Elsewhere: the documents (`kv.aio.documents.design_documents`), what a design document may contain
 (`views.core.design.design_documents`).
 """
 
@@ -29,19 +30,19 @@ __all__ = ["COMPILES_MAX", "HEARD_PAUSE_S", "HEARD_TRIES_MAX", "Designs"]
 
 COMPILES_MAX: Final = 2
 HEARD_TRIES_MAX: Final = 25
-"""How often is looked whether other nodes have said which design documents they have."""
+"""How often to check whether other nodes have said which design documents they have."""
 HEARD_PAUSE_S: Final = 0.2
-"""Before it is looked again."""
+"""Pause before the next check."""
 
 
 class Designs:
-    """Has the shape of `gateway.core.api.node.DesignHost`.
+    """Implements `gateway.core.api.node.DesignHost`.
 
     Args:
         buckets: of the node.
-        check_functions: looks up the functions of a design document (bucket, name, content) in
-            the index process; raises `unknown_function`, or why that cannot be asked.
-        own: the buckets that are served, by uuid.
+        check_functions: looks up the functions of a design document (bucket, name, content) in the
+            index process; raises `unknown_function`, or why the index process cannot be asked.
+        own: the served buckets, by uuid.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class Designs:
         self._compiles = asyncio.Semaphore(COMPILES_MAX)
 
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
-        """Return a document, or what its deletion left; None if there was never one.
+        """Return a document or its tombstone; None if there was never one.
 
-        Of one that another node has: what that said last.
+        For a document on another node, return what that node said last.
         """
         try:
             return await self._buckets.designs(bucket).read(name)
@@ -68,7 +69,7 @@ class Designs:
         return next((one for one in await self.all(bucket) if one.name == name), None)
 
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
-        """Refuse what is no design document, or has functions that do not compile."""
+        """Reject a document that is no design document or whose functions do not compile."""
         self._buckets.designs(bucket)
         try:
             body = json.dumps(content, ensure_ascii=False).encode()
@@ -101,7 +102,7 @@ class Designs:
         return await designs.write(name, body, rev, is_durable=is_durable)
 
     async def all(self, bucket: str) -> list[StoredDesign]:
-        """Return those that are not deleted, by name."""
+        """Return all design documents that are not deleted, by name."""
         for last in range(HEARD_TRIES_MAX - 1, -1, -1):
             own = self._own[self._buckets.engine(bucket).bucket.uuid]
             try:

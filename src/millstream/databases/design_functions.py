@@ -1,12 +1,12 @@
-"""The functions of a node's design documents: which of them are asked, and by which revision.
+"""The functions of a node's design documents: which are called, and from which revision.
 
 Invariants:
-1. What is asked is the newest revision of a design document, durable or not.
-2. A change that one design document refuses is not shown to the next one.
-3. A design document whose `validate_doc_update` cannot be run refuses every change: what it was to
-   keep out is not known. It can itself be changed and deleted.
+1. The newest revision of a design document is used, durable or not.
+2. A change that one design document rejects is not passed to the next one.
+3. If the `validate_doc_update` of a design document cannot be run, every change is rejected, since
+   nobody knows what it would have rejected. The design document itself can be changed and deleted.
 
-Elsewhere: running them (`views.aio.sandbox.functions`), the documents
+Elsewhere: running the functions (`views.aio.sandbox.functions`), the documents
 (`databases.design_documents`).
 """
 
@@ -31,15 +31,15 @@ from millstream.views.core.design.design_code import (
 __all__ = ["CODES_MAX", "DesignFunctions"]
 
 CODES_MAX: Final = 200
-"""Design documents whose functions are remembered."""
+"""Number of design documents whose functions are cached."""
 
 
 class DesignFunctions:
-    """Has the shape of `gateway.core.api.node.FunctionHost`.
+    """Implements `gateway.core.api.node.FunctionHost`.
 
     Args:
         designs: of the node.
-        pool: where the functions run; one of its own by default.
+        pool: where the functions run; a new pool by default.
     """
 
     def __init__(self, designs: DesignHost, pool: FunctionPool | None = None) -> None:
@@ -48,13 +48,13 @@ class DesignFunctions:
         self._codes: OrderedDict[tuple[str, str, str], DesignCode] = OrderedDict()
 
     def close(self) -> None:
-        """End what runs."""
+        """Stop all running functions."""
         self._pool.close()
 
     async def validate(
         self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
     ) -> list[MillstreamError | None]:
-        """Ask all design documents about changes; return why each is refused, or None."""
+        """Run all validation functions on changes; return for each why it is rejected, or None."""
         found: list[MillstreamError | None] = [None] * len(changes)
         for design in await self._designs.all(bucket):
             good = [at for at, refusal in enumerate(found) if refusal is None]
@@ -65,7 +65,7 @@ class DesignFunctions:
         return found
 
     async def validates(self, bucket: str) -> bool:
-        """Return whether a design document has a say in changes."""
+        """Return whether any design document validates changes."""
         designs = await self._designs.all(bucket)
         return any(self._code(bucket, design).validates for design in designs)
 
@@ -92,14 +92,14 @@ class DesignFunctions:
     async def filter(
         self, bucket: str, design: str, name: str, documents: Sequence[bytes], request: bytes
     ) -> list[bool]:
-        """Return which documents a filter passes."""
+        """Return which documents pass a filter."""
         code = await self._found(bucket, design)
         return await self._pool.filter_batch(code, name, documents, request)
 
     async def filter_by_view(
         self, bucket: str, design: str, view: str, documents: Sequence[bytes]
     ) -> list[bool]:
-        """Return for which documents the map of a view emits anything."""
+        """Return for which documents the map function of a view emits anything."""
         return await self._pool.view_batch(await self._found(bucket, design), view, documents)
 
     async def update(

@@ -1,11 +1,13 @@
-"""A bucket of this node as others have to know it: the index process, and other nodes.
+"""A bucket of this node as it is described to the index process and to other nodes.
 
 Invariants:
-1. Design documents are those that are persisted; of one that was just written the version before.
-2. Where no copy of a design document's partition is here, what other nodes said counts.
-3. `revision` is another one whenever what is told of the bucket may have changed.
+1. Only persisted design documents are described; while a new version is not persisted, the
+   previous one is.
+2. If this node has no copy of a design document's partition, the answers of other nodes count.
+3. `revision` changes whenever the description of the bucket may have changed.
 
-Elsewhere: telling (`node.indexes`, `node.shared`), asking other nodes (`cluster.peers`).
+Elsewhere: sending the description (`node.indexes`, `databases.shared_answers`), asking other nodes
+(`cluster.peers`).
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ from millstream.wire.mcbp import Status
 __all__ = ["OwnBucket"]
 
 _LIFE: Final = secrets.token_hex(4)
-"""Of this process: revisions of another one are others."""
+"""Part of every revision, so that revisions of different processes differ."""
 
 
 class OwnBucket:
-    """Has the shape of `node.indexes.ToldBucket`.
+    """Implements `node.indexes.ToldBucket`.
 
     Args:
         running: the bucket.
         index_replicas: whether replicas are indexed, too.
-        neighbours: through which other nodes are asked for documents.
+        neighbours: sends requests for documents to other nodes.
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class OwnBucket:
         self._subscribers: list[Callable[[], None]] = []
         self._count = 0
         self._warming: set[int] = set()
-        """Replicas that are indexed since they are about to become active here."""
+        """Replicas that are indexed because they are about to become active here."""
         self._persisted: dict[str, SharedDesign] = {}
         self.elsewhere: Mapping[str, SharedDesign] = {}
-        """Name -> design document, as other nodes said last."""
+        """Name -> design document, by the last answers of other nodes."""
         self._heard: frozenset[int] = frozenset()
         self.name = running.bucket.name
         self.uuid = running.bucket.uuid
@@ -74,7 +76,7 @@ class OwnBucket:
 
     @property
     def revision(self) -> str:
-        """Of what is told."""
+        """Return the revision of the description."""
         return f"{_LIFE}-{self._count}"
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -82,13 +84,13 @@ class OwnBucket:
         self._subscribers.append(callback)
 
     def close(self) -> None:
-        """Hear of no more changes."""
+        """Stop listening to changes."""
         self._running.designs.documents.unsubscribe(self.changed)
         self._running.copies.unsubscribe_moved(self._moved)
         self._running.bucket.unsubscribe(self.changed)
 
     def changed(self) -> None:
-        """Something of it is not as it was told."""
+        """The description has changed."""
         self._count += 1
         for callback in self._subscribers:
             callback()
@@ -97,26 +99,26 @@ class OwnBucket:
         self.changed()
 
     def warm(self, partition: int, *, is_wanted: bool) -> None:
-        """Index a replica since it is about to become active here, or not any more."""
+        """Start or stop indexing a replica that is about to become active here."""
         before = set(self._warming)
         (self._warming.add if is_wanted else self._warming.discard)(partition)
         if before != self._warming:
             self.changed()
 
     def set_index_replicas(self, wanted: bool) -> None:
-        """Index replicas, or not."""
+        """Switch the indexing of replicas on or off."""
         self._index_replicas = wanted
         self.changed()
 
     def set_elsewhere(self, designs: Mapping[str, SharedDesign], heard: Collection[int]) -> None:
-        """Take what other nodes say of design documents, and of which partitions they speak."""
+        """Store the design documents of other nodes, and the partitions that they cover."""
         self._heard = frozenset(heard)
         if designs != self.elsewhere:
             self.elsewhere = designs
             self.changed()
 
     def lacking(self) -> frozenset[int]:
-        """Return the partitions of which no copy is here."""
+        """Return the partitions without a copy on this node."""
         return frozenset(
             partition.partition_id
             for partition in self.bucket.partitions
@@ -124,11 +126,11 @@ class OwnBucket:
         )
 
     def lacks_designs(self) -> bool:
-        """Whether a node that has active what is not here has not said its design documents."""
+        """Return whether a node with partitions missing here has not sent its design documents."""
         return self.bucket.map is not None and not self.lacking() <= self._heard
 
     async def designs(self) -> dict[str, SharedDesign]:
-        """Return the design documents that are persisted, by name.
+        """Return the persisted design documents by name.
 
         Raises:
             UnavailableError: one cannot be read now.
@@ -136,7 +138,7 @@ class OwnBucket:
         found: dict[str, SharedDesign] = {}
         for stored in await self._running.designs.all(is_complete=False):
             if stored.is_persisted:
-                with suppress(msgspec.MsgspecError, UsageError):  # by no door that we know of
+                with suppress(msgspec.MsgspecError, UsageError):  # not written by any known path
                     found[stored.name] = _shared(stored)
             elif stored.name in self._persisted:
                 found[stored.name] = self._persisted[stored.name]
@@ -150,7 +152,7 @@ class OwnBucket:
         """Return all design documents of the bucket as pages show them, by name.
 
         Raises:
-            UnavailableError: `not_my_partition`: the node that has some has not said which.
+            UnavailableError: `not_my_partition`: a node that has some has not sent them.
         """
         lacking = self.lacking()
         own = await self._running.designs.all(is_complete=not lacking <= self._heard)
@@ -159,7 +161,7 @@ class OwnBucket:
         return sorted([*own, *(one.stored(count) for one in others)], key=_name_of)
 
     async def order(self) -> dict[str, Any]:
-        """Return what the index process is to be told now; raises as `designs`."""
+        """Return the current description for the index process; raises as `designs`."""
         designs = await self.designs()
         by_state = self._by_state()
         replicas = by_state.get(PartitionState.REPLICA, [])
@@ -179,7 +181,7 @@ class OwnBucket:
         }
 
     async def shared(self) -> SharedBucket:
-        """Return what other nodes are told; raises as `designs`."""
+        """Return the description for other nodes; raises as `designs`."""
         revision = self.revision
         designs = await self.designs()
         bucket = self.bucket
@@ -232,7 +234,7 @@ def _shared(stored: StoredDesign) -> SharedDesign:
 
 
 def _shares(bucket: Bucket) -> list[dict[str, Any]]:
-    """Return who answers for which partitions; nothing where that is this node alone."""
+    """Return which node answers for which partitions; empty if this node has all."""
     if bucket.map is None:
         return []
     owned: dict[str, list[int]] = {}

@@ -1,10 +1,10 @@
-"""Where the partitions of a bucket are: here, on other nodes by the map, or nobody knows.
+"""Where the partitions of a bucket are: here, on other nodes by the map, or unknown.
 
 Invariants:
-1. A partition that is active here is here, whatever the map says.
-2. Each call looks at the newest map.
+1. A partition that is active on this node counts as here, whatever the map says.
+2. Each call reads the newest map.
 
-Elsewhere: maps (`model.bucket_map`), how other nodes are asked (`databases.remote_parts`).
+Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.remote_parts`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from millstream.model.partitions import PartitionState
 __all__ = ["PAUSES_S", "BucketPlaces", "Plan", "is_elsewhere", "nowhere"]
 
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)
-"""Before partitions that moved, or whose node is away, are asked for again where the map says."""
+"""Pauses before partitions that moved, or whose node is down, are requested again by the map."""
 _ELSEWHERE: Final = ("not_my_partition", "node_failed")
 
 
 class Plan(NamedTuple):
-    """Who is to be asked for partitions."""
+    """Which nodes to ask for which partitions."""
 
     own: list[int]
     by_node: dict[NodeAt, list[int]]
@@ -34,11 +34,11 @@ class Plan(NamedTuple):
 
 
 class BucketPlaces:
-    """Of one bucket.
+    """The places of one bucket's partitions.
 
     Args:
         bucket: as it is served here.
-        link_to: how another node is asked for its partitions of this bucket.
+        link_to: connects to another node for its partitions of this bucket.
     """
 
     def __init__(self, bucket: Bucket, link_to: Callable[[NodeAt], PartLink]) -> None:
@@ -47,12 +47,12 @@ class BucketPlaces:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other nodes may have partitions."""
+        """Return whether other nodes may have partitions."""
         return self.bucket.map is not None
 
     @property
     def is_whole(self) -> bool:
-        """Whether all partitions are active here."""
+        """Return whether all partitions are active here."""
         return all(map(self._is_own, range(self.bucket.partition_count)))
 
     def _is_own(self, number: int) -> bool:
@@ -88,12 +88,12 @@ class BucketPlaces:
 
 
 def is_elsewhere(error: MillstreamError) -> bool:
-    """Whether another node may have what one does not answer for: to be tried again."""
+    """Return whether the error means that another node may have the partition: to be retried."""
     return error.code in _ELSEWHERE
 
 
 def nowhere(numbers: Iterable[int]) -> UnavailableError:
-    """Return the error of partitions that no node is said to have."""
+    """Return the error for partitions without a known node."""
     return UnavailableError(
         f"no node is said to have partition {min(numbers)} now: ask again",
         code="not_my_partition",

@@ -1,15 +1,15 @@
-"""Purges of a node's buckets, counted so that nobody takes a purged bucket for what it was.
+"""Counts the purges of a node's buckets, so that a bucket is recognized as changed by a purge.
 
-What a node says of its purges is another text after each purge, and after each beginning of one:
-while one is under way nothing is said twice. So what is remembered of a bucket from before a
-purge, or from the middle of one, never fits what is said afterwards. It has the revision of the
-map, too: a partition that came from elsewhere came with another map.
+The purge text of a bucket changes after each purge and at the start of each purge; while a purge
+runs, each answer differs from the one before. So data cached before or during a purge never
+matches a later text. The text includes the revision of the map, because a partition that moved
+here came with another map.
 
 Invariants:
-1. A purge is counted, durably, before it is made, and again once it was.
-2. One that is never said to have been made is over after `PURGE_S_MAX`.
+1. A purge is counted durably before it is made, and again after it was made.
+2. A purge without a reported end counts as ended after `PURGE_S_MAX`.
 
-Elsewhere: the count itself (`kv.aio.engine`), what is made of it (`databases.scans.bucket_view`).
+Elsewhere: the count itself (`kv.aio.engine`), its use (`databases.scans.bucket_view`).
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from millstream.kv.aio.engine import BucketEngine
 __all__ = ["PURGE_S_MAX", "Purges", "is_none"]
 
 PURGE_S_MAX: Final = 600.0
-"""How long a purge may take from its count until it is made."""
+"""How long a purge may take from its first count to its end."""
 _LIFE: Final = secrets.token_hex(4)
-"""Of this process: what another one says is another text."""
+"""Part of every text, so that texts of different processes differ."""
 
 
 def is_none(said: str) -> bool:
-    """Return whether nobody was said to have purged anything."""
+    """Return whether a purge text says that there were no purges."""
     return said.startswith("0.")
 
 
 class Purges:
-    """Of one node.
+    """The purges of one node.
 
     Args:
         find: returns a served bucket by its name, or raises why there is none.
-        clock: seconds, never going back.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, find: Callable[[str], BucketEngine], clock: Callable[[], float]) -> None:
         self._find, self._clock = find, clock
         self._ends: dict[str, list[float]] = {}
-        """Uuid -> when each purge that is under way is over at the latest."""
+        """Uuid -> for each running purge, the time at which it counts as ended."""
         self._never_made: dict[str, int] = {}
         self._numbers = count()
 
     def said(self, bucket: str) -> str:
-        """Return what is said of a bucket's purges; `is_none` tells whether there was none."""
+        """Return the purge text of a bucket; `is_none` tells whether there were purges."""
         running = self._find(bucket)
         uuid, now = running.bucket.uuid, self._clock()
         bucket_map = running.bucket.map
@@ -65,7 +65,7 @@ class Purges:
         return f"{text}-{_LIFE}+{next(self._numbers)}" if ends else text
 
     async def begin(self, bucket: str) -> None:
-        """A purge is about to be made.
+        """Count a purge that is about to be made.
 
         Raises:
             UnavailableError: `disk_full`.
@@ -76,7 +76,7 @@ class Purges:
         await running.count_purge()
 
     async def end(self, bucket: str) -> None:
-        """It was made, or will not be; raises as `begin`."""
+        """Count a purge that was made, or was given up; raises as `begin`."""
         running = self._find(bucket)
         await running.count_purge()
         ends = self._ends.get(running.bucket.uuid)

@@ -1,11 +1,11 @@
-"""Asks another node for its partitions of a bucket, over its HTTP port.
+"""Requests another node's partitions of a bucket over its HTTP port.
 
 Invariants:
-1. What is not read yet of a stream is bounded by the connection's buffer.
-2. A node that hangs, breaks off or answers nonsense is `node_failed`; an error that it answers
-   arrives with its code.
+1. Unread data of a stream is bounded by the buffer of the connection.
+2. A node that hangs, disconnects or sends an unexpected response is `node_failed`. An error that
+   it answers keeps its code.
 
-Elsewhere: the pages (`gateway.aio.peers.bucket_part_pages`), what is made of it
+Elsewhere: the pages (`gateway.aio.peers.bucket_part_pages`), what uses the answers
 (`databases.scans.distributed_feeds`, `databases.scans.distributed_scans`).
 """
 
@@ -52,43 +52,43 @@ from millstream.views.aio.serving.node_link import HttpNode, HttpNodeStream
 __all__ = ["ANSWER_S_MAX", "HttpPartLink", "PartLink"]
 
 ANSWER_S_MAX: Final = 30.0
-"""How long a node may take to begin an answer, beyond what it was told to wait."""
+"""How long a node may take to begin an answer, in addition to its requested wait."""
 _MOVED: Final = ("not_my_partition", "bucket_not_found")
 _Answer = TypeVar("_Answer", Histories, Figures)
 
 
 class PartLink(Protocol):
-    """A way to ask one other node for its partitions of one bucket.
+    """A link to one other node for its partitions of one bucket.
 
     Every call may raise `RoutingError` (`not_my_partition`), `UnavailableError` (`node_failed`),
-    and what the node answers.
+    and the errors that the node answers.
     """
 
     async def histories(self, wanted: WantedHistories) -> Histories:
-        """Return how partitions stand."""
+        """Return the state of partitions."""
 
     def changes(
         self, wanted: WantedChanges
     ) -> AsyncGenerator[ReceivedPiece | dict[int, Position], None]:
-        """Yield changes, and in the end where the reader stands then."""
+        """Yield changes, then the reader's position after them."""
 
     def documents(self, wanted: WantedDocuments) -> AsyncGenerator[bytes, None]:
-        """Yield documents by id, described."""
+        """Yield documents by id, with their metadata."""
 
     async def figures(self, wanted: WantedPart) -> Figures:
-        """Return figures of partitions."""
+        """Return the statistics of partitions."""
 
     async def count_purge(self, uuid: str, *, is_made: bool) -> None:
-        """Have a purge counted that is about to be made, or was."""
+        """Let the node count a purge that is about to be made, or was made."""
 
 
 class HttpPartLink:
-    """Has the shape of `PartLink`.
+    """Implements `PartLink`.
 
     Args:
         bucket: its name.
-        at: where the node is.
-        node: returns its pages.
+        at: address of the node.
+        node: returns the node's pages.
     """
 
     def __init__(self, bucket: str, at: NodeAt, node: Callable[[NodeAt], HttpNode]) -> None:
@@ -96,7 +96,7 @@ class HttpPartLink:
         self._at, self._node = at, node
 
     async def histories(self, wanted: WantedHistories) -> Histories:
-        """Return how partitions stand."""
+        """Return the state of partitions."""
         found = await self._asked("histories", wanted, Histories, wanted.wait_s)
         numbers = [one.partition for one in found.partitions]
         if numbers != wanted.partitions or not all(one.log for one in found.partitions):
@@ -104,11 +104,11 @@ class HttpPartLink:
         return found
 
     async def figures(self, wanted: WantedPart) -> Figures:
-        """Return figures of partitions."""
+        """Return the statistics of partitions."""
         return await self._asked("figures", wanted, Figures)
 
     async def count_purge(self, uuid: str, *, is_made: bool) -> None:
-        """Have a purge counted."""
+        """Let the node count a purge."""
         await self._text("purges", {"uuid": uuid, "is_made": is_made})
 
     async def changes(
@@ -192,7 +192,7 @@ class HttpPartLink:
             raise self._refused(error) from error
 
     def _refused(self, error: MillstreamError) -> MillstreamError:
-        """Return what an answer means that is an error: a request of ours is never wrong."""
+        """Return the error for an error response; our own requests are always valid."""
         if isinstance(error, RoutingError | UnavailableError):
             return error
         return self._failed(f"refuses what nodes of this version ask: {error}")

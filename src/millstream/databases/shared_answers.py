@@ -1,11 +1,12 @@
-"""What this node tells other nodes of its buckets, and the documents that they ask for.
+"""What this node tells other nodes about its buckets, and the documents that they request.
 
 Invariants:
-1. A bucket that is not served stays in the list, without a revision: others keep what they know.
+1. A bucket that is not served stays in the list, without a revision, so other nodes keep what they
+   know of it.
 2. An answer with documents is bounded by `PORTION_BYTES` and one document more.
 
-Elsewhere: the pages (`gateway.aio.peers.shared_pages`), one bucket (`databases.own_bucket`), what
-others make of it (`node.learned`).
+Elsewhere: the pages (`gateway.aio.peers.shared_pages`), one bucket (`databases.own_bucket`), how
+other nodes use it (`cluster.cluster_state`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Has the shape of `gateway.core.api.shared.SharedHost`.
+    """Implements `gateway.core.api.shared.SharedHost`.
 
     Args:
         uuid: of the node.
         buckets: of the node.
-        own: by uuid: the buckets that are served.
-        kv_port: returns it, 0 if the listener is closed.
+        own: the served buckets by uuid.
+        kv_port: returns the port, 0 if the listener is closed.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Shared:
         self._kv_port = kv_port
 
     def listed(self) -> SharedList:
-        """Return which buckets there are."""
+        """Return the list of buckets."""
         return SharedList(
             self._uuid,
             self._kv_port(),
@@ -59,7 +60,7 @@ class Shared:
         )  # fmt: skip
 
     async def bucket(self, name: str) -> SharedBucket:
-        """Return what is told of a bucket; raises as `Buckets.engine`."""
+        """Return the description of a bucket; raises as `Buckets.engine`."""
         return await self._own[self._buckets.engine(name).bucket.uuid].shared()
 
     async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:

@@ -1,1 +1,1 @@
-"""A node: settings, the engine with all it owns, the supervisor, and the embedded forms."""
+"""A node: settings, the engine with all its parts, the supervisor, and the embedded forms."""

@@ -2,9 +2,9 @@
 
 Invariants:
 1. Leaving the `with` block stops the node cleanly, also after an exception.
-2. Without other wishes both listen on loopback with free ports, and create the buckets named.
+2. By default both listen on loopback with free ports, and create the buckets named.
 
-Elsewhere: the node as processes of its own (`node.processes.supervisor`).
+Elsewhere: the node as separate processes (`node.processes.supervisor`).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Node:
     """A node in the running event loop: `async with Node(directory) as node`.
 
     Args:
-        data_dir: the data directory, made if missing.
+        data_dir: the data directory, created if missing.
         options: `kv`, `http`, `memcached`: "HOST:PORT", None for closed; `buckets`: "NAME" or
             "NAME:PARTITIONS" each; `users`: "NAME:PASSWORD" each, administrators;
             `python_modules`: names of modules that register functions for views;
             `flush_interval_ms`: longest wait of a write for its group commit;
-            `memory_quota_bytes`: of each bucket that has none of its own.
+            `memory_quota_bytes`: of each bucket that has no quota of its own.
 
     Raises:
         UsageError, UnavailableError, CorruptionError: as `node.engine.Engine.start`.
@@ -92,18 +92,18 @@ class Node:
         await self.stop()
 
     async def start(self) -> None:
-        """Bring the node up; on return every listener answers."""
+        """Start the node; on return every listener answers."""
         self._engine = await Engine.start(self._settings, on_fatal=self._failed)
 
     async def stop(self) -> None:
-        """Write everything and stop cleanly; harmless if not running."""
+        """Write all data and stop cleanly; does nothing if not running."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.stop()
 
     @property
     def engine(self) -> Engine:
-        """The running engine.
+        """Return the running engine.
 
         Raises:
             UnavailableError: `not_running`.
@@ -141,11 +141,11 @@ class Node:
         partitions: int = PARTITIONS_DEFAULT,
         memory_quota_bytes: int | None = None,
     ) -> BucketStatus:
-        """Create a bucket; raises as `node.buckets.Buckets.create`."""
+        """Create a bucket; raises as `databases.buckets.Buckets.create`."""
         return await self.engine.create_bucket(name, partitions, memory_quota_bytes)
 
     async def delete_bucket(self, name: str) -> None:
-        """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
+        """Delete a bucket; raises as `databases.buckets.Buckets.delete`."""
         await self.engine.delete_bucket(name)
 
     def _failed(self, error: Exception) -> None:
@@ -153,9 +153,9 @@ class Node:
 
 
 class EmbeddedNode:
-    """A node in a thread of its own, for scripts and notebooks: `with EmbeddedNode(dir) as node`.
+    """A node in its own thread, for scripts and notebooks: `with EmbeddedNode(dir) as node`.
 
-    Takes what `Node` takes. A node that the program forgets is stopped when the program ends.
+    Takes the arguments of `Node`. A node that was not stopped is stopped when the program ends.
     """
 
     def __init__(self, data_dir: str | os.PathLike[str], **options: Any) -> None:
@@ -176,7 +176,7 @@ class EmbeddedNode:
         self.stop()
 
     def start(self) -> None:
-        """Bring the node up; on return every listener answers."""
+        """Start the node; on return every listener answers."""
         assert self._loop is None, "the node runs already"
         loop = new_event_loop()()
         self._thread = threading.Thread(target=loop.run_forever, name="millstream", daemon=True)
@@ -184,13 +184,13 @@ class EmbeddedNode:
         self._loop = loop
         try:
             self._run(self._node.start())
-        except BaseException:  # also when interrupted: the thread does not stay behind
+        except BaseException:  # also when interrupted: the thread is not left running
             self._end_thread()
             raise
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Write everything and stop cleanly; harmless if not running."""
+        """Write all data and stop cleanly; does nothing if not running."""
         atexit.unregister(self.stop)
         if self._loop is not None:
             try:
@@ -224,11 +224,11 @@ class EmbeddedNode:
         partitions: int = PARTITIONS_DEFAULT,
         memory_quota_bytes: int | None = None,
     ) -> BucketStatus:
-        """Create a bucket; raises as `node.buckets.Buckets.create`."""
+        """Create a bucket; raises as `databases.buckets.Buckets.create`."""
         return self._run(self._node.create_bucket(name, partitions, memory_quota_bytes))
 
     def delete_bucket(self, name: str) -> None:
-        """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
+        """Delete a bucket; raises as `databases.buckets.Buckets.delete`."""
         self._run(self._node.delete_bucket(name))
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -1,13 +1,11 @@
 """The engine of a node: data directory, users, buckets and listeners, started and stopped as one.
 
 Invariants:
-1. Started in one order, stopped in the reverse; a start that fails gives everything back.
-2. No listener is opened that settings and users do not allow; a start that is refused makes no
-   users.
-3. The map's revision grows with every bucket made or deleted, also over restarts.
+1. Parts are started in one order and stopped in the reverse. A failed start releases everything.
+2. No listener is opened that settings and users do not allow. A refused start creates no users.
+3. The map's revision grows with every bucket created or deleted, also over restarts.
 
-Elsewhere: the process around it (`node.engine_process`), the same in a caller's process
-(`node.embedded`).
+Elsewhere: its process (`node.engine_process`), the engine in a caller's process (`node.embedded`).
 """
 
 from __future__ import annotations
@@ -103,12 +101,12 @@ __all__ = ["DEFAULT_BUCKET", "Engine"]
 _LOG = logging.getLogger(__name__)
 DEFAULT_BUCKET: Final = "default"
 REPLICATOR_PARTITIONS: Final = 1
-"""Of the database of jobs."""
+"""Number of partitions of the database of jobs."""
 _HOUSEKEEPING_S: Final = 5.0
 
 
 class Engine:
-    """A running engine; made by `start`, ended by `stop`."""
+    """A running engine; created by `start`, ended by `stop`."""
 
     def __init__(self, settings: Settings, directory: DataDirectory) -> None:
         self.settings = settings
@@ -171,7 +169,7 @@ class Engine:
         )  # fmt: skip
         self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
         self.coordination: CoordProcess | None = None
-        """None: the node does not coordinate."""
+        """None: the node takes no part in coordination."""
         self._addresses: dict[str, Address] = {}
         self._lag = LoopLag()
         self._tasks = Tasks()
@@ -182,7 +180,7 @@ class Engine:
     async def start(
         cls, settings: Settings, *, on_fatal: Callable[[Exception], None] = lambda _: None
     ) -> Engine:
-        """Bring a node up; on return every listener answers.
+        """Start a node; on return every listener answers.
 
         Args:
             settings: of the node.
@@ -204,40 +202,40 @@ class Engine:
         return engine
 
     async def stop(self) -> None:
-        """Close the listeners, write everything, stop cleanly."""
+        """Close the listeners, write all data, stop cleanly."""
         await self._cleanup.aclose()
 
     # -- buckets, for the pages and for embedding programs
 
     @property
     def served(self) -> dict[str, Bucket]:
-        """The buckets by name, without failed ones."""
+        """Return the served buckets by name, without failed ones."""
         return self._buckets.served
 
     def bucket_statuses(self) -> list[BucketStatus]:
-        """Return all buckets, sorted by name."""
+        """Return the status of all buckets, sorted by name."""
         return self._buckets.statuses()
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None
     ) -> BucketStatus:
-        """Create a bucket, durably; raises as `node.buckets.Buckets.create`."""
+        """Create a bucket durably; raises as `databases.buckets.Buckets.create`."""
         status = await self._buckets.create(name, partitions, memory_quota_bytes)
         self._raise_revision()
         return status
 
     async def delete_bucket(self, name: str) -> None:
-        """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
+        """Delete a bucket; raises as `databases.buckets.Buckets.delete`."""
         await self._buckets.delete(name, self._drop_bucket)
         self._raise_revision()
 
     def cluster_config(self, name: str | None) -> bytes | None:
-        """Return the map that SDKs read, of the nodes or a bucket; None if that is not served."""
+        """Return the map for SDKs, of the nodes or of a bucket; None if that is not served."""
         bucket = self.served.get(name) if name is not None else None
         return None if name is not None and bucket is None else self._kv.config(bucket)
 
     def silent_nodes(self) -> set[str]:
-        """Return where the pages of nodes are that do not answer, or from which nothing comes."""
+        """Return the page addresses of nodes that do not answer, or that send no data."""
         silent = {str(node) for node in self.others.neighbours.silent()}
         for name, bucket in self.served.items():
             if bucket.map is not None:
@@ -247,34 +245,34 @@ class Engine:
         return silent
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
-        """Return a bucket's map; raises as `node.buckets.Buckets.map_of`."""
+        """Return a bucket's map; raises as `databases.buckets.Buckets.map_of`."""
         return self._buckets.map_of(name)
 
     async def set_bucket_map(
         self, name: str, uuid: str, partitions: int, bucket_map: BucketMap, node_name: str
     ) -> None:
-        """Give a bucket its map, durably; raises as `node.buckets.Buckets.set_map`."""
+        """Give a bucket its map durably; raises as `databases.buckets.Buckets.set_map`."""
         placed = PlacedMap(bucket_map, node_name)
         await self._buckets.set_map(name, uuid, partitions, placed)
         self._raise_revision()
 
     def partition_statuses(self, name: str) -> list[PartitionStatus]:
-        """Return the copies of a bucket's partitions; raises as `node.buckets.Buckets.copies`."""
+        """Return a bucket's partition copies; raises as `databases.buckets.Buckets.copies`."""
         self._buckets.copies(name)
         running = self._buckets.running[name]
         return [_partition_status(running, one) for one in running.bucket.partitions]
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
-        """Give a copy another state, durably; raises as `kv.aio.copies.Copies` does."""
+        """Set the state of a copy durably; raises as `kv.aio.copies.Copies` does."""
         await self._buckets.copies(name).set_state(number, state)
 
     async def take_over(self, name: str, number: int) -> None:
         """Take a partition over; raises as `kv.aio.replicator.Replicator` does.
 
-        The indexes here have it first: so views do not lack rows, nor wait for them.
+        The indexes of this node catch up first, so views neither lack rows nor wait for them.
         """
         replicator = self._buckets.replicator(name)
-        with suppress(MillstreamError):  # views wait, or are refused with the reason
+        with suppress(MillstreamError):  # views wait, or fail with the reason
             await self.indexes.prepare(name, number)
         try:
             await replicator.take_over(number)
@@ -283,7 +281,7 @@ class Engine:
                 self.indexes.prepared(name, number)
 
     def standings(self, name: str) -> list[Standing]:
-        """Return how copies stand; raises as `node.buckets.Buckets.copies`."""
+        """Return the standings of copies; raises as `databases.buckets.Buckets.copies`."""
         self._buckets.copies(name)
         return list(map(standing_of, self.served[name].partitions))
 
@@ -292,7 +290,7 @@ class Engine:
         return await self._buckets.copies(name).promise(numbers, branch)
 
     async def activate(self, name: str, branch: int, ends: Mapping[int, int]) -> list[int]:
-        """Make copies active as promised; raises as `kv.aio.copies.Copies` does."""
+        """Activate copies by their promises; raises as `kv.aio.copies.Copies` does."""
         return await self._buckets.copies(name).activate(branch, ends)
 
     async def roll_back_partition(self, name: str, number: int, seqno: int) -> int:
@@ -300,32 +298,32 @@ class Engine:
         return await self._buckets.copies(name).roll_back(number, seqno)
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
-        """Index replicas or not; raises as `node.buckets.Buckets.set_index_replicas`."""
+        """Set replica indexing; raises as `databases.buckets.Buckets.set_index_replicas`."""
         await self._buckets.set_index_replicas(name, wanted)
 
     def compact_bucket(self, name: str) -> None:
-        """Have a bucket's log compacted soon; raises as `node.buckets.Buckets.compact`."""
+        """Schedule compaction of a bucket's log; raises as `databases.buckets.Buckets.compact`."""
         self._buckets.compact(name)
 
     async def until_persisted(self, bucket: str, partition_id: int, seqno: int) -> None:
-        """Return once everything of a partition up to `seqno` is durable."""
+        """Return once all changes of a partition up to `seqno` are durable."""
         await self._buckets.running[bucket].until_persisted(partition_id, seqno)
 
     # -- the node as its pages see it
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Host names under which the node may be addressed."""
+        """Return the host names by which the node may be addressed."""
         names = {address.host for address in self._addresses.values() if not address.is_wildcard}
         return frozenset(name.lower() for name in {*names, self.settings.advertised_host})
 
     @property
     def origins(self) -> frozenset[str]:
-        """Sites whose pages may use the node from a browser."""
+        """Return the sites whose pages may use the node from a browser."""
         return frozenset(self.settings.cors_origins)
 
     def drop_user(self, name: str) -> None:
-        """End what a user whose rights changed has open on the kv port.
+        """Close the kv connections of a user whose rights changed.
 
         With the first user the memcached port closes, as it would have at the start.
         """
@@ -345,7 +343,7 @@ class Engine:
         }
 
     def metrics(self) -> NodeMetrics:
-        """Return the engine's figures."""
+        """Return the engine's statistics."""
         return NodeMetrics(
             self._figures(),
             {name: bucket.published.read() for name, bucket in self.served.items()},
@@ -431,12 +429,12 @@ class Engine:
         return ("memcached",)
 
     def _start_coordination(self, bound: dict[str, socket.socket], stack: AsyncExitStack) -> None:
-        """Begin with the process that coordinates, unless nobody could reach it."""
+        """Start the coordination process, unless it has no open listener."""
         sockets = {name: bound[name].fileno() for name in COORDINATION if name in bound}
         if not sockets:
             return
         settings, inventory = self.settings, self._directory.inventory
-        if settings.join is None:  # with it a node may begin anew, as another one
+        if settings.join is None:  # with it a node may begin anew, with a new identity
             refuse_lost_coordination(self._directory.path, inventory.read())
         order = CoordOrder(
             os.getpid(), settings.log_level, settings.log_json,
@@ -494,7 +492,7 @@ class Engine:
         self.replications.start()
 
     def _set_of_tokens(self) -> Mapping[str, str]:
-        """Return what is set for all nodes of whose tokens are taken."""
+        """Return the token settings that apply to all nodes."""
         return self.coordination.token_settings if self.coordination is not None else {}
 
     def _own_address(self) -> OwnAddress:
@@ -520,7 +518,7 @@ class Engine:
                 bucket.age_queues(time.monotonic())
 
     def _link_to(self, node: NodeAddress, bucket: str) -> Link:
-        """Reach another node with copies of a bucket, as this one is reached itself."""
+        """Return a link to another node with copies of a bucket, with this node's own security."""
         secret, tls = self.settings.cluster_secret, peer_tls_context(self.settings)
         login = Login(
             f"{node.host}:{node.kv}", NODE_USER if secret else None, secret, bucket,
@@ -528,7 +526,7 @@ class Engine:
         )  # fmt: skip
         return Link(login, node.host, node.kv, tls=tls, timeout_s=TIMEOUT_S)
 
-    # -- what the parts ask and tell
+    # -- callbacks of the parts
 
     def _served_engine(self, name: str) -> BucketEngine:
         return self._buckets.engine(name)

@@ -1,15 +1,15 @@
-"""The engine as a process of its own: `python -m millstream.node.engine_process`.
+"""The engine as its own process: `python -m millstream.node.engine_process`.
 
 The supervisor writes one line of JSON to stdin (its process id and the settings) and keeps stdin
-open; it gets back one line: `{"event":"ready","listeners":{..}}` or
+open. The engine answers one line: `{"event":"ready","listeners":{..}}` or
 `{"event":"error","message":..,"is_usage":..,"is_final":..}`.
 
 Invariants:
-1. The process dies with its supervisor, at once, however that ends.
-2. SIGTERM stops it cleanly; SIGINT is left to the supervisor, which shares the terminal.
-3. Nothing but the one line goes to the supervisor; stray prints go to stderr.
+1. The process dies immediately when its supervisor ends, however that ends.
+2. SIGTERM stops it cleanly. SIGINT is left to the supervisor, which shares the terminal.
+3. Only this one line goes to the supervisor; other prints go to stderr.
 
-Elsewhere: who starts and watches it (`node.processes.supervisor`).
+Elsewhere: its start and supervision (`node.processes.supervisor`).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ SWITCH_S: Final = 0.001
 
 
 class StartOrder(msgspec.Struct):
-    """What the supervisor says."""
+    """Message of the supervisor."""
 
     supervisor_pid: int
     settings: Settings
 
 
 def main() -> int:
-    """Run until told to stop; returns the exit code."""
+    """Run until stopped; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = msgspec.json.decode(sys.stdin.buffer.readline() or b"null", type=StartOrder | None)
     if order is None:
@@ -112,7 +112,7 @@ def _tell(descriptor: int, event: dict[str, Any]) -> None:
 
 
 def _private_stdout() -> int:
-    """Keep the way to the supervisor for ourselves; what is printed goes to stderr."""
+    """Reserve stdout for the supervisor; other prints go to stderr."""
     descriptor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return descriptor

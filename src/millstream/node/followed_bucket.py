@@ -1,11 +1,12 @@
-"""A bucket that this node indexes and does not have: what is told to the index process of it.
+"""A bucket that this node only indexes, as it is described to the index process.
 
 Invariants:
-1. All partitions are answered for from here; each is read at the node that has it active.
-2. Documents are asked of the nodes that have them.
-3. What was not heard yet is not said to be missing.
+1. This node answers for all partitions; each is read at the node that has it active.
+2. Documents are requested from the nodes that have them.
+3. A design document that no owner has reported on is not called missing.
 
-Elsewhere: what is known and from whom (`node.learned`), telling (`node.indexes`).
+Elsewhere: the known state and its sources (`cluster.cluster_state`), sending the description
+(`node.indexes`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ __all__ = ["FollowedBucket"]
 
 
 class FollowedBucket:
-    """Has the shape of `node.indexes.ToldBucket`.
+    """Implements `node.indexes.ToldBucket`.
 
     Args:
-        learned: what is known of the bucket.
-        neighbours: through which nodes are asked for documents.
+        learned: the known state of the bucket.
+        neighbours: sends requests for documents to other nodes.
     """
 
     def __init__(self, learned: Learned, neighbours: Neighbours) -> None:
@@ -40,15 +41,15 @@ class FollowedBucket:
         self._on_change: Callable[[], None] = lambda: None
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when something of it is not as it was told."""
+        """Call `callback` when the description has changed."""
         self._on_change = callback
 
     def close(self) -> None:
-        """Nobody wants to know any more."""
+        """Remove the subscription."""
         self._on_change = lambda: None
 
     def take(self, learned: Learned) -> None:
-        """Something else was learned."""
+        """Store a new known state."""
         self.learned = learned
         self._on_change()
 
@@ -56,11 +57,11 @@ class FollowedBucket:
         """Do nothing: there are no copies here."""
 
     def lacks_designs(self) -> bool:
-        """Whether there may be design documents that no owner of their partition has said yet."""
+        """Return whether there may be design documents that no owner has reported yet."""
         return self.learned.lacks_designs()
 
     async def order(self) -> dict[str, Any]:
-        """Return what the index process is to be told now."""
+        """Return the current description for the index process."""
         known = self.learned
         return {
             "uuid": self.uuid,
@@ -90,7 +91,7 @@ class FollowedBucket:
         """Return a design document as pages show it; None if there is none.
 
         Raises:
-            RoutingError: `design_differs`: no owner has said yet whether there is.
+            RoutingError: `design_differs`: no owner has reported on it yet.
         """
         found = next((one for one in self.learned.designs if one.name == name), None)
         if found is None and not self.learned.has_heard(name):
@@ -101,14 +102,14 @@ class FollowedBucket:
         """Return the design documents as pages show them, by name.
 
         Raises:
-            RoutingError: `design_differs`: there may be some that no owner has said yet.
+            RoutingError: `design_differs`: there may be some that no owner has reported yet.
         """
         if self.lacks_designs():
             raise not_heard()
         return [design.stored(self.learned.partitions) for design in self.learned.designs]
 
     def node_for(self, partition: int = 0) -> NodeAt | None:
-        """Return a node to ask what this one cannot say."""
+        """Return a node that can answer requests that this node cannot."""
         return self._place_of(partition) or next(
             (place.node for place in self.learned.places), None
         )

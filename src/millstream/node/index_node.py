@@ -1,20 +1,22 @@
-"""A node without data (`--roles index --join HOST:PORT`): it indexes what other nodes have.
+"""A node without data (`--roles index --join HOST:PORT`): it indexes the data of other nodes.
 
-It joins a node by its HTTP port, learns from it and from the nodes that maps name which buckets
-there are, who has which partitions active, and the design documents; its index process follows
-them over the network. Views are asked of its own HTTP port.
+It joins a node by its HTTP port. From that node and the nodes that maps name it learns the
+buckets, the nodes with active partitions, and the design documents. Its index process follows
+those nodes over the network. Views are queried at its own HTTP port.
 
 Layout: `followed/<bucket uuid>/learned.json` and `followed/<bucket uuid>/indexes/<signature>/`.
 
 Invariants:
-1. It has no documents: whatever asks for them is refused, with the address of a node that has.
-2. What was learned is kept in a file: after a start it answers from its indexes though no other
-   node does, and the indexes go on from where they stand.
-3. A bucket without a map is one of the node that was joined: others may have one of that name.
-4. A bucket is forgotten, and its indexes are removed, once all nodes answer and none lists it,
+1. It has no documents: requests for them are refused, with the address of a node that has them.
+2. The known state is stored in a file. After a restart it answers from its indexes even if no
+   other node answers, and the indexes continue from their positions.
+3. A bucket without a map belongs to the joined node; other nodes may have another bucket of that
+   name.
+4. A bucket is forgotten and its indexes are removed once all nodes answer and none lists it,
    served or not.
 
-Elsewhere: what is learned (`node.learned`, `cluster.peers`), a node with data (`node.engine`).
+Elsewhere: the known state (`cluster.cluster_state`, `cluster.peers`), a node with data
+(`node.engine`).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _OPEN: Final = ("http",)
 
 
 class IndexNode:
-    """A running node without data; made by `start`, ended by `stop`."""
+    """A running node without data; created by `start`, ended by `stop`."""
 
     def __init__(self, settings: Settings, directory: DataDirectory) -> None:
         assert settings.join is not None, "settings without data name a node to join"
@@ -96,11 +98,11 @@ class IndexNode:
     async def start(
         cls, settings: Settings, *, on_fatal: Callable[[Exception], None] = lambda _: None
     ) -> IndexNode:
-        """Bring a node up; on return it answers, perhaps before it has learned anything.
+        """Start a node; on return it answers, perhaps before it knows any bucket.
 
         Args:
             settings: of the node, without the role data.
-            on_fatal: never called: what is lost here can be built again.
+            on_fatal: never called: indexes that are lost can be built again.
 
         Raises:
             UsageError, UnavailableError, CorruptionError, OSError: as `Engine.start`.
@@ -203,10 +205,10 @@ class IndexNode:
 
         Raises:
             ConditionError: `bucket_not_found`.
-            UnavailableError: `not_joined`, nothing was learned yet of a node that is to be asked.
+            UnavailableError: `not_joined`, a node to ask has not answered yet.
         """
         same = [bucket for bucket in self._buckets.values() if bucket.name == name]
-        if same:  # one that was made anew is the one that is still told of
+        if same:  # a bucket created anew is the one still reported
             return max(same, key=lambda one: bool(self._neighbours.told_of(one.uuid)))
         silent = self._neighbours.silent()
         if silent:
@@ -226,18 +228,18 @@ class IndexNode:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Host names under which the node may be addressed."""
+        """Return the host names by which the node may be addressed."""
         names = {address.host for address in self._addresses.values() if not address.is_wildcard}
         names |= {self.settings.advertise} if self.settings.advertise is not None else set()
         return frozenset(map(str.lower, names))
 
     @property
     def origins(self) -> frozenset[str]:
-        """Sites whose pages may use the node from a browser."""
+        """Return the sites whose pages may use the node from a browser."""
         return frozenset(self.settings.cors_origins)
 
     def drop_user(self, name: str) -> None:
-        """Nothing of a user stays open here: there is no kv port."""
+        """Do nothing: there is no kv port, so a user has no open connection here."""
 
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
@@ -247,18 +249,18 @@ class IndexNode:
         }
 
     def bucket_statuses(self) -> list[BucketStatus]:
-        """Return the buckets that are indexed, sorted by name."""
+        """Return the indexed buckets, sorted by name."""
         return [
             BucketStatus(bucket.name, bucket.uuid, bucket.learned.partitions, "", "ready")
             for bucket in sorted(self._buckets.values(), key=lambda one: one.name)
         ]
 
     def replication_tasks(self) -> list[dict[str, Any]]:
-        """Return none: a node without data has none."""
+        """Return nothing: a node without data has no replications."""
         return []
 
     def metrics(self) -> NodeMetrics:
-        """Return the node's figures."""
+        """Return the node's statistics."""
         node = {
             "uptime_seconds": (time.time_ns() - self._started_ns) / 1e9,
             "loop_lag_ms": self._lag.last_ms,
@@ -280,7 +282,7 @@ class IndexNode:
 
 
 class _FollowedDesigns:
-    """Has the shape of `gateway.core.api.node.DesignHost`; only reads."""
+    """Implements `gateway.core.api.node.DesignHost`, read only."""
 
     def __init__(self, find: Callable[[str], FollowedBucket]) -> None:
         self._find = find
@@ -294,13 +296,13 @@ class _FollowedDesigns:
         return self._find(bucket).designs()
 
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
-        """Refuse to change one here."""
+        """Refuse: design documents are not changed here."""
         self._refuse(bucket)
 
     async def write(
         self, bucket: str, name: str, body: bytes | None, rev: str | None, *, is_durable: bool
     ) -> StoredDesign:
-        """Refuse to change one here."""
+        """Refuse: design documents are not changed here."""
         self._refuse(bucket)
 
     def _refuse(self, bucket: str) -> NoReturn:

@@ -1,18 +1,16 @@
-"""The views of a node: what the index process is told, and calls on it.
+"""The views of a node: describes buckets to the index process, and forwards calls to it.
 
-The index process is told everything about a bucket each time something of it changes: which
-partitions are active here, which of the other copies are to be indexed, and the design documents
-that are persisted.
+Each time a bucket changes, the index process gets a complete description of it: the partitions
+that are active here, the other copies to be indexed, and the persisted design documents.
 
 Invariants:
-1. A call on a bucket is sent only once the index process was told of the bucket as it is now.
-2. There is no index process until some bucket has a view, or a call needs it.
-3. A bucket's files are removed only after the index process has let go of them, or has ended.
-4. While the index process is away calls end with `index_unavailable` after `TOLD_S_MAX`.
+1. A call on a bucket is sent only once the index process has its current description.
+2. The index process is not started before some bucket has a view, or a call needs it.
+3. A bucket's files are removed only after the index process has closed them, or has ended.
+4. While the index process is down, calls fail with `index_unavailable` after `TOLD_S_MAX`.
 
-Elsewhere: the process (`node.processes.index_process`), what it does
-(`views.aio.serving.index_host`), what is so
-of a bucket (`databases.own_bucket`, `node.followed_bucket`).
+Elsewhere: the process (`node.processes.index_process`), its work (`views.aio.serving.index_host`),
+descriptions of buckets (`databases.own_bucket`, `node.followed_bucket`).
 """
 
 from __future__ import annotations
@@ -50,22 +48,22 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 TOLD_S_MAX: Final = 5.0
-"""How long a call waits for the index process to be there, and to know the bucket as it is."""
+"""How long a call waits until the index process runs and has the current description."""
 PREPARE_S_MAX: Final = 60.0
 """How long a partition's hand-over waits for the indexes of its new node."""
 TOLD_AT_ONCE_MAX: Final = 8
-"""Buckets of which is told at the same time: one that takes long holds up no other."""
+"""Buckets described concurrently, so that a slow one does not delay the others."""
 FIGURES_INTERVAL_S: Final = 5.0
-"""How often the index process is asked for its figures."""
+"""How often the index process is asked for its statistics."""
 PAUSE_S: Final = 1.0
-"""Before a bucket is told again whose design documents could not be read."""
+"""Pause before a bucket is described again whose design documents could not be read."""
 
 
 _PROCESS_FIGURES: Final = ("resident_bytes", "processor_seconds_total", "loop_lag_worst_ms")
 
 
 class IndexFigures(NamedTuple):
-    """Group `index`, as the index process said last."""
+    """Statistics of the group `index`, as last reported by the index process."""
 
     indexes: int = 0
     building: int = 0
@@ -79,46 +77,46 @@ class IndexFigures(NamedTuple):
 
 
 class ToldBucket(Protocol):
-    """A bucket that the index process is told of."""
+    """A bucket that is described to the index process."""
 
     @property
     def name(self) -> str:
-        """Of the bucket."""
+        """Return the name of the bucket."""
 
     @property
     def uuid(self) -> str:
-        """Of the bucket."""
+        """Return the uuid of the bucket."""
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when something of it is not as it was told."""
+        """Call `callback` when the description has changed."""
 
     def close(self) -> None:
-        """Nobody wants to know any more."""
+        """Remove the subscription."""
 
     def warm(self, partition: int, *, is_wanted: bool) -> None:
-        """Index a replica since it is about to become active here, or not any more."""
+        """Start or stop indexing a replica that is about to become active here."""
 
     def lacks_designs(self) -> bool:
-        """Whether there may be design documents that are not known here yet."""
+        """Return whether there may be design documents that are not known here yet."""
 
     async def order(self) -> dict[str, Any]:
-        """Return what the index process is told now: the members of `BucketOrder`.
+        """Return the current description: the members of `BucketOrder`.
 
         Raises:
-            UnavailableError: that is not known now.
+            UnavailableError: it is not known now.
         """
 
     def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
-        """Return an answer with the document beside each row, perhaps with attachments' data."""
+        """Return an answer with the document beside each row, optionally with attachment data."""
 
 
 class Indexes:
-    """Has the shape of `gateway.core.api.node.IndexHost`; begins by `start`, ends by `stop`.
+    """Implements `gateway.core.api.node.IndexHost`; begins with `start`, ends with `stop`.
 
     Args:
         order: what the index process is told at its start.
         find: returns the uuid of a served bucket by its name, or raises why there is none.
-        is_wanted: whether the node has views at all; else calls are refused.
+        is_wanted: whether the node serves views; if not, calls are refused.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class Indexes:
         self._process_figures: Mapping[str, float] = {}
 
     def start(self) -> None:
-        """The engine can be followed now: begin."""
+        """Begin: the engine can be followed now."""
         if not self._is_wanted:
             return
         self._tasks.start(self._keep_telling(), name="telling the index process")
@@ -156,12 +154,12 @@ class Indexes:
         self._known[told.uuid] = _KnownBucket(told, self._work.set)
 
     def figures(self, uuid: str) -> IndexFigures:
-        """Return the figures of a bucket's indexes, as the index process said last."""
+        """Return the statistics of a bucket's indexes, as last reported."""
         known = self._known.get(uuid)
         return IndexFigures() if known is None else known.figures
 
     async def bucket_gone(self, uuid: str) -> None:
-        """A bucket was stopped for ever; its files may be removed afterwards."""
+        """A bucket was stopped for good; its files may be removed afterwards."""
         known = self._known.pop(uuid, None)
         if known is None:
             return
@@ -193,7 +191,7 @@ class Indexes:
                 self._known[uuid].take_figures(IndexFigures(**figures))
 
     def node_figures(self) -> dict[str, float]:
-        """Return the figures of the index process itself, as it said last."""
+        """Return the statistics of the index process itself, as last reported."""
         is_ready = self.process.link is not None
         said = self._process_figures if is_ready else {}
         return {
@@ -207,10 +205,10 @@ class Indexes:
     async def query(
         self, bucket: str, design: str, view: str, options: Mapping[str, object]
     ) -> ViewAnswer:
-        """Ask a view."""
+        """Query a view."""
         known, link = await self._there(bucket, design)
         views = known.designs[design].get("views", {})
-        if isinstance(views, dict) and view not in views:  # if it is none: the process says why
+        if isinstance(views, dict) and view not in views:  # if it is none, the process says why
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
@@ -223,7 +221,7 @@ class Indexes:
         return known.told.with_documents(found, attachments=options.get("attachments") is True)
 
     async def part(self, bucket: str, asked: PartRequest) -> StreamedAnswer:
-        """Answer another node for some partitions."""
+        """Answer a part of a query for another node."""
         known, link = await self._there(bucket, asked.design)
         return await link.call(
             "query", share=_share(bucket, asked.design), uuid=known.uuid, design=asked.design,
@@ -231,10 +229,10 @@ class Indexes:
         )  # fmt: skip
 
     async def prepare(self, bucket: str, partition: int) -> None:
-        """Have a replica indexed that is about to become active here.
+        """Index a replica that is about to become active here.
 
-        Returns once the indexes here have all of it, or after `PREPARE_S_MAX`: it is logged then,
-        and queries wait for what is missing. Where there are no views nothing is done.
+        Returns once the indexes of this node have all of it, or after `PREPARE_S_MAX`. The timeout
+        is logged, and queries then wait for the missing part. Without views nothing is done.
         """
         if not self._is_wanted:
             return
@@ -248,22 +246,22 @@ class Indexes:
         await link.ask("prepare", uuid=known.uuid, partitions=[partition], timeout_s=PREPARE_S_MAX)
 
     def prepared(self, bucket: str, partition: int) -> None:
-        """Index a replica no more than others: it has become active, or is not going to."""
+        """Stop the extra indexing of a replica: it has become active, or will not."""
         if self._is_wanted:
             self._known[self._find(bucket)].told.warm(partition, is_wanted=False)
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
-        """Return what `_info` shows as `view_index`."""
+        """Return the `view_index` of `_info`."""
         known, link = await self._there(bucket, design)
         return await link.ask("info", uuid=known.uuid, design=design)
 
     async def compact(self, bucket: str, design: str) -> None:
-        """Have an index written anew, densely; returns once it has begun."""
+        """Start to compact an index; returns once it has begun."""
         known, link = await self._there(bucket, design)
         await link.ask("compact", uuid=known.uuid, design=design)
 
     async def cleanup(self, bucket: str) -> None:
-        """Remove the files of indexes that no design document has any more."""
+        """Remove the files of indexes that no design document uses."""
         known, link = await self._there(bucket)
         if known.told.lacks_designs():
             raise not_heard()
@@ -272,12 +270,12 @@ class Indexes:
     async def write(
         self, bucket: str, design: str, call: WriterCall, arguments: Mapping[str, object]
     ) -> dict[str, Any]:
-        """Do what a writer outside asks for; see `views.aio.serving.outside_writer`."""
+        """Run an operation of an external writer; see `views.aio.serving.outside_writer`."""
         known, link = await self._there(bucket, design)
         return await link.ask(call, uuid=known.uuid, design=design, **arguments)
 
     async def offers(self, bucket: str, building: Sequence[str]) -> list[str]:
-        """Return the design documents whose builds a pipeline may do; it says which it does."""
+        """Return the design documents that a pipeline may build; `building`: what it builds."""
         known, link = await self._there(bucket)
         answer = await link.ask("offers", uuid=known.uuid, building=building)
         found: list[str] = answer["offers"]
@@ -286,18 +284,18 @@ class Indexes:
     async def stage(
         self, bucket: str, design: str, fence: int, run: str, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Keep a file that a writer outside will have committed."""
+        """Store a file that an external writer will have committed."""
         place = await self.write(bucket, design, "place", {"fence": fence, "run": run})
         await receive(Path(place["path"]), pieces)
         await self.write(bucket, design, "staged", {"fence": fence, "run": run})
 
     async def check(self, bucket: str, design: str, content: dict[str, Any]) -> None:
-        """Refuse a design document whose functions the index process does not have."""
+        """Reject a design document whose functions the index process does not have."""
         _, link = await self._there(bucket)
         await link.ask("check", design=design, content=content)
 
     async def tasks(self) -> list[dict[str, Any]]:
-        """Return what is being built and compacted."""
+        """Return the running builds and compactions."""
         if self.process.link is None:
             return []
         found: list[dict[str, Any]] = (await self.process.link.ask("tasks"))["tasks"]
@@ -306,11 +304,11 @@ class Indexes:
     async def _there(
         self, bucket: str, design: str | None = None
     ) -> tuple[_KnownBucket, IndexLink]:
-        """Return a bucket that the index process knows as it is, and the link to ask.
+        """Return a bucket whose current description the index process has, and the link to it.
 
         Raises:
             ConditionError: `missing`: no such design document is persisted.
-            RoutingError: `design_differs`: other nodes may have it, and have not said so yet.
+            RoutingError: `design_differs`: other nodes may have it and have not reported yet.
             UnavailableError: `index_unavailable`; `no_index_role`.
             MillstreamError: as `find`.
         """
@@ -339,7 +337,7 @@ class Indexes:
     # -- telling
 
     def _process_changed(self, _: IndexLink | None) -> None:
-        """There is a new index process, or none: nothing is known there."""
+        """There is a new index process, or none: no bucket is described."""
         for known in self._known.values():
             known.before = known.figures
             known.changed()
@@ -354,7 +352,7 @@ class Indexes:
                     self._tasks.start(self._tell(known), name=f"telling of {known.name}")
 
     async def _tell(self, known: _KnownBucket) -> None:
-        """Tell of a bucket until it is known as it is, or there is nobody to tell."""
+        """Describe a bucket until the process has its current state, or there is no process."""
         link = self.process.link
         try:
             while known.is_changed and self._known.get(known.uuid) is known:
@@ -370,7 +368,7 @@ class Indexes:
                 self._work.set()
 
     async def _try_to_tell(self, known: _KnownBucket) -> IndexLink | None:
-        """Tell of a bucket once; return whom, None if there is nobody."""
+        """Describe a bucket once; return the process that was told, None if there is none."""
         known.is_changed, known.why = False, ""
         link: IndexLink | None = None
         try:
@@ -399,7 +397,7 @@ def _share(bucket: str, design: str) -> str:
 
 
 def not_heard() -> RoutingError:
-    """Return why nothing is said of a design document, nor of all: `design_differs`."""
+    """Return the error for design documents that were not reported yet: `design_differs`."""
     return RoutingError(
         "a node that has active partitions of this bucket has not said yet which design documents "
         "are in them: ask again",
@@ -408,27 +406,27 @@ def not_heard() -> RoutingError:
 
 
 class _KnownBucket:
-    """What was told of one bucket."""
+    """The description sent for one bucket."""
 
     def __init__(self, told: ToldBucket, wake: Callable[[], None]) -> None:
         self.told = told
         self._wake = wake
         self.name, self.uuid = told.name, told.uuid
         self.designs: Mapping[str, dict[str, Any]] = {}
-        """Name -> document, as read last."""
+        """Name -> document, as last read."""
         self.figures = self.before = IndexFigures()
-        """What is known, and what was when the index process before this one ended."""
+        """The known statistics, and those when the previous index process ended."""
         self.is_changed = True
         self.is_being_told = False
         self.is_told = asyncio.Event()
-        """The index process knows it as it is."""
+        """Set while the index process has the current description."""
         self.why = ""
-        """Why it could not be told."""
+        """Why the last description could not be sent."""
         told.subscribe(self.changed)
         wake()
 
     def take_figures(self, said: IndexFigures) -> None:
-        """Take what the index process says; totals grow over its restarts."""
+        """Store reported statistics; totals keep growing over restarts of the process."""
         totals = {
             name: getattr(said, name) + getattr(self.before, name)
             for name in IndexFigures._fields
@@ -437,13 +435,13 @@ class _KnownBucket:
         self.figures = said._replace(**totals)
 
     def changed(self) -> None:
-        """Something of it is not as it was told."""
+        """The description has changed."""
         self.is_changed = True
         self.is_told.clear()
         self._wake()
 
     async def order(self) -> dict[str, Any]:
-        """Return what is to be told now.
+        """Return the current description.
 
         Raises:
             UnavailableError: a design document cannot be read now.

@@ -1,9 +1,9 @@
-"""Each process of a node sees what another one has made of the users.
+"""Shares changes of users between the processes of a node.
 
 Invariants:
-1. A change is seen `USERS_S` after it was written at the latest; whoever changed logs in anew.
+1. A change is seen at most `USERS_S` after it was written. A changed user has to log in again.
 
-Elsewhere: the record, and who changes it (`access.users`).
+Elsewhere: the users' file and its changes (`access.users`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ USERS_S: Final = 1.0
 
 
 async def keep_users(users: UserStore, drop: Callable[[str], None]) -> None:
-    """Look at the file again and again; `drop` ends what a user who changed has open."""
+    """Poll the file; `drop` closes the connections of a user who changed."""
     while True:
         await asyncio.sleep(USERS_S)
         try:

@@ -1,7 +1,7 @@
 """Sockets and TLS of a node's listeners.
 
 Invariants:
-1. All sockets are bound before anything is recovered, so that a busy port is known at once.
+1. All sockets are bound before recovery starts, so that a busy port is reported at once.
 2. A bound socket answers nothing until its server is ready.
 
 Elsewhere: which listeners may be opened (`node.settings.refuse_exposure`).
@@ -36,14 +36,14 @@ __all__ = [
 BUILT: Final = ("kv", "memcached", "http", "coord", "ninep", "peer")
 """The listeners of a node."""
 COORDINATION: Final = ("coord", "ninep", "peer")
-"""Those of the coordination process."""
+"""Listeners of the coordination process."""
 _CERTIFICATE: Final = re.compile(
     "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
 )
 
 
 def bind_all(settings: Settings, names: Iterable[str] = BUILT) -> dict[str, socket.socket]:
-    """Bind the open listeners; on an error none stays bound.
+    """Bind the open listeners; after an error none stays bound.
 
     Raises:
         UnavailableError: `port_in_use`, `cannot_listen`.
@@ -96,14 +96,14 @@ def bind(name: str, address: Address) -> socket.socket:
 
 
 def bound_address(address: Address, listening: socket.socket) -> Address:
-    """Return an address as configured, with the port it really has."""
+    """Return an address as configured, with its actual port."""
     return Address(address.host, listening.getsockname()[1])
 
 
 def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return what connections to other nodes of a cluster encrypt with; None without `--tls-cert`.
+    """Return the TLS context for connections to other cluster nodes; None without `--tls-cert`.
 
-    Their certificates are checked against `--tls-ca`, or must be the same as this node's.
+    Their certificates are checked against `--tls-ca`, or must equal this node's.
 
     Raises:
         UsageError: `bad_certificate`.
@@ -117,7 +117,7 @@ def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def trust_of(settings: Settings) -> ssl.SSLContext | None:
-    """Return what replications trust: nodes of the cluster, `--tls-ca`, whomever the system does.
+    """Return what replications trust: cluster nodes, `--tls-ca`, the system's authorities.
 
     Raises:
         UsageError: `bad_certificate`.
@@ -137,10 +137,10 @@ def trust_of(settings: Settings) -> ssl.SSLContext | None:
 
 
 def peer_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
-    """Return what a process of this node encrypts connections to other nodes with.
+    """Return the TLS context of a process of this node for connections to other nodes.
 
     Raises:
-        OSError: a file cannot be read, or is not what it should be.
+        OSError: a file cannot be read or is invalid.
         ValueError: the same.
     """
     context = ssl.create_default_context(cafile=ca, cadata=None if ca else _own(cert))
@@ -151,7 +151,7 @@ def peer_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
 
 
 def _own(cert: str) -> str:
-    """Return the first certificate of a file: those behind it are of authorities, mostly."""
+    """Return the first certificate of a file; later ones are mostly of authorities."""
     with open(cert, encoding="latin-1") as file:
         found = _CERTIFICATE.search(file.read())
     if found is None:
@@ -160,7 +160,7 @@ def _own(cert: str) -> str:
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return what the kv and http listeners encrypt with; None without `--tls-cert`.
+    """Return the TLS context of the kv and http listeners; None without `--tls-cert`.
 
     Raises:
         UsageError: `bad_certificate`.
@@ -174,10 +174,10 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
-    """Return what a process of this node encrypts clients' connections with.
+    """Return the TLS context of a process of this node for clients' connections.
 
     Raises:
-        OSError: a file cannot be read, or is not what it should be.
+        OSError: a file cannot be read or is invalid.
         ValueError: the same.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -190,7 +190,7 @@ def server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext
 
 
 def peer_server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
-    """Return what a process of this node lets other nodes in with: they show a certificate, too.
+    """Return the TLS context for incoming connections of other nodes, which show a certificate.
 
     It is checked as `peer_context` checks theirs. Raises as `server_context`.
     """

@@ -1,14 +1,16 @@
-"""The buckets of this node beside those of others: what others are told, what they say.
+"""Exchange of bucket descriptions between this node and the others.
 
-A design document is in one partition, and a node may have no copy of that one. It asks the node
-that has it active, so that every node knows all design documents of a bucket and can index it.
+A design document is in one partition, and a node may have no copy of that partition. It then asks
+the node that has it active, so that every node knows all design documents of a bucket and can
+index it.
 
 Invariants:
 1. Only nodes are asked that have active a partition of which no copy is here.
-2. What others said of a partition is forgotten once a copy is here: when that copy has gone again,
-   what was so before it came is not taken for what is.
+2. Reports about a partition are forgotten once a copy is here. When that copy has gone again, old
+   reports are not used.
 
-Elsewhere: asking (`cluster.peers`), what is told (`node.shared`, `databases.own_bucket`).
+Elsewhere: requests (`cluster.peers`), what other nodes are told (`databases.shared_answers`,
+`databases.own_bucket`).
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ __all__ = ["OtherNodes"]
 
 
 class OtherNodes:
-    """Of one engine; ended by `stop`.
+    """The other nodes, for one engine; ended by `stop`.
 
     Args:
-        access: how other nodes are asked.
-        indexes: what is told to the index process.
+        access: how other nodes are reached and authenticated.
+        indexes: describes buckets to the index process.
     """
 
     def __init__(self, access: NodeAccess, indexes: Indexes) -> None:
         self._indexes = indexes
         self.own: dict[str, OwnBucket] = {}
-        """The buckets that are served, by uuid."""
+        """The served buckets, by uuid."""
         self.neighbours = Neighbours(access, self._wants, self._heard)
         self.stop = self.neighbours.stop
 
@@ -47,7 +49,7 @@ class OtherNodes:
         return Shared(uuid, buckets, self.own, kv_port)
 
     def bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
-        """A bucket is about to be served; or whether its replicas are indexed has changed."""
+        """A bucket is about to be served, or the indexing of its replicas has changed."""
         uuid = running.bucket.uuid
         if uuid in self.own:
             self.own[uuid].set_index_replicas(index_replicas)
@@ -59,7 +61,7 @@ class OtherNodes:
         self._look_round()
 
     async def bucket_gone(self, uuid: str) -> None:
-        """A bucket was stopped for ever; its files may be removed afterwards."""
+        """A bucket was stopped for good; its files may be removed afterwards."""
         self.own.pop(uuid, None)
         self._look_round()
         await self._indexes.bucket_gone(uuid)
@@ -68,7 +70,7 @@ class OtherNodes:
         return uuid in self.own and bool(self._lacking(self.own[uuid]))
 
     def _lacking(self, own: OwnBucket) -> dict[NodeAt, frozenset[int]]:
-        """Return who has active what this node has no copy of."""
+        """Return the nodes that have active partitions without a copy here."""
         bucket_map = own.bucket.map
         lacking = frozenset[int]() if bucket_map is None else own.lacking()
         if bucket_map is None or not lacking:
@@ -80,7 +82,7 @@ class OtherNodes:
         }
 
     def _look_round(self) -> None:
-        """Maps or copies may have changed: ask whom there is to ask."""
+        """Maps or copies may have changed: update the set of nodes to ask."""
         self.neighbours.watch({node for own in self.own.values() for node in self._lacking(own)})
         self._heard()
 

@@ -1,12 +1,12 @@
-"""Where the sockets of a node's own processes are: `DIR/run`, open to the node's user alone.
+"""The directory of the sockets of a node's processes: `DIR/run`, open to the node's user only.
 
-The path of a socket has at most `SOCKET_PATH_BYTES_MAX` bytes. Where the data directory's is too
-long, or its file system has no sockets, they are in a directory of their own beside other
-temporary files, and `DIR/run` says in the file `elsewhere` which.
+The path of a socket has at most `SOCKET_PATH_BYTES_MAX` bytes. If the path of the data directory
+is too long, or its file system has no sockets, the sockets are in their own directory among other
+temporary files, and the file `DIR/run/elsewhere` names it.
 
 Invariants:
-1. The directory lets nobody in but the node's user (0700): whoever may connect is the node.
-2. What an earlier node left behind, there and elsewhere, is removed at the start.
+1. Only the node's user has access to the directory (0700): whoever can connect acts as the node.
+2. Files that an earlier node left, there and in the other directory, are removed at the start.
 
 Elsewhere: who listens there (`node.engine`, `views.aio.serving.index_server`).
 """
@@ -24,20 +24,20 @@ from typing import Final
 __all__ = ["SOCKET_PATH_BYTES_MAX", "RunDirectory"]
 
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""What the kernel takes, its last byte being a zero."""
+"""Limit of the kernel, without the final zero byte."""
 _LONGEST_NAME: Final = "index.sock"
 _ELSEWHERE: Final = "elsewhere"
 _PREFIX: Final = "millstream-run-"
 
 
 class RunDirectory:
-    """Made at the start of a node that has its data directory; `close` removes the sockets.
+    """Created at the start of a node that has its data directory; `close` removes the sockets.
 
     Args:
-        data: the data directory; only its one server makes this.
+        data: the data directory; only its one server creates this.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
 
     def __init__(self, data: Path) -> None:
@@ -52,12 +52,12 @@ class RunDirectory:
 
     @property
     def kv(self) -> Path:
-        """Socket of the engine: documents and change streams."""
+        """Return the path of the engine's socket: documents and change streams."""
         return self.path / "kv.sock"
 
     @property
     def index(self) -> Path:
-        """Socket of the index process."""
+        """Return the path of the index process's socket."""
         return self.path / _LONGEST_NAME
 
     def close(self) -> None:
@@ -70,14 +70,14 @@ class RunDirectory:
             elsewhere = Path(os.fsdecode(note.read_bytes()))
             if elsewhere.name.startswith(_PREFIX) and _is_own_directory(elsewhere):
                 _remove_sockets(elsewhere)
-                with suppress(OSError):  # something else is in there
+                with suppress(OSError):  # other files are in there
                     elsewhere.rmdir()
             note.unlink()
         _remove_sockets(self._run)
 
 
 def _takes_sockets(directory: Path) -> bool:
-    """Whether paths there are short enough, and the file system is one that has sockets."""
+    """Return whether paths there are short enough and the file system supports sockets."""
     path = directory / _LONGEST_NAME
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         return False

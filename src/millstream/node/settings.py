@@ -1,15 +1,14 @@
-"""The settings of a node: what `millstream serve` accepts, from where, and what is refused.
+"""The settings of a node: options of `millstream serve`, their sources, and what is refused.
 
 Invariants:
 1. Command line over environment (`MILLSTREAM_SERVE_<OPTION>`) over `--config` file over default.
-2. All three use the same names and the same text forms; an unknown name is refused.
+2. All three use the same names and the same text forms. An unknown name is refused.
 3. The cluster's secret is never on a command line, nor in the environment of a child.
-4. A node without the role data joins one that has it, and has no listeners for documents.
-5. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
-   memcached listener never leaves loopback.
+4. A node without the role data joins a node that has it, and has no listeners for documents.
+5. A listener beyond loopback requires users and TLS (`--insecure-plaintext` drops the TLS
+   requirement). The plain memcached listener never leaves loopback.
 
-Elsewhere: opening the listeners (`node.engine`), the options as shown by help
-(`cli.serving.serve`).
+Elsewhere: opening the listeners (`node.engine`), the options in the help (`cli.serving.serve`).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ FLUSH_INTERVAL_MS: Final = 50
 """How long a write acknowledged from memory may wait for its group commit."""
 FLUSH_INTERVAL_MS_MAX: Final = 600_000
 MEMORY_QUOTA_SHARE: Final = 4
-"""One part in so many of the machine's memory is a bucket's quota, where nothing is said."""
+"""Default quota of a bucket: the machine's memory divided by this."""
 ENVIRONMENT_PREFIX: Final = "MILLSTREAM_SERVE_"
 LOGIN_VARIABLE_PREFIX: Final = "MILLSTREAM_PASSWORD_"
 CLUSTER_VARIABLE: Final = "MILLSTREAM_CLUSTER_SECRET"
@@ -75,7 +74,7 @@ _UNITS: Final[Mapping[str, int]] = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Address(NamedTuple):
-    """Where a listener is."""
+    """Address of a listener."""
 
     host: str
     port: int
@@ -85,12 +84,12 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach it."""
         return is_loopback(self.host)
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it means all of the machine's addresses."""
+        """Return whether it means all addresses of the machine."""
         return self.host in ("0.0.0.0", "::", "")
 
 
@@ -116,19 +115,20 @@ LISTENERS: Final[Mapping[str, Address]] = {
     "ninep": Address("127.0.0.1", 5640),
     "peer": Address("127.0.0.1", 7380),
 }
-"""Their defaults. With --port-base the first listener has that port, each further one the next."""
+"""Default addresses. With --port-base the first listener has that port, each further one the
+next."""
 PORT_BASE_MAX: Final = 65535 - len(LISTENERS) + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything one node is told; a listener that is None stays closed."""
+    """All settings of one node; a listener that is None stays closed."""
 
     data: str = DEFAULT_DATA
     kv: Address | None = LISTENERS["kv"]
     memcached: Address | None = LISTENERS["memcached"]
     memcached_is_asked: bool = False
-    """The memcached listener was asked for by name: it stays open where there are users."""
+    """The memcached listener was requested explicitly: it stays open also if there are users."""
     http: Address | None = LISTENERS["http"]
     coord: Address | None = LISTENERS["coord"]
     ninep: Address | None = LISTENERS["ninep"]
@@ -138,15 +138,15 @@ class Settings:
     buckets: tuple[BucketSpec, ...] = ()
     users: tuple[Credential, ...] = ()
     cluster_secret: str = field(default="", repr=False)
-    """With which the nodes log in to each other; empty: other nodes do not."""
+    """Secret with which the nodes log in to each other; empty: other nodes do not."""
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
     oidc_issuer: str | None = None
-    """Whose tokens are taken; with it go the next two."""
+    """Issuer whose tokens are accepted; requires the next two."""
     oidc_audience: str | None = None
     oidc_jwks: str | None = None
-    """A file or a URL of the issuer's keys."""
+    """A file or a URL with the issuer's keys."""
     oidc_groups_claim: str = "groups"
     cors_origins: tuple[str, ...] = ()
     """Sites whose pages may use the HTTP port from a browser; `*`: all."""
@@ -154,23 +154,23 @@ class Settings:
     python_modules: tuple[str, ...] = ()
     """Imported by the index process: they register the Python functions of views."""
     reduce_limit: ReduceLimit = "true"
-    """What becomes of results of reduces that do not shrink: an error value, nothing, or a log."""
+    """Handling of reduce results that do not shrink: an error value, nothing, or a log message."""
     flush_interval_ms: int = FLUSH_INTERVAL_MS
     memory_quota_bytes: int | None = None
-    """Of buckets that have none of their own; None: `memory_quota_of` the machine."""
+    """Quota of buckets that have none of their own; None: `memory_quota_of` the machine."""
     log_level: str = "info"
     log_json: bool = False
     insecure_plaintext: bool = False
 
     @property
     def coordination_host(self) -> str:
-        """The host that other nodes, and clients of coordination, are told to connect to."""
+        """Return the host that other nodes and clients of coordination are told to connect to."""
         address = self.peer or self.coord
         return self.advertise or (address.host if address is not None else "127.0.0.1")
 
     @property
     def advertised_host(self) -> str:
-        """The host that clients are told to connect to."""
+        """Return the host that clients are told to connect to."""
         return self.advertise or (self.kv.host if self.kv is not None else "127.0.0.1")
 
 
@@ -212,7 +212,7 @@ def _listener(option: str, value: object) -> Address | None:
 
 
 def _listeners_from(value: object) -> dict[str, Address]:
-    """Return the listeners that `--port-base` puts side by side, on loopback."""
+    """Return the loopback listeners that `--port-base` places on consecutive ports."""
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= PORT_BASE_MAX:
         raise _bad("port-base", value, f"a port of 1 to {PORT_BASE_MAX} is wanted")
@@ -306,7 +306,7 @@ def _flush_interval(option: str, value: object) -> int:
 
 
 def memory_quota_of(machine_bytes: int) -> int:
-    """Return the memory quota of a bucket on a machine with so much memory."""
+    """Return the memory quota of a bucket on a machine with this much memory."""
     return max(MEMORY_QUOTA_BYTES_MIN, machine_bytes // MEMORY_QUOTA_SHARE)
 
 
@@ -354,10 +354,10 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
 
 
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -> Settings:
-    """Put settings together and check them.
+    """Combine settings and check them.
 
     Args:
-        given: option name -> value from the command line, only what was written there; a closed
+        given: option name -> value from the command line, only those written there; a closed
             listener is False (or `no-NAME` true); `config` names a TOML file.
         environment: the environment variables.
 
@@ -401,7 +401,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
 
 
 def _without_data(settings: Settings, raw: Mapping[str, object]) -> Settings:
-    """Check the settings of a node without data, and close what it has not."""
+    """Check the settings of a node without data, and close the listeners that it does not have."""
     if settings.join is None:
         raise UsageError(
             "--roles index needs --join HOST:PORT: the HTTP address of a node with data",
@@ -429,7 +429,7 @@ def secretless_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_exposure(settings: Settings, *, has_users: bool) -> None:
-    """Refuse listeners that would lie open to the network.
+    """Reject listeners that would be exposed to the network without protection.
 
     Raises:
         UsageError: `exposed_listener`.

@@ -1,11 +1,11 @@
-"""Whose tokens a node takes, as its settings say, for each process of it that judges them.
+"""The tokens that a node accepts by its settings, for each process that checks tokens.
 
 Invariants:
-1. The libraries that judge tokens are imported only where tokens are taken.
-2. Over HTTP the same are taken as by coordination: of whom the node was told at its start, else
-   what is set for all nodes, from the moment that this process hears of it.
+1. The libraries that check tokens are imported only if tokens are accepted.
+2. HTTP accepts the same tokens as coordination: those of the issuer given to the node at its
+   start, else those of the issuer set for all nodes, as soon as this process knows that setting.
 
-Elsewhere: judging (`access.token_keys`), whose tokens (`coordination.aio.provider`).
+Elsewhere: checking (`access.token_keys`), the issuer (`coordination.aio.provider`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["NodeTokens", "TokenOrder", "keep_tokens", "token_keys", "token_order
 
 
 class TokenOrder(msgspec.Struct, frozen=True):
-    """Whose tokens are taken."""
+    """The issuer whose tokens are accepted."""
 
     issuer: str
     audience: str
     groups_claim: str
     source: str
-    """Of the issuer's keys."""
+    """Where the issuer's keys are."""
 
 
 def token_order(settings: Settings) -> TokenOrder | None:
-    """Return whose tokens a node takes; None: nobody's."""
+    """Return the issuer whose tokens a node accepts; None: no issuer."""
     issuer, audience = settings.oidc_issuer, settings.oidc_audience
     if issuer is None or audience is None or settings.oidc_jwks is None:
         return None
@@ -46,7 +46,7 @@ def token_order(settings: Settings) -> TokenOrder | None:
 
 
 def token_keys(order: TokenOrder | None) -> TokenKeys | None:
-    """Return who judges them, not begun yet; to be called in the loop."""
+    """Return a checker of tokens, not started yet; to be called in the loop."""
     if order is None:
         return None
     from millstream.access.token_keys import TokenKeys
@@ -57,11 +57,11 @@ def token_keys(order: TokenOrder | None) -> TokenKeys | None:
 
 
 class NodeTokens:
-    """Judges tokens that are shown over HTTP: a `gateway.core.api.tokens.TokenHost`.
+    """Checks tokens of HTTP requests; implements `gateway.core.api.tokens.TokenHost`.
 
     Args:
-        own: judges those of whom the node was told, if it was.
-        told: what is set for all nodes, by the keys.
+        own: checks those of the issuer given to the node, if there is one.
+        told: returns the settings for all nodes, by key.
     """
 
     def __init__(self, own: TokenKeys | None, told: Callable[[], Mapping[str, str]]) -> None:
@@ -69,23 +69,23 @@ class NodeTokens:
 
     @property
     def is_taking(self) -> bool:
-        """Whether tokens are taken at all."""
+        """Return whether tokens are accepted at all."""
         return self._provider.is_there
 
     async def check(self, token: bytes) -> Bearer:
-        """Return whom a token is about; raises as `access.tokens.believed`."""
+        """Return the user of a token; raises as `access.tokens.believed`."""
         tokens = self._provider.tokens
         if tokens is None:
             raise AccessError("the token is of nobody whose tokens are taken", code="bad_token")
         return await tokens.check(token)
 
     def lasts(self, bearer: Bearer) -> bool:
-        """Return whether the token of a bearer has not ended, and such tokens are taken still."""
+        """Return whether a bearer's token has not ended, and its issuer is still accepted."""
         tokens = self._provider.tokens
         return tokens is not None and tokens.lasts(bearer)
 
     async def close(self) -> None:
-        """Keep no keys any more but the node's own."""
+        """Drop all keys except the node's own."""
         await self._provider.close()
 
 
@@ -96,7 +96,7 @@ def _encoded(text: str | None) -> bytes | None:
 def keep_tokens(
     settings: Settings, stack: AsyncExitStack, told: Callable[[], Mapping[str, str]] = dict
 ) -> NodeTokens:
-    """Begin to judge the tokens that a node takes, until the stack is closed."""
+    """Start to check the accepted tokens, until the stack is closed."""
     own = token_keys(token_order(settings))
     if own is not None:
         stack.push_async_callback(own.close)

@@ -1,1 +1,1 @@
-"""Decisions over several nodes, without any of them."""
+"""Decisions about several nodes, without input or output."""

@@ -1,21 +1,22 @@
-"""What follows from the standings of a partition's copies: who is active, who may become so.
+"""Decides from the standings of a partition's copies which one is or may become active.
 
     verdict = judge(row, standings)            # may it be done with those that answered?
     branch = next_branch(standings, by_clock)  # what all that answer promise
     winner_of(row, promised)                   # of the standings told with the promises
 
-A majority of copies has what was acknowledged at a majority. If more copies answer than a majority
-can do without, one of them is in that majority, and a copy that has promised a branch acknowledges
-nothing more to a source of a lower one. So the one that is furthest among them has everything.
+A majority of copies has every change that was acknowledged at a majority. If the copies that do
+not answer are fewer than a majority, one that answers is in that majority. A copy that has
+promised a branch acknowledges nothing more to a source of a lower branch. So the furthest copy
+that answers has every such change.
 
 Invariants:
-1. Copies count by the row's places: an empty place is a copy that does not answer.
+1. Copies are counted by the places of the row: an empty place is a copy that does not answer.
 2. An answer counts for a level only if the copy still has what it acknowledged at that level.
-3. The furthest is the copy with the largest (branch of the history its complete end lies in,
-   complete end), never the one with the newest branch: a copy knows branches before it has data.
-4. A decision is made from standings that were told after the promises, never from older ones.
+3. The furthest copy has the largest (branch of the history of its complete end, complete end), not
+   the newest branch: a copy knows branches before it has their data.
+4. A decision uses only standings that were reported after the promises.
 
-Elsewhere: asking the nodes (`cluster.promoting`), a copy's standing
+Elsewhere: requests to the nodes (`cluster.promoting`), a copy's standing
 (`kv.core.copies.copy_status`).
 
 Source: docs/design/0006-copies.md.
@@ -48,33 +49,33 @@ __all__ = [
 Row = tuple[str | None, ...]
 """Names of the nodes with copies, None for an empty place; as in a bucket's map."""
 Answers = Mapping[str, Standing]
-"""By the name of the node."""
+"""Standings by the name of the node."""
 Level = Literal["majority", "persisted"]
 _ACTIVE: Final = PartitionState.ACTIVE
 
 
 class Verdict(NamedTuple):
-    """Whether a partition may be promoted with the answers there are."""
+    """Whether a partition may be promoted with the received answers."""
 
     copies: int
     needed: int
-    """So many answers are more than a majority can do without."""
+    """Number of answers required so that the rest is no majority."""
     answered: tuple[str, ...]
     silent: tuple[str, ...]
-    """Copies that have to answer and do not; empty places are not named."""
+    """Copies whose answer is required and missing; empty places are not named."""
     at_risk: tuple[Level, ...]
-    """Levels of which acknowledged writes may be lost."""
+    """Durability levels whose acknowledged writes may be lost."""
 
     @property
     def is_safe(self) -> bool:
-        """Whether it may be done without force: nothing is at risk, or all copies answered."""
+        """Return whether it is safe without force: nothing is at risk, or all copies answered."""
         return len(self.answered) >= self.needed and (
             not self.at_risk or len(self.answered) == self.copies
         )
 
     @property
     def reason(self) -> str:
-        """Why it may not be done, and what to do about it, in one sentence."""
+        """Return why it may not be done, and what to do about it, in one sentence."""
         away = ", ".join(self.silent) or "an empty place of the map"
         found = f"{len(self.answered)} of {self.copies} copies answered, not {away}"
         if len(self.answered) >= self.needed:
@@ -89,7 +90,7 @@ def judge(row: Row, answers: Answers, before: Answers | None = None) -> Verdict:
     Args:
         row: of the map.
         answers: the newest standings.
-        before: those told before promises were asked; `answers` if none were.
+        before: standings reported before the promises; by default `answers`.
     """
     copies, known = len(row), _known(row, answers)
     spare = copies - (copies // 2 + 1)
@@ -108,7 +109,7 @@ def judge(row: Row, answers: Answers, before: Answers | None = None) -> Verdict:
 
 
 def _is_new(row: Row, before: Answers) -> bool:
-    """Whether nothing was acknowledged ever: no copy has, or has heard of, any history."""
+    """Return whether nothing was ever acknowledged: no copy has, or knows of, any history."""
     known = _known(row, before)
     return len(known) == len(row) and not any(
         standing.branch or standing.last_branch for standing in known.values()
@@ -116,17 +117,17 @@ def _is_new(row: Row, before: Answers) -> bool:
 
 
 def next_branch(standings: Iterable[Standing], by_clock: int) -> int:
-    """Return a branch for a new history, larger than any that these copies have heard of."""
+    """Return a branch for a new history, larger than any that these copies know of."""
     return max([by_clock, *(standing.last_branch + 1 for standing in standings)])
 
 
 def winner_of(row: Row, answers: Answers, wanted: str | None = None) -> str | None:
-    """Return the copy that must become active, None if none answered.
+    """Return the copy that must become active; None if none answered.
 
     Args:
-        row: decides among equals, the first of them wins.
-        answers: told with the promises.
-        wanted: wins among those that are as far as the furthest.
+        row: breaks ties: the first of equal copies wins.
+        answers: reported with the promises.
+        wanted: wins if it is as far as the furthest copy.
     """
     known = _known(row, answers)
     furthest = max(map(_reach, known.values()), default=None)
@@ -137,9 +138,10 @@ def winner_of(row: Row, answers: Answers, wanted: str | None = None) -> str | No
 
 
 def serving(row: Row, answers: Answers) -> str | None:
-    """Return the node that has the active copy, None if a promotion is needed.
+    """Return the node that has the active copy; None if a promotion is needed.
 
-    An active copy that others are fenced against is none: they promised a branch above its own.
+    An active copy does not count if the others are fenced against it: they have promised a branch
+    above its own.
     """
     known = _known(row, answers)
     newest = max((standing.last_branch for standing in known.values()), default=0)
@@ -148,7 +150,7 @@ def serving(row: Row, answers: Answers) -> str | None:
 
 
 def stale_actives(row: Row, answers: Answers) -> tuple[str, ...]:
-    """Return the nodes whose copies are active beside the one that serves; () if none serves."""
+    """Return the nodes with active copies other than the serving one; () if none serves."""
     chosen = serving(row, answers)
     if chosen is None:
         return ()
@@ -157,12 +159,12 @@ def stale_actives(row: Row, answers: Answers) -> tuple[str, ...]:
 
 
 def next_map(bucket_map: BucketMap, actives: Mapping[int, str]) -> BucketMap:
-    """Return the next revision, in which these nodes have the active copies.
+    """Return the next revision of the map, in which these nodes have the active copies.
 
-    Who had it before keeps a place. If that changes nothing it is the same map.
+    The former node of an active copy keeps a place. If nothing changes, the same map is returned.
 
     Args:
-        bucket_map: the newest that is known.
+        bucket_map: the newest known one.
         actives: by partition; each has a place in its row.
     """
     rows = tuple(
@@ -174,7 +176,7 @@ def next_map(bucket_map: BucketMap, actives: Mapping[int, str]) -> BucketMap:
 
 
 def without_node(bucket_map: BucketMap, name: str) -> BucketMap:
-    """Return the next revision, in which a node has no place and is not waited for.
+    """Return the next revision of the map, without places for a node, which is not waited for.
 
     Raises:
         UsageError: `unknown_node`; `no_copy_left`: it has an active copy, or the only one;

@@ -1,13 +1,13 @@
-"""What all nodes of a bucket say of it, and what a promotion makes of that for each partition.
+"""Combines the reports of all nodes of a bucket into the promotion steps of each partition.
 
 Invariants:
-1. A partition that is served is left alone, unless another node is wanted: then it is handed over,
-   which costs no history.
-2. Where the rule of quorums speaks against it, nothing is asked of any copy without force.
-3. Of several maps the one with the largest revision counts; if two of that revision differ, the
-   next one is newer than both.
+1. A partition that is served is left alone, unless another node is requested: then it is handed
+   over, which loses no history.
+2. If the quorum rule does not allow a promotion, no copy is asked for anything without force.
+3. Of several maps the one with the largest revision counts. If two maps of that revision differ,
+   the next one is newer than both.
 
-Elsewhere: the rules for one partition (`cluster.core.promotion`), asking (`cluster.promoting`).
+Elsewhere: the rules for one partition (`cluster.core.promotion`), requests (`cluster.promoting`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ AWAY = "a copy did not promise: another promotion is under way, or its node went
 
 
 class Survey(NamedTuple):
-    """What was found out; `maps` and `standings` by the name of the node."""
+    """The received reports; `maps` and `standings` by the name of the node."""
 
     bucket_map: BucketMap
     maps: Mapping[str, BucketMap]
     standings: Mapping[str, Sequence[Standing]]
     silent: Mapping[str, str]
-    """Why others said nothing."""
+    """Why other nodes sent no report."""
     without: frozenset[str]
     """Nodes that answer and do not have the bucket."""
 
@@ -59,17 +59,17 @@ class Survey(NamedTuple):
         return {name: every[partition_id] for name, every in self.standings.items()}
 
     def serving(self, partition_id: int) -> str | None:
-        """Return which node has the active copy, None if a promotion is needed."""
+        """Return the node that has the active copy; None if a promotion is needed."""
         return serving(self.bucket_map.rows[partition_id], self.answers(partition_id))
 
 
 class Outcome(NamedTuple):
-    """What became of one partition."""
+    """The result for one partition."""
 
     partition: int
     what: What
     was: str | None
-    """Who had the active copy by the map."""
+    """Node with the active copy by the map before."""
     now: str | None
     branch: int = 0
     seqno: int = 0
@@ -83,9 +83,9 @@ class Plan(NamedTuple):
 
     decided: list[Outcome]
     promotions: list[int]
-    """Those for which promises have to be asked."""
+    """Partitions for which promises have to be requested."""
     hand_overs: list[int]
-    """Those that are served, and wanted elsewhere."""
+    """Partitions that are served and requested on another node."""
 
 
 class Winner(NamedTuple):
@@ -97,7 +97,7 @@ class Winner(NamedTuple):
 
 
 def sort_out(survey: Survey, wanted: Iterable[int], to: str | None, *, is_forced: bool) -> Plan:
-    """Return what to do about these partitions; nothing where rules or nodes are against it."""
+    """Return the steps for these partitions; none where rules or missing nodes forbid it."""
     plan = Plan([], [], [])
     for p in wanted:
         row, answers, at = survey.bucket_map.rows[p], survey.answers(p), survey.serving(p)
@@ -124,7 +124,7 @@ def choose(
     *,
     is_forced: bool,
 ) -> tuple[list[Outcome], dict[int, Winner]]:
-    """Return what failed, and who becomes active, by the standings told with the promises."""
+    """Return the failures and the new active copies, by the standings sent with the promises."""
     failed, winners = [], {}
     for p, answers in promised.items():
         row = survey.bucket_map.rows[p]
@@ -138,7 +138,7 @@ def choose(
 
 
 def map_after(survey: Survey, actives: Mapping[int, str]) -> BucketMap:
-    """Return the map in which these nodes have the active copies, of a revision all will take."""
+    """Return the map with these active copies, with a revision that all nodes accept."""
     base = survey.bucket_map
     new = next_map(base, actives)
     rivals = (one for one in survey.maps.values() if one.revision == base.revision)
@@ -148,9 +148,9 @@ def map_after(survey: Survey, actives: Mapping[int, str]) -> BucketMap:
 
 
 def idle_copies(survey: Survey) -> Iterator[tuple[str, int]]:
-    """Yield (node, partition) of copies that are dead and should follow the one that serves.
+    """Yield (node, partition) of dead copies that should follow the active one.
 
-    A hand-over leaves the copy so that it was made from.
+    A hand-over leaves the former active copy dead.
     """
     for p, row in enumerate(survey.bucket_map.rows):
         answers = survey.answers(p)
@@ -161,9 +161,10 @@ def idle_copies(survey: Survey) -> Iterator[tuple[str, int]]:
 
 
 def fences(survey: Survey) -> Iterator[tuple[str, int, int]]:
-    """Yield (node, branch, partition) where a copy has not heard of the branch that is served.
+    """Yield (node, branch, partition) of copies that do not know the branch that is served.
 
-    It was away during a promotion, or lost its files; it may be active still in an older history.
+    Such a copy was unreachable during a promotion or lost its files. It may still be active in an
+    older history.
     """
     for p, row in enumerate(survey.bucket_map.rows):
         answers = survey.answers(p)

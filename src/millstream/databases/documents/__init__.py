@@ -1,1 +1,1 @@
-"""Documents of a database read and written at the node that has them."""
+"""Documents of a database, read and written at the node that owns them."""

@@ -1,18 +1,17 @@
 """The documents of a node's databases, wherever their partitions are active.
 
-A bucket that no other node shares is answered as `node.documents` does, and nothing is looked at
-twice. Of one that is spread over nodes, each of them answers for all documents: what it has not
-got it asks for.
+For a bucket that is on this node only, calls go straight to `databases.documents.local_documents`.
+For a bucket that is spread over nodes, each node answers for all documents and asks the other
+nodes for those that it does not have.
 
 Invariants:
-1. What is here is read and changed here.
-2. What is said of one document is what the node says that has its partition active.
-3. Bytes of an attachment that are not here are passed on from a node that has them.
+1. Documents of this node are read and changed on this node.
+2. Answers about a document come from the node where its partition is active.
+3. The bytes of an attachment that are not here are passed on from a node that has them.
 
-Elsewhere: lists and feeds over nodes; many documents at once
-(`databases.documents.distributed_reads`,
-`databases.documents.distributed_updates`), local documents
-(`databases.documents.distributed_local_documents`), settings
+Elsewhere: lists and feeds over nodes (`databases.scans`); many documents at once
+(`databases.documents.distributed_reads`, `databases.documents.distributed_updates`), local
+documents (`databases.documents.distributed_local_documents`), settings
 (`databases.documents.distributed_settings`).
 """
 
@@ -51,12 +50,12 @@ _A = TypeVar("_A")
 
 
 class SpreadDocuments:
-    """Has the shape of `gateway.core.api.documents.DocumentHost`.
+    """Implements `gateway.core.api.documents.DocumentHost`.
 
     Args:
         buckets: of the node.
-        own: the documents that are here.
-        nodes: how others are asked.
+        own: the documents of this node.
+        nodes: sends requests to other nodes.
     """
 
     def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
@@ -65,22 +64,22 @@ class SpreadDocuments:
         self.local_documents = SpreadLocals(buckets, own, nodes)
 
     async def info(self, bucket: str) -> DatabaseInfo:
-        """Return what is known of a database."""
+        """Return information about a database."""
         await self._settings.learn(bucket)
         return await self._own.info(bucket)
 
     async def total(self, bucket: str) -> int | None:
-        """Return how many documents there are; see `DocumentHost`."""
+        """Return the number of documents; see `DocumentHost`."""
         return await self._own.total(bucket)
 
     async def stop(self) -> None:
-        """Give up what is done in the background; when the node stops."""
+        """Stop all background work; called when the node stops."""
         await self._own.stop()
 
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
-        """Return documents by id; deleted ones are left out."""
+        """Return documents by id, without deleted ones."""
         return self._own.scan(bucket, start, end, descending=descending)
 
     def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
@@ -105,7 +104,7 @@ class SpreadDocuments:
     async def read_all(
         self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
-        """Yield documents in order, or why one cannot be read."""
+        """Yield documents in order; an unreadable one is yielded as its error."""
         shared = self._buckets.engine(bucket).bucket
         if is_alone(shared):
             found = self._own.read_all(bucket, doc_ids, is_durable=is_durable)
@@ -120,7 +119,7 @@ class SpreadDocuments:
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
-        """Change documents; return what came of each."""
+        """Change documents; return the result of each."""
         shared = self._buckets.engine(bucket).bucket
         if is_alone(shared):
             return await self._own.update(bucket, edits, is_durable=is_durable)
@@ -129,20 +128,20 @@ class SpreadDocuments:
         return await updating.update(edits)
 
     async def commit(self, bucket: str) -> None:
-        """Return once all that was accepted before is durable, on all nodes."""
+        """Return once everything accepted before is durable on all nodes."""
         uuid = self._buckets.engine(bucket).bucket.uuid
         await asyncio.gather(
             self._own.commit(bucket), self._ask_others(bucket, Commit(uuid), Done)
         )
 
     async def _ask_others(self, bucket: str, asked: Asked, kind: type[_A]) -> list[_A]:
-        """Return what each other node of the map answers that has anything of the bucket."""
+        """Return the answers of the other nodes of the map that have parts of the bucket."""
 
         async def there(node: NodeAt) -> _A | None:
             try:
                 return await self._nodes.ask(node, bucket, asked, kind)
             except MillstreamError as error:
-                if error.code == "bucket_not_found":  # it is listed, and has nothing of it
+                if error.code == "bucket_not_found":  # in the map, but without a part of it
                     return None
                 raise
 
@@ -153,13 +152,13 @@ class SpreadDocuments:
     # -- attachments
 
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
-        """Keep bytes, durably, here: who has the document gets them with the change."""
+        """Store bytes durably here; the owner of the document gets them with the change."""
         return await self._own.put_blob(bucket, pieces)
 
     async def open_blob(
         self, bucket: str, sha256: bytes, begin: int, end: int
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a range of bytes, from a node that has them."""
+        """Yield a range of bytes from a node that has them."""
         shared = self._buckets.engine(bucket).bucket
         has_begun = False
         try:
@@ -182,7 +181,7 @@ class SpreadDocuments:
             except MillstreamError as error:
                 if has_begun or error.code not in ("blob_missing", "node_failed"):
                     raise
-                if error.code == "node_failed":  # it may have the bytes, for all that is known
+                if error.code == "node_failed":  # it may have the bytes
                     missing = error
         raise missing
 
@@ -195,26 +194,26 @@ class SpreadDocuments:
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
-        """Replace or delete one, durably; return its revision's number."""
+        """Replace or delete one durably; return the number of its revision."""
         return await self.local_documents.write(bucket, doc_id, body, rev)
 
     async def locals(self, bucket: str) -> list[LocalDocument]:
-        """Return all of them, by id."""
+        """Return all local documents, by id."""
         return await self.local_documents.all(bucket)
 
     # -- settings
 
     async def settings(self, bucket: str) -> Settings:
-        """Return what is set for a database."""
+        """Return the settings of a database."""
         await self._settings.learn(bucket)
         return await self._own.settings(bucket)
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
-        """Keep so many generations from the next change on, on all nodes."""
+        """Set the number of generations kept from the next change on, on all nodes."""
         await self._settings.set_revs_limit(bucket, limit)
 
     async def purges(self, bucket: str) -> PurgeList:
-        """Return the latest purges, on all nodes."""
+        """Return the latest purges on all nodes."""
         uuid = self._buckets.engine(bucket).bucket.uuid
         others = await self._ask_others(bucket, AskPurges(uuid), Purges)
         found = await self._own.purges(bucket)
@@ -223,11 +222,11 @@ class SpreadDocuments:
         )
 
     async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
-        """Add purges to the list of this node, durably."""
+        """Add purges to this node's list durably."""
         await self._own.note_purges(bucket, purged)
 
     async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
-        """Remember so many purges on each node."""
+        """Set the number of purges that each node remembers."""
         uuid = self._buckets.engine(bucket).bucket.uuid
         await self._ask_others(bucket, LimitPurges(uuid, limit), Done)
         await self._own.set_purged_infos_limit(bucket, limit)

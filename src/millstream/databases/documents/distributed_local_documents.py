@@ -1,13 +1,13 @@
 """Local documents of buckets that several nodes share.
 
-The partition of the key `_local/ID` says which node has one. Its owner gives every version to the
-other nodes, so that a partition that moves leaves no checkpoint behind.
+The key `_local/ID` decides the partition, and thereby the node, of a local document. Its owner
+sends every version to the other nodes, so that no checkpoint is lost when the partition moves.
 
 Invariants:
-1. Only the owner answers and writes, durably. Others keep what it gives them for the time when
-   they are owners.
-2. A node that cannot be reached does not delay a write for more than `GIVEN_S_MAX`, and misses it:
-   what it knows then is an older checkpoint, or none, which costs time and loses nothing.
+1. Only the owner answers and writes durably. Other nodes store what it sends, for the time when
+   they become owners.
+2. An unreachable node delays a write by at most `GIVEN_S_MAX` and misses that version. It then has
+   an older checkpoint or none, which costs time but loses no data.
 
 Elsewhere: the store (`kv.aio.documents.local_store`), documents
 (`databases.documents.distributed_documents`).
@@ -42,16 +42,16 @@ __all__ = ["GIVEN_S_MAX", "SpreadLocals"]
 
 _LOG = logging.getLogger(__name__)
 GIVEN_S_MAX: Final = 2.0
-"""How long other nodes may take to keep what the owner wrote."""
+"""How long other nodes may take to store what the owner wrote."""
 
 
 class SpreadLocals:
-    """The local documents of a node's buckets, wherever they are.
+    """The local documents of a node's buckets, on whatever node they are.
 
     Args:
         buckets: of the node.
-        own: the documents that are here.
-        nodes: how others are asked.
+        own: the documents of this node.
+        nodes: sends requests to other nodes.
     """
 
     def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
@@ -78,7 +78,7 @@ class SpreadLocals:
         """Replace or delete one; see `DocumentHost.write_local`.
 
         Raises:
-            UnavailableError: `ambiguous` besides.
+            UnavailableError: also `ambiguous`.
         """
         shared = self._bucket(bucket)
 
@@ -94,7 +94,7 @@ class SpreadLocals:
     async def write_own(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
-        """Replace or delete one that is here, and give it to the other nodes."""
+        """Replace or delete one that this node owns, and send it to the other nodes."""
         number = await self._own.write_local(bucket, doc_id, body, rev)
         running = self._buckets.engine(bucket)
         version = running.local.newest(doc_id)
@@ -112,7 +112,7 @@ class SpreadLocals:
             _LOG.info("node %s does not keep _local/%s of %s: %s", node, asked.id, bucket, error)
 
     async def all(self, bucket: str) -> list[LocalDocument]:
-        """Return all of them, by id; raises as `DocumentHost`, `node_failed` besides."""
+        """Return all of them by id; raises as `DocumentHost`, and `node_failed`."""
         shared = self._bucket(bucket)
         own = await self._own.locals(bucket)
         others = other_nodes(shared)
@@ -134,6 +134,6 @@ class SpreadLocals:
                 is_last = part.is_last or not part.documents
                 after = found[-1].id if found else ""
         except MillstreamError as error:
-            if error.code != "bucket_not_found":  # it is listed, and has nothing of it
+            if error.code != "bucket_not_found":  # in the map, but without a part of it
                 raise
         return found

@@ -1,12 +1,12 @@
-"""Reads documents of a bucket, wherever they are, in order.
+"""Reads documents of a bucket in order, on whatever nodes they are.
 
 Invariants:
-1. Nodes are asked at the same time, each for as many of the documents that are wanted next as its
-   answer holds. What waits here of each is one answer.
-2. A document that cannot be read is an error among the documents.
-3. Where a node says that it has not got a document the map is looked at again.
+1. Nodes are asked concurrently. Each is asked for as many of the next documents as fit into one
+   answer. At most one answer of each node is buffered here.
+2. An unreadable document is returned as an error in its place.
+3. If a node says that it does not have a document, the map is read again.
 
-Elsewhere: who answers (`databases.documents.peer_requests`), changes
+Elsewhere: the answering side (`databases.documents.peer_requests`), changes
 (`databases.documents.distributed_updates`).
 """
 
@@ -40,14 +40,14 @@ _Read = StoredDocument | MillstreamError | None
 
 
 class SpreadReads:
-    """One reading of many documents of one bucket.
+    """One read of many documents of one bucket.
 
     Args:
-        bucket: it.
-        own: the documents that are here.
-        nodes: how others are asked.
-        revs_limit: generations that are computed of documents that kv wrote.
-        is_durable: wait until what is returned cannot get lost any more.
+        bucket: to read from.
+        own: the documents of this node.
+        nodes: sends requests to other nodes.
+        revs_limit: number of generations computed for documents that kv wrote.
+        is_durable: wait until the returned versions can no longer be lost.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class SpreadReads:
         self._bucket, self._own, self._nodes = bucket, own, nodes
         self._revs_limit, self._is_durable = revs_limit, is_durable
         self._lost = set[NodeAt]()
-        """Nodes to which a connection was lost once."""
+        """Nodes whose connection was lost once."""
 
     async def read_all(self, doc_ids: Sequence[str]) -> AsyncGenerator[_Read, None]:
-        """Yield documents in order, or why one cannot be read."""
+        """Yield documents in order; an unreadable one is yielded as its error."""
         for begin in range(0, len(doc_ids), IDS_MAX):
             wanted = doc_ids[begin : begin + IDS_MAX]
             fetched: dict[int, _Read] = {}
@@ -75,7 +75,7 @@ class SpreadReads:
                 yield fetched.pop(at)
 
     async def _fetch(self, wanted: Sequence[str], at: int, fetched: dict[int, _Read]) -> None:
-        """Fetch a document, and some of those behind it that other nodes have."""
+        """Fetch a document, and some later ones from other nodes."""
         for last in range(TRIES_MAX - 1, -1, -1):
             where = place(self._bucket, wanted[at])
             if where == HERE:
@@ -98,7 +98,7 @@ class SpreadReads:
         fetched[at] = no_owner(self._bucket, wanted[at])
 
     async def _ask_all(self, wanted: Sequence[str], at: int, fetched: dict[int, _Read]) -> None:
-        """Ask all nodes of which nothing waits here."""
+        """Ask all nodes from which no answer is buffered."""
         by_node: dict[NodeAt, list[int]] = {}
         waiting = set[NodeAt]()
         for number in range(at, len(wanted)):
@@ -140,12 +140,12 @@ class SpreadReads:
 async def read_stored(
     nodes: NodesAsked, node: NodeAt, bucket: Bucket, ids: Sequence[str], is_durable: bool
 ) -> list[Stored | Refused | None]:
-    """Return what a node has of the first documents, at least one; raises as `NodesAsked.ask`."""
+    """Return a node's version of the first documents, at least one; raises as `NodesAsked.ask`."""
     asked = ReadStored(bucket.uuid, list(ids), is_durable)
     try:
         found = (await nodes.ask(node, bucket.name, asked, StoredList)).documents
     except MillstreamError as error:
-        if error.code == "bucket_not_found":  # it has not heard of the bucket yet, or any more
+        if error.code == "bucket_not_found":  # it does not know the bucket (yet)
             raise UnavailableError(str(error), code="not_my_partition") from error
         raise
     if not 1 <= len(found) <= len(ids):
@@ -156,7 +156,7 @@ async def read_stored(
 def loaded(
     bucket: Bucket, doc_id: str, found: Stored | Refused | None, revs_limit: int, node: NodeAt
 ) -> StoredDocument | MillstreamError | None:
-    """Return a document as a node has it, or why it cannot be read."""
+    """Return a document from a node's answer, or why it cannot be read."""
     if found is None:
         return None
     if isinstance(found, Refused):
@@ -173,7 +173,7 @@ def loaded(
 
 
 def nonsense(node: NodeAt) -> UnavailableError:
-    """Return the error of a node that answers something else."""
+    """Return the error for an unexpected response of a node."""
     return UnavailableError(
         f"node {node} answers with documents that nobody asked for", code="node_failed"
     )

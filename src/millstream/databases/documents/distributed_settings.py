@@ -1,16 +1,17 @@
-"""What is set for a database on all nodes that share it: `_revs_limit` and `_security`.
+"""Settings of a database on all nodes that share it: `_revs_limit` and `_security`.
 
-Each setting has a number that grows whenever it is set, on whatever node; the larger one counts
-(`SharedSettings.joined`). Who sets one asks all nodes which number they have, and tells all of
-them. A node that joins asks the others before it first says what is set, and how often documents
-were purged.
+Each setting has a number that grows each time it is set, on any node; the larger number wins
+(`SharedSettings.joined`). A node that sets one asks all nodes for their numbers and sends the new
+setting to all of them. A node that joins asks the others for settings and purge counts before it
+first answers with its own.
 
 Invariants:
-1. A setting that was answered is durable on all nodes of the map that serve the bucket.
-2. A node asks each other node of the map once; who cannot be reached is asked again, every
-   `ASK_PAUSE_S` at most, and delays nobody for more than `ASK_S_MAX`.
+1. An acknowledged setting is durable on all nodes of the map that serve the bucket.
+2. A node asks each other node of the map once. Unreachable nodes are asked again every
+   `ASK_PAUSE_S` at most, and delay no request by more than `ASK_S_MAX`.
 
-Elsewhere: where they lie (`node.documents`), counting purges (`node.purges`).
+Elsewhere: where the settings are stored (`databases.documents.local_documents`), counting purges
+(`databases.purges`).
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from millstream.kv.core.bucket import Bucket
 __all__ = ["ASK_PAUSE_S", "ASK_S_MAX", "SpreadSettings"]
 
 ASK_S_MAX: Final = 2.0
-"""How long is waited for nodes that are asked what is set."""
+"""How long to wait for the answers of nodes about settings."""
 ASK_PAUSE_S: Final = 10.0
-"""Before those that did not answer are asked again."""
+"""Pause before the nodes that did not answer are asked again."""
 Change = Callable[[SharedSettings], SharedSettings]
 
 
 class _Heard:
-    """What is known of who was asked about one bucket."""
+    """Which nodes were asked about one bucket, and the state of that."""
 
     def __init__(self) -> None:
         self.nodes = set[NodeAt]()
@@ -59,8 +60,8 @@ class SpreadSettings:
 
     Args:
         buckets: of the node.
-        own: what is set here.
-        nodes: how others are asked.
+        own: the settings of this node.
+        nodes: sends requests to other nodes.
         monotonic_s: clock.
     """
 
@@ -80,7 +81,7 @@ class SpreadSettings:
         return shared, other_nodes(shared), self._heard.setdefault(shared.uuid, _Heard())
 
     async def learn(self, bucket: str) -> None:
-        """Take over what is set on other nodes, if that was not asked yet."""
+        """Take over the settings of other nodes, if they were not asked yet."""
         shared, others, heard = self._of(bucket)
         if heard.nodes.issuperset(others) or self._monotonic_s() < heard.next_s:
             return
@@ -96,7 +97,7 @@ class SpreadSettings:
     async def _ask_quickly(
         self, node: NodeAt, shared: Bucket
     ) -> tuple[bool, SharedSettings | None]:
-        """Return whether a node answered, and what it knows."""
+        """Return whether a node answered, and its settings."""
         try:
             async with asyncio.timeout(ASK_S_MAX):
                 return True, await self._ask(node, shared)
@@ -104,14 +105,14 @@ class SpreadSettings:
             return False, None
 
     async def change(self, bucket: str, change: Change) -> None:
-        """Set something, on all nodes.
+        """Change a setting on all nodes.
 
         Args:
             bucket: of the settings.
-            change: returns what is set afterwards, numbered anew.
+            change: returns the new settings, with a new number.
 
         Raises:
-            UnavailableError: `node_failed`, a node cannot be reached, and has to hear of it.
+            UnavailableError: `node_failed`, a node that must be told cannot be reached.
         """
         shared, others, heard = self._of(bucket)
         async with heard.turn:
@@ -119,7 +120,7 @@ class SpreadSettings:
             known = self._own.shared_settings(bucket)
             newer = change(reduce(SharedSettings.joined, filter(None, said), known))
             serving = [node for node, one in zip(others, said, strict=True) if one is not None]
-            newer = newer._replace(purges=0)  # of those each node counts its own
+            newer = newer._replace(purges=0)  # each node counts its own purges
             kept = KeepSettings(shared.uuid, newer)
             tellings = (self._nodes.ask(node, bucket, kept, Done) for node in serving)
             told = await asyncio.gather(*tellings, return_exceptions=True)
@@ -135,7 +136,7 @@ class SpreadSettings:
                 raise one
 
     async def _ask(self, node: NodeAt, shared: Bucket) -> SharedSettings | None:
-        """Return what a node knows; None: it does not serve the bucket."""
+        """Return the settings of a node; None: it does not serve the bucket."""
         try:
             asked = AskSettings(shared.uuid)
             return (await self._nodes.ask(node, shared.name, asked, KeepSettings)).settings
@@ -145,7 +146,7 @@ class SpreadSettings:
             raise
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
-        """Keep so many generations from the next change on; raises as `change`."""
+        """Set the number of generations kept from the next change on; raises as `change`."""
         await self.change(
             bucket,
             lambda known: known._replace(

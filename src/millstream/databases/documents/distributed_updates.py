@@ -1,18 +1,19 @@
-"""Changes documents of a bucket, wherever they are.
+"""Changes documents of a bucket, on whatever nodes they are.
 
-What becomes of a document is decided on this node. Of documents that another one has it is asked
-how they are, all of one portion together; then it is sent what they are to be, with the version
-of each that this was decided on. What has changed meanwhile is read and decided again.
+The decision is made on this node. For documents of another node, their current versions are
+requested first, a batch in one request. Then the decided documents are sent, each with the version
+on which its decision was based. If a document has changed in between, it is read and decided
+again.
 
 Invariants:
-1. A change is made at most once: it is sent again only on the same version of its document.
-2. A change that was sent and not answered is looked for. What is found as it was sent was made;
-   what is another document by then, or cannot be looked at, is `ambiguous`.
-3. Of several edits of one document each is decided on what the one before it made.
-4. Bytes of attachments are with the owner, durably, before the document that names them.
-5. Nodes are asked at the same time. Of each, what is here of its documents is one portion.
+1. A change is made at most once: it is resent only against the same version of its document.
+2. If a sent change is not acknowledged, the document is read back. If it is as it was sent, the
+   change was made. If it is different by then, or cannot be read, the result is `ambiguous`.
+3. Several edits of one document are decided in order, each on the result of the one before it.
+4. The owner has the bytes of attachments, durably, before the document that names them.
+5. Nodes are asked concurrently. All pending documents of one node form one batch.
 
-Elsewhere: who writes (`databases.documents.peer_requests`), what is decided
+Elsewhere: the writing side (`databases.documents.peer_requests`), decisions
 (`documents.updating`).
 """
 
@@ -54,31 +55,31 @@ from millstream.wire.frames import change_of
 __all__ = ["SpreadUpdate"]
 
 _TURN_DOCUMENTS: Final = 100
-"""Decided before others have a turn."""
+"""Number of decisions before other tasks have a turn."""
 
 
 class _Edit:
-    """One change that is wanted, and how far it is."""
+    """One requested change and its progress."""
 
     def __init__(self, doc_id: str, decide: Decide) -> None:
         self.doc_id, self.decide = doc_id, decide
         self.result: Written | MillstreamError | None = None
         self.why: MillstreamError | None = None
-        """Why it is tried again."""
+        """Why it is retried."""
         self.version: Version | None = None
-        """On which it was decided last."""
+        """The version on which it was decided last."""
         self.after: StoredDocument | None = None
         self.packed: Packed | None = None
-        """What was decided last, and sent."""
+        """The last decision, as it was sent."""
         self.lost: MillstreamError | None = None
-        """It was sent, and not answered."""
+        """Set if it was sent and not acknowledged."""
 
     def fail(self, error: MillstreamError) -> None:
-        """It ends here; a change that may have been made is not said to have failed."""
+        """End with an error; a change that may have been made is not reported as failed."""
         self.result = error if self.lost is None else ambiguous(self.doc_id, self.lost)
 
     def is_as_sent(self, found: Stored) -> bool:
-        """Whether a document is what the change was to make of it."""
+        """Return whether a document equals the sent result of the change."""
         change = change_of(found.frame)
         value = None if change.is_deleted else change.value
         return Packed(value, split(found.side)[1]) == self.packed
@@ -88,11 +89,11 @@ class SpreadUpdate:
     """Changes that are made together to documents of one bucket.
 
     Args:
-        bucket: it.
-        own: the documents that are here.
-        nodes: how others are asked.
-        revs_limit: generations that are computed of documents that kv wrote.
-        is_durable: each is answered when it cannot get lost any more.
+        bucket: of the documents.
+        own: the documents of this node.
+        nodes: sends requests to other nodes.
+        revs_limit: number of generations computed for documents that kv wrote.
+        is_durable: acknowledge each change only when it can no longer be lost.
     """
 
     def __init__(
@@ -107,10 +108,10 @@ class SpreadUpdate:
         self._bucket, self._own, self._nodes = bucket, own, nodes
         self._revs_limit, self._is_durable = revs_limit, is_durable
         self._given = set[tuple[NodeAt, bytes]]()
-        """Which bytes of attachments were given to whom."""
+        """Which attachment bytes were sent to which node."""
 
     async def update(self, edits: Sequence[tuple[str, Decide]]) -> list[Written | MillstreamError]:
-        """Change documents; return what came of each, in order."""
+        """Change documents; return the result of each, in order."""
         wanted = [_Edit(doc_id, decide) for doc_id, decide in edits]
         counts: Counter[str] = Counter()
         waves: list[list[_Edit]] = []
@@ -150,7 +151,7 @@ class SpreadUpdate:
     async def _here(self, edits: Sequence[_Edit]) -> None:
         """Change documents of this node."""
         for edit in edits:
-            if edit.lost is not None:  # the partition came here, nobody knows whether with it
+            if edit.lost is not None:  # it moved here; with or without the change
                 edit.fail(edit.lost)
         left = [edit for edit in edits if edit.result is None]
         if not left:
@@ -161,7 +162,7 @@ class SpreadUpdate:
                 [(edit.doc_id, edit.decide) for edit in left],
                 is_durable=self._is_durable,
             )
-        except MillstreamError as error:  # the bucket is served no more
+        except MillstreamError as error:  # the bucket is no longer served
             made = [error] * len(left)
         for edit, one in zip(left, made, strict=True):
             edit.why = None
@@ -173,7 +174,7 @@ class SpreadUpdate:
     # -- another node
 
     async def _at_node(self, node: NodeAt, edits: Sequence[_Edit]) -> None:
-        """Change documents of another node, a portion at a time."""
+        """Change documents of another node, one batch at a time."""
         left = list(edits)
         while left:
             portion = left[:CHANGES_MAX]
@@ -204,11 +205,11 @@ class SpreadUpdate:
                 await self._write(node, together)
 
     def _is_durable_look(self, edits: Sequence[_Edit]) -> bool:
-        """Whether what is found may be what was to be made durable."""
+        """Return whether the document read back may be one that was to be made durable."""
         return self._is_durable and any(edit.lost is not None for edit in edits)
 
     def _not_read(self, edit: _Edit, error: MillstreamError) -> None:
-        """A document cannot be looked at: try again where that may help."""
+        """Handle a document that cannot be read: retry where that may help."""
         may_help = isinstance(error, OutcomeUnknownError) and edit.why is None
         if has_moved(error) or may_help:
             edit.why = error
@@ -216,7 +217,7 @@ class SpreadUpdate:
             edit.fail(error)
 
     def _decide(self, node: NodeAt, edit: _Edit, found: Stored | Refused | None) -> None:
-        """Decide on a document as it is now; what is to be written is in `packed` then."""
+        """Decide on the current version of a document; the result is in `packed`."""
         document = loaded(self._bucket, edit.doc_id, found, self._revs_limit, node)
         if isinstance(document, MillstreamError):
             self._not_read(edit, document)
@@ -242,7 +243,7 @@ class SpreadUpdate:
         edit.version, edit.after, edit.packed = version, after, packed
 
     async def _write(self, node: NodeAt, edits: Sequence[_Edit]) -> None:
-        """Send what was decided."""
+        """Send the decided documents."""
         changes = [
             Change(edit.doc_id, edit.version, edit.packed.value, edit.packed.sidecar)
             for edit in edits
@@ -285,7 +286,7 @@ class SpreadUpdate:
                     edit.fail(refusal)
 
     async def _give(self, node: NodeAt, edit: _Edit, name: bytes) -> None:
-        """Give bytes of an attachment to the node that has the document."""
+        """Send the bytes of an attachment to the owner of the document."""
         if (node, name) in self._given or edit.after is None:
             return
         contents = edit.after.contents.values()
@@ -294,7 +295,7 @@ class SpreadUpdate:
         if length is None:
             raise nonsense(node)
         pieces = self._own.open_blob(self._bucket.name, name, 0, length)
-        first = await anext(pieces, b"")  # it is here, or refused before anything is sent
+        first = await anext(pieces, b"")  # it is here, or rejected before anything is sent
         await self._nodes.give_blob(node, self._bucket.name, name, _chained(first, pieces))
         self._given.add((node, name))
 

@@ -1,10 +1,10 @@
-"""Where the documents of a node's buckets are: here, or with another node by the newest map.
+"""Which node has a document of this node's buckets: this node, or another one by the newest map.
 
 Invariants:
-1. A partition that this node has, or is about to have or to give away, is here: what it says of
-   it counts. Else it is where the map says.
+1. A partition that this node has, is about to get or is about to give away counts as here, and its
+   own state decides. Any other partition is where the map says.
 
-Elsewhere: maps (`model.bucket_map`), asking other nodes (`databases.documents.remote_nodes`).
+Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.documents.remote_nodes`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["HERE", "LOCAL_PREFIX", "Place", "is_alone", "no_owner", "other_nodes
 
 HERE: Final = "here"
 Place = NodeAt | Literal["here"] | None
-"""None: no node is said to have it."""
+"""None: no node is known to have it."""
 LOCAL_PREFIX: Final = "_local/"
-"""Of the key that decides where a local document is."""
+"""Prefix of the key that decides the node of a local document."""
 
 
 def is_alone(bucket: Bucket) -> bool:
-    """Whether no other node has anything of a bucket."""
+    """Return whether no other node has any part of a bucket."""
     return bucket.map is None or len(bucket.map.nodes) == 1
 
 
 def place(bucket: Bucket, doc_id: str) -> Place:
-    """Return where a document is."""
+    """Return the place of a document."""
     number = partition_of(doc_id.encode(), bucket.partition_count)
     bucket_map = bucket.map
     if bucket_map is None or bucket.partitions[number].refusal is not Status.NOT_MY_VBUCKET:
@@ -53,7 +53,7 @@ def other_nodes(bucket: Bucket) -> list[NodeAt]:
 
 
 def no_owner(bucket: Bucket, doc_id: str) -> UnavailableError:
-    """Return why nothing is said of a document: `not_my_partition`."""
+    """Return the error for a document without a known owner: `not_my_partition`."""
     partition = bucket.partition_for(doc_id.encode())
     return UnavailableError(
         f"partition {partition.partition_id}, which has document {doc_id!r}, is not active on "

@@ -1,9 +1,8 @@
-"""The texts of all documents of a bucket in the order of their ids.
+"""The texts of all documents of a bucket, ordered by id.
 
 Invariants:
-1. Ids and documents are read when they are wanted, as they are then; the loop is given back in
-   between.
-2. A node that has not all partitions active asks those that have the others.
+1. Ids and documents are read on demand, in their current state. The loop gets control in between.
+2. A node that does not have all partitions active asks the nodes that have the others.
 
 Elsewhere: texts of documents (`databases.documents.included_documents`), other nodes
 (`databases.scans.distributed_scans`).
@@ -28,14 +27,14 @@ from millstream.views.core.design.documents import Documents
 __all__ = ["DocumentScans"]
 
 _HIGHEST: Final = b"\xff"
-"""Above every id."""
+"""Larger than every id."""
 
 
 class DocumentScans:
-    """Has the shape of `gateway.core.api.node.DocumentScan`.
+    """Implements `gateway.core.api.node.DocumentScan`.
 
     Args:
-        find: returns where the partitions of a served bucket are, or raises why there is none.
+        find: returns the places of a served bucket's partitions, or raises why there are none.
         now_ns: Unix time.
     """
 
@@ -52,7 +51,7 @@ class DocumentScans:
         descending: bool,
         conflicts: bool,
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield id and text of documents by id; none here has conflicts."""
+        """Yield id and text of documents by id; their conflicts are not included."""
         places = self._find(bucket)
         low = b"" if first is None else first.encode(errors="surrogatepass")
         high = _HIGHEST if last is None else last.encode(errors="surrogatepass")
@@ -81,7 +80,7 @@ class DocumentScans:
     async def _spread(
         self, places: BucketPlaces, wanted: Range
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield those of all nodes."""
+        """Yield the documents of all nodes."""
         made = Documents(places.bucket.uuid)
         found = SpreadScan(places, self._now_ns).documents(wanted)
         async with aclosing(found):
@@ -92,7 +91,7 @@ class DocumentScans:
 
 
 async def _own_keys(bucket: Bucket, wanted: Range) -> AsyncGenerator[bytes, None]:
-    """Yield the ids of documents, design documents left out."""
+    """Yield the ids of documents, without design documents."""
     number = 0
     async with aclosing(ordered_keys(bucket, range(bucket.partition_count), wanted)) as keys:
         async for key in keys:

@@ -1,13 +1,13 @@
 """Answers of views with the document beside each row (`include_docs`).
 
-An answer comes as text, a row a line. A row whose value is an object with `_id` gets the document
-that this names, in the revision `_rev` if that is named, too; others the one that emitted them.
-Null stands for what is not there.
+An answer comes as text, one row per line. If the value of a row is an object with `_id`, the row
+gets that document, in the revision `_rev` if there is one. Other rows get the document that
+emitted them. A missing document is null.
 
 Invariants:
-1. Documents are those of now, not of when they were indexed.
-2. At most `PORTION_ROWS_MAX` rows, and documents of about `PORTION_BYTES` and one more, wait to be
-   sent; then the loop is given back.
+1. Documents are read in their current state, not as they were indexed.
+2. At most `PORTION_ROWS_MAX` rows, and documents of about `PORTION_BYTES` and one more, are
+   buffered before they are sent. Then the loop gets control.
 
 Elsewhere: the rows (`views.core.query.rendering`), documents as text
 (`views.core.design.documents`), those of other nodes (`databases.documents.remote_documents`).
@@ -55,7 +55,7 @@ _LINE_END: Final = b"\r\n"
 _ROW: Final = b'{"id":'
 _BRACE: Final = ord("{")
 _COPIES: Final = 2
-"""How often the bytes of large documents, or of attachments, are in memory until they are sent."""
+"""Number of copies in memory of large documents or attachments until they are sent."""
 ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
 _SECOND_NS: Final = 1_000_000_000
 
@@ -75,20 +75,20 @@ _link: Final = msgspec.json.Decoder(_Link).decode
 
 
 class _Line(NamedTuple):
-    """A line of an answer, and which document belongs to it."""
+    """A line of an answer, and the document that belongs to it."""
 
     text: bytes
     asked: AskedDocument | None
 
 
 def document_key(doc_id: str) -> bytes | None:
-    """Return the key of a document, None where no document can have the id."""
+    """Return the key of a document; None if no document can have the id."""
     key = doc_id.encode(errors="surrogatepass")
     return None if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX) else key
 
 
 class Answer(Protocol):
-    """The answer that is completed."""
+    """The answer to which documents are added."""
 
     @property
     def head(self) -> Mapping[str, Any]:
@@ -98,17 +98,17 @@ class Answer(Protocol):
         """Return the JSON text in pieces."""
 
     async def close(self) -> None:
-        """No more of it is wanted."""
+        """End the answer early."""
 
 
 class DocumentTexts(Protocol):
-    """Where documents come from."""
+    """Source of documents."""
 
     def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
-        """Yield the text of each document in order, None for what is not there.
+        """Yield the text of each document in order; None for a missing one.
 
         Raises:
-            UnavailableError: a document cannot be had now.
+            UnavailableError: a document cannot be read now.
         """
 
 
@@ -116,9 +116,9 @@ class WithDocuments:
     """An answer whose rows have documents.
 
     Args:
-        answer: without them.
-        documents: where they are.
-        attachments: whether they have the data of attachments.
+        answer: without documents.
+        documents: their source.
+        attachments: whether the data of attachments is included.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class WithDocuments:
         return self._answer.head
 
     async def close(self) -> None:
-        """No more of it is wanted."""
+        """End the answer early."""
         await self._answer.close()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -152,7 +152,7 @@ class WithDocuments:
         yield rest
 
     async def _completed(self, lines: list[bytes]) -> AsyncIterator[bytes]:
-        """Yield whole lines, rows among them with their documents."""
+        """Yield whole lines; rows have their documents."""
         cut = [
             _Line(line, self._asked_of(line) if line.startswith(_ROW) else None) for line in lines
         ]
@@ -212,11 +212,11 @@ class OwnDocuments:
             yield await self.text(one)
 
     async def text(self, asked: AskedDocument) -> bytes | None:
-        """Return the text of a document in its present revision, read from the disk if need be.
+        """Return the text of the current revision of a document; reads the disk if needed.
 
         Raises:
             UnavailableError: `not_my_partition`; `blob_missing`.
-            UsageError: `too_large`: attachments are wanted, and are more than go into one text.
+            UsageError: `too_large`: the requested attachments exceed the limit of one text.
         """
         kept = await with_documents(partial(self._kept, asked))
         if kept is None:
@@ -254,7 +254,7 @@ class OwnDocuments:
         return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
 
     def _kept(self, asked: AskedDocument) -> Kept | None:
-        """Return a document as it is kept; None if there is none."""
+        """Return the stored document; None if there is none."""
         doc_id = asked.id
         key = document_key(doc_id)
         if key is None:

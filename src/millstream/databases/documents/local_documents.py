@@ -1,11 +1,12 @@
-"""The documents of a node's databases, as the pages see them.
+"""The documents of a node's databases, as the HTTP pages see them.
 
 Invariants:
-1. A setting of a database is in its companion store, durable once it was answered.
-2. A `_local` document is stamped with where the database stood durably when it was written.
+1. A setting of a database is in its companion store, and durable once it is acknowledged.
+2. A `_local` document is stored with the durable position of the database at its write.
 
-Elsewhere: the documents (`kv.aio.documents.revision_store`), feeds (`node.changes`), buckets
-(`node.buckets`), what other nodes have (`databases.documents.distributed_documents`).
+Elsewhere: the documents (`kv.aio.documents.revision_store`), feeds (`databases.scans.feeds`),
+buckets (`databases.buckets`), documents of other nodes
+(`databases.documents.distributed_documents`).
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ _REVS_LIMIT: Final = "revs_limit"
 _SECURITY: Final = "security"
 _PURGED_INFOS: Final = "purged_infos"
 _LOG_MARK: Final = b'"target_uuid"'
-"""Of the log of a replication of ours."""
+"""Found in the log of one of our replications."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
 _EPOCH_US: Final = 1_000_000_000_000_000
 _SPAN_US: Final = 1_000_000_000_000_000
 
 
 class Documents:
-    """Has the shape of `gateway.core.api.documents.DocumentHost`.
+    """Implements `gateway.core.api.documents.DocumentHost`.
 
     Args:
         buckets: of the node.
@@ -69,13 +70,13 @@ class Documents:
         self._changes = changes
         self._counts: dict[str, tuple[BucketEngine, DocumentCounts]] = {}
         self._limits: dict[str, int] = {}
-        """Revisions kept, by the uuid of the bucket."""
+        """Number of revisions kept, by bucket uuid."""
         self._purge_turn = asyncio.Lock()
 
-    # -- what is known of a database
+    # -- information about a database
 
     async def info(self, bucket: str) -> DatabaseInfo:
-        """Return what is known of a database."""
+        """Return information about a database."""
         own = self._buckets.engine(bucket).bucket
         places = self._changes.places(bucket)
         if places.is_shared:
@@ -93,7 +94,7 @@ class Documents:
         )  # fmt: skip
 
     async def figures(self, bucket: str, numbers: Sequence[int]) -> Figures:
-        """Return how many documents partitions have that are here, and what the bucket takes.
+        """Return the document count of partitions of this node, and the size of the bucket.
 
         Raises:
             UnavailableError: `not_my_partition`.
@@ -109,7 +110,7 @@ class Documents:
         )  # fmt: skip
 
     async def total(self, bucket: str) -> int | None:
-        """Return how many documents there are, as counted last if counting now takes long."""
+        """Return the number of documents; the last count if counting now takes long."""
         if self._changes.places(bucket).is_shared:
             return (await self.info(bucket)).document_count
         found = await self._counts_of(bucket).recent()
@@ -118,13 +119,13 @@ class Documents:
     def _counts_of(self, bucket: str) -> DocumentCounts:
         engine = self._buckets.engine(bucket)
         known = self._counts.get(engine.bucket.uuid)
-        if known is None or known[0] is not engine:  # it was opened anew
+        if known is None or known[0] is not engine:  # the bucket was opened anew
             counts = DocumentCounts(self._changes.of(bucket), engine.flusher.follow)
             known = self._counts[engine.bucket.uuid] = engine, counts
         return known[1]
 
     async def stop(self) -> None:
-        """Give up what is counted in the background."""
+        """Stop counting in the background."""
         for _, counts in self._counts.values():
             await counts.stop()
 
@@ -143,7 +144,7 @@ class Documents:
     async def read_all(
         self, bucket: str, doc_ids: Iterable[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
-        """Yield documents in order, or why one cannot be read."""
+        """Yield documents in order; an unreadable one is yielded as its error."""
         for number, doc_id in enumerate(doc_ids, 1):
             if number % SCAN_TURN == 0:
                 await asyncio.sleep(0)
@@ -155,7 +156,7 @@ class Documents:
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
-        """Change documents; return what came of each."""
+        """Change documents; return the result of each."""
         running = self._buckets.engine(bucket)
         keyed = [(doc_id.encode(), decide) for doc_id, decide in edits]
         made = await running.documents.update(
@@ -168,7 +169,7 @@ class Documents:
         ]  # fmt: skip
 
     async def commit(self, bucket: str) -> None:
-        """Return once all that was accepted before is durable."""
+        """Return once everything accepted before is durable."""
         running = self._buckets.engine(bucket)
         waits = [
             running.until_lasting(partition.partition_id, partition.high_seqno)
@@ -181,7 +182,7 @@ class Documents:
     async def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
-        """Yield documents by id; deleted ones are left out."""
+        """Yield documents by id, without deleted ones."""
         running, asked = self._buckets.engine(bucket), Range(start, end, descending)
         places, limit = self._changes.places(bucket), self._revs_limit(running)
         last_read: bytes | None = None
@@ -200,7 +201,7 @@ class Documents:
                 yield one.key.decode(), load(places.bucket.uuid, *one, limit)
 
     async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield all keys in a range, those that only kv clients know among them."""
+        """Yield all keys in a range, including keys that only kv clients use."""
         scan = SpreadScan(self._changes.places(bucket), time.time_ns)
         async with aclosing(scan.documents(Range(start, end, of_kv=True))) as found:
             async for one in found:
@@ -209,7 +210,7 @@ class Documents:
     async def _own_documents(
         self, running: BucketEngine, asked: Range
     ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:
-        """Yield documents where all are here."""
+        """Yield documents when all partitions are here."""
         bucket = running.bucket
         for partition in bucket.partitions:
             if partition.state is not PartitionState.ACTIVE:
@@ -234,7 +235,7 @@ class Documents:
     # -- attachments
 
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
-        """Keep bytes, durably."""
+        """Store bytes durably."""
         put = await self._buckets.engine(bucket).blobs.put(pieces)
         return Blob(put.sha256, put.md5, put.length)
 
@@ -258,19 +259,19 @@ class Documents:
         return LocalDocument(doc_id, found.rev, body)
 
     async def _present(self, bucket: str) -> Present:
-        """Return the database as it is now, wherever its partitions are."""
+        """Return the current state of the database over all its nodes."""
         database = await self._changes.whole(bucket)
         return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
 
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
-        """Replace or delete one, durably; return its revision's number."""
+        """Replace or delete one durably; return the number of its revision."""
         stamp = self._changes.of(bucket).latest().text()
         return await self._buckets.engine(bucket).local.write(doc_id, body, rev, stamp)
 
     async def locals(self, bucket: str) -> list[LocalDocument]:
-        """Return all of them, by id."""
+        """Return all local documents, by id."""
         found = await asyncio.to_thread(self._buckets.engine(bucket).local.all)
         present = None
         if any(_LOG_MARK in one.body for _, one in found):
@@ -284,7 +285,7 @@ class Documents:
     # -- settings
 
     async def settings(self, bucket: str) -> Settings:
-        """Return what is set for a database."""
+        """Return the settings of a database."""
         running = self._buckets.engine(bucket)
         security = _numbered(running.local.setting(_SECURITY)).value or _NO_SECURITY
         return Settings(self._revs_limit(running), security, running.bucket.uuid)
@@ -297,7 +298,7 @@ class Documents:
         return self._limits[uuid]
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
-        """Keep so many generations from the next change on."""
+        """Set the number of generations kept from the next change on."""
         known = self.shared_settings(bucket)
         newer = Numbered(known.revs_limit.number + 1, b"%d" % limit)
         await self.keep_settings(bucket, known._replace(revs_limit=newer))
@@ -309,15 +310,15 @@ class Documents:
         await self.keep_settings(bucket, known._replace(security=newer))
 
     async def purges(self, bucket: str) -> PurgeList:
-        """Return the latest purges that were asked of this node."""
+        """Return the latest purges requested from this node."""
         return PurgeList.decoded(self._buckets.engine(bucket).local.setting(_PURGED_INFOS))
 
     async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
-        """Add purges that were made to the list, durably."""
+        """Add completed purges to the list durably."""
         await self._change_purges(bucket, lambda known: known.extended(purged))
 
     async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
-        """Remember so many purges."""
+        """Set the number of purges to remember."""
         await self._change_purges(bucket, lambda known: known.limited(limit))
 
     async def _change_purges(self, bucket: str, change: Callable[[PurgeList], PurgeList]) -> None:
@@ -327,13 +328,13 @@ class Documents:
             await running.local.set(_PURGED_INFOS, newer.encoded())
 
     def shared_settings(self, bucket: str) -> SharedSettings:
-        """Return what is to be the same on all nodes of a bucket, as it is known here."""
+        """Return this node's version of the settings shared by all nodes of a bucket."""
         running = self._buckets.engine(bucket)
         limit, security = map(running.local.setting, (_REVS_LIMIT, _SECURITY))
         return SharedSettings(_numbered(limit), _numbered(security), running.purge_epoch)
 
     async def keep_settings(self, bucket: str, settings: SharedSettings) -> None:
-        """Take over, durably, what is newer than what is known here."""
+        """Store durably the settings that are newer than those known here."""
         running = self._buckets.engine(bucket)
         known = self.shared_settings(bucket)
         joined = known.joined(settings)
@@ -346,9 +347,9 @@ class Documents:
 
 
 def _numbered(kept: bytes | None) -> Numbered:
-    """Return a setting as it is kept: how often it was set, a colon, and what it says.
+    """Return a stored setting: how often it was set, a colon, and the value.
 
-    One without a number is of before there were any: it was set once.
+    A setting without a number was written before numbers were introduced; it counts as set once.
     """
     if kept is None:
         return Numbered(0, b"")
@@ -357,12 +358,12 @@ def _numbered(kept: bytes | None) -> Numbered:
 
 
 def _held(body: bytes, present: Present) -> bytes | None:
-    """Return what the database's history still holds of a local document; None: nothing."""
+    """Return the version of a local document that the history still covers; None: nothing."""
     if _LOG_MARK not in body:
         return body
     try:
         log = msgspec.json.decode(body)
-    except msgspec.DecodeError:  # none of ours
+    except msgspec.DecodeError:  # not written by us
         return body
     held = held_body(log, present)
     return body if held is log else None if held is None else msgspec.json.encode(held)
@@ -374,8 +375,8 @@ def _disk_bytes(running: BucketEngine) -> int:
 
 
 def _start_time(uuid: str) -> str:
-    """Return what tells a database from another one of its name, the same on all its nodes.
+    """Return what tells databases of one name apart; the same on all nodes of a database.
 
-    It looks like microseconds of the epoch, as clients expect; they compare it, no more.
+    It looks like microseconds since the epoch, as clients expect. They only compare it.
     """
     return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

@@ -1,11 +1,11 @@
-"""What this node says of its own partitions, to nodes that answer for all of a bucket.
+"""This node's own partitions, as it shows them to nodes that answer for the whole bucket.
 
 Invariants:
-1. A bucket of this name and another uuid is not the one that is asked for.
-2. What is asked of a partition that is not active here is refused, or ends with the refusal.
-3. In memory are one step of changes, or documents of about `FOUND_BYTES` and one more.
+1. A bucket of the requested name with another uuid is not the requested bucket.
+2. A request for a partition that is not active here is refused, or its answer ends with an error.
+3. Memory holds one step of changes, or documents of about `FOUND_BYTES` and one more.
 
-Elsewhere: the forms (`gateway.core.bucket_parts`), the pages
+Elsewhere: the formats (`gateway.core.bucket_parts`), the pages
 (`gateway.aio.peers.bucket_part_pages`).
 """
 
@@ -44,13 +44,13 @@ from millstream.model.position import Position
 __all__ = ["FOUND_BYTES", "WAIT_S_MAX", "OwnParts"]
 
 FOUND_BYTES: Final = 256 * 1024
-"""Of documents in one message."""
+"""Size of the documents in one message."""
 WAIT_S_MAX: Final = 60.0
-"""How long another node may have this one wait for something new."""
+"""How long another node may make this one wait for new changes."""
 
 
 class OwnParts:
-    """Has the shape of `gateway.core.api.changes.PartHost`.
+    """Implements `gateway.core.api.changes.PartHost`.
 
     Args:
         changes: of the node's buckets.
@@ -70,7 +70,7 @@ class OwnParts:
         self._purges, self._now_ns = purges, now_ns
 
     async def histories(self, bucket: str, wanted: WantedHistories) -> Histories:
-        """Return how partitions stand; see `PartHost`."""
+        """Return the state of partitions; see `PartHost`."""
         found = self._bucket(bucket, wanted)
         if wanted.positions and wanted.wait_s > 0:
             walk = self._walk(bucket, wanted, wanted.positions, restarts=False)
@@ -133,7 +133,7 @@ class OwnParts:
         await (self._purges.end(bucket) if is_made else self._purges.begin(bucket))
 
     def _bucket(self, bucket: str, wanted: WantedPart) -> Bucket:
-        """Return a bucket that is asked for, if these partitions are active here."""
+        """Return a requested bucket, if these partitions are active here."""
         found = self._check_uuid(bucket, wanted.uuid)
         count = found.partition_count
         if not wanted.partitions or not all(0 <= n < count for n in wanted.partitions):
@@ -157,7 +157,7 @@ class OwnParts:
     def _walk(
         self, bucket: str, wanted: WantedPart, positions: Sequence[Position], *, restarts: bool
     ) -> Changes:
-        """Return a walk over partitions from positions on."""
+        """Return a walk over partitions from given positions on."""
         if len(positions) != len(wanted.partitions):
             raise UsageError("as many positions as partitions are wanted")
         if not all(map(is_position, positions)):

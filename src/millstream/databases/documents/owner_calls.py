@@ -1,10 +1,10 @@
-"""Does something at the node that has a document: here, or with whom the newest map names.
+"""Runs an operation at the node that owns a document: here, or where the newest map says.
 
 Invariants:
-1. Where a node says that it has not got the document the map is looked at again, `TRIES_MAX`
-   times, `PAUSE_S` apart.
-2. What was sent and not answered is sent again once, and only if that is harmless; else it is
-   `ambiguous`.
+1. If a node says that it does not have the document, the map is read again, `TRIES_MAX` times,
+   `PAUSE_S` apart.
+2. A request that was sent and not answered is sent again once, and only if that is harmless.
+   Otherwise the result is `ambiguous`.
 
 Elsewhere: places (`databases.documents.document_owners`), many documents at once
 (`databases.documents.distributed_updates`, `databases.documents.distributed_reads`).
@@ -24,9 +24,9 @@ from millstream.kv.core.bucket import Bucket
 __all__ = ["PAUSE_S", "TRIES_MAX", "ambiguous", "at_owner", "has_moved"]
 
 TRIES_MAX: Final = 10
-"""How often a document is looked for, where the newest map says, until a node has it."""
+"""How often the owner of a document is looked up in the newest map until a node has it."""
 PAUSE_S: Final = 0.2
-"""Before it is looked for again."""
+"""Pause before the next lookup."""
 _A = TypeVar("_A")
 
 
@@ -38,14 +38,14 @@ async def at_owner(
     *,
     is_harmless: bool,
 ) -> _A:
-    """Do something at the node that has a document.
+    """Run an operation at the node that owns a document.
 
     Args:
         bucket: of the document.
         doc_id: of the document.
-        here: does it here.
-        there: does it at another node.
-        is_harmless: whether it may be done twice.
+        here: runs it on this node.
+        there: runs it on another node.
+        is_harmless: whether it may be run twice.
 
     Raises:
         UnavailableError: `not_my_partition`; `node_failed`; `ambiguous`, it may have been done.
@@ -75,12 +75,12 @@ async def at_owner(
 
 
 def has_moved(error: MillstreamError) -> bool:
-    """Whether a node says that another one has what it was asked for."""
+    """Return whether a node says that another node has the requested data."""
     return error.code == "not_my_partition"
 
 
 def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:
-    """Return that nobody knows whether a change was made."""
+    """Return the error of a change that may or may not have been made."""
     return UnavailableError(
         f"whether {doc_id!r} was changed is not known, look whether it was: {error}",
         code="ambiguous",

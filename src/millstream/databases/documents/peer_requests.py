@@ -1,12 +1,12 @@
-"""Answers other nodes that share a bucket: documents that are here, and changes decided there.
+"""Answers requests of other nodes that share a bucket: reads, and changes decided there.
 
 Invariants:
-1. Of documents only those are read and written whose partition is active here.
-2. A change is written if the document is still what it was decided on, and if the bytes of
-   attachments that it names for the first time are here, durably.
-3. An answer with documents is bounded by `PORTION_BYTES` and one document more.
+1. Only documents whose partition is active here are read and written.
+2. A change is written only if the document still has the version on which the change was decided,
+   and if the bytes of newly named attachments are durable here.
+3. An answer with documents is bounded by `PORTION_BYTES` and one more document.
 
-Elsewhere: the page (`gateway.aio.peers.stored_pages`), who asks
+Elsewhere: the page (`gateway.aio.peers.stored_pages`), the requesting side
 (`databases.documents.distributed_documents`).
 """
 
@@ -56,16 +56,16 @@ from millstream.model.sides import split
 __all__ = ["StoredDocuments", "WriteOwnLocal"]
 
 WriteOwnLocal = Callable[[str, str, bytes | None, int | None], Awaitable[int]]
-"""Writes a local document that is here: bucket, id, body, revision."""
+"""Writes a local document that this node owns: bucket, id, body, revision."""
 
 
 class StoredDocuments:
-    """Has the shape of `gateway.core.api.stored.StoredHost`.
+    """Implements `gateway.core.api.stored.StoredHost`.
 
     Args:
         buckets: of the node.
-        own: the documents that are here.
-        write_local: writes a local document that is here.
+        own: the documents of this node.
+        write_local: writes a local document that this node owns.
     """
 
     def __init__(self, buckets: Buckets, own: Documents, write_local: WriteOwnLocal) -> None:
@@ -155,9 +155,9 @@ class StoredDocuments:
 
 
 async def _lacking(running: BucketEngine, change: Change) -> list[bytes]:
-    """Return the bytes that have to be here before a change can be made.
+    """Return the attachment bytes that must be here before a change can be made.
 
-    What the document names already is not asked for: that it is gone would be no news.
+    Attachments that the document already names are left out: they are not part of the change.
 
     Raises:
         UsageError: it is no change of a document.

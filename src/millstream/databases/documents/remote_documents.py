@@ -1,11 +1,11 @@
 """Documents of a bucket that are active on other nodes, for the rows of a view's answer.
 
 Invariants:
-1. A document is asked of the node that has its partition active by the map; where that node says
-   that it has not, the map is looked at again, `TRIES_MAX` times.
-2. What waits here of each node is one answer, which that node bounds.
+1. A document is requested from the node that has its partition active by the map. If that node
+   says that it does not have it, the map is read again, `TRIES_MAX` times.
+2. At most one answer of each node is buffered here; the node bounds its size.
 
-Elsewhere: the page that is asked (`gateway.aio.peers.shared_pages`), rows
+Elsewhere: the requested page (`gateway.aio.peers.shared_pages`), rows
 (`databases.documents.included_documents`).
 """
 
@@ -28,11 +28,11 @@ from millstream.model.partitions import partition_of
 __all__ = ["DOCUMENTS_S_MAX", "PAUSE_S", "TRIES_MAX", "DocumentsElsewhere"]
 
 DOCUMENTS_S_MAX: Final = 30.0
-"""How long another node may take to answer with a portion of documents."""
+"""How long another node may take to answer with a batch of documents."""
 TRIES_MAX: Final = 5
-"""How often a node is asked, the one that the newest map names, until one has a document."""
+"""How often the node named by the newest map is asked until one has the document."""
 PAUSE_S: Final = 0.2
-"""Before a document is asked for again, of whom the map names then."""
+"""Pause before a document is requested again from the node that the map then names."""
 
 
 class _Answer(msgspec.Struct):
@@ -40,15 +40,15 @@ class _Answer(msgspec.Struct):
 
 
 class DocumentsElsewhere:
-    """The documents of one bucket, wherever they are; see `included_documents.DocumentTexts`.
+    """The documents of one bucket on all nodes; see `included_documents.DocumentTexts`.
 
     Args:
         bucket: its name.
-        partitions: how many it has.
-        place_of: returns the node that has a partition active by the newest map; None: no node
-            is said to.
-        neighbours: through which nodes are asked.
-        own: the documents of this node, and which partitions they are of; None: it has none.
+        partitions: its number of partitions.
+        place_of: returns the node that has a partition active by the newest map; None: no such
+            node is known.
+        neighbours: sends requests to other nodes.
+        own: the documents of this node, and their partitions; None: it has none.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DocumentsElsewhere:
 
         Raises:
             UnavailableError: `not_my_partition`; `node_failed`, a node cannot be reached.
-            MillstreamError: what a node answers.
+            MillstreamError: the error that a node answers.
         """
         fetched: dict[int, bytes | None] = {}
         for number in range(len(asked)):
@@ -80,7 +80,7 @@ class DocumentsElsewhere:
     async def _fetch(
         self, asked: Sequence[AskedDocument], number: int, fetched: dict[int, bytes | None]
     ) -> None:
-        """Fetch a document, with later ones of the same node that fit into its answer."""
+        """Fetch a document, and later ones of the same node that fit into its answer."""
         for last in range(TRIES_MAX - 1, -1, -1):
             partition = self._partition(asked[number])
             if partition is None:

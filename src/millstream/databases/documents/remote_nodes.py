@@ -1,13 +1,12 @@
-"""Asks other nodes for documents that they have, and to change some.
+"""Requests to other nodes: read their documents, and change some.
 
 Invariants:
-1. A node that does not answer as it should, may not be reached, or takes too long, is
-   `node_failed`. The error is an `OutcomeUnknownError` where the node may have done what it was
-   asked for, and no such one where it has not.
-2. What it refuses arrives as the error that it is there.
-3. What is not read yet of the bytes of an attachment is bounded by the connection's buffer.
+1. A node that is unreachable, takes too long or gives an unexpected response is `node_failed`. The
+   error is an `OutcomeUnknownError` only if the node may have done what was requested.
+2. An error that a node answers is raised here as the same error.
+3. Unread bytes of an attachment are bounded by the buffer of the connection.
 
-Elsewhere: the page that is asked (`gateway.aio.peers.stored_pages`), who asks
+Elsewhere: the requested page (`gateway.aio.peers.stored_pages`), the requesting side
 (`databases.documents.distributed_documents`).
 """
 
@@ -38,27 +37,27 @@ __all__ = ["ANSWER_S_MAX", "BLOB_S_MAX", "DocumentNodes", "NodesAsked"]
 ANSWER_S_MAX: Final = 30.0
 """How long another node may take to answer; a change may wait 10 s for copies there."""
 BLOB_S_MAX: Final = 600.0
-"""How long it may take to give an attachment to another node."""
+"""How long the transfer of an attachment to another node may take."""
 _PIECE_BYTES: Final = 256 * 1024
 _A = TypeVar("_A")
 
 
 class NodesAsked(Protocol):
-    """What `DocumentNodes` does, for whoever asks."""
+    """Interface of `DocumentNodes`, for its users."""
 
     async def ask(self, node: NodeAt, bucket: str, asked: Asked, kind: type[_A]) -> _A:
-        """Return what a node answers to a request.
+        """Return the answer of a node to a request.
 
         Raises:
-            OutcomeUnknownError: `node_failed`: it may have done it.
-            UnavailableError: `node_failed`: it has not.
-            MillstreamError: why it refuses.
+            OutcomeUnknownError: `node_failed`: it may have been done.
+            UnavailableError: `node_failed`: it was not done.
+            MillstreamError: why the node refuses.
         """
 
     async def give_blob(
         self, node: NodeAt, bucket: str, sha256: bytes, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Have a node keep bytes of an attachment, durably; raises as `ask`, or as `pieces`."""
+        """Let a node store attachment bytes durably; raises as `ask`, or as `pieces`."""
 
     def open_blob(
         self, node: NodeAt, bucket: str, sha256: bytes, begin: int, end: int
@@ -67,17 +66,17 @@ class NodesAsked(Protocol):
 
 
 class DocumentNodes:
-    """Has the shape of `NodesAsked`.
+    """Implements `NodesAsked`.
 
     Args:
-        neighbours: through which nodes are asked.
+        neighbours: sends requests to other nodes.
     """
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
 
     async def ask(self, node: NodeAt, bucket: str, asked: Asked, kind: type[_A]) -> _A:
-        """Return what a node answers; see `NodesAsked`."""
+        """Return the answer of a node; see `NodesAsked`."""
         async with _asking(node, ANSWER_S_MAX):
             link = self._neighbours.node(node)
             data = await link.ask("POST", f"{_path(bucket)}/stored", data=encode(asked))
@@ -94,7 +93,7 @@ class DocumentNodes:
     async def give_blob(
         self, node: NodeAt, bucket: str, sha256: bytes, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Have a node keep bytes of an attachment; see `NodesAsked`."""
+        """Let a node store attachment bytes; see `NodesAsked`."""
         path = f"{_path(bucket)}/blobs/{sha256.hex()}"
         async with _asking(node, BLOB_S_MAX):
             await self._neighbours.node(node).ask("PUT", path, data=pieces)
@@ -130,7 +129,7 @@ def _path(bucket: str) -> str:
 
 @asynccontextmanager
 async def _asking(node: NodeAt, seconds: float) -> AsyncIterator[None]:
-    """Say of whatever goes wrong what it means for who asked."""
+    """Convert any failure of a request into the error that its caller expects."""
     try:
         async with asyncio.timeout(seconds):
             yield

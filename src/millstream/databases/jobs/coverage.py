@@ -1,8 +1,8 @@
-"""What the databases of a node know of others: records in `_local` documents, judged as they are.
+"""Coverage records of a node's databases: what they know of other sites, in `_local` documents.
 
 Invariants:
-1. What is told was judged by the present histories of the database.
-2. A record is durable once it was stored; at most `RECORDS_MAX` are kept of a database.
+1. Every answer was checked against the current histories of the database.
+2. A record is durable once it was stored. At most `RECORDS_MAX` are kept per database.
 
 Elsewhere: the rules (`replication.core.coverage`), pages (`gateway.aio.databases.coverage_pages`).
 """
@@ -44,7 +44,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class Coverage:
-    """Has the shape of `gateway.core.api.coverage.CoverageHost`.
+    """Implements `gateway.core.api.coverage.CoverageHost`.
 
     Args:
         documents: of the node.
@@ -67,7 +67,7 @@ class Coverage:
         return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
 
     async def records(self, bucket: str, origins: Collection[str]) -> list[Record]:
-        """Return what a database has of others; see `CoverageHost`."""
+        """Return the records of a database; see `CoverageHost`."""
         found = still_valid(await self._kept(bucket), await self._present(bucket))
         return [record for record in found if not origins or record.origin in origins]
 
@@ -77,7 +77,7 @@ class Coverage:
         return [record for record in found if record is not None]
 
     async def emitted(self, bucket: str, end: Vector, puller: Puller) -> list[Record]:
-        """Return what a reader may be told; see `CoverageHost`."""
+        """Return the coverage to send to a reader; see `CoverageHost`."""
         if not end.is_closed and not puller.takes_parts:
             return []
         locals_ = await self._documents.locals(bucket)
@@ -95,7 +95,7 @@ class Coverage:
     async def store(
         self, bucket: str, records: Sequence[Record], removed: Collection[str]
     ) -> None:
-        """Keep records, and forget others; see `CoverageHost`."""
+        """Store records and remove others; see `CoverageHost`."""
         turn = self._turns.setdefault(self._changes.of(bucket).uuid, asyncio.Lock())
         async with turn:
             before = {record.name: record for record in await self._kept(bucket)}
@@ -103,7 +103,7 @@ class Coverage:
             now_ms, present = self._clock_ns() / _NS_PER_MS, await self._present(bucket)
             after = {record.name: record for record in accepted(left, records, present, now_ms)}
             for name in before.keys() - after.keys():
-                with suppress(ConditionError):  # it went away meanwhile
+                with suppress(ConditionError):  # it was removed meanwhile
                     await self._documents.write_local(bucket, name, None, None)
             for name, record in after.items():
                 if before.get(name) != record:
@@ -121,7 +121,7 @@ class Coverage:
 
 
 def _json(document: LocalDocument) -> Mapping[str, Any] | None:
-    """Return what a local document says, None where it is no object."""
+    """Return the object in a local document; None if it is no object."""
     try:
         found = msgspec.json.decode(document.body)
     except msgspec.DecodeError:

@@ -1,12 +1,13 @@
-"""Documents of the database of jobs, as far as this node has their partitions active.
+"""Documents of the database of jobs whose partitions are active on this node.
 
 Invariants:
-1. A document is told by the node that has its partition active, and by no other.
-2. What is told first of a partition is all that it has; so it is again once its history may have
-   become another one, or the partition has come back.
-3. Who reads hears at once of a partition that went away.
+1. A document is reported only by the node that has its partition active.
+2. The first report of a partition has all its documents. A full report follows again when its
+   history may have changed, or when the partition has come back.
+3. The reader is told at once when a partition leaves this node.
 
-Elsewhere: what becomes of them (`databases.jobs.replicator`), walks (`kv.aio.documents.changes`).
+Elsewhere: what is done with them (`databases.jobs.replicator`), walks
+(`kv.aio.documents.changes`).
 """
 
 from __future__ import annotations
@@ -31,34 +32,34 @@ from millstream.model.partitions import PartitionState, partition_of
 __all__ = ["LOOK_AGAIN_S", "JobRow", "JobRows", "Left", "Moving"]
 
 LOOK_AGAIN_S: Final = 1.0
-"""After which a partition is looked at again that cannot be read now."""
+"""Pause before a partition that cannot be read is tried again."""
 _QUERY: Final = ChangesQuery(include_docs=True)
 
 
 class Moving(Protocol):
-    """Says when copies become others: `kv.aio.copies`."""
+    """Reports changes of copies' states: `kv.aio.copies`."""
 
     def subscribe_moved(self, callback: Callable[[int], None]) -> None:
-        """Call `callback` after a copy became another."""
+        """Call `callback` after the state of a copy changed."""
 
     def unsubscribe_moved(self, callback: Callable[[int], None]) -> None:
         """Reverse `subscribe_moved`."""
 
 
 class JobRow(NamedTuple):
-    """A document as its newest change left it."""
+    """A document as of its newest change."""
 
     partition: int
     state_key: str
-    """Of what may be remembered of its job: no document's, but in its partition."""
+    """Key of the remembered state of its job: not a document, but in the same partition."""
     doc_id: str
     rev: str
     doc: dict[str, Any] | None
-    """None: it was deleted."""
+    """None: the document was deleted."""
 
 
 class Left(NamedTuple):
-    """Of these partitions only these documents are this node's concern."""
+    """The complete documents of these partitions; any others of them are no longer this node's."""
 
     partitions: frozenset[int]
     doc_ids: frozenset[str]
@@ -82,16 +83,16 @@ class JobRows:
 
     @property
     def partition_count(self) -> int:
-        """Of the bucket."""
+        """Return the number of partitions of the bucket."""
         return self._bucket.partition_count
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._bucket.unsubscribe(self._happened.set)
         self._copies.unsubscribe_moved(self._moved)
 
     def drop(self) -> None:
-        """The bucket is served no more: whoever reads is told."""
+        """The bucket is no longer served; the reader is told."""
         self._changes.drop()
         self._happened.set()
 
@@ -105,10 +106,10 @@ class JobRows:
         return {each.partition_id: each.epoch for each in every if each.state is active}
 
     async def tell(self) -> AsyncGenerator[JobRow | Left, None]:
-        """Yield documents, and who is left; to be cancelled.
+        """Yield documents, and for partitions which documents remain; to be cancelled.
 
         Raises:
-            ConditionError: `bucket_not_found`: the bucket is served no more.
+            ConditionError: `bucket_not_found`: the bucket is no longer served.
         """
         while True:
             standing = self._standing()
@@ -118,12 +119,12 @@ class JobRows:
                 async with aclosing(self._told(standing)) as there:
                     async for told in there:
                         yield told
-            except UnavailableError:  # a partition moves, or moved
+            except UnavailableError:  # a partition moves, or has moved
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._happened.wait(), LOOK_AGAIN_S)
 
     async def _told(self, standing: dict[int, int]) -> AsyncGenerator[JobRow | Left, None]:
-        """Yield what these partitions have, until others are active, or other histories."""
+        """Yield the documents of these partitions until the active set or a history changes."""
         maker = RowMaker(self._bucket.uuid, _QUERY)
         walk = self._changes.open(
             self._changes.start_of(0), restarts=True, numbers=sorted(standing)

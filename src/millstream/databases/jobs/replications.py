@@ -1,14 +1,13 @@
-"""Replications of a node: those asked for once, those that go on, those that documents ask for.
+"""Replications of a node: one-time, continuous, and those requested by documents.
 
 Invariants:
-1. Two requests for one job share one run.
-2. A database of this node is reached at the node's own address, as itself: only administrators
-   ask for jobs.
-3. What was asked for over `_replicate` ends with the node; what a document asks for does not.
+1. Two requests for the same job share one run.
+2. A database of this node is reached at the node's own address, with the node's own identity: only
+   administrators can request jobs.
+3. Jobs requested through `_replicate` end when the node stops. Jobs requested by documents do not.
 
-Elsewhere: one run (`replication.aio.runner`), whose turn it is (`replication.aio.scheduler`),
-documents that are jobs (`databases.jobs.replicator`), pages
-(`gateway.aio.databases.replication_pages`).
+Elsewhere: one run (`replication.aio.runner`), scheduling (`replication.aio.scheduler`), documents
+that are jobs (`databases.jobs.replicator`), pages (`gateway.aio.databases.replication_pages`).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ __all__ = ["ONCE_MAX", "OwnAddress", "Replications"]
 _STATES: Final = ("pending", "running", "crashing", "completed", "failed")
 _NS_PER_MS: Final = 1_000_000
 ONCE_MAX: Final = 100
-"""Jobs that are run once, for who waits for them, at a time."""
+"""Number of one-time jobs that run concurrently, with requests waiting for them."""
 
 
 class OwnAddress(NamedTuple):
@@ -57,7 +56,7 @@ class OwnAddress(NamedTuple):
     url: str
     """Empty: its HTTP port is closed."""
     secret: str
-    """Of the user `@node`; empty: there are no users."""
+    """Secret of the user `@node`; empty: there are no users."""
 
 
 class _Once(NamedTuple):
@@ -67,12 +66,12 @@ class _Once(NamedTuple):
 
 
 class Replications:
-    """Has the shape of `gateway.core.api.replications.ReplicationHost`.
+    """Implements `gateway.core.api.replications.ReplicationHost`.
 
     Args:
-        own: how the node reaches itself, asked before each run.
+        own: returns how the node reaches itself; called before each run.
         documents: those that are jobs.
-        tls: what encrypted connections trust; None: what the system does.
+        tls: trust settings of encrypted connections; None: those of the system.
         clock_ns: Unix time.
     """
 
@@ -97,7 +96,7 @@ class Replications:
         self._tasks = Tasks()
 
     def start(self) -> None:
-        """Run what documents ask for, from now on."""
+        """Start to run the jobs that documents request."""
         self._tasks.start(self._scheduler.run(), name="replication scheduler")
         self._tasks.start(self._documents.follow(self._scheduler), name="replication documents")
 
@@ -108,7 +107,7 @@ class Replications:
             self._scheduler.forget(name)
 
     async def stop(self) -> None:
-        """End all runs; what they did since their last checkpoints is done again later."""
+        """End all runs; work done since their last checkpoints is repeated later."""
         await self._tasks.stop()
 
     # -- jobs of `_replicate`
@@ -139,7 +138,7 @@ class Replications:
         self._runs.pop(name, None)
 
     async def _ended_with(self, name: str, job: Job) -> dict[str, Any] | MillstreamError:
-        """Return what comes of a run; whoever waits for it hears an error, not the log."""
+        """Return the result or the error of a run; errors go to the callers, not to the log."""
         try:
             return await self._finish(name, job)
         except MillstreamError as error:
@@ -156,14 +155,14 @@ class Replications:
         return answer_of(run, log)
 
     async def begin(self, job: Job) -> str:
-        """Have a job run until it is cancelled; see `ReplicationHost`."""
+        """Start a job that runs until it is cancelled; see `ReplicationHost`."""
         name = job_name(job)
         if self._scheduler.add(name, job):
             self._begun[name] = job, self._clock_ns()
         return name
 
     async def cancel(self, name: str) -> None:
-        """End a job that was not begun by a document; see `ReplicationHost`."""
+        """End a job that was not started by a document; see `ReplicationHost`."""
         once = self._once.get(name)
         if once is not None:
             once.task.cancel()
@@ -195,13 +194,13 @@ class Replications:
     # -- the database of jobs
 
     async def prepare(self) -> None:
-        """Make the database of jobs if there is none."""
+        """Create the database of jobs if there is none."""
         await self._documents.prepare()
 
-    # -- what is told
+    # -- status
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return all jobs that run, or wait for their turn."""
+        """Return all jobs that run or wait to be scheduled."""
         found = [
             _told(name, once.job, None, "running", once.since_ns, figures_of(self._runs.get(name)))
             for name, once in self._once.items()
@@ -223,11 +222,11 @@ class Replications:
         return (known.job, known.doc_id, known.since_ns) if known else (None, None, 0)
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return all documents that are jobs, by id, and how each is."""
+        """Return all documents that are jobs, by id, each with its status."""
         return self._documents.shown(self._scheduler)
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of all replications; names as `kv.core.statistics` describes them."""
+        """Return the statistics of all replications; names as in `kv.core.statistics`."""
         states = self._documents.over()
         states.update(standing.state for standing in self._scheduler.jobs.values())
         states["running"] += len(self._once)
@@ -238,7 +237,7 @@ class Replications:
         }
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Return what runs, as `_active_tasks` shows it."""
+        """Return the running replications as `_active_tasks` shows them."""
         now_ns = self._clock_ns()
         found = [
             task_of(

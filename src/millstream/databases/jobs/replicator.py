@@ -1,20 +1,20 @@
-"""Documents that are jobs: what stands in `_replicator` runs, also after a restart.
+"""Documents that are jobs: replications in `_replicator` run, also after a restart.
 
-A document that is new or has changed begins its job anew, one that is deleted ends it. How a job
-is stays out of its document: of a job that is over this is remembered under a key beside it, which
-is no document, with the revision that asked for it.
+A new or changed document starts its job anew; a deleted one ends it. The status of a job is not
+written into its document. When a job is over, its result and the document's revision are stored
+under a key in the same partition; the key is not a document.
 
 Invariants:
-1. A job that is over is not run again unless its document changes. One whose document says that
-   it is over (`_replication_state`, as CouchDB writes it) is not run at all.
-2. A job runs on the node that has the partition of its document active. What is remembered of it
-   lies in the same partition, and so goes with it to another node.
-3. Of several documents that ask for one replication the first one has it until it is over; the
-   others failed.
-4. What a document has that is no job concerns nothing but this document.
+1. A finished job runs again only if its document changes. A document that says that its job is
+   over (`_replication_state`, as CouchDB writes it) is not run at all.
+2. A job runs on the node that has the partition of its document active. The stored result is in
+   the same partition, so it moves with it to another node.
+3. If several documents request the same replication, the first one has it until it is over; the
+   others fail.
+4. A document that is not a valid job affects no other document.
 
-Elsewhere: whose turn it is (`replication.aio.scheduler`), other jobs (`node.replications`), which
-documents are here (`databases.jobs.job_rows`).
+Elsewhere: scheduling (`replication.aio.scheduler`), other jobs (`databases.jobs.replications`),
+which documents are here (`databases.jobs.job_rows`).
 Source: CouchDB's replicator.
 """
 
@@ -48,30 +48,30 @@ __all__ = ["RETRY_S", "Known", "ReplicatorDocuments", "utc_text"]
 
 _LOG = logging.getLogger(__name__)
 RETRY_S: Final = 5.0
-"""After which the database of jobs is looked at again if it cannot be read."""
+"""Pause before the database of jobs is read again after an error."""
 _NS_PER_S: Final = 1_000_000_000
 _SECONDS_MAX: Final = 1 << 32
-"""Of a time that a document names."""
+"""Upper bound of a time in a document."""
 _STATES_KEPT: Final = 1
-"""Generations of what is remembered of a job."""
+"""Number of generations kept of a job's stored result."""
 
 
 @dataclass(slots=True)
 class Known:
-    """A document that is a job, or should be one."""
+    """A document that is a job, or is meant to be one."""
 
     doc_id: str
     rev: str
     since_ns: int
-    """When it was met."""
+    """When it was first seen."""
     state_key: str
-    """Of what is remembered of it."""
+    """Key of the stored result."""
     partition: int = 0
     name: str = ""
-    """Of its job; empty: it is none."""
+    """Name of its job; empty: it is no job."""
     job: Job | None = None
     state: str = ""
-    """Of a job that is over; empty: the scheduler knows."""
+    """Final state of a finished job; empty: the scheduler knows the state."""
     told: dict[str, Any] | None = None
     """How it ended."""
     crashes: int = 0
@@ -84,7 +84,7 @@ class ReplicatorDocuments:
     Args:
         documents: of the node.
         open_rows: reads the database of jobs; None: this node does not serve it.
-        make: makes it unless it is there.
+        make: creates it if it does not exist.
         clock_ns: Unix time.
     """
 
@@ -101,34 +101,34 @@ class ReplicatorDocuments:
         self._rows: JobRows | None = None
         self._known: dict[str, Known] = {}
         self._by_name: dict[str, Known] = {}
-        """Those whose jobs the scheduler has."""
+        """Documents whose jobs are in the scheduler."""
         self._making = asyncio.Lock()
         self._is_up = asyncio.Event()
         self._tasks = Tasks()
 
     async def prepare(self) -> None:
-        """Make the database of jobs if there is none."""
+        """Create the database of jobs if there is none."""
         async with self._making:
             await self._make()
 
     def bucket_up(self, name: str) -> None:
-        """A bucket is served now."""
+        """A bucket is now served."""
         if name == REPLICATOR:
             self._is_up.set()
 
     def bucket_gone(self, name: str) -> None:
-        """A bucket is served no more."""
+        """A bucket is no longer served."""
         if name == REPLICATOR and self._rows is not None:
             self._rows.drop()
 
     def of(self, name: str) -> Known | None:
-        """Return the document that has a job; None: none does."""
+        """Return the document that has a job; None: no document has it."""
         return self._by_name.get(name)
 
     # -- following the database
 
     async def follow(self, scheduler: Scheduler) -> None:
-        """Have the scheduler run what documents ask for; to be cancelled."""
+        """Let the scheduler run the jobs of documents; to be cancelled."""
         try:
             while True:
                 self._is_up.clear()
@@ -197,7 +197,7 @@ class ReplicatorDocuments:
             raise UsageError(f"replication {name} was begun by a request: cancel it first")
 
     async def _is_over(self, known: Known) -> bool:
-        """Whether this revision's job came to its end before it was this node's."""
+        """Return whether the job of this revision had ended before it came to this node."""
         kept = _state_of(await self._documents.read(REPLICATOR, known.state_key))
         if kept.get("rev") != known.rev:
             return False
@@ -211,10 +211,10 @@ class ReplicatorDocuments:
             del self._by_name[known.name]
             await scheduler.remove(known.name)
 
-    # -- what becomes of jobs
+    # -- results of jobs
 
     def ended(self, name: str, scheduler: Scheduler) -> None:
-        """A run of a job is over."""
+        """A run of a job has ended."""
         known, standing = self._by_name.get(name), scheduler.jobs.get(name)
         if known is None or standing is None or standing.state not in OVER:
             return
@@ -235,7 +235,7 @@ class ReplicatorDocuments:
         await self._remember(known.doc_id, known.state_key, body)
 
     async def _forget(self, row: JobRow) -> None:
-        with suppress(MillstreamError):  # what stays says nothing: it names another revision
+        with suppress(MillstreamError):  # a stale result is ignored: it names another revision
             if _state_of(await self._documents.read(REPLICATOR, row.state_key)):
                 await self._remember(row.doc_id, row.state_key, None)
 
@@ -251,7 +251,7 @@ class ReplicatorDocuments:
             _LOG.warning("the state of %s cannot be kept: %s", doc_id, error)
 
     def over(self) -> Counter[str]:
-        """Return how many of them are over, by state."""
+        """Return the number of finished jobs by state."""
         return Counter(known.state for known in self._known.values() if known.state)
 
     def shown(self, scheduler: Scheduler) -> list[dict[str, Any]]:
@@ -284,9 +284,9 @@ class ReplicatorDocuments:
 
 
 def _is_said_over(known: Known, doc: Mapping[str, Any]) -> bool:
-    """Whether a document says that its job is over: it comes from a CouchDB, or a backup of one.
+    """Return whether a document says that its job is over: from CouchDB, or a backup of it.
 
-    What it says of how the job ended is taken over.
+    Its statements about how the job ended are taken over.
     """
     state = doc.get("_replication_state")
     if state not in OVER:
@@ -300,7 +300,7 @@ def _is_said_over(known: Known, doc: Mapping[str, Any]) -> bool:
 
 
 def _time_ns(said: object, otherwise_ns: int) -> int:
-    """Return a time as CouchDB writes it, text or, in old versions, seconds."""
+    """Parse a time as CouchDB writes it: text, or seconds in old versions."""
     if type(said) is int and 0 <= said < _SECONDS_MAX:
         return said * _NS_PER_S
     if isinstance(said, str):
@@ -330,5 +330,5 @@ def _replaced_by(
 
 
 def utc_text(now_ns: int) -> str:
-    """Return a time as CouchDB's scheduler tells it."""
+    """Format a time as CouchDB's scheduler shows it."""
     return datetime.fromtimestamp(now_ns // _NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

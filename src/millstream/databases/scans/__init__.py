@@ -1,1 +1,1 @@
-"""All documents, and all changes, of a database whose partitions are on several nodes."""
+"""All documents and all changes of a database whose partitions are on several nodes."""

@@ -1,13 +1,14 @@
-"""A whole bucket as its nodes said it is, each for the partitions that are active there.
+"""The state of a whole bucket, as reported by the nodes that have its partitions active.
 
 Invariants:
-1. Every partition was said by a node on which it was active.
-2. The purge epoch is another one after each purge anywhere, and after each change of owner; it
-   never becomes again what it was before. It names the newest branch of every partition and what
-   its owner says of purges (`node.purges`): an owner counts each purge that it makes; a partition
-   that is moved comes with another map, one that is failed over to begins a branch.
+1. The state of every partition comes from a node on which it was active.
+2. The purge epoch changes after each purge on any node and after each change of owner, and never
+   returns to an earlier value. It consists of the newest branch of every partition and the purge
+   text of its owner (`databases.purges`). An owner counts each of its purges, a moved partition
+   comes with another map, and a failover begins a branch.
 
-Elsewhere: whom to ask (`databases.partition_owners`), feeds (`databases.scans.distributed_feeds`).
+Elsewhere: which nodes to ask (`databases.partition_owners`), feeds
+(`databases.scans.distributed_feeds`).
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True)
 class OwnerState:
-    """What a purge epoch is made of: what owners say, by partition."""
+    """The parts of a purge epoch: the owners' purge texts and branches, by partition."""
 
     branches: list[int]
     purges: list[str]
     _epoch: int = field(default=0, init=False)
 
     def take(self, partition: int, branch: int, purges: str) -> None:
-        """Hear what the owner of a partition says now. Hot path."""
+        """Store the latest report of a partition's owner. Hot path."""
         if self.branches[partition] != branch or self.purges[partition] != purges:
             self.branches[partition], self.purges[partition] = branch, purges
             self._epoch = 0
 
     @property
     def epoch(self) -> int:
-        """The purge epoch."""
+        """Return the purge epoch."""
         if not self._epoch:
             text = ",".join(
                 f"{branch} {purges}"
@@ -61,7 +62,7 @@ class OwnerState:
 
 
 def own_histories(bucket: Bucket, numbers: Sequence[int], purges: str) -> Histories:
-    """Return how partitions stand that are active here."""
+    """Return the state of the partitions that are active here."""
     return Histories(purges, [_history(bucket, number) for number in numbers])
 
 
@@ -71,7 +72,7 @@ def _history(bucket: Bucket, number: int) -> PartHistory:
 
 
 class SeenBucket:
-    """What was said, by partition; made by `look`."""
+    """The reported state by partition; created by `look`."""
 
     def __init__(self, said: Sequence[Histories]) -> None:
         by_number = {one.partition: (one, each.purges) for each in said for one in each.partitions}
@@ -88,11 +89,11 @@ class SeenBucket:
 
         Args:
             places: of the bucket.
-            purges: says those of this node.
+            purges: of this node.
 
         Raises:
             UnavailableError: `node_failed`.
-            MillstreamError: `not_my_partition`, not even after all tries.
+            MillstreamError: `not_my_partition`, after all retries.
         """
         bucket = places.bucket
         numbers, pauses = range(bucket.partition_count), iter(PAUSES_S)
@@ -119,7 +120,7 @@ class SeenBucket:
 
 
 async def together(calls: Iterable[Awaitable[_Answer]]) -> list[_Answer]:
-    """Return what all calls return; once all have ended, raise what one failed with."""
+    """Return the results of all calls; once all have ended, raise the error of one that failed."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     answers: list[_Answer] = []
     for one in found:

@@ -1,20 +1,23 @@
 """The changes of a bucket whose partitions are active on several nodes, as one feed.
 
-A node reads its own partitions as ever, and those of others through their internal feeds, from
-where the reader stands. Each pass gives every partition to the end of one snapshot; between
-passes a node is asked to answer once it has more.
+A node reads its own partitions directly, and those of other nodes through their internal feeds,
+from the reader's position. Each pass takes every partition to the end of one snapshot. Between
+passes, a node is asked to answer once it has more.
 
 Invariants:
-1. The owner of a partition judges where a reader stands there; each partition apart.
-2. A partition whose owner refuses, dies or answers nonsense is asked for again where the map says
-   then, from behind what was received. After `PAUSES_S` without anything received the feed fails.
-3. In memory are one piece of one node, or at most `ORDERED_BYTES_MAX` of a small answer.
-4. Before anything is given out that a purge may have made, the reader's token has its epoch.
-5. Where all partitions are here nobody is asked.
+1. The owner of a partition judges the reader's position in it; each partition is judged
+   separately.
+2. If the owner of a partition refuses, fails or sends an unexpected response, the partition is
+   requested again from the node that the map then names, after the last received change. After all
+   `PAUSES_S` without progress the feed fails.
+3. Memory holds one piece of one node, or at most `ORDERED_BYTES_MAX` of a small answer.
+4. Before the effects of a purge are sent to the reader, the reader's token has the new purge
+   epoch.
+5. If all partitions are here, no other node is asked.
 
-Elsewhere: a node's own walk (`kv.aio.documents.changes`), what is asked
-(`databases.remote_parts`), where
-(`databases.partition_owners`), how the bucket stands (`databases.scans.bucket_view`).
+Elsewhere: a node's own walk (`kv.aio.documents.changes`), requests (`databases.remote_parts`),
+places of partitions (`databases.partition_owners`), the state of the bucket
+(`databases.scans.bucket_view`).
 """
 
 from __future__ import annotations
@@ -52,25 +55,25 @@ from millstream.runtime.tasks import Tasks
 __all__ = ["WATCH_S", "SpreadChanges", "SpreadWalk"]
 
 WATCH_S: Final = 50.0
-"""How long another node is asked to wait for something new, before it is asked again."""
+"""How long another node is asked to wait for new changes before it is asked again."""
 
 
 class _Lane(NamedTuple):
-    """Partitions that are read in one go."""
+    """Partitions that are read together."""
 
     node: NodeAt | None
-    """None: they are here."""
+    """None: they are on this node."""
     numbers: Sequence[int]
 
 
 class SpreadChanges:
-    """Has the shape of `gateway.core.api.changes.DatabaseChanges`, as it was seen.
+    """Implements `gateway.core.api.changes.DatabaseChanges` for a recent state of the bucket.
 
     Args:
         own: the changes of the partitions that are here.
         places: where partitions are.
-        seen: how the bucket stood a moment ago.
-        purges: says those of this node.
+        seen: the recent state of the bucket.
+        purges: of this node.
     """
 
     def __init__(
@@ -85,43 +88,43 @@ class SpreadChanges:
 
     @property
     def uuid(self) -> str:
-        """Of the database."""
+        """Return the uuid of the database."""
         return self._own.uuid
 
     def histories(self) -> list[History]:
-        """Return what positions of its partitions are judged by."""
+        """Return the histories against which positions are judged."""
         return self._seen.histories
 
     def purge_epoch(self) -> int:
-        """Return what names the purges so far."""
+        """Return the name of the set of purges so far."""
         return self._seen.state.epoch
 
     def latest(self) -> Vector:
-        """Return where a reader stands who has everything that lasts."""
+        """Return the position of a reader that has all durable changes."""
         seen = self._seen
         return vector_at(self._own.origin, seen.histories, seen.marks, seen.state.epoch)
 
     def start_of(self, since: Vector | int | None) -> Vector:
-        """Return where a reader stands who says a token, a number, or None: now."""
+        """Return the position for a token, a number, or None: now."""
         return start_at(since, self.latest(), self._seen.histories, self._own.origins)
 
     def open(self, start: Vector, *, restarts: bool) -> SpreadWalk:
-        """Return a walk from there on, to be closed."""
+        """Return a walk from a position on; to be closed."""
         return SpreadWalk(
             self._own, self._places, self._seen, self._purges, start, restarts=restarts
         )
 
 
 class SpreadWalk:
-    """One reader's walk: has the shape of `gateway.core.api.changes.ChangesWalk`.
+    """One reader's walk; implements `gateway.core.api.changes.ChangesWalk`.
 
     Args:
         own: the changes of the partitions that are here.
         places: where partitions are.
-        seen: how the bucket stood a moment ago.
-        purges: says those of this node.
-        start: where the reader stands; of this bucket.
-        restarts: it sees a part of the documents, by what is in them.
+        seen: the recent state of the bucket.
+        purges: of this node.
+        start: position of the reader, in this bucket.
+        restarts: the reader sees a subset of the documents, selected by content.
     """
 
     def __init__(
@@ -141,14 +144,14 @@ class SpreadWalk:
         self._sticky = SPREAD_PURGED if may_hide(start.purge_epoch) else 0
         start = judged(start, seen.histories, restarts=restarts)
         self._positions = list(start.positions)
-        """Where the reader of everything that was given out stands."""
+        """Position of the reader after everything that was sent."""
         start = start._replace(purge_epoch=self._state.epoch | self._sticky)
         self.tokens = TokenWriter(start)
         self._numbers = frozenset(range(len(self._positions)))
         self._watched: dict[asyncio.Task[None], _Lane] = {}
-        """Nodes that are to say when they have more of what was read to the end."""
+        """Requests to nodes that answer once they have more changes after a completed read."""
         self._is_told = False
-        """Some node said that it has more, or that it has not what it was asked for."""
+        """A node reported more changes, or that it lacks a requested partition."""
         self._tasks = Tasks()
         self._here = self._open_here(places.plan(self._numbers).own)
         places.bucket.subscribe_map(self._map_changed)
@@ -156,7 +159,7 @@ class SpreadWalk:
     # -- reading
 
     def lag(self) -> int:
-        """Return how many seqnos there are above where the reader stands, as was last heard."""
+        """Return the number of seqnos above the reader's position, by the latest reports."""
         self._here.check()
         partitions = self._places.bucket.partitions
         for number in self._here.positions:
@@ -167,10 +170,10 @@ class SpreadWalk:
         )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield what there is to read now, each partition to the end of one snapshot.
+        """Yield the changes available now, each partition to the end of one snapshot.
 
         Raises:
-            ConditionError: `bucket_not_found`, it went away.
+            ConditionError: `bucket_not_found`, the bucket was removed.
             MillstreamError: `not_my_partition`, `node_failed`: a partition cannot be read now.
         """
         self._here.check()
@@ -188,7 +191,7 @@ class SpreadWalk:
                 self.tokens.move(number, position)
 
     async def _read(self, numbers: frozenset[int]) -> AsyncGenerator[Piece, None]:
-        """Yield what partitions have, lane by lane, wherever each is in the end."""
+        """Yield the changes of partitions, lane by lane, on whatever nodes they end up."""
         left, pauses = set(numbers), iter(PAUSES_S)
         while True:
             before = list(self._positions)
@@ -218,9 +221,9 @@ class SpreadWalk:
     def _in_order(
         self, own: Sequence[int], by_node: dict[NodeAt, list[int]]
     ) -> list[_Lane]:  # fmt: skip
-        """Return what is read one after the other: snapshots under way first, then who lags most.
+        """Return the reading order: open snapshots first, then the partitions that lag most.
 
-        So snapshots come to their ends, however small the steps of a reader are.
+        So snapshots are completed, however small the reader's steps are.
         """
         whole = [_Lane(None, own)] if own else []
         whole += [_Lane(node, numbers) for node, numbers in by_node.items()]
@@ -239,7 +242,7 @@ class SpreadWalk:
         return self._own_pieces(lane) if lane.node is None else self._pieces_of(lane.node, lane)
 
     async def _own_pieces(self, lane: _Lane) -> AsyncGenerator[Piece, None]:
-        """Yield what is here."""
+        """Yield the changes of this node."""
         self._cover(lane.numbers)
         partitions = self._places.bucket.partitions
         async for piece in self._here.pieces():
@@ -251,7 +254,7 @@ class SpreadWalk:
             self._positions[number] = position
 
     def _cover(self, numbers: Collection[int]) -> None:
-        """Have the walk here be over these partitions: other ones than were are begun anew."""
+        """Set the partitions of the local walk; a different set starts a new one."""
         if self._here.positions.keys() != set(numbers):
             self._here.close()
             self._here = self._open_here(numbers)
@@ -261,7 +264,7 @@ class SpreadWalk:
         return self._changes.open(start, restarts=self._restarts, numbers=numbers)
 
     async def _pieces_of(self, node: NodeAt, lane: _Lane) -> AsyncGenerator[Piece, None]:
-        """Yield what another node has."""
+        """Yield the changes of another node."""
         restarts = self._restarts or may_hide(self.tokens.purge_epoch)
         positions = [self._positions[number] for number in lane.numbers]
         wanted = WantedChanges(
@@ -284,7 +287,7 @@ class SpreadWalk:
             self._marks[number] = position.seqno
 
     def _mark(self, number: int, branch: int, purges: str) -> None:
-        """Hear what the owner of a partition says before its changes are given out. Hot path."""
+        """Store the report of a partition's owner before its changes are sent. Hot path."""
         self._state.take(number, branch, purges)
         epoch = self._state.epoch | self._sticky
         if epoch != self.tokens.purge_epoch:
@@ -296,7 +299,7 @@ class SpreadWalk:
     # -- waiting
 
     async def wait(self, seconds: float) -> bool:
-        """Return once there may be more to read; False: there was nothing for so long.
+        """Return once there may be more to read; False: the time has passed without changes.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -325,7 +328,7 @@ class SpreadWalk:
             return True
 
     def _watch(self) -> None:
-        """Have every other node say when it has more."""
+        """Ask every other node to answer when it has more."""
         self._drop_stale()
         watched = (lane.numbers for lane in self._watched.values())
         plan = self._places.plan(self._numbers - frozenset(self._here.positions).union(*watched))
@@ -348,15 +351,15 @@ class SpreadWalk:
                     is_new |= one.mark > self._positions[one.partition].seqno
         task = asyncio.current_task()
         assert task is not None
-        self._watched_no_more(task)  # before the next pass: it is about these
+        self._watched_no_more(task)  # before the next pass, since it concerns these
         self._tell()
 
     def _map_changed(self) -> None:
-        """Partitions may be elsewhere now: who waits looks."""
+        """The map has changed: wake the waiting reader."""
         self._here.news.set()
 
     def _drop_stale(self) -> None:
-        """Wait no more for nodes that are not said to have what they were asked for."""
+        """Cancel requests to nodes that, by the map, no longer have the requested partitions."""
         for task, lane in list(self._watched.items()):
             if self._places.plan(lane.numbers).by_node != {lane.node: lane.numbers}:
                 task.cancel()
@@ -371,7 +374,7 @@ class SpreadWalk:
         self._here.news.set()
 
     def close(self) -> None:
-        """Read no more; harmless if done before."""
+        """Stop reading; may be called repeatedly."""
         for task in list(self._watched):
             task.cancel()
         self._places.bucket.unsubscribe(self._map_changed)
@@ -379,7 +382,7 @@ class SpreadWalk:
 
 
 async def _gathered(reading: AsyncGenerator[Piece, None]) -> list[Piece]:
-    """Return what comes, as far as memory allows."""
+    """Collect pieces as far as the memory bound allows."""
     found, size = list[Piece](), 0
     async for piece in reading:
         found.append(piece)

@@ -1,14 +1,16 @@
-"""Documents and figures of a bucket whose partitions are active on several nodes.
+"""Documents and statistics of a bucket whose partitions are active on several nodes.
 
-Documents come by id: each node gives those of its partitions in order, and the least is taken.
+Documents come by id: each node sends the documents of its partitions in order, and the streams are
+merged.
 
 Invariants:
-1. A partition is read by one node at a time. Where that refuses or dies, others go on behind the
-   last document that came, as the map says then; after `PAUSES_S` in vain the scan fails.
-2. Of each node at most one message is held, whatever the size of the answer.
-3. What is here is not asked of anybody.
+1. A partition is read by one node at a time. If that node refuses or fails, the nodes that the map
+   then names continue after the last received document. After all `PAUSES_S` without progress the
+   scan fails.
+2. At most one message per node is held, whatever the size of the answer.
+3. Partitions of this node are not requested from other nodes.
 
-Elsewhere: a node's own documents (`databases.scans.local_scan`), how others are asked
+Elsewhere: a node's own documents (`databases.scans.local_scan`), requests to other nodes
 (`databases.remote_parts`).
 """
 
@@ -35,7 +37,7 @@ _LINEAGE_AT: Final = 34
 
 
 class FoundDocument(NamedTuple):
-    """A document with all that is stored of it."""
+    """A document with all its stored metadata."""
 
     key: bytes
     frame: bytes
@@ -56,15 +58,15 @@ class _Lane:
         self._documents = documents
         closing.push_async_callback(documents.aclose)
         self.head: FoundDocument | None = None
-        """What comes next; None: nothing."""
+        """The next document; None: there is none."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes any more."""
+        """Return whether there are no more documents."""
         return self.head is None
 
     async def advance(self) -> None:
-        """Go on to the next document."""
+        """Go to the next document."""
         if self.head is not None:
             self.wanted = self.wanted.behind(self.head.key)
         self.head = await anext(self._documents, None)
@@ -84,7 +86,7 @@ class SpreadScan:
         self._places, self._now_ns = places, now_ns
 
     async def documents(self, wanted: Range) -> AsyncGenerator[FoundDocument, None]:
-        """Yield documents that exist, by id.
+        """Yield existing documents by id.
 
         Raises:
             MillstreamError: `not_my_partition`, `node_failed`: a partition cannot be read now.
@@ -108,7 +110,7 @@ class SpreadScan:
     async def _begun(
         self, numbers: Sequence[int], wanted: Range, closing: AsyncExitStack
     ) -> list[_Lane]:
-        """Return lanes that have begun; those that have nothing are left out."""
+        """Return lanes at their first document, without empty ones."""
         left, found, pauses = list(numbers), list[_Lane](), iter(PAUSES_S)
         while True:
             plan = self._places.plan(left)
@@ -168,7 +170,7 @@ async def _failure_of(call: Awaitable[None]) -> MillstreamError | None:
 
 
 def _cut(change: bytes) -> FoundDocument:
-    """Cut a described frame."""
+    """Split a frame with metadata into its parts."""
     at = description_bytes(change)
     lineage_bytes = int.from_bytes(change[_LINEAGE_BYTES_AT:_LINEAGE_AT], "big")
     behind = _LINEAGE_AT + lineage_bytes
@@ -185,7 +187,7 @@ async def spread_figures(
 
     Args:
         places: where its partitions are.
-        own: returns the figures of partitions that are here.
+        own: returns the statistics of the partitions that are here.
 
     Raises:
         MillstreamError: `not_my_partition`, `node_failed`.

@@ -1,8 +1,9 @@
 """The changes of a node's buckets, for readers over HTTP.
 
 Invariants:
-1. A bucket that is served no more ends its readers, whatever they wait for.
-2. A bucket with a map is read as a whole, wherever its partitions are; one without is here.
+1. When a bucket is no longer served, its readers end, whatever they wait for.
+2. A bucket with a map is read as a whole, on all its nodes. A bucket without a map is on this
+   node.
 
 Elsewhere: the walks (`kv.aio.documents.changes`, `databases.scans.distributed_feeds`), the pages
 (`gateway.aio.documents.changes_pages`).
@@ -33,11 +34,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class NodeChanges:
-    """Has the shape of `gateway.core.api.changes.ChangesHost`.
+    """Implements `gateway.core.api.changes.ChangesHost`.
 
     Args:
         find: returns a served bucket by its name, or raises why there is none.
-        link_to: how another node is asked for its partitions of a bucket, by the bucket's name.
+        link_to: connects to another node for its partitions of a bucket, given the bucket's name.
         purges: counts them.
     """
 
@@ -51,7 +52,7 @@ class NodeChanges:
         self._of: dict[Bucket, BucketChanges] = {}
 
     def of(self, bucket: str) -> BucketChanges:
-        """Return those of one bucket, as far as it is here."""
+        """Return the changes of the partitions of one bucket that are here."""
         running = self._find(bucket)
         changes = self._of.get(running.bucket)
         if changes is None:
@@ -64,7 +65,7 @@ class NodeChanges:
         return BucketPlaces(self._find(bucket).bucket, partial(self._link_to, bucket))
 
     async def whole(self, bucket: str) -> DatabaseChanges:
-        """Return those of a whole bucket; see `ChangesHost`."""
+        """Return the changes of a whole bucket; see `ChangesHost`."""
         own = self.of(bucket)
         places = self.places(bucket)
         if not places.is_shared:
@@ -74,14 +75,14 @@ class NodeChanges:
 
     @asynccontextmanager
     async def purging(self, bucket: str) -> AsyncGenerator[None, None]:
-        """Count a purge before it is made, and once it was; see `ChangesHost`."""
+        """Count a purge before and after it is made; see `ChangesHost`."""
         places = self.places(bucket)
         if not places.is_shared:
             running = self._find(bucket)
             await running.count_purge()
             try:
                 yield
-            finally:  # what was remembered meanwhile is of before the purge
+            finally:  # data cached meanwhile predates the purge
                 await running.count_purge()
             return
         uuid = places.bucket.uuid
@@ -96,7 +97,7 @@ class NodeChanges:
             await self._told(places, places.others(), is_made=True)
 
     async def _told(self, places: BucketPlaces, nodes: set[NodeAt], *, is_made: bool) -> None:
-        """Have other nodes count, too, as far as they answer."""
+        """Let other nodes count the purge, too, as far as they answer."""
 
         async def tell(node: NodeAt) -> None:
             try:
@@ -107,7 +108,7 @@ class NodeChanges:
         await together(map(tell, nodes))
 
     def drop(self, bucket: Bucket) -> None:
-        """A bucket is served no more."""
+        """A bucket is no longer served."""
         changes = self._of.pop(bucket, None)
         if changes is not None:
             changes.drop()

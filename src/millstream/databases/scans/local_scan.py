@@ -1,12 +1,12 @@
-"""Documents of partitions that are active here, by id, with all that is stored of them.
+"""Documents of partitions that are active here, by id, with all their stored metadata.
 
 Invariants:
-1. Ids are looked up as they are wanted, some of each partition at a time: a page costs what it
-   holds, however many documents there are. Documents are read when they are wanted.
-2. The loop is given back after every `SCAN_TURN` documents and `LANES_PER_TURN` partitions.
-3. A scan that ends without an error has seen every partition active up to its end.
+1. Ids are looked up on demand, a few per partition at a time: the cost of a page depends on its
+   size, not on the number of documents. Documents are read on demand.
+2. The loop gets control after every `SCAN_TURN` documents and `LANES_PER_TURN` partitions.
+3. A scan that ends without an error has read every partition, active throughout, to its end.
 
-Elsewhere: who asks for them (`databases.documents.local_parts`,
+Elsewhere: the users of scans (`databases.documents.local_parts`,
 `databases.scans.distributed_scans`).
 """
 
@@ -32,11 +32,11 @@ from millstream.wire.frames import described
 __all__ = ["SCAN_TURN", "Range", "ordered_keys", "scanned"]
 
 SCAN_TURN: Final = 50
-"""Documents looked at before others have a turn."""
+"""Number of documents read before other tasks have a turn."""
 LANES_PER_TURN: Final = 8
-"""Partitions whose next ids are looked up before others have a turn."""
+"""Number of partitions whose next ids are looked up before other tasks have a turn."""
 LANE_KEYS_MIN: Final = 16
-"""Ids of one partition looked up at first; twice as many each time, up to `LANE_KEYS_MAX`."""
+"""Number of ids looked up first per partition; doubled each time, up to `LANE_KEYS_MAX`."""
 LANE_KEYS_MAX: Final = 256
 
 
@@ -47,16 +47,16 @@ class Range(NamedTuple):
     end: bytes
     descending: bool = False
     after: bytes | None = None
-    """Up to there all was read."""
+    """All ids up to this one have been read."""
     of_kv: bool = False
-    """Whether keys are wanted, too, that are no ids: that is those of kv alone."""
+    """Whether to include keys that are no document ids: keys that only kv clients use."""
 
     def behind(self, key: bytes) -> Range:
-        """Return what is left behind a key."""
+        """Return the rest of the range after a key."""
         return self._replace(after=key)
 
     def admits(self, key: bytes) -> bool:
-        """Whether an id is still to come."""
+        """Return whether an id is in the rest of the range."""
         if not self.start <= key <= self.end:
             return False
         if self.after is None:
@@ -67,7 +67,7 @@ class Range(NamedTuple):
 async def scanned(
     bucket: Bucket, numbers: Collection[int], wanted: Range, now_ns: Callable[[], int]
 ) -> AsyncGenerator[tuple[bytes, bytes], None]:
-    """Yield keys of documents that exist, each with its described frame.
+    """Yield keys of existing documents, each with its frame and metadata.
 
     Raises:
         UnavailableError: `not_my_partition`; `temporarily_unavailable`.
@@ -84,7 +84,7 @@ async def scanned(
 
 
 def _described(bucket: Bucket, key: bytes, now_ns: Callable[[], int]) -> bytes | None:
-    """Return a document as it is stored, None where there is none."""
+    """Return a document with its stored metadata; None if there is none."""
     partition = active_copy(bucket, key)
     partition.live(key, now_ns())
     entry = partition.entry(key)
@@ -99,9 +99,9 @@ def _described(bucket: Bucket, key: bytes, now_ns: Callable[[], int]) -> bytes |
 async def ordered_keys(
     bucket: Bucket, numbers: Collection[int], wanted: Range
 ) -> AsyncGenerator[bytes, None]:
-    """Yield keys in order; deleted documents' are among them.
+    """Yield keys in order, including keys of deleted documents.
 
-    A key that comes or goes meanwhile may be among them or not.
+    A key that is added or removed during the scan may be included or not.
 
     Raises:
         UnavailableError: `not_my_partition`, a partition is not active here, or no longer.
@@ -130,7 +130,7 @@ async def ordered_keys(
 
 
 class _Lane:
-    """What is still to come of one partition; the first keys of it are here."""
+    """The unread keys of one partition; the first of them are loaded."""
 
     def __init__(self, partition: Partition, wanted: Range) -> None:
         self._partition, self._descending = partition, wanted.descending
@@ -142,10 +142,10 @@ class _Lane:
         self._count = LANE_KEYS_MIN
         self.keys: list[bytes] = []
         self.is_over = False
-        """Behind `keys` there are no more."""
+        """There are no keys after `keys`."""
 
     def fill(self) -> None:
-        """Look up the next keys if few are left."""
+        """Load the next keys if few are left."""
         if self.is_over or len(self.keys) > self._count // 4:
             return
         self.check()
@@ -161,7 +161,7 @@ class _Lane:
         self._count = min(2 * self._count, LANE_KEYS_MAX)
 
     def check(self) -> None:
-        """Raise if the partition is not active here: nothing would look like no documents."""
+        """Raise if the partition is not active here; otherwise it would look empty."""
         if self._partition.state is not PartitionState.ACTIVE:
             raise UnavailableError(
                 f"partition {self._partition.partition_id} is not active on this node",
@@ -170,7 +170,7 @@ class _Lane:
             )
 
     def taken(self, bound: bytes | None) -> list[bytes]:
-        """Take the keys up to a bound, all if there is none."""
+        """Remove and return the keys up to a bound, or all."""
         if bound is None:
             end = len(self.keys)
         elif self._descending:

@@ -1,1 +1,1 @@
-"""What the HTTP front door decides: error bodies, cookies, origins, what it needs of a node."""
+"""Decisions of the HTTP server: error bodies, cookies, origins, its interface to the node."""

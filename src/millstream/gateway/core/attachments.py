@@ -1,11 +1,11 @@
-"""Attachments as they come and go over HTTP: which are compressed, headers, ranges.
+"""Attachments over HTTP: compression, headers, ranges.
 
 Invariants:
-1. A digest is that of the bytes as they are stored; `length` is that of the bytes as they were.
-2. What is served under `Content-Encoding: gzip` is asked for by who can read it.
+1. A digest is that of the stored bytes; `length` is that of the original bytes.
+2. Content is served with `Content-Encoding: gzip` only to clients that accept it.
 
 Elsewhere: tables of attachments (`documents.stored`), the pages
-(`gateway.aio.documents.attachment_pages`), keeping the bytes (`gateway.aio.documents.attaching`).
+(`gateway.aio.documents.attachment_pages`), storing the bytes (`gateway.aio.documents.attaching`).
 Source: CouchDB's attachments.
 """
 
@@ -42,11 +42,11 @@ __all__ = [
 ATTACHMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 ATTACHMENT_NAME_BYTES_MAX: Final = 1024
 PEERS_NAME_BYTES_MAX: Final = 7 * 1024
-"""Of an attachment that a peer has: the line of a header that names it is read again."""
+"""Name of a peer's attachment: the header line that names it is parsed again."""
 CONTENT_TYPE_BYTES_MAX: Final = 1024
-"""Of an attachment: it is a header again."""
+"""Content type of an attachment: it becomes a header again."""
 ATTACHMENTS_MAX: Final = 1000
-"""Of one revision that a client makes."""
+"""Attachments of one revision that a client makes."""
 _COMPRESSIBLE: Final = ("application/javascript", "application/json", "application/xml")
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
@@ -58,12 +58,12 @@ def is_compressible(content_type: str) -> bool:
 
 
 def digest_of(md5: bytes) -> str:
-    """Return a digest as it is shown."""
+    """Return the text form of a digest."""
     return "md5-" + b64encode(md5).decode()
 
 
 def accepts_gzip(header: str | None) -> bool:
-    """Return whether a client's Accept-Encoding takes gzip."""
+    """Return whether a client's Accept-Encoding allows gzip."""
     for one in (header or "").split(","):
         name, _, options = one.partition(";")
         if name.strip().lower() in ("gzip", "*"):
@@ -75,9 +75,9 @@ def checked_name(name: str, *, is_replicated: bool = False) -> str:
     """Return the name of an attachment.
 
     Args:
-        name: it.
+        name: to check.
         is_replicated: a peer stores it under this name: it may be empty, or longer than a client
-            may make one.
+            may choose.
 
     Raises:
         UsageError: `bad_request`.
@@ -129,10 +129,10 @@ def decoded(data: object, *, is_last: bool = True) -> bytes:
 
 
 class Said(NamedTuple):
-    """What a client says of the bytes of an attachment that it sends, as it sends them."""
+    """A client's statements about the attachment bytes that it sends, in their sent form."""
 
     md5: bytes = b""
-    """Empty: nothing."""
+    """Empty: none."""
     length: int | None = None
 
 
@@ -140,7 +140,7 @@ NOTHING_SAID: Final = Said()
 
 
 def said_of(entry: Mapping[str, Any]) -> Said:
-    """Return what an entry in a document says of the bytes that follow it."""
+    """Return the statements of a document's entry about the bytes that follow it."""
     digest, length = entry.get("digest"), entry.get("length")
     if entry.get("encoding") == "gzip":
         length = entry.get("encoded_length")
@@ -151,7 +151,7 @@ def said_of(entry: Mapping[str, Any]) -> Said:
 
 
 def said_md5(text: str) -> bytes:
-    """Return a digest as a header, or a document, tells it.
+    """Return the digest of a header or a document.
 
     Raises:
         UsageError: `bad_request`.
@@ -169,14 +169,14 @@ class Range(NamedTuple):
     end: int
 
     def header(self, length: int) -> str:
-        """Return what Content-Range says of it."""
+        """Return its Content-Range."""
         return f"bytes {self.begin}-{self.end - 1}/{length}"
 
 
 def asked_range(header: str | None, length: int) -> Range | None:
-    """Return the part that a client asks for, None: all of it.
+    """Return the requested range; None: all of it.
 
-    What is no single range is answered whole, as the standard allows.
+    Anything else than a single range gets the whole attachment, as the standard allows.
 
     Raises:
         ConditionError: `requested_range_not_satisfiable`.

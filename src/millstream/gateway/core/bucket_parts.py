@@ -1,4 +1,4 @@
-"""What a node says of its own partitions of a bucket to one that answers for all of it.
+"""Messages about a node's own partitions, for nodes that answer for the whole bucket.
 
 Requests and short answers are JSON. Changes and documents are a stream of messages, each its
 length (u32) and a msgpack array that begins with its kind:
@@ -9,14 +9,14 @@ length (u32) and a msgpack array that begins with its kind:
     [3, error code, sentence]                  it failed
     [4]                                        all documents were sent
 
-A change is a described frame (`wire.frames`): with all that is stored of its document.
+A change is a frame with metadata (`wire.frames`): everything that is stored of its document.
 
 Invariants:
 1. A stream that ends without message 1, 3 or 4 was cut off.
-2. Nothing that is received is believed: a message is as it was asked for, or it is refused.
+2. Received data is not trusted: a message matches the request, or it is rejected.
 
-Elsewhere: who answers (`databases.documents.local_parts`), who asks (`databases.remote_parts`),
-the pages (`gateway.aio.peers.bucket_part_pages`).
+Elsewhere: the answering side (`databases.documents.local_parts`), the requesting side
+(`databases.remote_parts`), the pages (`gateway.aio.peers.bucket_part_pages`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CHANGES: Final = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATI
 _EXTRAS_BYTES_MIN: Final = 16
 
 
-# ---- what is asked
+# ---- requests
 
 
 class WantedPart(msgspec.Struct):
@@ -62,7 +62,7 @@ class WantedPart(msgspec.Struct):
 
 
 class WantedHistories(WantedPart):
-    """How partitions stand; once there is more than at `positions`, if they are said."""
+    """Requests the state of partitions; if `positions` are given, once there is more than that."""
 
     positions: list[Position] = []
     """Of each partition; empty: now."""
@@ -70,7 +70,7 @@ class WantedHistories(WantedPart):
 
 
 class WantedChanges(WantedPart):
-    """What happened in partitions behind `positions`, one for each."""
+    """Requests the changes of partitions after `positions`, one for each."""
 
     positions: list[Position]
     restarts: bool
@@ -78,15 +78,15 @@ class WantedChanges(WantedPart):
 
 
 class WantedDocuments(WantedPart):
-    """The documents of partitions by id."""
+    """Requests the documents of partitions by id."""
 
     start: bytes
     end: bytes
     descending: bool = False
     after: bytes | None = None
-    """The last id that was received."""
+    """The last received id."""
     of_kv: bool = False
-    """Also those whose keys are no ids."""
+    """Include documents whose keys are no ids."""
 
 
 # ---- short answers
@@ -100,18 +100,18 @@ class PartHistory(msgspec.Struct, array_like=True, frozen=True):
     high_seqno: int
     purge_seqno: int
     mark: int
-    """Up to where it is durable."""
+    """Seqno up to which it is durable."""
 
 
 class Histories(msgspec.Struct, frozen=True):
-    """How partitions stand; `purges`: another one after each purge there."""
+    """The state of partitions; `purges` changes with each purge there."""
 
     purges: str
     partitions: list[PartHistory]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Documents of partitions, and what the node keeps of the bucket."""
+    """Document counts of partitions, and the size of the bucket on the node."""
 
     live: int
     deleted: int
@@ -119,7 +119,7 @@ class Figures(msgspec.Struct, frozen=True):
     """The sum."""
     file_bytes: int
     active_bytes: int
-    """Of these what is not superseded."""
+    """The part of it that is not superseded."""
     is_compacting: bool
 
 
@@ -136,13 +136,13 @@ class Changed(msgspec.Struct, array_like=True, tag=0, frozen=True):
     purge_seqno: int | None
     covered: int
     branch: int
-    """The newest one of the partition."""
+    """The newest branch of the partition."""
     purges: str
     frames: list[bytes]
 
 
 class Reached(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """Where the reader stands in each partition; all that there was has come."""
+    """The reader's position in each partition; all changes were sent."""
 
     positions: list[tuple[int, Position]]
     purges: str
@@ -155,14 +155,14 @@ class Found(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
 
 class Failed(msgspec.Struct, array_like=True, tag=3, frozen=True):
-    """Nothing more comes."""
+    """The stream ends with an error."""
 
     code: str
     reason: str
 
 
 class Ended(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """All documents have come."""
+    """All documents were sent."""
 
 
 PartMessage = Changed | Reached | Found | Failed | Ended
@@ -171,18 +171,18 @@ _DECODER: Final = msgspec.msgpack.Decoder(PartMessage)
 
 
 def framed(message: PartMessage) -> bytes:
-    """Return a message as it is sent."""
+    """Encode a message."""
     body = _ENCODER.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def bad_part(what: str) -> RemoteProtocolError:
-    """Return the error of an answer that is none: `bad_part`."""
+    """Return the error for an invalid answer: `bad_part`."""
     return RemoteProtocolError(f"another node answers what nobody asked: {what}", code="bad_part")
 
 
 class PartCutter:
-    """Cuts received bytes into messages; never trusts a length."""
+    """Splits received bytes into messages; never trusts a length."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -221,17 +221,17 @@ class ReceivedPiece(NamedTuple):
 
 
 class ReceivedChanges:
-    """Checks that what arrives is what was asked for.
+    """Checks that received changes match the request.
 
     Args:
-        asked: partition -> where the reader stands there.
+        asked: partition -> position of the reader.
     """
 
     def __init__(self, asked: Mapping[int, Position]) -> None:
         self._reached: dict[int, int | None] = dict.fromkeys(asked)
 
     def piece(self, message: Changed) -> ReceivedPiece:
-        """Return what a message says.
+        """Decode and check a message.
 
         Raises:
             RemoteProtocolError: `bad_part`.
@@ -255,7 +255,7 @@ class ReceivedChanges:
         )
 
     def positions(self, message: Reached) -> dict[int, Position]:
-        """Return where the reader stands in the end; raises as `piece`."""
+        """Return the reader's final positions; raises as `piece`."""
         found = dict(message.positions)
         if found.keys() != self._reached.keys():
             raise bad_part("the ends of other partitions")
@@ -265,7 +265,7 @@ class ReceivedChanges:
 
 
 def is_change(frame: bytes) -> bool:
-    """Return whether bytes are a described change from end to end. Hot path."""
+    """Return whether bytes are exactly one change with metadata. Hot path."""
     if len(frame) < _LINEAGE_END or frame[1] != Opcode.DOC_META:
         return False
     at = description_bytes(frame)

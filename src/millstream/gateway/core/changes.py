@@ -1,9 +1,9 @@
-"""What is asked of `_changes`: parameters, and what they refuse.
+"""Parameters of `_changes` and their validation.
 
 Invariants:
-1. What is not understood is refused with the reason; parameters that are not known are let pass,
-   for functions see them.
-2. A heartbeat takes the place of the timeout.
+1. An invalid value is rejected with the reason. Unknown parameters are ignored, since functions
+   see them.
+2. A heartbeat replaces the timeout.
 
 Elsewhere: rows (`changes_rows`), the pages (`gateway.aio.documents.changes_pages`), tokens
 (`documents.tokens`).
@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 CHANGES_BODY_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a list of ids, or a selector."""
+"""Body with a list of ids, or a selector."""
 HEARTBEAT_MS_DEFAULT: Final = 60_000
 HEARTBEAT_MS_MIN: Final = 100
-"""Who asks for more is sent so many: each costs the node as much as a change."""
+"""Smallest interval of heartbeats: each costs the node as much as a change."""
 TIMEOUT_MS_MAX: Final = 60_000
-"""How long a feed waits for the next change, at most and by default."""
-"""Kinds of filters that look at what is in a document, not at its id alone."""
+"""How long a feed waits for the next change: maximum and default."""
+"""Kinds of filters that look at a document's content, not only at its id."""
 _FEEDS: Final = {"normal": "normal", "longpoll": "longpoll", "continuous": "continuous",
                  "live": "continuous", "eventsource": "eventsource"}  # fmt: skip
 _COUNT_DIGITS_MAX: Final = 15
@@ -46,7 +46,7 @@ Feed = Literal["normal", "longpoll", "continuous", "eventsource"]
 
 
 class FilterAsked(NamedTuple):
-    """Which documents are wanted."""
+    """The requested filter."""
 
     kind: Literal["all", "ids", "design", "selector", "view", "function"] = "all"
     ids: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ class FilterAsked(NamedTuple):
     """Without `_design/`."""
     name: str = ""
     parameters: Mapping[str, str] = {}
-    """Of the request, for a function."""
+    """Parameters of the request, for a function."""
 
 
 ALL: Final = FilterAsked()
@@ -63,7 +63,7 @@ ALL: Final = FilterAsked()
 
 @dataclass(frozen=True, slots=True)
 class ChangesQuery:
-    """A request to `_changes`, checked."""
+    """A validated request to `_changes`."""
 
     feed: Feed = "normal"
     since: Vector | int | None = 0
@@ -74,25 +74,25 @@ class ChangesQuery:
     include_docs: bool = False
     attachments: bool = False
     encoding_info: bool = field(default=False, kw_only=True)
-    """Of attachments: how they are kept."""
+    """Include the encoding of stored attachments."""
     conflicts: bool = False
     heartbeat_s: float | None = None
     timeout_s: float = TIMEOUT_MS_MAX / 1000
     seq_interval: int = 1
     filter: FilterAsked = ALL
     puller: Puller | None = None
-    """Who wants records of coverage, too."""
+    """Set if the client accepts records of coverage, too."""
 
 
 def parse_changes(
     options: Mapping[str, str], body: Mapping[str, Any], last_event_id: str | None = None
 ) -> ChangesQuery:
-    """Check a request.
+    """Validate a request.
 
     Args:
         options: of the address.
         body: the object of a POST, else empty.
-        last_event_id: header of an event source that connects again: it has the last word.
+        last_event_id: header of a reconnecting event source; it has precedence.
 
     Raises:
         UsageError: `bad_request`, `query_parse_error`.

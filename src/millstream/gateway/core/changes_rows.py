@@ -1,12 +1,12 @@
-"""Rows of `_changes`: what a change says of its document.
+"""Rows of `_changes`, each for one change of a document.
 
     {"seq": token, "id": id, "changes": [{"rev": revision}, ...], "deleted": true, "doc": {...}}
 
 Invariants:
-1. Keys that are no document ids have no row; nor has a document that a purge left nothing of.
-2. `deleted` speaks of the winner alone; the winner is first among the leaves.
+1. Keys that are no document ids have no row; nor has a document that was purged completely.
+2. `deleted` describes the winner only; the winner is first among the leaves.
 
-Elsewhere: documents (`documents.stored`), who wants which (`changes`).
+Elsewhere: documents (`documents.stored`), filters (`changes`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LINEAGE_AT: Final = 34
 _FIELDS: Final = Struct(">xBHBxHI20xQ")
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
 _PLAIN: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-:./| _"
-"""Of keys that have nothing else the id is the key in quotes."""
+"""If a key has only these characters, its id in JSON is the key in quotes."""
 _DESIGN: Final = "_design/"
 _encode: Final = msgspec.json.encode
 
@@ -44,9 +44,9 @@ class Row(NamedTuple):
 
     seqno: int
     text: bytes
-    """What follows the value of `seq`."""
+    """The text after the value of `seq`."""
     more: tuple[Piece, ...] = ()
-    """And that, to the end: a large document is not copied."""
+    """The rest of the text: a large document is not copied."""
 
 
 class ChangedDocument:
@@ -56,7 +56,7 @@ class ChangedDocument:
         bucket_uuid: of its bucket.
         doc_id: its id.
         key: the same as bytes.
-        described: the change, with its description in front.
+        described: the change, with its metadata in front.
     """
 
     __slots__ = ("_bucket_uuid", "_described", "_document", "_key", "id")
@@ -89,14 +89,14 @@ class ChangedDocument:
         return self._document
 
     def leaves(self, *, all_docs: bool) -> list[Leaf]:
-        """Return the revisions that a row has: the winner, or all leaves, that first."""
+        """Return the revisions of a row: the winner, or all leaves with the winner first."""
         return self.document.tree.leaves() if all_docs else [self.document.winner]
 
     def pieces(self, leaf: Leaf, *, conflicts: bool = False) -> list[Piece]:
         """Return a revision as JSON.
 
         Args:
-            leaf: which one.
+            leaf: the revision.
             conflicts: whether it has `_conflicts`, if there are any.
         """
         document, shown = self.document, Shown(conflicts=True) if conflicts else PLAIN
@@ -106,7 +106,7 @@ class ChangedDocument:
 
 
 def document_id(key: bytes) -> str | None:
-    """Return the id of the document under a key, None where the key is none."""
+    """Return the document id of a key; None if the key is no id."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -119,7 +119,7 @@ class RowMaker:
 
     Args:
         bucket_uuid: of the bucket.
-        query: what is asked for.
+        query: the request.
     """
 
     def __init__(self, bucket_uuid: str, query: ChangesQuery) -> None:
@@ -129,7 +129,7 @@ class RowMaker:
         self._filter: FilterAsked = query.filter
 
     def rows(self, frames: Sequence[bytes]) -> list[Row]:
-        """Return the rows of changes where what is in a document does not matter. Hot path."""
+        """Return the rows of changes when the content of documents does not matter. Hot path."""
         if self._query.include_docs or self._filter.kind != "all":
             return self.rows_of(self.candidates(frames))
         found: list[Row] = []
@@ -140,7 +140,7 @@ class RowMaker:
         return found
 
     def _plain(self, described: bytes) -> Row | None:
-        """Return the row of a document with one leaf; None: it is another one, or none."""
+        """Return the row of a document with one leaf; None if it has more, or is no document."""
         size, lineage_bytes = _DESCRIPTION.unpack_from(described)
         start, behind = HEADER_BYTES + size, _LINEAGE_AT + lineage_bytes
         opcode, key_bytes, extras_bytes, _, _, generation = _FIELDS.unpack_from(described, start)
@@ -148,7 +148,7 @@ class RowMaker:
         key = described[at : at + key_bytes]
         if key[:1] == b"_" or key.translate(None, _PLAIN):
             return None
-        if behind == start:  # kv alone wrote it
+        if behind == start:  # written only by kv
             lineage = described[_LINEAGE_AT:behind]
             digits = self._digits_of(key, lineage, generation)
             is_deleted = opcode != _MUTATION
@@ -169,7 +169,7 @@ class RowMaker:
         return rows[0] if rows else None
 
     def candidates(self, frames: Sequence[bytes]) -> list[ChangedDocument]:
-        """Return the documents whose ids are wanted."""
+        """Return the documents with the requested ids."""
         found: list[ChangedDocument] = []
         kind, ids = self._filter.kind, self._filter.ids
         for described in frames:
@@ -197,8 +197,8 @@ class RowMaker:
 
         Args:
             documents: in the order of their changes.
-            passing: which leaves of each are shown; None: all that are asked for. Without any
-                there is no row.
+            passing: the leaves of each that are shown; None: all requested ones. A document
+                without any has no row.
             texts: of those leaves, the first of each document, in pieces; None: they are made
                 here.
         """

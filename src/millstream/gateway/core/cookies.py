@@ -1,11 +1,11 @@
-"""The log-in cookie: who, until when, and a signature over both.
+"""The log-in cookie: user, expiry, and a signature over both.
 
 Invariants:
-1. A cookie ends with its time, with the server process that signed it, with any change of the
-   user's record (the verifier is part of what is signed), and when its holder logs out.
-2. Nothing in a cookie is secret; nothing in it is believed without its signature.
+1. A cookie ends when it expires, when the server process that signed it ends, when the user's
+   record changes (the signature covers the verifier), and when the user logs out.
+2. A cookie contains no secret, and its content is not trusted without its signature.
 
-Elsewhere: the page that hands them out (`gateway.aio.node.session_pages`).
+Elsewhere: the page that issues cookies (`gateway.aio.node.session_pages`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ COOKIE_NAME: Final = "AuthSession"
 SESSION_SECONDS: Final = 3600
 COOKIE_BYTES_MAX: Final = 1024
 REVOKED_MAX: Final = 10_000
-"""Cookies remembered because their holders logged out. Above it the one that ends first is let go,
-and every cookie that ends no later is over with it."""
+"""Revoked cookies remembered after a log-out. Above it the one that ends first is dropped, and
+every cookie that ends no later becomes invalid with it."""
 
 
 class CookieSigner:
@@ -43,7 +43,7 @@ class CookieSigner:
         self._revoked: dict[str, int] = {}
         """Serial number -> when the cookie would have ended."""
         self._over_s = 0
-        """Cookies that end then or earlier are over."""
+        """Cookies that end then or earlier are invalid."""
 
     def make(self, user: User) -> str:
         """Return a cookie's value for a user who has just logged in."""
@@ -53,7 +53,7 @@ class CookieSigner:
         return f"{name}.{expires}.{serial}.{self._sign(user, expires, serial)}"
 
     def revoke(self, value: str, find: Callable[[str], User | None]) -> None:
-        """End a cookie: its holder logs out. One that is no good is ignored."""
+        """End a cookie at log-out. An invalid one is ignored."""
         if self.check(value, find) is None:
             return
         _, expires, serial, _ = value.split(".")
@@ -65,7 +65,7 @@ class CookieSigner:
             self._over_s = max(self._over_s, self._revoked.pop(first))
 
     def check(self, value: str, find: Callable[[str], User | None]) -> User | None:
-        """Return the user a cookie stands for; None if it is expired, forged or foreign."""
+        """Return the user of a cookie; None if it is expired, forged or foreign."""
         parts = value.split(".")
         if len(value) > COOKIE_BYTES_MAX or len(parts) != 4 or not parts[1].isdecimal():
             return None

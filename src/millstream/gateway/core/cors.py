@@ -1,13 +1,13 @@
-"""Pages of other sites that may use the node from a browser (cross-origin resource sharing).
+"""Cross-origin resource sharing: pages of other sites that may use the node from a browser.
 
-Nobody may unless the operator named the site (`--cors-origin`).
+No site may unless the operator named it (`--cors-origin`).
 
 Invariants:
 1. A site that was not named gets no header that lets its pages see an answer.
-2. A browser's stored log-in goes only with sites that were named one by one; `*` has to bring its
-   credentials in each request.
+2. A browser's stored log-in is accepted only for sites that were named individually. With `*`,
+   each request has to bring its credentials.
 
-Elsewhere: what else is refused of foreign pages (`origins`), where it is asked (`guard`).
+Elsewhere: other checks of foreign pages (`origins`), the caller (`guard`).
 Source: the Fetch standard; CouchDB's headers.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["ANY_ORIGIN", "MAX_AGE_S", "answer_headers", "is_allowed", "preflight
 
 ANY_ORIGIN: Final = "*"
 MAX_AGE_S: Final = 600
-"""How long a browser may remember what it was told."""
+"""How long a browser may cache the answer."""
 _METHODS: Final = "GET, PUT, POST, HEAD, DELETE, COPY"
 _HEADERS: Final = (
     "accept, accept-language, authorization, content-language, content-length, content-range, "
@@ -38,7 +38,7 @@ def is_allowed(origin: str | None, allowed: AbstractSet[str]) -> bool:
 
 
 def answer_headers(origin: str | None, allowed: AbstractSet[str]) -> dict[str, str]:
-    """Return what an answer to a page of an origin says besides; nothing for strangers."""
+    """Return the extra headers for a page of an origin; none for sites that were not named."""
     if origin is None or not is_allowed(origin, allowed):
         return {"Vary": "Origin"} if allowed else {}
     headers = {
@@ -54,11 +54,11 @@ def answer_headers(origin: str | None, allowed: AbstractSet[str]) -> dict[str, s
 def preflight_headers(
     origin: str | None, method: str | None, allowed: AbstractSet[str]
 ) -> dict[str, str] | None:
-    """Return the answer to a browser that asks whether it may send a request, None: it may not.
+    """Return the answer to a preflight request; None: the request is not allowed.
 
     Args:
         origin: of the page.
-        method: that it wants to use.
+        method: requested method.
         allowed: the sites that were named.
     """
     if not is_allowed(origin, allowed) or method not in _METHODS.split(", "):

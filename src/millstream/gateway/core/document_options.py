@@ -1,10 +1,10 @@
 """Options of requests for documents.
 
 Invariants:
-1. An option that is given and not understood is refused; one that this address does not know is
-   ignored, as CouchDB does.
+1. An invalid value is rejected. An option that this address does not know is ignored, as CouchDB
+   does.
 
-Elsewhere: what they lead to (`documents.reading`, `documents.updating`).
+Elsewhere: their effects (`documents.reading`, `documents.updating`).
 Source: CouchDB's document API.
 """
 
@@ -28,12 +28,12 @@ OPEN_REVS_MAX: Final = 10_000
 
 
 class DocumentOptions(NamedTuple):
-    """What a request wants of a document."""
+    """The options of a request for a document."""
 
     rev: str | None
     shown: Shown
     open_revs: list[str] | None
-    """Empty: all leaves; None: it is not asked for several."""
+    """Empty: all leaves; None: a single revision."""
     latest: bool
     attachments: bool
     atts_since: list[str] | None
@@ -53,7 +53,7 @@ def is_true(options: Mapping[str, str], name: str) -> bool:
 
 
 def parse_options(options: Mapping[str, str]) -> DocumentOptions:
-    """Return what the options of an address say.
+    """Parse the options of an address.
 
     Raises:
         UsageError: `bad_request`, `query_parse_error`.
@@ -87,7 +87,7 @@ _NO_OPTIONS: Final = DocumentOptions(None, PLAIN, None, False, False, None, Fals
 
 
 def parse_revs(text: str | Any) -> list[str]:
-    """Return revisions from a JSON array of them.
+    """Parse revisions from a JSON array.
 
     Raises:
         UsageError: `bad_request`.

@@ -1,9 +1,9 @@
-"""Documents as they come and go over HTTP: special members, revisions, conditions.
+"""Documents over HTTP: special members, revisions, conditions.
 
 Invariants:
-1. What is stored is the object's members as they were written, texts of numbers included, without
-   the special ones.
-2. A revision given in several places is the same in all of them, or the request is refused.
+1. The stored form is the object's members as they were written, including the text of numbers,
+   without the special members.
+2. A revision given in several places is the same in all of them, or the request is rejected.
 
 Elsewhere: the pages (`gateway.aio.databases.design_pages`), the revisions themselves
 (`model.revision`). Source: CouchDB's document API.
@@ -38,16 +38,16 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IGNORED: Final = frozenset(
     {"_revisions", "_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"}
 )
-"""What a document that was read with options brings back with it."""
+"""Members that a document has after it was read with options."""
 _REFUSED_OPTIONS: Final = ("open_revs", "revs", "revs_info", "meta", "local_seq", "atts_since")
-"""Options of documents that would change the answer, and that are not there for these."""
+"""Options of documents that would change the answer and are not supported here."""
 
 
 class SentDocument(NamedTuple):
     """A document in a request's body."""
 
     body: bytes
-    """What is stored: a JSON object."""
+    """The stored form: a JSON object."""
     content: dict[str, Any]
     """The same, decoded."""
     rev: str | None
@@ -55,7 +55,7 @@ class SentDocument(NamedTuple):
 
 
 def parse_document(data: bytes, doc_id: str) -> SentDocument:
-    """Return the document that a request sent.
+    """Parse the document of a request.
 
     Raises:
         UsageError: `bad_json`, `bad_request`, `doc_validation`.
@@ -99,12 +99,12 @@ def document_text(doc_id: str, rev: str, body: bytes) -> bytes:
 
 
 def as_etag(rev: str) -> str:
-    """Return the header that a revision is shown in."""
+    """Return the ETag of a revision."""
     return f'"{rev}"'
 
 
 def names_etag(if_none_match: str | None, etag: str) -> bool:
-    """Return whether a client says by `If-None-Match` that it has what `etag` names."""
+    """Return whether `If-None-Match` of a client contains `etag`."""
     given = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
     return etag in given or "*" in given
 
@@ -115,7 +115,7 @@ def named_rev(
     """Return the revision that a change names, by option, header or body; None if it names none.
 
     Raises:
-        UsageError: `bad_request`: none, or several different ones.
+        UsageError: `bad_request`: an invalid one, or several different ones.
     """
     given = {body_rev} if body_rev is not None else set()
     if options.get("rev"):
@@ -131,12 +131,12 @@ def named_rev(
 
 
 def is_batch(options: Mapping[str, str]) -> bool:
-    """Return whether a change need not be durable when it is answered."""
+    """Return whether a change may be answered before it is durable."""
     return options.get("batch") == "ok"
 
 
 def refuse_document_options(options: Mapping[str, str]) -> None:
-    """Refuse what these documents do not have: trees of revisions.
+    """Reject options for revision trees, which these documents do not have.
 
     Raises:
         UsageError: `not_supported`.
@@ -155,7 +155,7 @@ def refuse_document_options(options: Mapping[str, str]) -> None:
 
 
 def parse_destination(header: str | None) -> tuple[str, str | None]:
-    """Return (name of the design document, revision that is replaced) of a COPY's Destination.
+    """Parse a COPY's Destination: (name of the design document, revision to replace).
 
     Raises:
         UsageError: `bad_request`.

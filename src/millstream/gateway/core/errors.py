@@ -1,9 +1,9 @@
 """Errors as HTTP answers: a status, and a body {"error": code, "reason": sentence}.
 
 Invariants:
-1. Every error answer of the front door has such a body, also 404, 405, 413 and malformed requests.
-2. The body of an unforeseen error tells nothing about the inside.
-3. Where a bucket is a database, errors have the codes that CouchDB's clients know.
+1. Every error answer has such a body, also 404, 405, 413 and malformed requests.
+2. The body of an unexpected error contains no internals.
+3. For a bucket as a database, errors have the codes that CouchDB's clients know.
 
 Elsewhere: the errors themselves (`errors`).
 """
@@ -67,7 +67,7 @@ _AS_COUCHDB: Final = {
     "missing": ("not_found", "missing"),
     "missing_named_view": ("not_found", "missing_named_view"),
 }  # fmt: skip
-"""Our code -> that of CouchDB, and its reason where that is one that programs look at."""
+"""Our code -> CouchDB's code, and its reason if programs compare that."""
 _DATABASES: Final = ("/_replicator", "/_users")
 STATUS_TEXTS: Final = {
     400: ("bad_request", "the request is malformed"),
@@ -82,14 +82,14 @@ STATUS_TEXTS: Final = {
 
 
 def status_of(error: MillstreamError) -> int:
-    """Return the HTTP status that says what an error says."""
+    """Return the HTTP status of an error."""
     if error.code in _BY_CODE:
         return _BY_CODE[error.code]
     return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), 500)
 
 
 def body_of(error: MillstreamError, path: str) -> dict[str, str]:
-    """Return the body that says an error, at an address."""
+    """Return the body for an error, at an address."""
     code, reason = error.code, str(error)
     if not path.startswith("/_") or path.startswith(_DATABASES):
         code, fixed = _AS_COUCHDB.get(code, (code, ""))
@@ -98,9 +98,9 @@ def body_of(error: MillstreamError, path: str) -> dict[str, str]:
 
 
 def refused_name(method: str, path: str) -> dict[str, str] | None:
-    """Return the body that says what is wrong with a name, at an address that there is not.
+    """Return the body for an invalid name in an address that does not exist.
 
-    Only what is to be made has a name that can be wrong; None: there is just nothing.
+    Only for requests that create something can the name be invalid; None: it just does not exist.
     """
     database, *steps = path.strip("/").split("/")
     if method == "PUT" and database.startswith("_") and not steps:

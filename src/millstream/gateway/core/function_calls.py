@@ -1,12 +1,12 @@
-"""What functions of design documents see of a request, and what an update function answers.
+"""The request as functions of design documents see it, and the answer of an update function.
 
     answer of an update function    {"code", "headers", and one of "body", "json", "base64"}
 
 Invariants:
-1. No function sees by what somebody logged in.
-2. What a function answers is a page of its own: it sets no cookie, lets no other site see it, and
-   a browser runs nothing of it as a page of this node.
-3. An answer that makes no sense is refused before anything is stored.
+1. No function sees the credentials of a request.
+2. A function's answer is isolated: it sets no cookie, gives no access to other sites, and a
+   browser does not run it as a page of this node.
+3. An invalid answer is rejected before anything is stored.
 
 Elsewhere: the functions (`gateway.core.api.node.FunctionHost`), the pages
 (`gateway.aio.documents.update_pages`, `gateway.aio.documents.changes_pages`).
@@ -34,7 +34,7 @@ __all__ = [
 FORM_FIELDS_MAX: Final = 1000
 ANSWER_HEADERS_MAX: Final = 50
 ANSWER_HEADER_BYTES_MAX: Final = 4096
-"""Name and value of one."""
+"""Name and value of one header."""
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _CREDENTIALS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 _OWN: Final = frozenset(
@@ -46,7 +46,7 @@ _OWN: Final = frozenset(
         "x-couch-id", "x-couch-update-newrev",
     }
 )  # fmt: skip
-"""Headers that are the node's alone."""
+"""Headers reserved for the node."""
 _OWN_PREFIX: Final = "access-control-"
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -56,7 +56,7 @@ _TYPES: Final = {
     "json": "application/json",
     "base64": "application/binary",
 }
-"""Of a body, by the member it stands in."""
+"""Content types of bodies, by the member that contains them."""
 _SHIELD: Final = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
@@ -64,13 +64,13 @@ class Rendered(NamedTuple):
     """An answer of an update function."""
 
     code: int | None
-    """None: what the change leads to."""
+    """None: the status of the change."""
     headers: dict[str, str]
     body: bytes
 
 
 def seen_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers that a function sees, by names as `Content-Type`."""
+    """Return the headers that a function sees, with names such as `Content-Type`."""
     return {
         "-".join(part.capitalize() for part in name.split("-")): seen_text(value)
         for name, value in headers
@@ -79,17 +79,17 @@ def seen_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def seen_text(text: str) -> str:
-    """Return what came with a request as a text that JSON can have, whatever bytes it was."""
+    """Return request data as a text that JSON can contain, whatever its bytes are."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def seen_path(raw_path: str) -> list[str]:
-    """Return the steps of an address as it was sent."""
+    """Return the path segments of an address as it was sent."""
     return [unquote(step) for step in raw_path.strip("/").split("/")]
 
 
 def form_of(content_type: str, body: str) -> dict[str, str]:
-    """Return the fields of a form, none where the body is none.
+    """Return the fields of a form; none if the body is no form.
 
     Raises:
         UsageError: `bad_request`: too many.
@@ -105,10 +105,10 @@ def form_of(content_type: str, body: str) -> dict[str, str]:
 
 
 def rendered(answer: Mapping[str, Any]) -> Rendered:
-    """Return the answer that an update function wants.
+    """Return the answer that an update function wants to send.
 
     Raises:
-        MillstreamError: `render_error`: it cannot be sent so.
+        MillstreamError: `render_error`: it cannot be sent.
     """
     code = answer.get("code")
     if code is not None and not _is_code(code):
@@ -162,7 +162,7 @@ def _headers(said: Any) -> dict[str, str]:
 
 
 def _number(value: Any) -> Any:
-    """Return a number as a header has it, anything else as it is."""
+    """Return the number in a header value, anything else unchanged."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value:g}" if isinstance(value, float) else str(value) if is_number else value
 

@@ -2,7 +2,7 @@
 
 Invariants:
 1. Ids are in the order of their bytes, not in that of views.
-2. `keys` are answered in their order, duplicates repeated, and what is not there as an error row.
+2. `keys` are answered in their order, duplicates repeated, and missing ones as error rows.
 
 Elsewhere: parameters (`views.core.query.parameters`), pages
 (`gateway.aio.databases.design_pages`). Source: CouchDB's `_all_docs`.
@@ -36,7 +36,8 @@ def list_documents(documents: Sequence[Listed], query: Query) -> dict[str, Any]:
 
     Args:
         documents: all that are not deleted, sorted by the bytes of their ids.
-        query: parsed and checked without reduce; what a list has no use for is ignored.
+        query: parsed and checked without reduce; parameters without meaning for a list are
+            ignored.
 
     Raises:
         UsageError: `query_parse_error`: a key that is no string.

@@ -1,10 +1,10 @@
-"""A query's answer as it is made: which rows pass, and what stands behind the last of them.
+"""The answer of a Mango query: which rows pass, and what follows the last of them.
 
 Invariants:
-1. A document is answered only if it matches as it is now, whatever the row that led to it says.
-2. The bookmark names the last row that was passed on or skipped; that row is not answered again.
+1. A document is returned only if its current version matches, whatever its row says.
+2. The bookmark names the last row that was returned or skipped; that row is not returned again.
 
-Elsewhere: where rows come from (`gateway.aio.queries.mango_pages`), queries
+Elsewhere: the source of rows (`gateway.aio.queries.mango_pages`), queries
 (`views.core.mango.finding`).
 """
 
@@ -35,7 +35,7 @@ class FoundRow(msgspec.Struct):
 
     @property
     def place(self) -> Place:
-        """Where it stands."""
+        """Return its position."""
         return Place(self.key, self.id)
 
 
@@ -51,7 +51,7 @@ def rows_in(piece: bytes) -> Iterator[FoundRow]:
 
 
 class Selection:
-    """Takes documents one by one; says of each what is to be answered."""
+    """Takes documents one by one; returns the text to send for each."""
 
     def __init__(self, find: Find, plan: Plan) -> None:
         self._find = find
@@ -63,15 +63,15 @@ class Selection:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more documents are wanted."""
+        """Return whether no more documents are needed."""
         return self.answered >= self._find.limit
 
     def take(self, place: Place, text: bytes) -> bytes | None:
-        """Return the JSON text that is answered for a document, None if it is none.
+        """Return the JSON text to send for a document; None if it is not returned.
 
         Args:
-            place: of the row that led to it.
-            text: of the document; `null` where it is not there any more.
+            place: of its row.
+            text: of the document; `null` if it no longer exists.
         """
         if place == self._find.after:
             return None
@@ -92,10 +92,10 @@ class Selection:
         return msgspec.json.encode(project(document, self._find.paths))
 
     def tail(self, seconds: float) -> bytes:
-        """Return what follows the documents.
+        """Return the text after the documents.
 
         Args:
-            seconds: that the answer took.
+            seconds: duration of the answer.
         """
         content: dict[str, Any] = {"bookmark": self._bookmark}
         warnings = [*self._plan.warnings, *scan_warning(self.examined, self.answered)]

@@ -6,7 +6,7 @@
 Invariants:
 1. Names of attachments cannot end a head or begin a part.
 
-Elsewhere: the bytes between heads (`gateway.aio.multipart`).
+Elsewhere: the bytes between heads (`gateway.aio.documents.documents_out`).
 Source: RFC 2046; CouchDB's multipart bodies.
 """
 
@@ -23,7 +23,7 @@ __all__ = [
 _SHOWN: Final = ("image/", "audio/", "video/", "text/plain")
 _RUN: Final = ("image/svg+xml",)
 BOUNDARY_BYTES_MAX: Final = 70
-"""Of a boundary that a client chose."""
+"""A boundary chosen by a client."""
 PART_END: Final = b"\r\n"
 
 
@@ -33,7 +33,7 @@ def json_head(boundary: str) -> bytes:
 
 
 def missing_part(boundary: str, text: bytes) -> bytes:
-    """Return a part that says what is not there."""
+    """Return a part for a missing revision."""
     head = b'--%b\r\nContent-Type: application/json; error="true"\r\n\r\n%b\r\n'
     return head % (boundary.encode(), text)
 
@@ -47,7 +47,7 @@ def inner_head(boundary: str, inner: str) -> bytes:
 def attachment_head(
     boundary: str, name: str, content_type: str, length: int, encoding: str
 ) -> bytes:
-    """Return the head of an attachment of `length` bytes as they are sent."""
+    """Return the head of an attachment of `length` bytes in its sent form."""
     lines = [
         f"--{boundary}",
         f"Content-Disposition: attachment; {filename(name)}",
@@ -60,25 +60,25 @@ def attachment_head(
 
 
 def end(boundary: str) -> bytes:
-    """Return what ends a body."""
+    """Return the end of a body."""
     return b"--%b--" % boundary.encode()
 
 
 def filename(name: str) -> str:
-    """Return the parameter of Content-Disposition that names a file."""
+    """Return the parameter of Content-Disposition with the file name."""
     if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
         return f'filename="{name}"'
     return f"filename*=UTF-8''{quote(name, safe='')}"
 
 
 def disposition_of(content_type: str) -> str:
-    """Return whether a browser may show what users stored: never what it could run as a page."""
+    """Return whether a browser may display users' content: never what it could run as a page."""
     kind = content_type.partition(";")[0].strip().lower()
     is_shown = kind.startswith(_SHOWN) and kind not in _RUN
     return "inline" if is_shown else "attachment"
 
 
 def one_line(text: str) -> str:
-    """Return a content type as it may stand in a head, whatever was stored as one."""
+    """Return a content type that is valid in a head, whatever was stored."""
     kept = "".join(c for c in text if c.isprintable() and c.isascii())
     return kept or "application/octet-stream"

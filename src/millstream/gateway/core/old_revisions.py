@@ -1,13 +1,14 @@
-"""Contents of revisions that newer ones took the place of: readable until a compaction.
+"""Contents of replaced revisions, readable until a compaction.
 
-The tree of a document names its old revisions; what they held is not stored. A node keeps what
-was replaced by way of its HTTP port in memory, as far as there is room.
+The tree of a document has the names of its old revisions; their contents are not stored. A node
+keeps in memory the contents replaced through its HTTP port, as far as there is room.
 
 Invariants:
-1. At most `OLD_BYTES_MAX` are kept; what was kept longest goes first.
-2. A content is shown only for a document whose tree has its revision, of the same database: one
-   that is made anew under the name of another has nothing of it. A purge forgets its document.
-3. What is shown is never written: a document with old contents is a copy.
+1. At most `OLD_BYTES_MAX` are kept; the oldest entry is dropped first.
+2. A content is shown only for a document of the same database whose tree has its revision: a
+   database created anew under an old name has none of it. A purge removes the contents of its
+   document.
+3. Old contents are never written: a document with old contents is a copy.
 
 Elsewhere: reading (`documents.reading`), writing (`gateway.aio.documents.writing`).
 Source: CouchDB, which keeps all old revisions until the next compaction.
@@ -24,15 +25,15 @@ from millstream.documents.stored import Content, StoredDocument
 __all__ = ["OLD_BYTES_MAX", "OldRevisions"]
 
 OLD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of old revisions that a node keeps in memory, their names included."""
+"""Old revisions that a node keeps in memory, their names included."""
 _ENTRY_BYTES: Final = 400
-"""Beside the bytes of an entry."""
+"""Overhead of an entry."""
 _Place = tuple[str, str, str]
 """Uuid of the database, document, revision."""
 
 
 class OldRevisions:
-    """What a node keeps.
+    """The old revisions of a node.
 
     Args:
         bytes_max: bound of all.
@@ -48,7 +49,7 @@ class OldRevisions:
     def keep(
         self, uuid: str, doc_id: str, before: StoredDocument | None, after: StoredDocument
     ) -> None:
-        """Keep what a change of a document took out of it."""
+        """Keep the contents that a change of a document replaced."""
         if before is None or not before.exists:
             return
         self.keep_contents(uuid, doc_id, before.contents, after)
@@ -56,7 +57,7 @@ class OldRevisions:
     def keep_contents(
         self, uuid: str, doc_id: str, before: Mapping[str, Content], after: StoredDocument
     ) -> None:
-        """Keep what revisions held that are no leaves of a document any more."""
+        """Keep the contents of revisions that are no longer leaves of a document."""
         for rev in before.keys() - after.contents.keys():
             if after.tree.contains(rev):
                 self._add((uuid, doc_id, rev), before[rev])
@@ -64,7 +65,7 @@ class OldRevisions:
     def shown(
         self, uuid: str, doc_id: str, document: StoredDocument | None
     ) -> StoredDocument | None:
-        """Return a document with those of its old contents that are kept."""
+        """Return a document with its kept old contents."""
         revs = self._revs.get((uuid, doc_id))
         if document is None or not revs or not document.exists:
             return document
@@ -76,12 +77,12 @@ class OldRevisions:
         return copy
 
     def forget(self, uuid: str) -> None:
-        """Forget what is kept of a database: it is compacted."""
+        """Remove the contents of a database: it is compacted."""
         for place in [place for place in self._kept if place[0] == uuid]:
             self._remove(place)
 
     def forget_document(self, uuid: str, doc_id: str) -> None:
-        """Forget what is kept of a document: it is purged."""
+        """Remove the contents of a document: it is purged."""
         for rev in list(self._revs.get((uuid, doc_id), ())):
             self._remove((uuid, doc_id, rev))
 

@@ -1,14 +1,14 @@
-"""Whether a request may come from where it says: against pages of other sites in a browser.
+"""Protection against pages of other sites in a browser: checks of `Host` and `Origin`.
 
-A browser lets any page send requests to this machine. Two headers tell: `Host` is the name the
-page believes to talk to (a foreign name that was made to point here is refused), `Origin` is the
-site that the page is from.
+A browser lets any page send requests to this machine. Two headers identify them: `Host` is the
+name that the page addressed (a foreign name that points here is refused), `Origin` is the site of
+the page.
 
 Invariants:
 1. A request whose Host is not one of the node's names is refused while there are no users.
-2. A request that changes something is refused if its Origin is another than its Host.
+2. A request that changes something is refused if its Origin differs from its Host.
 
-Elsewhere: the cookie (`SameSite`), and that it needs a JSON body (`gateway.aio.guard`).
+Elsewhere: the cookie (`SameSite`), and the required JSON body (`gateway.aio.guard`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1", ""})
 def refuse_foreign_page(
     method: str, host: str, origin: str | None, *, hosts: AbstractSet[str], has_users: bool
 ) -> None:
-    """Refuse what a page of another site would send.
+    """Refuse a request that a page of another site would send.
 
     Args:
         method: upper case.

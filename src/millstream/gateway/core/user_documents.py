@@ -1,20 +1,20 @@
-"""Users as documents of CouchDB's `_users`, and roles as its clients know them.
+"""Users as documents of CouchDB's `_users`, and their roles in CouchDB's form.
 
     {"_id": "org.couchdb.user:bob", "_rev": "1-...", "name": "bob", "type": "user", "roles": [..]}
-
     role of a record     shown
     admin                _admin
     RIGHT:BUCKET         the same: read:shop
     group:NAME           NAME, or the same where it could be taken for one of the others
 
 Invariants:
-1. Nothing of a password is in a document, or can be guessed from its revision.
-2. Another record has another revision: a change that names one is a change of what was read.
-3. What is shown of a user, sent back, means the same.
+1. A document contains nothing of a password, and its revision does not reveal one.
+2. Every change of a record changes its revision, so a change that names a revision applies to what
+   was read.
+3. A shown document that is sent back has the same meaning.
 4. A group is never shown as `_admin`, or as a right.
 
 Elsewhere: the records (`access.records`), the pages (`gateway.aio.node.user_document_pages`).
-Source: CouchDB's authentication database, and what its validation function says.
+Source: CouchDB's authentication database, and its validation function.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class SentUser(NamedTuple):
     rev: str | None
     is_deleted: bool
     password: str | None
-    """None: it stays as it is."""
+    """None: it stays unchanged."""
     roles: list[str]
-    """As records have them, sorted."""
+    """In the form of records, sorted."""
 
 
 # -- roles
 
 
 def shown_roles(roles: Sequence[str]) -> list[str]:
-    """Return the roles of a record as CouchDB's clients, and its functions, know them."""
+    """Return the roles of a record as CouchDB's clients and functions know them."""
     return sorted(_shown(role) for role in roles)
 
 
@@ -74,7 +74,7 @@ def said_roles(roles: Sequence[str]) -> list[str]:
     """Reverse `shown_roles`.
 
     Raises:
-        AccessError: `forbidden`: a role of a system that is not there.
+        AccessError: `forbidden`: an unknown system role.
     """
     return sorted({_said(role) for role in roles})
 
@@ -90,7 +90,7 @@ def _said(role: str) -> str:
 
 
 def rights_of(roles: Sequence[str]) -> list[str]:
-    """Return those roles of a record that are no groups."""
+    """Return the roles of a record that are not groups."""
     return [role for role in roles if not role.startswith(_GROUP)]
 
 
@@ -103,13 +103,13 @@ def groups_of(roles: Sequence[str]) -> list[str]:
 
 
 def rev_of(user: User) -> str:
-    """Return the revision of a record: salts are new with each password, and no secret."""
+    """Return the revision of a record: its salts change with each password, and are not secret."""
     salts = [(mechanism, one.salt) for mechanism, one in sorted(user.verifiers.items())]
     return "1-" + _digest((user.name, user.roles, salts))
 
 
 def gone_rev(rev: str) -> str:
-    """Return the revision of the removal of what had another one; nobody can ask for it."""
+    """Return the revision of a removal, from the revision before; nobody can request it."""
     return "2-" + _digest(rev)
 
 
@@ -124,21 +124,21 @@ def listed(user: User) -> Listed:
 
 
 def user_name(doc_id: str) -> str | None:
-    """Return the name of the user whose document has an id, None where none can have it."""
+    """Return the name of the user with this document id; None if no user can have it."""
     name = doc_id.removeprefix(USER_PREFIX)
     return name if name and name != doc_id else None
 
 
 def parse_user(data: bytes, doc_id: str | None) -> tuple[str, SentUser]:
-    """Return the name and what a client sends of a user.
+    """Return the name and the content of a sent user document.
 
     Args:
         data: the document.
-        doc_id: that the address says; None: the document says it.
+        doc_id: of the address; None: the document has it.
 
     Raises:
         UsageError: `bad_json`, `bad_request`, `doc_validation`.
-        AccessError: `forbidden`, in the words of CouchDB; `bad_characters`.
+        AccessError: `forbidden`, in CouchDB's words; `bad_characters`.
     """
     sent = parse_sent(data)
     if doc_id is None:

@@ -1,19 +1,19 @@
-"""The compactor of a bucket: keeps its log small beside everything else.
+"""The compactor of a bucket: keeps its log small in the background.
 
-Now and then, and after much was written, it looks how much of the log is dead by now. If that is
-too much it makes a pass: low points move, what they let go is marked, and runs of segments are
-rewritten until little is dead.
+At intervals, and after many writes, it checks how much of the log is dead. If that is too much it
+makes a pass: low points move, dead records are marked, and runs of segments are rewritten until
+little is dead.
 
 Invariants:
-1. One pass at a time, and in it one run. What is decided is decided in the loop, in steps of some
-   milliseconds; a thread reads and writes, a step at a time, so that the loop never waits longer.
-2. Low points are durable before anything is marked or dropped by them. They pass nothing that
-   somebody reads; who began to in the meantime loses the right to it, and is told. So does who
-   holds back more than `HELD_BYTES_MAX` of the log.
-3. While more is dead than is alive, slack included, it works without rest, in longer steps once
-   it is late; else it rests `REST_FACTOR` times as long as it works.
-4. A full disk is waited for. Any other error of the disk ends the writing of the bucket.
-5. After `stop` nothing is written; a run that is not swapped yet leaves no trace.
+1. One pass runs at a time, and in it one run. Decisions are made in the loop, in steps of some
+   milliseconds. A thread reads and writes, one step at a time, so the loop never waits longer.
+2. Low points are durable before anything is marked or dropped by them. They pass nothing that is
+   being read; a reader that began in the meantime loses its hold, and is told. So does a reader
+   that holds back more than `HELD_BYTES_MAX` of the log.
+3. While more is dead than alive, slack included, it works without pauses, and in longer steps once
+   it is late. Otherwise it pauses `REST_FACTOR` times as long as it works.
+4. It waits while the disk is full. Any other error of the disk ends the writing of the bucket.
+5. After `stop` nothing is written. A run that is not swapped in yet leaves no trace.
 6. Unused attachments are swept between two passes, never during one.
 
 Elsewhere: the policy (`kv.core.queue.low_points`, `storage.core.compaction_plan`), the work
@@ -51,26 +51,27 @@ _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 LOOK_INTERVAL_S: Final = 5.0
 LOOK_BYTES: Final = 16 * 1024 * 1024
-"""Written to the bucket, after which it looks without waiting for its time."""
+"""Bytes written to the bucket after which it checks at once."""
 PURGE_INTERVAL_S: Final = 3600.0
 """How often it looks for deletions that are old enough to be forgotten."""
 DISK_FULL_PAUSE_S: Final = 60.0
 HELD_PAUSE_S: Final = 60.0
-"""Until another try at history that a reader held."""
+"""Pause before history that a reader held is tried again."""
 HELD_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""What leases and streams may hold back of a bucket's log beyond the window; more are lost."""
+"""What leases and streams may hold back of a bucket's log beyond the window; beyond this they are
+lost."""
 LATE_BYTES: Final = 16 * 1024 * 1024
-"""Written during a pass, after which it is late if more is dead than may be."""
+"""Bytes written during a pass after which it is late if more is dead than allowed."""
 LATE_STEP_S: Final = 0.02
-"""Processor time of a step in the thread then: it takes about as much of the interpreter's lock as
-the loop does, which slows writes down to what can be compacted."""
+"""Processor time of a step in the thread when late: the thread then takes about as much of the
+interpreter's lock as the loop, which slows writes down to what can be compacted."""
 FIRST_PASS_BYTES: Final = 64 * 1024 * 1024
-"""What is written while the first pass is made, as long as nobody knows: the next one does."""
+"""Assumed bytes written during the first pass; later passes use the last one's."""
 _SECOND_NS: Final = 1_000_000_000
 
 
 class CompactorStatistics(NamedTuple):
-    """What an operator may ask of a compactor; bytes are those of whole files."""
+    """Statistics of a compactor; bytes are those of whole files."""
 
     passes_total: int
     runs_total: int
@@ -84,29 +85,29 @@ class CompactorStatistics(NamedTuple):
 
 
 class Sweeping(Protocol):
-    """What removes unused attachments: see `BlobSweep`."""
+    """Removes unused attachments: see `BlobSweep`."""
 
     def is_due(self) -> bool:
-        """Return whether it is time."""
+        """Return whether a sweep is due."""
 
     async def run(self, pacing: Pacing) -> None:
         """Make one sweep."""
 
 
 class _StoppedError(Exception):
-    """The compactor is being stopped in the middle of its work."""
+    """The compactor is being stopped during its work."""
 
 
 class Compactor:
-    """Of one bucket; started when made, ended by `stop`.
+    """The compactor of one bucket; started when created, ended by `stop`.
 
     Args:
-        bucket: whose partitions say what is still read.
+        bucket: whose partitions know what is still read.
         store: the log.
-        flusher: whose commits wait while low points move and a run is installed.
-        now_ns: the clock, Unix time: by it deletions and history have their age.
-        monotonic_ns: a clock that nobody sets: by it the compactor waits.
-        on_corrupt: called when a damaged record or index was met.
+        flusher: its commits wait while low points move and a run is installed.
+        now_ns: the clock, Unix time, for the age of deletions and history.
+        monotonic_ns: a monotonic clock, for pauses.
+        on_corrupt: called when a damaged record or index was found.
         window: of history.
         purge_age_s: age at which deletions may be forgotten; 0: never.
         sweep: removes unused attachments.
@@ -144,11 +145,11 @@ class Compactor:
         self._waiters: list[asyncio.Future[None]] = []
         self._next_look_bytes = LOOK_BYTES
         self._late_at_bytes, self._pass_bytes = 0, FIRST_PASS_BYTES
-        """`_pass_bytes`: written while the last pass was made; the next begins as much earlier, by
-        half of the slack at most: after a burst it would reclaim little for what it costs."""
+        """`_pass_bytes`: written during the last pass; the next begins earlier by that, at most by
+        half of the slack: after a burst it would reclaim little for its cost."""
         self._purge_at_ns = self._next_pass_ns = 0
         self._marked_replaced: int | None = None
-        """Of the records replaced since the start, those that marking has seen."""
+        """Number of the records replaced since the start that marking has seen."""
         self._is_pressed = self._is_passing = False
         self._passes = self._runs = self._segments = self._rewritten = self._reclaimed = 0
         self._tasks.start(self._run(), name=f"compactor {bucket.name}")
@@ -157,7 +158,7 @@ class Compactor:
 
     @property
     def is_running(self) -> bool:
-        """Whether a pass was asked for, or is under way."""
+        """Return whether a pass was requested or is running."""
         return self._is_asked or self._is_passing
 
     def on_commit(self) -> None:
@@ -166,7 +167,7 @@ class Compactor:
             self._wake.set()
 
     def ask(self) -> None:
-        """Have a pass made soon that rewrites everything in which something is dead."""
+        """Request a pass that rewrites everything that contains dead records."""
         self._is_asked = True
         self._wake.set()
 
@@ -184,13 +185,13 @@ class Compactor:
         await waiter
 
     async def stop(self) -> None:
-        """End what is under way; at once, unless a run is being installed."""
+        """Stop the running work; at once, unless a run is being installed."""
         self._is_stopping = True
         self._wake.set()
         await self._tasks.finish()
 
     def statistics(self) -> CompactorStatistics:
-        """Return what was done, and what there is, as far as it is counted."""
+        """Return what was done, and the current state as far as it is counted."""
         counts = self._reclaiming.counts
         return CompactorStatistics(
             passes_total=self._passes,
@@ -237,7 +238,7 @@ class Compactor:
             await asyncio.wait_for(self._wake.wait(), seconds)
 
     async def _look(self) -> None:
-        """Make a pass if it is due or asked for; on a full disk wait, and do it then."""
+        """Make a pass if it is due or requested; on a full disk wait, then make it."""
         waiters = self._waiters[:]
         is_asked, self._is_asked = self._is_asked, False
         try:
@@ -352,13 +353,13 @@ class Compactor:
                 await self._flusher.in_thread(store.set_low_points, points)
             for p, (history_seqno, _) in points.items():
                 partitions[p].queue.holds.lose_below(history_seqno)
-        if is_held:  # what is held back is let go by a later pass
+        if is_held:  # a later pass removes what is held back
             self._next_pass_ns = self._monotonic_ns() + int(HELD_PAUSE_S * _SECOND_NS)
         else:
             self._marked_replaced = over.replaced_total
 
     def _lose_costly_holds(self, marks: Sequence[int]) -> None:
-        """Let nobody hold back more of the disk than may be: older states are lost."""
+        """Let readers hold back no more of the disk than allowed: older states are lost."""
         partitions, change_bytes = self._bucket.partitions, self._change_bytes()
         if self._reclaiming.count_superseded() * change_bytes <= HELD_BYTES_MAX:
             return
@@ -374,12 +375,12 @@ class Compactor:
                 holds.lose_below(marks[p])
 
     def _change_bytes(self) -> int:
-        """Return about how long a record is."""
+        """Return the approximate length of a record."""
         counts = self._reclaiming.counts
         return max(1, sum(one.bytes for one in counts) // max(1, sum(c.changes for c in counts)))
 
     async def _old_tombstones(self, marks: Sequence[int]) -> list[int]:
-        """Return, by partition, up to where deletions are old enough to be forgotten."""
+        """Return, by partition, the seqno up to which deletions are old enough to be forgotten."""
         limits = [0] * self._bucket.partition_count
         if self._is_purge_due():
             interval_s = min(PURGE_INTERVAL_S, self._purge_age_s / 4)
@@ -426,17 +427,17 @@ class Compactor:
 
     @property
     def _step_s(self) -> float:
-        """How long a step in the thread may be."""
+        """Return the length of a step in the thread."""
         is_late = self._is_pressed and self._store.appended_bytes >= self._late_at_bytes
         return LATE_STEP_S if is_late else STEP_S
 
     async def steps(self, steps: Iterator[None]) -> None:
-        """Take the steps of a sweep; as quick as a pass is where one is due."""
+        """Take the steps of a sweep; as fast as a pass if one is due."""
         self._is_due()
         await self._steps(steps)
 
     async def rest(self) -> None:
-        """Let others run between two of its steps in the loop."""
+        """Let other tasks run between two steps in the loop."""
         self._is_due()
         await self._rest(may_stop=True)
 
@@ -475,7 +476,7 @@ class Compactor:
 
 
 def _take_steps(steps: Iterator[None], step_s: float) -> bool:
-    """Take steps for about so much processor time; return whether that was all."""
+    """Take steps for about this much processor time; return whether they are finished."""
     end = thread_time() + step_s
     for _ in steps:  # noqa: SIM110 - a generator that is gone on with later
         if thread_time() >= end:
@@ -484,7 +485,7 @@ def _take_steps(steps: Iterator[None], step_s: float) -> bool:
 
 
 def _next_batches(batches: Iterator[KeyBatch], step_s: float) -> tuple[list[KeyBatch], bool]:
-    """Return the batches with keys of about so much processor time, and whether that was all."""
+    """Return the batches with keys of about this much processor time, and whether they are all."""
     end, found = thread_time() + step_s, list[KeyBatch]()
     for batch in batches:
         if batch.keys:

@@ -2,10 +2,10 @@
 
 Invariants:
 1. All replies of one wake-up are one write.
-2. Nothing is read from a client whose replies are not drained (`CONNECTION_OUT_BYTES_MAX`), nor
-   while its login is being checked, nor while it waits to write and memory is full.
-3. What is held for a client, requests and replies, is told to `runtime.guests`, which cuts off
-   strangers, and clients for which too much is held.
+2. Nothing is read from a client while its replies are not drained (`CONNECTION_OUT_BYTES_MAX`),
+   while its log-in is being checked, or while it waits to write and memory is full.
+3. The memory held for a client, requests and replies, is reported to `runtime.guests`, which cuts
+   off clients without log-in, and clients for which too much is held.
 
 Elsewhere: what all connections share (`kv.aio.server`), every decision (`kv.core`), the streams
 themselves (`upr`).
@@ -53,14 +53,14 @@ COMMANDS: dict[int, Command] = {
 
 
 class Streamer(StreamPort, Streaming, Protocol):
-    """A stream session as the shell drives it."""
+    """A stream session as the shell calls it."""
 
     def on_resume(self) -> None:
         """The socket can take more."""
 
 
 class Server(Host["KvSession"], Protocol):
-    """What all connections share, and how they tell it of themselves."""
+    """What all connections share, and their calls to it."""
 
     now_ns: Callable[[], int]
     loop: asyncio.AbstractEventLoop
@@ -70,10 +70,10 @@ class Server(Host["KvSession"], Protocol):
     is_closed: bool
 
     def wait(self, connection: KvConnection) -> None:
-        """Replies of a connection wait: their time is bounded, so somebody has to look."""
+        """Replies of a connection wait: check them, since their time is bounded."""
 
     def forget(self, connection: KvConnection) -> None:
-        """A connection is gone."""
+        """A connection has closed."""
 
 
 class KvConnection(asyncio.Protocol):
@@ -93,15 +93,15 @@ class KvConnection(asyncio.Protocol):
         self.streamer: Streamer | None = None
         self.feeder: FeedSession | None = None
         self.streamed: tuple[Bucket, str] | None = None
-        """What is streamed, and under which name."""
+        """The streamed bucket, and the name of the stream."""
         self._upload: tuple[Bucket, Upload] | None = None
-        """What is being put of an attachment."""
+        """The attachment being uploaded."""
         self.is_paused = False
         """The socket's send buffer is full: a stream should wait for `on_resume`."""
         self.is_active = True
         """See `Guest`."""
         self._held_bytes = 0
-        """As it was told to `Guests`."""
+        """The value last reported to `Guests`."""
         self._known: User | None = user
         self.session: KvSession
 
@@ -110,11 +110,11 @@ class KvConnection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request of it is being answered, or it streams."""
+        """Return whether a request of it is being answered, or it streams."""
         return self.streamer is not None or self.feeder is not None or self.session.is_waiting
 
     def upload_for(self, bucket: Bucket) -> Upload:
-        """Return what takes this connection's attachments of a bucket."""
+        """Return the receiver of this connection's attachments of a bucket."""
         if self._upload is None or self._upload[0] is not bucket:
             self.drop_upload()
             assert bucket.attachments.new_upload is not None
@@ -122,7 +122,7 @@ class KvConnection(asyncio.Protocol):
         return self._upload[1]
 
     def drop_upload(self) -> None:
-        """Give up what is not whole."""
+        """Discard an unfinished upload."""
         if self._upload is not None:
             self._upload[1].abandon()
             self._upload = None
@@ -131,7 +131,7 @@ class KvConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection."""
-        transport = cast("asyncio.Transport", transport)  # other loops have classes of their own
+        transport = cast("asyncio.Transport", transport)  # other loops have their own classes
         self._transport = transport
         transport.set_write_buffer_limits(high=CONNECTION_OUT_BYTES_MAX)
         peer = transport.get_extra_info("peername")
@@ -144,7 +144,7 @@ class KvConnection(asyncio.Protocol):
         self.session.user = self._user
         if self._default_bucket is not None:
             self.session.select(self._server.buckets.get(self._default_bucket))
-        if self._server.is_closed:  # accepted in the loop's last round with a listener
+        if self._server.is_closed:  # accepted in the last round of a closing listener
             transport.abort()
             return
         if self._user is None and not self._server.guests.enter(self):
@@ -157,10 +157,10 @@ class KvConnection(asyncio.Protocol):
         self._server.connection_total += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The peer is gone, or we closed."""
+        """The peer has closed, or we have."""
         self._transport = None
         self._server.forget(self)
-        if not self.session.is_waiting:  # else who takes the piece gives the rest up
+        if not self.session.is_waiting:  # else the reader of the piece discards the rest
             self.drop_upload()
         if self.feeder is not None:
             self.feeder.close()
@@ -175,7 +175,7 @@ class KvConnection(asyncio.Protocol):
             self.session.stream = None
 
     def data_received(self, data: bytes) -> None:
-        """Answer what came; hot path."""
+        """Answer received requests; hot path."""
         session = self.session
         self.is_active = True
         try:
@@ -184,7 +184,7 @@ class KvConnection(asyncio.Protocol):
             self._refuse(error, http_refusal(data) if error.code == "bad_magic" else b"")
             return
         except CorruptionError:
-            self.close()  # whoever met the damage has told of it; the bucket is being stopped
+            self.close()  # the damage is already reported; the bucket is being stopped
             return
         except OSError as error:
             _LOG.error("closed %s: a document cannot be read: %s", session.peer, error)
@@ -202,9 +202,9 @@ class KvConnection(asyncio.Protocol):
             self._care()
 
     def pause_writing(self) -> None:
-        """The client does not read: stop reading from it, from a stream a little later.
+        """The client does not read: stop reading from it; from a stream a little later.
 
-        A stream that is paused must still hear acknowledgements.
+        A paused stream must still receive acknowledgements.
         """
         self.is_paused = True
         self._tell_held()
@@ -227,13 +227,13 @@ class KvConnection(asyncio.Protocol):
         self._flush()
 
     def advance(self) -> None:
-        """Something a request waited for has happened: go on."""
+        """An event for which a request waited has happened: continue."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._advance)
 
     def on_persisted(self) -> None:
-        """Writes became durable: send the replies that waited for them, and go on."""
+        """Writes became durable: send the replies that waited for them, and continue."""
         session = self.session
         session.on_persisted(self._now_ns())
         self._flush()
@@ -245,7 +245,7 @@ class KvConnection(asyncio.Protocol):
             self.advance()
 
     def close(self) -> None:
-        """Close once what was written has left; at once if the peer does not take it."""
+        """Close once all written data has left; at once if the peer does not take it."""
         if self._transport is not None:
             (self._transport.abort if self.is_paused else self._transport.close)()
 
@@ -257,7 +257,7 @@ class KvConnection(asyncio.Protocol):
     # -- inside
 
     def _tell_held(self) -> None:
-        """Tell how much is held for the client, if that is worth it."""
+        """Report how much is held for the client, if it has changed enough."""
         transport, session = self._transport, self.session
         if transport is None or self._user is not None:
             return
@@ -277,7 +277,7 @@ class KvConnection(asyncio.Protocol):
                 self.data_received(b"")
 
     def _care(self) -> None:
-        """What a wake-up may leave to do besides its replies."""
+        """Do what a wake-up leaves to do besides its replies."""
         session = self.session
         self._tell_held()
         if session.user is not self._known and session.user is not None:
@@ -300,12 +300,12 @@ class KvConnection(asyncio.Protocol):
             self.advance()
 
     def _room_made(self) -> None:
-        """Memory is not full any more, or writes are refused from now on."""
+        """Memory is no longer full, or writes are refused from now on."""
         self.session.on_room()
         self.advance()
 
     def _fetched(self, error: Exception | None) -> None:
-        """What a request waited for was read from the disk, and is there during this call."""
+        """A document for which a request waited was read, and is available during this call."""
         if self._transport is None:
             return
         if error is None:

@@ -1,12 +1,12 @@
-"""What an operator, or whoever replicates, asks of a partition's copy: states, rollback, branches.
+"""Operations on a partition's copy for operators and replication: states, rollback, branches.
 
-Each is durable before anybody hears of it. Meanwhile no commit is under way, the partition refuses
-documents as a temporary failure, and what its readers hold on to is lost.
+Each is durable before its result is visible. Until then no commit is running, the partition
+refuses documents as a temporary failure, and the holds of its readers are lost.
 
 Invariants:
-1. One such change is under way at a time in a bucket.
-2. What a rollback takes is told: streams end, leases are lost, those who wait for the disk fail.
-3. If the disk is full nothing has changed; any other error of the disk stops the bucket.
+1. Only one such operation runs at a time in a bucket.
+2. The effects of a rollback are reported: streams end, leases are lost, waits for the disk fail.
+3. If the disk is full nothing has changed. Any other error of the disk stops the bucket.
 
 Elsewhere: legal moves (`kv.core.partition.states`), the partition in memory
 (`kv.core.partition.partition`), on disk (`storage.core.store`).
@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CopiesStatistics(NamedTuple):
-    """What an operator may ask of a bucket's copies."""
+    """Statistics of a bucket's copies."""
 
     active: int
     replica: int
@@ -60,7 +60,7 @@ class Copies:
         self._moved_subscribers: list[Callable[[int], None]] = []
 
     def subscribe_moved(self, callback: Callable[[int], None]) -> None:
-        """Call `callback` after a copy became another, was rolled back or promised something."""
+        """Call `callback` after the state of a copy changed, a rollback or a promise."""
         self._moved_subscribers.append(callback)
 
     def unsubscribe_moved(self, callback: Callable[[int], None]) -> None:
@@ -71,12 +71,12 @@ class Copies:
     async def set_state(
         self, partition_id: int, state: PartitionState, *, is_hand_over: bool = False
     ) -> None:
-        """Give a copy another state. Durable on return, as everything the copy had before.
+        """Set the state of a copy. It is durable on return, with all earlier data of the copy.
 
         Args:
             partition_id: of the bucket.
-            state: another one, or the same: then nothing happens.
-            is_hand_over: the active copy before it has stopped, and this one has all it had: it
+            state: the new one; nothing happens if it is the current one.
+            is_hand_over: the former active copy has stopped, and this one has all its changes: it
                 becomes active in the same history.
 
         Raises:
@@ -89,7 +89,7 @@ class Copies:
             await self._change(partition, state, is_hand_over=is_hand_over)
 
     async def stop(self, partition_id: int, epoch: int) -> None:
-        """Make the active copy dead, to hand it over, unless it is in another epoch by now.
+        """Make the active copy dead, to hand it over, unless its epoch has changed.
 
         Raises:
             UsageError: `illegal_move`: it changed meanwhile.
@@ -157,10 +157,10 @@ class Copies:
         activate(partition, store.partition(p))
 
     async def roll_back(self, partition_id: int, seqno: int) -> int:
-        """Go back to the newest state at or below `seqno` that can be restored; return its seqno.
+        """Go back to the newest restorable state at or below `seqno`; return its seqno.
 
         That is a mark: where a commit was frozen or, on a copy that follows another, the end of a
-        snapshot. 0: there is none, the partition is empty now. An active copy begins another
+        snapshot. 0: there is none, and the partition is empty now. An active copy begins another
         history there.
 
         Raises:
@@ -171,16 +171,16 @@ class Copies:
             return await self._roll_back(partition, seqno)
 
     async def undo(self, partition_id: int, seqno: int, epoch: int, branch: int) -> int:
-        """Roll back a copy that follows, as its source demands; see `roll_back`.
+        """Roll back a following copy at the request of its source; see `roll_back`.
 
         Args:
             partition_id: of the copy.
-            seqno: it goes to this one or below.
+            seqno: upper bound of the result.
             epoch: of the copy when it asked the source.
             branch: the newest of the source.
 
         Raises:
-            ConditionError: `moved_on`: it is another copy by now, or may not follow that source.
+            ConditionError: `moved_on`: the copy has changed, or may not follow that source.
             UnavailableError: as `roll_back`.
         """
         partition = self._bucket.partitions[partition_id]
@@ -194,7 +194,7 @@ class Copies:
 
     async def _roll_back(self, partition: Partition, seqno: int) -> int:
         p, before = partition.partition_id, partition.queue.high_seqno
-        partition.epoch += 1  # what streams read from here on might be half of the one state
+        partition.epoch += 1  # streams that read on could mix the two states
         recovered = await self._flusher.in_thread(self._store.roll_back, p, seqno)
         restore(partition, recovered)
         self._flusher.undone(partition)
@@ -208,10 +208,10 @@ class Copies:
         return recovered.high_seqno
 
     async def take_places(self) -> None:
-        """Become a replica where the map places one here and there is no copy.
+        """Create replicas where the map places one here and there is no copy.
 
-        Nothing else follows from a map: where this node is to be active somebody says so, and what
-        it holds beyond its places stays until somebody takes it away.
+        The map has no other effect: activating a copy here takes a separate command, and copies
+        outside the map's places stay until they are removed.
 
         Raises:
             UnavailableError: as `set_state`.
@@ -241,7 +241,7 @@ class Copies:
         ]
 
     async def take_over(self, partition_id: int, state: PartitionState, epoch: int) -> None:
-        """Be pending, or active in the same history, as the source of a take-over wants it.
+        """Become pending, or active in the same history, at the request of a take-over's source.
 
         Args:
             partition_id: of a copy that follows.
@@ -249,7 +249,7 @@ class Copies:
             epoch: of the copy as the stream left it.
 
         Raises:
-            ConditionError: `moved_on`: it is another copy by now; `fenced`, see `set_state`.
+            ConditionError: `moved_on`: the copy has changed; `fenced`, see `set_state`.
             UsageError: `not_complete`, see `set_state`.
             UnavailableError: as `set_state`.
         """
@@ -261,7 +261,7 @@ class Copies:
             await self._change(partition, state, is_hand_over=True)
 
     async def stand_back(self, partition_id: int) -> None:
-        """Let a copy follow again that waited in vain to take over; others stay as they are.
+        """Let a copy follow again whose take-over failed; other copies stay as they are.
 
         Raises:
             UnavailableError: as `set_state`.
@@ -272,11 +272,11 @@ class Copies:
                 await self._change(partition, PartitionState.REPLICA)
 
     async def promise(self, partition_ids: Collection[int], branch: int) -> list[int]:
-        """Let copies promise a branch to whoever wants to promote one; return those that did.
+        """Let copies promise a branch before a promotion; return those that did.
 
         Durable on return. From then on they follow no source of a lower branch and serve no
-        documents: an active copy stands down, with everything it had. A copy that has heard of
-        this branch or a larger one promises nothing: ask with a larger one.
+        documents: an active copy stands down, with all its data. A copy that knows this branch or
+        a larger one promises nothing: ask with a larger one.
 
         Raises:
             UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
@@ -304,8 +304,8 @@ class Copies:
     async def activate(self, branch: int, ends: Mapping[int, int]) -> list[int]:
         """Make copies active in the branch they promised last; return those that are.
 
-        One that is active in it already stays so: a request may come twice. One that has promised
-        another since, or has less than it had when it promised, is left as it is.
+        A copy that is already active in it stays so: a request may come twice. A copy that has
+        promised another branch since, or has less than it had when it promised, is left as it is.
 
         Args:
             branch: as promised.
@@ -343,7 +343,7 @@ class Copies:
         ]
 
     def statistics(self) -> CopiesStatistics:
-        """Return how many copies play which part, and what happened to them."""
+        """Return the number of copies per state, and totals of their changes."""
         states = [partition.state for partition in self._bucket.partitions]
         return CopiesStatistics(
             active=states.count(PartitionState.ACTIVE),

@@ -1,14 +1,14 @@
-"""One bucket as it runs: partitions in memory, log on disk, flusher between them.
+"""One running bucket: partitions in memory, log on disk, flusher between them.
 
 Invariants:
 1. Nothing is served before recovery is complete and its new failover entries are durable.
-2. The clean-stop receipt is withdrawn before the bucket can change.
-3. A clean stop writes everything, then the receipt.
-4. A start on a full disk serves reads: what it must write before fits into the reserve.
-5. A copy that other nodes may have, too, is never made active by a start: the map is known before
+2. The clean-stop receipt is removed before the bucket can change.
+3. A clean stop writes all data, then the receipt.
+4. A start on a full disk serves reads: its own writes fit into the reserve.
+5. A copy that other nodes may also have is never made active by a start: the map is read before
    the log is opened.
 
-Elsewhere: which buckets there are and who listens (`node`).
+Elsewhere: the set of buckets and the listeners (`databases.buckets`, `node`).
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ MAJORITY_SECONDS_MAX: Final = 10.0
 _PURGES: Final = "purges"
 """Setting that counts purges."""
 _SOURCE_MARKS: Final = (b'"source_uuid"', b'"source_vec"')
-"""Of the log of a replication whose source tells positions."""
+"""Found in the log of a replication whose source reports positions."""
 CAS_GAP_NS: Final = 60 * 1_000_000_000
-"""Left out at a start under a clock that was set back: more CAS than can have got lost."""
+"""Gap left at a start after the clock was set back: more than the CAS that can be lost."""
 
 
 def new_failover_entry(seqno: int, last_branch: int) -> FailoverEntry:
@@ -103,7 +103,7 @@ class _StoreReader:
         return Entry(key, found.frame, side_of(found.lineage, found.sidecar)) if found else None
 
     def newest_seqno(self, partition_id: int, key: bytes) -> int:
-        """Return the seqno of the newest record of the key, 0 if there is none."""
+        """Return the seqno of the newest record of the key; 0 if there is none."""
         with telling_of_damage(self._on_corrupt):
             found = self._store.locate(partition_id, key)
         return found[0] if found else 0
@@ -120,7 +120,7 @@ class _StoreReader:
     ) -> Iterator[tuple[list[bytes], int]]:
         """Yield frames of (after, upto] that nothing up to `at` replaces, here or in `superseded`.
 
-        `is_described`: each with its description in front. Blocks.
+        `is_described`: each frame has its metadata in front. Blocks.
         """
         if after >= upto:
             return
@@ -135,7 +135,7 @@ class _StoreReader:
             yield [], upto
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
-        """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""
+        """Return the newest mark at or below `seqno` that can be read as of; 0 if none."""
         with telling_of_damage(self._on_corrupt):
             return self._store.newest_mark(partition_id, seqno)
 
@@ -153,7 +153,7 @@ class _StoreReader:
 
 
 class _LoopReader(_StoreReader):
-    """The same where the loop must not wait for the disk."""
+    """The same in the loop, which must not wait for the disk."""
 
     def __init__(
         self,
@@ -167,14 +167,14 @@ class _LoopReader(_StoreReader):
 
 
 class DiskStatistics(NamedTuple):
-    """What an operator may ask of the disk."""
+    """Statistics of the disk."""
 
     free_bytes: int
 
 
 @dataclass(slots=True)
 class _Opened:
-    """What is on the disk of a bucket, opened, and its partitions as they were found there."""
+    """The opened files of a bucket, and its partitions as they were found."""
 
     path: Path
     store: LogStore
@@ -187,7 +187,7 @@ class _Opened:
 
 
 class BucketEngine:
-    """A bucket with its store; made by `open`, which tells the arguments, ended by `stop`."""
+    """A bucket with its store; created by `open`, which has the arguments, ended by `stop`."""
 
     flusher: Flusher
     copies: Copies
@@ -285,7 +285,7 @@ class BucketEngine:
         self._on_persisted()
 
     def _tell_reached(self) -> None:
-        """Copies acknowledge partition by partition: what that brings is told once a turn."""
+        """Report progress of copies once per turn; they acknowledge partition by partition."""
         if not self._is_telling:
             self._is_telling = True
             self._loop.call_soon(self._reached)
@@ -327,18 +327,18 @@ class BucketEngine:
             memory_quota_bytes: of the documents in memory.
             on_persisted: called after each group commit.
             on_fatal: called once when the disk failed: nothing is flushed any more.
-            on_corrupt: called when a read met a damaged record: the bucket should be stopped.
+            on_corrupt: called when a read found a damaged record: the bucket should be stopped.
             purge_age_s: age at which deletions may be forgotten; 0: never.
-            bucket_map: which nodes have copies; None: this one has all, alone.
+            bucket_map: which nodes have copies; None: only this one.
             node_name: of this node in the map.
-            link_to: how other nodes with copies are reached.
+            link_to: connects to other nodes with copies.
             is_begun: the log was opened before and must be there, with its receipt.
-            has_local: `_local` documents or settings were kept and must be there.
-            on_local: called in a thread once some are, before that is told.
+            has_local: `_local` documents or settings were stored and must be there.
+            on_local: called in a thread after the first was stored, before that is acknowledged.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
-                The log, or what is in `local` (code `local_lost`), is not all that was there.
+                The log or `local` (code `local_lost`) is incomplete.
             UnavailableError: `disk_full`, `disk_failed`.
             OSError: the directory cannot be used.
         """
@@ -376,13 +376,13 @@ class BucketEngine:
         await self.flusher.until_persisted(partition_id, seqno)
 
     async def until_lasting(self, partition_id: int, seqno: int) -> None:
-        """Return once a change cannot get lost any more, as HTTP promises it.
+        """Return once a change can no longer be lost, as HTTP promises.
 
-        It is on this disk then and, where there are copies, with a majority of them.
+        It is then on this disk and, if there are copies, on a majority of them.
 
         Raises:
-            UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time, or can have
-                it any more.
+            UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time, or a majority
+                has become impossible.
         """
         partition, bucket = self.bucket.partitions[partition_id], self.bucket
         epoch = partition.epoch
@@ -408,11 +408,11 @@ class BucketEngine:
 
     @property
     def purge_epoch(self) -> int:
-        """How often documents were purged, or were about to be."""
+        """Return the number of purges made, or about to be made."""
         return self._purge_epoch
 
     async def count_purge(self) -> None:
-        """Count a purge, durably; to be called before it is made: it is never made uncounted.
+        """Count a purge durably; called before the purge, so that none is made uncounted.
 
         Raises:
             UnavailableError: `disk_full`.
@@ -421,7 +421,7 @@ class BucketEngine:
             await self._count_purges(self._purge_epoch + 1)
 
     async def count_purges(self, count: int) -> None:
-        """Take over how often documents were purged, durably, if that is more than is known.
+        """Take over another node's number of purges durably, if it is larger.
 
         Raises as `count_purge` does.
         """
@@ -436,7 +436,7 @@ class BucketEngine:
     def _may_stay(self, version: Version) -> bool:
         """Return whether a `_local` document counts: the log of a replication from here always.
 
-        What that says of this database is judged position by position when it is read.
+        Its statements about this database are judged position by position when it is read.
         """
         if self._is_history(version.stamp):
             return True
@@ -444,12 +444,12 @@ class BucketEngine:
             return False
         try:
             found = msgspec.json.decode(version.body)
-        except msgspec.DecodeError:  # of a client that writes what this decoder does not read
+        except msgspec.DecodeError:  # of a client with content that this decoder cannot read
             return False
         return isinstance(found, dict) and found.get("source_uuid") == self.bucket.uuid
 
     def _is_history(self, stamp: str) -> bool:
-        """Return whether what a stamp says of the partitions that are active here is history."""
+        """Return whether a stamp's positions in partitions active here are part of history."""
         try:
             vector = parse_token(stamp)
         except MillstreamError:
@@ -466,9 +466,9 @@ class BucketEngine:
         return is_valid(vector._replace(positions=positions, purge_epoch=0), histories)
 
     async def stop(self) -> None:
-        """Write everything and stop cleanly; after an error of the disk, as a crash would.
+        """Write all data and stop cleanly; after an error of the disk, as after a crash.
 
-        An error met here is told as any other: by `on_fatal`.
+        An error here is reported as any other: by `on_fatal`.
         """
         await self.replicator.stop()
         await self._fetcher.stop()
@@ -518,11 +518,11 @@ def _open_store(
 
 
 def cas_to_go_on_from(newest: list[int], now_ns: int) -> list[int]:
-    """Return what the next CAS of each partition must be larger than, by those on the disk.
+    """Return the lower bound of the next CAS of each partition, by those on the disk.
 
-    CAS are times, so as a rule the next one is larger than any before, and so are those that the
-    disk never had: of locks, and of changes that a kill or a rollback took away. If the clock was
-    set back they go on from the largest in the bucket, with a gap for what is not known.
+    CAS are times, so usually the next one is larger than any before, including those that the disk
+    never had: of locks, and of changes lost by a kill or a rollback. If the clock was set back
+    they continue from the largest in the bucket, with a gap for unknown ones.
     """
     largest = max(newest, default=0)
     return newest if largest < now_ns else [largest + CAS_GAP_NS] * len(newest)
@@ -536,7 +536,7 @@ async def _opened(
     memory_quota_bytes: int,
     on_corrupt: Callable[[CorruptionError], None],
 ) -> _Opened:
-    """Return the rest of what is on the disk, and the partitions as they were found."""
+    """Open the rest of the files; return them and the partitions as they were found."""
     newest = await asyncio.to_thread(_newest_cas, store)
     newest = cas_to_go_on_from(newest, time.time_ns())
     reading = ReadingBack(name, store, on_corrupt)
@@ -571,6 +571,6 @@ async def _opened(
 
 
 def _newest_cas(store: LogStore) -> list[int]:
-    """Return the CAS of the newest change of each partition, 0 where there is none: CAS grows."""
+    """Return the CAS of the newest change of each partition; 0 if there is none."""
     newest = map(store.newest_change, range(len(store.partitions)))
     return [0 if change is None else head_of(change.frame).cas for change in newest]

@@ -1,18 +1,18 @@
 """The flusher: group commits of a bucket's changes to its log.
 
-A commit takes of every partition what is not in the log yet, up to the present high, and makes it
-durable with one write and one fdatasync: in the flush thread, or in the loop while somebody waits
-for it and the disk is quick.
+A commit takes all unwritten changes of every partition, up to the present high, and makes them
+durable with one write and one fdatasync: in the flush thread, or in the loop if a write waits for
+it and the disk is fast.
 
 Invariants:
-1. One commit is under way at a time, also while the flusher is being stopped.
-2. Nobody is told that a write is persisted before the fdatasync of its commit returned.
+1. One commit runs at a time, also while the flusher is being stopped.
+2. A write is reported as persisted only after the fdatasync of its commit returned.
 3. An error of the disk is fatal: `on_fatal` is called once and nothing is flushed afterwards.
-4. While somebody has `paused` it no commit and no application of by-id is under way, but for what
-   that one asks for.
-5. Appends that turn out to be slow keep the loop for a tenth of the time at most.
+4. While it is `paused`, no commit and no application of by-id runs, except those that the pausing
+   task requests.
+5. Slow appends in the loop take at most a tenth of its time.
 
-Elsewhere: what a commit takes and who is told (`kv.core.flush`).
+Elsewhere: what a commit takes and which waiters are notified (`kv.core.flush`).
 
 Source: mutation queue paper; UPR design paper, "How items in the partition write queue flow".
 """
@@ -57,34 +57,35 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 BY_ID_CHANGES_MAX: Final = 1_000_000
-"""Changes the by-id map lags behind the log, at which it is brought up to date: what a start
-replays, and some 100 bytes of memory each."""
+"""Changes the by-id map lags behind the log, at which it is brought up to date: a start replays
+them, and they take some 100 bytes of memory each."""
 DISK_FULL_SECONDS_MAX: Final = 10
-"""How long durable writes that were accepted wait for space before they are answered as ambiguous;
-others are refused meanwhile."""
+"""How long accepted durable writes wait for space before they are answered as ambiguous; other
+writes are refused meanwhile."""
 DISK_FULL_STOP_SECONDS_MAX: Final = 10
 """How long a bucket that is being stopped waits for space: the supervisor waits no longer."""
 DISK_FULL: Final = "disk_full"
-"""Why writes are refused: there is no space for what was accepted. Also the code of that error."""
+"""Reason of refused writes: there is no space for accepted ones. Also the code of that error."""
 GATHER_SHARE: Final = 4
-"""One part in so many of what the last commit took, the next waits for the writes of those who
-were told by it: else two halves of the clients take turns, and wait for two syncs each."""
+"""The next commit waits for the writes of clients answered by the last one, for the last one's
+duration divided by this. Otherwise two halves of the clients alternate, and wait for two syncs
+each."""
 GATHER_S_MAX: Final = 0.002
 """The longest such wait."""
 QUICK_APPEND_BYTES_MAX: Final = 256 * 1024
-"""Bytes of a commit that is appended in the loop: the way to a thread and back costs more."""
+"""Bytes of a commit that is appended in the loop: switching to a thread and back costs more."""
 QUICK_ENCODE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of a commit that is encoded in the loop: checksums of more take it longer than 1 ms."""
+"""Bytes of a commit that is encoded in the loop: checksums of more take longer than 1 ms."""
 QUICK_APPEND_S_MAX: Final = 0.001
-"""What an append takes while the disk is quick; only then another one is made in the loop."""
+"""Duration of an append on a fast disk; only after such a one is another made in the loop."""
 SLOW_APPEND_PAUSE: Final = 10
-"""After one that took longer all are made in the thread, for so many times as long."""
+"""After a slower append, all are made in the thread, for this multiple of its duration."""
 SLOW_APPEND_PAUSE_MAX: Final = 1000
-"""The same at most: it is doubled while the next one in the loop is slow, too."""
+"""Upper bound of that multiple: it doubles while the next append in the loop is slow, too."""
 
 
 class FlusherStatistics(NamedTuple):
-    """What an operator may ask of a flusher."""
+    """Statistics of a flusher."""
 
     commits_total: int
     changes_total: int
@@ -125,7 +126,7 @@ class Flusher:
         self._is_stopping = False
         self._pause = asyncio.Lock()
         self.has_failed = False
-        """The disk failed: nothing is flushed any more, there must be no receipt."""
+        """The disk failed: nothing is flushed any more, and no receipt may be written."""
         self._plan: FlushPlan[asyncio.Future[None]] = FlushPlan(bucket.partitions)
         self.commit_total = 0
         self.change_total = 0
@@ -139,12 +140,12 @@ class Flusher:
         bucket.subscribe(self.wake)
 
     def wake(self) -> None:
-        """Something changed: flush within the interval."""
+        """There are changes: flush within the interval."""
         if self._timer is None and self._task is None and self._may_start():
             self._timer = self._loop.call_later(self._interval_s, self._start)
 
     def hurry(self) -> None:
-        """Somebody waits for the disk: flush as soon as the present step of the loop is done."""
+        """A write waits for the disk: flush at the end of the present step of the loop."""
         if not self._is_hurried:
             self._is_hurried = True
             if self._task is None and self._may_start():
@@ -169,7 +170,7 @@ class Flusher:
     async def stop(self) -> None:
         """Flush everything and bring the by-id map up to date; nothing may change any more.
 
-        An error of the disk is told as ever; look at `has_failed`.
+        An error of the disk is reported as usual; see `has_failed`.
         """
         self._is_stopping = True
         self._bucket.unsubscribe(self.wake)
@@ -192,11 +193,11 @@ class Flusher:
             self.fail(error)
         self._thread.shutdown()
 
-    # -- for those who need the log for themselves
+    # -- exclusive use of the log
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Let no commit and no application of by-id be under way inside; changes wait.
+        """Within this context no commit and no application of by-id runs; changes wait.
 
         Raises:
             UnavailableError: `disk_failed`; `stopping`: the bucket is being stopped.
@@ -216,7 +217,7 @@ class Flusher:
                 self._loop.call_soon(self._go_on)
 
     async def flush(self, partition: Partition) -> None:
-        """Make durable what a partition has; only while paused, and while it takes no change.
+        """Make a partition's changes durable; only while paused, and while it takes no change.
 
         Raises:
             UnavailableError: the disk failed, or the bucket is being stopped while it is full;
@@ -230,7 +231,7 @@ class Flusher:
             raise
 
     async def flush_all(self) -> None:
-        """Return once every change that was made before is in the log, or replaced before that.
+        """Return once every change made before is in the log, or was replaced before that.
 
         Raises:
             UnavailableError: as `paused`; the disk failed, or the bucket is being stopped while it
@@ -266,7 +267,7 @@ class Flusher:
             raise
 
     def undone(self, partition: Partition) -> None:
-        """Tell those who waited for what a rollback took; only while paused."""
+        """Notify the waiters for changes that a rollback removed; only while paused."""
         for future in self._plan.undone(partition):
             if not future.done():
                 message = f"partition {partition.partition_id} was rolled back: write it again"
@@ -274,14 +275,14 @@ class Flusher:
         self._on_persisted()
 
     def _go_on(self) -> None:
-        """Start again after a pause, or where a commit left something."""
+        """Start again after a pause, or where a commit left changes."""
         if self._task is None and not self._pause.locked():
             is_hurried, self._is_hurried = self._is_hurried, False
             if self._plan.is_dirty():
                 (self.hurry if is_hurried else self.wake)()
 
     def statistics(self) -> FlusherStatistics:
-        """Return what was flushed."""
+        """Return the statistics of commits."""
         return FlusherStatistics(
             commits_total=self.commit_total,
             changes_total=self.change_total,
@@ -315,7 +316,7 @@ class Flusher:
             self._go_on()
 
     def fail(self, error: Exception) -> None:
-        """End the writing for good: whoever waits is told, and `on_fatal` is called, once."""
+        """End the writing for good: waiters are notified, and `on_fatal` is called, once."""
         if self.has_failed:
             return
         self.has_failed = True
@@ -335,21 +336,21 @@ class Flusher:
                 await asyncio.sleep(min(self._last_s / GATHER_SHARE, GATHER_S_MAX))
 
     def follow(self, on_changes: Callable[[Changes], None]) -> None:
-        """Have a function told what the log takes of a partition from now on; one at a time."""
+        """Subscribe a function to the log's records of a partition; one at a time."""
         self._on_changes = on_changes
 
     def catch_up(self) -> None:
-        """Give the by-id map what a start read in the log, so that the next need not."""
+        """Apply to the by-id map what a start read in the log, so that the next start need not."""
         self._apply_by_id(1)
 
     async def bring_by_id_up(self) -> None:
-        """Let the by-id map reach the end of the log as it is now."""
+        """Bring the by-id map up to the present end of the log."""
         await self.until_by_id_rests()
         self._apply_by_id(1)
         await self.until_by_id_rests()
 
     async def until_by_id_rests(self) -> None:
-        """Return once no application of by-id is under way, nor a pause in which one might be."""
+        """Return once no application of by-id runs, nor a pause in which one might run."""
         while self._applying is not None or self._pause.locked():
             if self._applying is not None:
                 await asyncio.wait([self._applying])
@@ -357,7 +358,7 @@ class Flusher:
                 pass
 
     def _apply_by_id(self, changes_min: int | None = None) -> None:
-        """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
+        """Bring the by-id map up to date in parallel with commits, if it lags enough."""
         changes_min = self._by_id_changes_max if changes_min is None else changes_min
         lags = self._store.count_pending_by_id() >= changes_min
         if lags and self._applying is None:
@@ -367,7 +368,7 @@ class Flusher:
             self._applying.add_done_callback(self._applied)
 
     async def _apply_steps(self) -> None:
-        """Apply what waits; while the disk is full try again, with what came meanwhile."""
+        """Apply pending changes; while the disk is full retry, including newer ones."""
         for second in count():
             try:
                 pace = Pace()
@@ -386,7 +387,7 @@ class Flusher:
             self.seal_by_id()
 
     def seal_by_id(self) -> None:
-        """Have the pages of the by-id map compared by the next start, once they rest."""
+        """Let the next start verify the pages of the by-id map, once they are unchanged."""
         if self._sealing is None and not (self._applying or self.has_failed or self._is_stopping):
             self._sealing = self._loop.create_task(self._seal(), name=f"seal {self._bucket.name}")
             self._sealing.add_done_callback(self._sealed)
@@ -408,7 +409,7 @@ class Flusher:
             encoded = self._store.encode(commit.batches)
         else:
             encoded = await self._in_thread(self._store.encode, commit.batches)
-        commit.batches.clear()  # the frames are in the processor's cache still
+        commit.batches.clear()  # the frames are still in the processor's cache
         await self._append(encoded, in_loop=somebody_waits and self._is_quick(encoded))
         self._last_s = perf_counter() - began_s
         self._store.absorb(encoded)
@@ -428,7 +429,7 @@ class Flusher:
         return commit.is_more
 
     def _is_quick(self, commit: EncodedCommit) -> bool:
-        """Return whether appending it in the loop costs less than the way to a thread and back."""
+        """Return whether an append in the loop costs less than switching to a thread and back."""
         return (
             commit.size <= QUICK_APPEND_BYTES_MAX
             and perf_counter() >= self._is_quick_from_s
@@ -436,7 +437,7 @@ class Flusher:
         )
 
     async def _append(self, commit: EncodedCommit, *, in_loop: bool) -> None:
-        """Append; while the disk is full refuse writes and try again each second."""
+        """Append; while the disk is full refuse writes and retry each second."""
         bucket = self._bucket
         for second in count():
             try:
@@ -457,9 +458,9 @@ class Flusher:
                 return
 
     def _append_in_loop(self, commit: EncodedCommit) -> None:
-        """Append, and see how quick the disk is.
+        """Append, and measure the speed of the disk.
 
-        In the thread that cannot be seen: beside a busy loop it waits for the interpreter's lock.
+        The thread cannot measure it: with a busy loop it waits for the interpreter's lock.
         """
         began_s = perf_counter()
         self._store.append(commit)
@@ -471,7 +472,7 @@ class Flusher:
             self._slow_pause = min(2 * self._slow_pause, SLOW_APPEND_PAUSE_MAX)
 
     async def _wait_for_space(self, error: UnavailableError, waited_s: int) -> None:
-        """Wait a second for space; raises the error if it is another, or there is no time."""
+        """Wait a second for space; raises the error if it is another one, or time is up."""
         is_over = self._is_stopping and waited_s >= DISK_FULL_STOP_SECONDS_MAX
         if error.code != DISK_FULL or is_over:
             raise error

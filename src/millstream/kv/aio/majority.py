@@ -1,9 +1,9 @@
-"""Changes over HTTP that have to reach a majority of the copies wait until enough of them follow.
+"""Lets changes over HTTP wait until enough copies follow for a majority.
 
-While partitions move, copies change whom they follow. A change that finds too few of them waits a
-little. Where copies are missing for longer, changes are refused at once.
+While partitions move, copies change their sources. A change that finds too few followers waits a
+little. If copies are missing for longer, changes are refused at once.
 
-Elsewhere: who follows, and for how long others count as on their way
+Elsewhere: which copies follow, and how long others count as about to connect
 (`kv.core.partition.acknowledgement`).
 """
 
@@ -21,12 +21,12 @@ from millstream.model.partitions import PartitionState
 __all__ = ["FOLLOW_SECONDS_MAX", "MajorityWait"]
 
 FOLLOW_SECONDS_MAX: Final = 1.0
-"""How long changes wait for copies that may be on their way."""
+"""How long changes wait for copies that may be about to connect."""
 FOLLOW_PAUSE_S: Final = 0.02
 
 
 class MajorityWait:
-    """What changes of one bucket wait for; all that wait in vain do so together, once.
+    """The wait of one bucket's changes; all changes that time out do so together, once.
 
     Args:
         now_ns: Unix time.
@@ -35,15 +35,17 @@ class MajorityWait:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._since_s: float | None = None
-        """Since when no change has found its majority; None: the last one has."""
+        """Time of the first change since the last one that found its majority; None: there is
+        none."""
 
     async def until_possible(self, partition: Partition) -> None:
-        """Return once so many copies follow that a majority may take a change.
+        """Return once enough copies follow that a majority may take a change.
 
-        Also if the copy here is not active (any more): then whoever makes the change is told that.
+        Returns also if the copy here is not (or no longer) active: then the change itself gets the
+        error.
 
         Raises:
-            UnavailableError: `majority_awaited`, if nothing has come for `FOLLOW_SECONDS_MAX`;
+            UnavailableError: `majority_awaited`, if no copies came for `FOLLOW_SECONDS_MAX`;
                 `majority_impossible`.
         """
         loop = asyncio.get_running_loop()

@@ -1,16 +1,17 @@
 """Keeps a bucket within its memory quota: evicts in small steps, delays and refuses writes.
 
 Invariants:
-1. A step takes about `runtime.pace.STEP_S`. Others have four times as long between two steps, and
-   the less the nearer to the quota memory is: at the quota one turn of the loop.
-2. At the quota writes wait until there is room (`Memory.has_room`). Where none could be made for
-   `DELAY_S_MAX` they are refused until `Memory.is_high` is over. Nothing that was acknowledged is
-   touched.
-3. Where only what is not persisted could go, the flusher does not wait for its time.
-4. A look costs nothing that grows with the number of partitions; what the queues hold is counted
-   every `COUNT_INTERVAL_S` while something happens.
+1. A step takes about `runtime.pace.STEP_S`. Other tasks get four times as long between two steps,
+   and less the nearer memory is to the quota: at the quota one turn of the loop.
+2. At the quota writes wait until there is room (`Memory.has_room`). If none could be made for
+   `DELAY_S_MAX` they are refused until `Memory.is_high` is over. Acknowledged writes are not
+   affected.
+3. If only unpersisted documents could be evicted, the flusher flushes at once.
+4. The cost of a check does not grow with the number of partitions. The memory of the queues is
+   counted every `COUNT_INTERVAL_S` while there is activity.
 
-Elsewhere: what goes (`kv.core.partition.eviction`), how a write is refused (`kv.core.bucket`).
+Elsewhere: what is evicted (`kv.core.partition.eviction`), how a write is refused
+(`kv.core.bucket`).
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 COUNT_INTERVAL_S: Final = 0.1
-"""How often what is held besides the hash tables is counted."""
+"""How often memory outside the hash tables is counted."""
 DELAY_S_MAX: Final = 2.0
-"""How long writes wait for room at a stretch; then they are refused."""
+"""How long writes wait for room without a break; then they are refused."""
 WAKE_MAX: Final = 16
-"""Connections that go on in one turn of the loop after a delay: each may bring a whole buffer."""
+"""Connections that continue in one turn of the loop after a delay: each may bring a full
+buffer."""
 MEMORY: Final = "memory"
-"""Why writes are refused: the quota is exhausted, and no room could be made."""
+"""Reason of refused writes: the quota is exhausted, and no room could be made."""
 
 
 class MemoryStatistics(NamedTuple):
-    """Figures of one bucket; totals since it was opened, sizes in bytes."""
+    """Statistics of one bucket; totals since it was opened, sizes in bytes."""
 
     quota_bytes: int
     used_bytes: int
@@ -63,13 +65,13 @@ class MemoryStatistics(NamedTuple):
 
 
 class MemoryKeeper:
-    """Of one bucket; started when made, ended by `stop`.
+    """The memory keeper of one bucket; started when created, ended by `stop`.
 
     Args:
         bucket: whose writes it may refuse.
         memory: what its partitions count.
-        pending_bytes: what the by-id map and its like hold for this bucket.
-        known_keys: how many keys the log had when the bucket was opened, about.
+        pending_bytes: returns the memory of the by-id map and the like for this bucket.
+        known_keys: approximate number of keys in the log when the bucket was opened.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class MemoryKeeper:
         memory.on_high = self.look
 
     async def stop(self) -> None:
-        """Evict no more."""
+        """Stop evicting."""
         self._is_stopping = True
         self._bucket.unsubscribe(self.look)
         if self._timer is not None:
@@ -109,19 +111,19 @@ class MemoryKeeper:
         await self._tasks.stop()
 
     def look(self) -> None:
-        """Something changed in memory; O(1)."""
+        """Memory has changed; O(1)."""
         if self._timer is None and not self._is_stopping:
             self._timer = self._loop.call_later(COUNT_INTERVAL_S, self._count)
         if self._memory.is_high and not self._is_at_a_loss:
             self._begin()
 
     def on_persisted(self) -> None:
-        """More may go than before."""
+        """More can be evicted than before."""
         self._is_at_a_loss = False
         self.look()
 
     def statistics(self) -> MemoryStatistics:
-        """Return the figures of now."""
+        """Return the current statistics."""
         memory, evictor = self._memory, self._evictor
         return MemoryStatistics(
             memory.quota_bytes, memory.used_bytes, memory.table_bytes, self._resident_share(),
@@ -131,7 +133,10 @@ class MemoryKeeper:
         )  # fmt: skip
 
     def _resident_share(self) -> float:
-        """Of all documents and tombstones; about, after a rollback or a purge."""
+        """Return the share of documents and tombstones in memory; approximate after a rollback.
+
+        After a purge, too.
+        """
         residents = [partition.residents for partition in self._bucket.partitions]
         in_memory = sum(len(some.table) for some in residents)
         read_back = sum(some.read_back_total for some in residents)
@@ -141,7 +146,7 @@ class MemoryKeeper:
     # -- inside
 
     def _count(self) -> None:
-        """Count what the queues hold."""
+        """Count the memory of the queues."""
         self._timer = None
         self._memory.other_bytes = self._pending_bytes() + sum(
             one.queue.bytes_beside + one.residents.departed_bytes
@@ -159,7 +164,7 @@ class MemoryKeeper:
             self._tasks.start(self._evict(), name=f"evict {self._bucket.name}")
 
     def _judge(self) -> None:
-        """Delay or refuse writes, or take them again."""
+        """Delay or refuse writes, or accept them again."""
         bucket, memory = self._bucket, self._memory
         if MEMORY in bucket.writes.refusals:
             if not memory.is_high:

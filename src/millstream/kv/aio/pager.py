@@ -1,20 +1,19 @@
-"""Long work on a bucket's documents, in small steps of the loop: expiring them, deleting them all.
+"""Long work on a bucket's documents, in small steps of the loop: expiry, and deleting all.
 
-Every `EXPIRY_INTERVAL_S` the pager turns documents whose time is over into expirations, which
-streams carry like every change, also those that nobody has in memory. If the index of expiries
-(`kv.core.partition.expiry`) does not reach far enough, it is filled from a scan of the partition,
-log first.
+Every `EXPIRY_INTERVAL_S` the pager turns due documents into expirations, also those not in memory;
+streams carry them like every change. If the index of expiries (`kv.core.partition.expiry`) does
+not reach far enough, it is filled from a scan of the partition, log first.
 
 Invariants:
-1. A step takes about `runtime.pace.STEP_S`, and some four times as long belongs to others.
+1. A step takes about `runtime.pace.STEP_S`, and other tasks then get some four times as long.
 2. Only active copies expire documents.
-3. A wipe deletes what there was when its time came, and answers once that is gone.
+3. A wipe deletes the documents that existed when its time came, and answers once they are gone.
 4. After `stop` nothing is read or changed.
 5. The file `no-expiries` is in a bucket's directory only while no document in its log has an
-   expiry: it is written at a clean stop, and removed, durably, before the first such document is
+   expiry. It is written at a clean stop, and removed, durably, before the first such document is
    accepted. With it a start needs no scan.
 
-Elsewhere: what is due (`kv.core.partition.expiry`), the look at a document
+Elsewhere: what is due (`kv.core.partition.expiry`), checking a document
 (`kv.core.partition.partition`).
 """
 
@@ -48,20 +47,20 @@ __all__ = ["EXPIRY_INTERVAL_S", "NoExpiries", "Pager"]
 
 _LOG = logging.getLogger(__name__)
 EXPIRY_INTERVAL_S: Final = 5.0
-"""How often the pager looks for documents whose time is over."""
+"""How often the pager looks for due documents."""
 _SECOND_NS: Final = 1_000_000_000
 _MARK: Final = "no-expiries"
 
 
 class NoExpiries:
-    """The file that says that no document of a bucket has an expiry; made off the loop."""
+    """The file that says that no document of a bucket has an expiry; written outside the loop."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / _MARK
         self.is_there = self._path.exists()
 
     def remove(self) -> None:
-        """Remove the file, durably; once, then free. Raises OSError."""
+        """Remove the file durably; further calls cost nothing. Raises OSError."""
         if self.is_there:
             self._path.unlink(missing_ok=True)
             sync_directory(self._path.parent)
@@ -75,7 +74,7 @@ class NoExpiries:
 
 
 class PagerStatistics(NamedTuple):
-    """What an operator may ask of a pager."""
+    """Statistics of a pager."""
 
     expired_total: int
     index_keys: int
@@ -85,14 +84,14 @@ class PagerStatistics(NamedTuple):
 
 
 class Pager:
-    """Of one bucket; started when made, ended by `stop`.
+    """The pager of one bucket; started when created, ended by `stop`.
 
     Args:
         bucket: whose partitions get their indexes of expiries.
         now_ns: the clock, Unix time.
         mark: the file that tells whether a scan is needed.
         on_fatal: called if the file cannot be removed: nothing may be written any more.
-        interval_s: between two looks.
+        interval_s: between two checks.
     """
 
     def __init__(
@@ -124,14 +123,14 @@ class Pager:
 
     @property
     def knows_of_none(self) -> bool:
-        """Whether certainly no document has an expiry."""
+        """Return whether it is certain that no document has an expiry."""
         return all(
             partition.expiries.horizon == FOREVER and not len(partition.expiries)
             for partition in self._bucket.partitions
         )
 
     def statistics(self) -> PagerStatistics:
-        """Return what expired and what is known to expire."""
+        """Return statistics of past and known future expirations."""
         partitions = self._bucket.partitions
         indexes = [partition.expiries for partition in partitions]
         return PagerStatistics(
@@ -143,7 +142,7 @@ class Pager:
         )
 
     async def stop(self) -> None:
-        """End what is under way; a wipe that was to come later does not come."""
+        """Stop the running work; a scheduled wipe does not take place."""
         self._stopping.set()
         if self._wipe_timer is not None:
             self._wipe_timer.cancel()
@@ -161,7 +160,7 @@ class Pager:
     def wipe(self, at_ns: int, done: Callable[[], None]) -> None:
         """Delete everything at a time; `done` is called once it is gone, or will be later.
 
-        A later call takes the place of one whose time has not come.
+        A later call replaces one whose time has not come.
         """
         if self._wipe_timer is not None:
             self._wipe_timer.cancel()
@@ -188,7 +187,7 @@ class Pager:
                     if self._stopping.is_set():
                         return
         except CorruptionError:
-            return  # the reader has told of it, the bucket is being stopped
+            return  # the reader has reported it, the bucket is being stopped
         self._bucket.changed()
         done()
 
@@ -220,7 +219,7 @@ class Pager:
         return [p for p in partitions if p.state == PartitionState.ACTIVE]
 
     async def _expire(self) -> None:
-        """Turn what is due into expirations."""
+        """Turn due documents into expirations."""
         pace, has_changes = Pace(), False
         for partition in self._active():
             while (key := self._next_due(partition)) is not None:
@@ -245,7 +244,7 @@ class Pager:
                 await self._scan(partition)
 
     async def _scan(self, partition: Partition) -> None:
-        """Show every document of a partition to its index; given up if it becomes another."""
+        """Add all documents of a partition to its index; stops if the partition changes."""
         pace, expiries = Pace(), partition.expiries
         expiries.begin_scan()
         at, after, epoch = partition.high_seqno, 0, partition.epoch
@@ -290,7 +289,7 @@ class Pager:
 
 
 class _Stopped(Exception):
-    """The pager is being stopped in the middle of its work."""
+    """The pager is being stopped during its work."""
 
 
 def _nobody_waits() -> None: ...

@@ -1,10 +1,10 @@
-"""The shell of a connection that feeds copies here: effects of an `AddedFeed` on a kv connection.
+"""The shell of a connection that feeds copies here: runs the effects of an `AddedFeed`.
 
 Invariants:
-1. Changes are applied a part at a time, in turns of the loop of their own.
-2. A rollback or a change of state that has begun is finished when the connection is lost.
-3. An error that nobody foresaw ends the connection: no copy stays in the middle of a change.
-4. A map ends the connection if by it a copy fed here follows a node.
+1. Changes are applied in parts, each in its own turn of the loop.
+2. A rollback or a change of state that has begun is finished if the connection is lost.
+3. An unexpected error ends the connection: no copy stays in the middle of a change.
+4. A new map ends the connection if a copy fed here follows a node by it.
 
 Elsewhere: every decision (`kv.core.copies.pushed_stream`), the socket (`kv.aio.server`).
 """
@@ -49,14 +49,14 @@ class FeedConnection(Protocol):
 
 
 class FeedSession:
-    """What is fed over one connection, from OPEN to its end. Made and called in the loop.
+    """The feeds of one connection, from OPEN to its end. Created and called in the loop.
 
     Args:
         connection: to write to.
         bucket: of the copies.
         name: of the connection, for logs.
-        refuse: makes error replies.
-        is_extended: HELLO granted the feature of our own.
+        refuse: creates error replies.
+        is_extended: HELLO granted our own feature.
         now_s: Unix time.
     """
 
@@ -84,7 +84,7 @@ class FeedSession:
         self._wake()
 
     def on_packet(self, packet: Packet) -> None:
-        """Take a request that is about streams, or any response."""
+        """Take a stream request, or any response."""
         if self._is_closed:
             return
         with self._ending():
@@ -97,7 +97,7 @@ class FeedSession:
         self._connection.close()
 
     def close(self) -> None:
-        """The connection is gone; harmless if it was before."""
+        """The connection has closed; may be called repeatedly."""
         if not self._is_closed:
             self._is_closed = True
             self._feed.close()
@@ -197,7 +197,7 @@ class FeedSession:
         self.end()
 
     async def _stand_back(self, partition_id: int) -> None:
-        """Let a copy follow again that waited in vain to take over."""
+        """Let a copy follow again whose take-over failed."""
         try:
             await self._bucket.copies.stand_back(partition_id)
         except MillstreamError as error:

@@ -1,17 +1,17 @@
-"""Reading evicted documents back: in the loop what the page cache has, the rest in threads.
+"""Reads evicted documents back: from the page cache in the loop, the rest in threads.
 
     find -> BlockingIOError -> fetch -> (a thread reads) -> done, which looks up again: find has it
 
-Where a record is, by-id says in the loop: an LMDB look-up, whose pages are hot but after a start.
-So a key that nobody ever wrote costs some microseconds and no thread.
+The by-id map gives the place of a record in the loop: an LMDB look-up, whose pages are cached
+except after a start. So a key that was never written costs some microseconds and no thread.
 
 Invariants:
-1. What a thread brought is offered for the time of one call of `done`, and taken only if by-id
-   still names the same record at the same place: a later change or a rollback wins.
+1. A record read by a thread is available during one call of `done`, and used only if by-id still
+   names the same record at the same place: a later change or a rollback wins.
 2. At most `READS_WAITING_MAX` look-ups wait for threads; more are refused.
 3. After `stop` no thread reads any more.
 
-Elsewhere: what waits meanwhile (`kv.core.session.session`), what goes into memory
+Elsewhere: what waits meanwhile (`kv.core.session.session`), what is loaded into memory
 (`kv.core.partition.residents`).
 """
 
@@ -43,17 +43,17 @@ __all__ = [
 ]
 
 READ_THREADS_MAX: Final = 4
-"""Threads that read documents of one bucket back; they are started when they are first needed."""
+"""Threads that read documents of one bucket back; started on first use."""
 READS_WAITING_MAX: Final = 4096
 """Look-ups of one bucket that wait for these threads; more are answered as a temporary failure."""
 BUSY_WAIT_S: Final = 0.01
-"""How long a job waits before it tries again, where too many look-ups wait."""
+"""Pause before a job retries when too many look-ups wait."""
 _T = TypeVar("_T")
 
 
 @contextmanager
 def telling_of_damage(on_corrupt: Callable[[CorruptionError], None]) -> Iterator[None]:
-    """Tell of damage before the reader hears of it."""
+    """Report damage before the reader gets the error."""
     try:
         yield
     except CorruptionError as error:
@@ -62,7 +62,7 @@ def telling_of_damage(on_corrupt: Callable[[CorruptionError], None]) -> Iterator
 
 
 async def with_documents(call: Callable[[], _T]) -> _T:
-    """Call what looks at a document; again once that was read, if it is on the disk."""
+    """Call a function that reads a document; retry it once the document was read from the disk."""
     try:
         return call()
     except NotInMemory as absent:
@@ -87,12 +87,12 @@ def _call_again(
         found.set_result(call())
     except NotInMemory as absent:  # it changed meanwhile
         _fetch(absent, call, found)
-    except Exception as failure:  # noqa: BLE001 - whoever awaits it is told
+    except Exception as failure:  # noqa: BLE001 - the awaiting caller gets it
         found.set_exception(failure)
 
 
 class _Offer(NamedTuple):
-    """What a thread found, and where by-id had sent it."""
+    """A record read by a thread, and its place by by-id."""
 
     partition_id: int
     key: bytes
@@ -117,7 +117,7 @@ class ReadingBack:
     Args:
         name: of the bucket.
         store: its log.
-        on_corrupt: told, in any thread, of a damaged record.
+        on_corrupt: called, in any thread, with a damaged record.
     """
 
     def __init__(
@@ -200,10 +200,10 @@ class ReadingBack:
             self._offer = None
 
     def statistics(self) -> ReadingBackStatistics:
-        """Return the figures of now."""
+        """Return the current statistics."""
         return ReadingBackStatistics(self.resident_total, self.fetched_total, self.waiting_count)
 
     async def stop(self) -> None:
-        """Let the threads end; what has not begun is given up."""
+        """Let the threads end; pending reads are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._threads.shutdown)

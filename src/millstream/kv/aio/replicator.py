@@ -1,19 +1,19 @@
-"""Keeps the copies of one bucket following their sources, as the bucket's map has it.
+"""Keeps the copies of one bucket following their sources by the bucket's map.
 
-For each copy here that follows (`kv.core.partition.states.FOLLOWING`) and whose row of the map
-names another node first there is a stream, on one connection to each such node.
+Each copy here that follows (`kv.core.partition.states.FOLLOWING`) and whose row of the map begins
+with another node has a stream. One connection per source node carries all its streams.
 
 Invariants:
-1. What a copy follows is judged anew after each map, each move of a copy and each rollback.
-2. A lost connection is opened again after a pause that grows up to `PAUSE_S_MAX`; the copies go on
-   from where they stand.
-3. A rollback that has begun is finished, whatever becomes of the connection that asked for it.
+1. The source of a copy is chosen again after each map, each move of a copy and each rollback.
+2. A lost connection is opened again after a pause that grows up to `PAUSE_S_MAX`. The copies
+   continue from their positions.
+3. A rollback that has begun is finished, whatever happens to the connection that requested it.
 4. After `stop` nothing is applied any more.
-5. An error that nobody foresaw is logged, and everything is tried again after the longest pause.
+5. An unexpected error is logged, and everything is retried after the longest pause.
 
-Elsewhere: what comes over a connection (`kv.core.copies.replica_stream`), the map
-(`model.bucket_map`), rollbacks
-(`kv.aio.copies`), acknowledgements on the other side (`kv.core.partition.acknowledgement`).
+Elsewhere: data of a connection (`kv.core.copies.replica_stream`), the map (`model.bucket_map`),
+rollbacks (`kv.aio.copies`), acknowledgements on the other side
+(`kv.core.partition.acknowledgement`).
 
 Source: docs/design/0006-copies.md.
 """
@@ -63,21 +63,21 @@ __all__ = ["LinkTo", "Replicator", "SourceStatus", "plain_link"]
 
 _LOG = logging.getLogger(__name__)
 PAUSE_S_MIN: Final = 0.1
-"""Before a lost connection to a source is opened again; doubled each time it fails."""
+"""Pause before a lost connection to a source is opened again; doubled after each failure."""
 PAUSE_S_MAX: Final = 5.0
 REACH_S_MAX: Final = 5.0
 """How long a take-over waits for a connection to the source."""
 TAKE_OVER_S_MAX: Final = 100.0
 """How long a take-over may last, from its request to the copy being active."""
 HIGHS_INTERVAL_S: Final = 1.0
-"""How often a source is asked how far it is, for the figures."""
+"""How often a source is asked for its high seqnos, for statistics."""
 
 LinkTo = Callable[[NodeAddress, str], Link]
-"""How a node is reached, for a bucket by name."""
+"""Connects to a node, for a bucket by name."""
 
 
 class ReplicationStatistics(NamedTuple):
-    """What an operator may ask of the copies that follow."""
+    """Statistics of the copies that follow."""
 
     sources: int
     connected: int
@@ -92,7 +92,7 @@ class ReplicationStatistics(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """What a copy follows: the node, whether changes come, and why not."""
+    """The source of a copy: the node, whether changes arrive, and why not."""
 
     node: str
     is_streaming: bool
@@ -100,13 +100,13 @@ class SourceStatus(NamedTuple):
 
 
 def plain_link(node: NodeAddress, bucket: str) -> Link:
-    """Reach a node without users and encryption."""
+    """Connect to a node without users and encryption."""
     login = Login(f"{node.host}:{node.kv}", None, "", bucket)
     return Link(login, node.host, node.kv, tls=None, timeout_s=TIMEOUT_S)
 
 
 class Replicator:
-    """The sources of one bucket's copies; started when made, ended by `stop`."""
+    """The sources of one bucket's copies; started when created, ended by `stop`."""
 
     def __init__(self, bucket: Bucket, copies: Copies, link_to: LinkTo = plain_link) -> None:
         self._bucket = bucket
@@ -117,7 +117,7 @@ class Replicator:
         self._tasks = Tasks()
         self._undoing = Tasks()
         self._before = FeedFigures(0, 0, 0, 0, 0, 0, 0)
-        """Totals of sources that are followed no longer."""
+        """Totals of former sources."""
         self._reconnects_before = 0
         bucket.subscribe_map(self._on_map)
         bucket.subscribe_durable(self._on_durable)
@@ -125,7 +125,7 @@ class Replicator:
         self._on_map()
 
     async def stop(self) -> None:
-        """Follow nobody any more; rollbacks that have begun are finished."""
+        """Stop following; rollbacks that have begun are finished."""
         self._bucket.unsubscribe(self._on_map)
         self._bucket.unsubscribe(self._on_durable)
         self._copies.unsubscribe_moved(self._on_moved)
@@ -133,7 +133,7 @@ class Replicator:
         await self._undoing.finish()
 
     def status(self, partition_id: int) -> SourceStatus | None:
-        """Return what a copy follows, None if nothing."""
+        """Return the source of a copy; None if there is none."""
         node = self._follows[partition_id]
         if node is None:
             return None
@@ -144,7 +144,7 @@ class Replicator:
         return SourceStatus(node.name, feed.is_streaming(partition_id), feed.failure(partition_id))
 
     def failed_nodes(self) -> set[str]:
-        """Return the names of the nodes that copies are to follow and that cannot be reached."""
+        """Return the names of source nodes that cannot be reached."""
         return {
             node.name
             for node, source in self._sources.items()
@@ -152,7 +152,7 @@ class Replicator:
         }
 
     def statistics(self) -> ReplicationStatistics:
-        """Return the figures of now."""
+        """Return the current statistics."""
         sources = list(self._sources.values())
         figures = [source.figures() for source in sources]
         return ReplicationStatistics(
@@ -171,16 +171,16 @@ class Replicator:
         )
 
     async def take_over(self, partition_id: int) -> None:
-        """Make a copy active that follows another node, which stops for it; harmless if it is.
+        """Make a following copy active, and stop its source's; does nothing if it is active.
 
-        Nothing is lost, and clients write on, at the one or the other. Ends within
-        `TAKE_OVER_S_MAX`; goes on if whoever waits is gone.
+        Nothing is lost, and clients continue to write at one node or the other. Ends within
+        `TAKE_OVER_S_MAX`; continues if the waiting caller is gone.
 
         Raises:
             UsageError: `not_following`.
-            ConditionError: `taking_over`: it is under way.
-            UnavailableError: `not_taken_over`: the copy follows on, the source serves on or is
-                dead; `unreachable`, and whatever the disk raises.
+            ConditionError: `taking_over`: it is already running.
+            UnavailableError: `not_taken_over`: the copy keeps following, the source keeps serving
+                or is dead; `unreachable`, and the errors of the disk.
         """
         node = self._follows[partition_id]
         if self._bucket.partitions[partition_id].state is PartitionState.ACTIVE:
@@ -196,7 +196,7 @@ class Replicator:
         if error is not None:
             raise error
 
-    # -- who follows whom
+    # -- choice of sources
 
     def _on_map(self) -> None:
         for partition_id in range(self._bucket.partition_count):
@@ -215,7 +215,7 @@ class Replicator:
         return None if name is None or name == bucket.node_name else bucket_map.node(name)
 
     def _place(self, partition_id: int) -> None:
-        """Let a copy follow whom it should."""
+        """Let a copy follow its source by the map."""
         before, wanted = self._follows[partition_id], self._source_of(partition_id)
         self._follows[partition_id] = wanted
         if before is not None and before != wanted:
@@ -229,7 +229,7 @@ class Replicator:
             self._sources[wanted].follow(partition_id)
 
     def _end_idle(self) -> None:
-        """Give up connections that bring nothing."""
+        """Close connections without streams."""
         for node in [node for node, source in self._sources.items() if not source.wanted]:
             source = self._sources.pop(node)
             figures = source.figures()
@@ -247,7 +247,7 @@ class Replicator:
 
 
 class _Source:
-    """One node that copies of the bucket follow: one connection after the other."""
+    """One node that copies of the bucket follow, over successive connections."""
 
     def __init__(
         self, node: NodeAddress, bucket: Bucket, copies: Copies, link_to: LinkTo, undoing: Tasks
@@ -264,7 +264,7 @@ class _Source:
         self._link_to = link_to
         self._undoing = undoing
         self._before = FeedFigures(0, 0, 0, 0, 0, 0, 0)
-        """Totals of connections that are lost."""
+        """Totals of lost connections."""
         self._news = asyncio.Event()
         """The feed may have effects."""
         self._progress = asyncio.Event()
@@ -275,10 +275,10 @@ class _Source:
         """Partition -> why it could not be taken over, empty if it was."""
         self._changing: dict[int, asyncio.Task[None]] = {}
 
-    # -- what the bucket tells
+    # -- events of the bucket
 
     def follow(self, partition_id: int) -> None:
-        """Let a copy follow this node, or look whether it still may."""
+        """Let a copy follow this node, or check whether it still may."""
         self.wanted.add(partition_id)
         if self.feed is not None:
             self.feed.follow(partition_id)
@@ -286,7 +286,7 @@ class _Source:
             self._news.set()
 
     def leave(self, partition_id: int) -> None:
-        """A copy follows this node no longer."""
+        """Stop a copy from following this node."""
         self.wanted.discard(partition_id)
         if self.feed is not None:
             self.feed.leave(partition_id)
@@ -300,7 +300,7 @@ class _Source:
             self._progress.set()
 
     def figures(self) -> FeedFigures:
-        """Return how far the copies are, and totals of all connections."""
+        """Return the progress of the copies, and totals of all connections."""
         before = self._before
         if self.feed is None:
             return before
@@ -321,7 +321,7 @@ class _Source:
                 await self._follow()
             except* (MillstreamError, OSError) as group:
                 self._tell(group, logging.WARNING)
-            except* Exception as group:  # noqa: BLE001 - one copy must not end all others for ever
+            except* Exception as group:  # noqa: BLE001 - one copy must not end all others for good
                 is_mistake = True
                 self._tell(group, logging.ERROR)
             if self._before.changes_total > before:
@@ -331,7 +331,7 @@ class _Source:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _tell(self, error: BaseException, level: int) -> None:
-        """Keep why nothing comes; log it once, what nobody foresaw with where it happened."""
+        """Store why nothing arrives; log it once, an unexpected error with its traceback."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         is_mistake = level == logging.ERROR
@@ -374,7 +374,7 @@ class _Source:
             await link.close()
 
     async def _check_bucket(self, link: Link) -> None:
-        """Refuse another bucket of the same name: seqnos and lineages would mean nothing."""
+        """Reject another bucket of the same name: its seqnos and lineages are unrelated."""
         packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
         node = self.node
         found = cluster_map_from(packet.value, host=node.host, port=node.kv).bucket_uuid
@@ -386,7 +386,7 @@ class _Source:
             )
 
     async def _read(self, link: Link, feed: TakingFeed) -> None:
-        """Give the feed what comes, as fast as it can take it."""
+        """Give received bytes to the feed, as fast as it can take them."""
         while True:
             feed.receive(await link.read())
             while feed.is_busy or feed.is_full:
@@ -410,7 +410,7 @@ class _Source:
             raise self._read_error
 
     async def _write(self, link: Link, feed: TakingFeed) -> None:
-        """Do what the feed wants, in order."""
+        """Run the feed's effects, in order."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -435,7 +435,7 @@ class _Source:
     # -- taking over
 
     async def try_taking_over(self, partition_id: int) -> MillstreamError | None:
-        """See `Replicator.take_over`; returns what that raises."""
+        """See `Replicator.take_over`; returns what it raises."""
         try:
             await self._take_over(partition_id)
         except MillstreamError as error:
@@ -469,7 +469,7 @@ class _Source:
         await self._check_taken(partition_id, failure)
 
     async def _check_taken(self, partition_id: int, failure: str) -> None:
-        """Raise if the copy is not active, once nothing changes it any more."""
+        """Raise if the copy is not active, after all changes of it have ended."""
         changing = self._changing.pop(partition_id, None)
         if changing is not None:
             await asyncio.wait([changing])
@@ -495,7 +495,7 @@ class _Source:
             await self._copies.take_over(*effect)
         except MillstreamError as error:
             failure = str(error)
-        except Exception as error:  # noqa: BLE001 - who waits is told
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             failure = f"a mistake in this node, its log has more: {error!r}"
             _LOG.exception("bucket %s: partition %d is not taken over from node %s",
                            self._bucket.name, effect.partition_id, self.node.name)  # fmt: skip

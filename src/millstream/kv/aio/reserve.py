@@ -1,13 +1,13 @@
-"""Space of a bucket that is kept for a start on a full disk: the file `reserve`.
+"""Disk space reserved for a start of a bucket on a full disk: the file `reserve`.
 
-After an unclean stop a start must write before anything is served: new history branches, and how
-far the log reached. On a full disk the reserve is given back for that; it is taken again once
-there is space.
+After an unclean stop a start must write before anything is served: new history branches, and the
+end of the log. On a full disk the reserve is released for that. It is taken again once there is
+space.
 
 Invariants:
-1. The file holds nothing. It may be missing: then a start on a full disk waits for space.
+1. The file has no content. It may be missing: then a start on a full disk waits for space.
 
-Elsewhere: who writes at a start (`storage.core.store`), who tries again (`node.buckets`).
+Elsewhere: writes of a start (`storage.core.store`), retries (`databases.buckets`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Reserve"]
 FIXED_BYTES: Final = 64 * 1024
 """For small files, the header of a segment and a page or two of by-id."""
 PARTITION_BYTES: Final = 256
-"""For what a start writes of each partition: a rollback, an entry, a state."""
+"""For a start's writes per partition: a rollback, an entry, a state."""
 
 
 class Reserve:
@@ -35,7 +35,7 @@ class Reserve:
         self._bytes = FIXED_BYTES + PARTITION_BYTES * partition_count
 
     def give_back(self) -> bool:
-        """Give the space back; False if there was none."""
+        """Release the space; False if there was none."""
         try:
             self._path.unlink()
             sync_directory(self._path.parent)
@@ -44,7 +44,7 @@ class Reserve:
         return True
 
     def take(self) -> None:
-        """Have the space, unless there is too little."""
+        """Reserve the space, unless there is too little."""
         with suppress(OSError):
             if self._path.exists() and self._path.stat().st_size >= self._bytes:
                 return

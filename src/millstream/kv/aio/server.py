@@ -1,8 +1,9 @@
 """The kv and memcached listeners: sockets around `kv.core.session.session`.
 
 Invariants:
-1. A connection that streams closes an older one of the same name in the same bucket.
-2. The node's own processes need no password, and may only read: file permissions say who they are.
+1. A streaming connection closes an older one of the same name in the same bucket.
+2. The node's own processes need no password, and may only read: they are identified by the file
+   permissions of their socket.
 
 Elsewhere: one socket (`kv.aio.connection`), every decision (`kv.core`), the streams themselves
 (`upr`).
@@ -48,9 +49,9 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 DURABLE_TICK_S: Final = 0.1
-"""How long after its time is over a durable write may still wait."""
+"""How long a durable write may still wait after its timeout."""
 OWN_USER: Final = User(NODE_USER, ("read:*", "stream:*"), {})
-"""Who comes by the socket of the node's own processes: they follow and read, nothing else."""
+"""User of connections on the socket of the node's own processes: may only stream and read."""
 StreamFactory = Callable[..., Streamer]
 """(connection, bucket, name, flags, *, is_extended, has_json, may_take_over,
 config) -> stream session."""
@@ -84,11 +85,11 @@ class KvServer:
         self.connection_total = 0
         self.started_ns = now_ns()
         self.node_figures: Callable[[], Mapping[str, float]] = dict
-        """What is known of the node as a whole, for STAT."""
+        """Statistics of the node as a whole, for STAT."""
         self._stream_factory = stream_factory
         self._streams: dict[tuple[str, str], KvConnection] = {}
         self._configs = WeakKeyDictionary[Bucket, tuple[int, bytes]]()
-        """Maps as they were sent last, with their revisions."""
+        """Maps as last sent, with their revisions."""
         self._checks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.guests = guests or Guests(lambda: not users.is_empty, self.loop)
@@ -108,10 +109,10 @@ class KvServer:
     # -- the Host of the sessions
 
     def config(self, bucket: Bucket | None) -> bytes:
-        """Return the cluster map as JSON: kept as long as nothing in it changes.
+        """Return the cluster map as JSON: cached while nothing in it changes.
 
-        With 1,024 partitions it takes a millisecond, and after a promotion whoever does not know
-        of it yet is answered with it.
+        With 1,024 partitions it takes a millisecond to encode, and after a promotion many clients
+        are answered with it.
         """
         revision = self.map_revision + (bucket.map_changes if bucket is not None else 0)
         known = self._configs.get(bucket) if bucket is not None else None
@@ -168,7 +169,7 @@ class KvServer:
         task.add_done_callback(self._checks.discard)
 
     def later(self, session: KvSession, seconds: float, done: Callable[[], None]) -> None:
-        """Call back after some seconds, if the connection is still there."""
+        """Call back after some seconds, if the connection is still open."""
         connection = next(c for c in self.connections if c.session is session)
 
         def go_on() -> None:
@@ -185,7 +186,7 @@ class KvServer:
         state: PartitionState,
         done: Callable[[Status], None],
     ) -> None:
-        """Give a copy another state; the connection's requests wait meanwhile."""
+        """Set the state of a copy; the connection's requests wait meanwhile."""
         connection = next(c for c in self.connections if c.session is session)
         assert session.bucket is not None
         task = self.loop.create_task(
@@ -251,7 +252,7 @@ class KvServer:
         data: bytes,
         done: Callable[[int | Status], None],
     ) -> None:
-        """Take a piece of an attachment; the connection's requests wait meanwhile."""
+        """Store a piece of an attachment; the connection's requests wait meanwhile."""
         connection = next(c for c in self.connections if c.session is session)
         assert session.bucket is not None
         upload = connection.upload_for(session.bucket)
@@ -317,12 +318,12 @@ class KvServer:
     # -- connections
 
     def tell_changed(self, bucket: Bucket) -> None:
-        """Tell a bucket's subscribers of changes, in the next turn of the loop."""
+        """Notify a bucket's subscribers of changes, in the next turn of the loop."""
         bucket.is_told_soon = True
         self.loop.call_soon(bucket.changed)
 
     def forget(self, connection: KvConnection) -> None:
-        """A connection is gone."""
+        """A connection has closed."""
         self.guests.leave(connection)
         self.connections.discard(connection)
         self.waiting.discard(connection)
@@ -330,7 +331,7 @@ class KvServer:
             del self._streams[key]
 
     def wait(self, connection: KvConnection) -> None:
-        """Replies of a connection wait: their time is bounded, so somebody has to look."""
+        """Replies of a connection wait: check them, since their time is bounded."""
         self.waiting.add(connection)
         if self._waiting_timer is None:
             self._waiting_timer = self.loop.call_later(DURABLE_TICK_S, self._look_at_waiting)
@@ -340,13 +341,13 @@ class KvServer:
         self.on_persisted()
 
     def on_persisted(self) -> None:
-        """A group commit is durable, or copies have more: release the replies that waited."""
+        """A group commit is durable, or copies have more: release the waiting replies."""
         waiting, self.waiting = self.waiting, set()
         for connection in waiting:
             connection.on_persisted()
 
     def drop_bucket(self, bucket: Bucket) -> None:
-        """Close the connections that use a bucket which is going away."""
+        """Close the connections that use a bucket which is being removed."""
         streams = {c for (name, _), c in self._streams.items() if name == bucket.name}
         for connection in list(self.connections):
             if connection.session.bucket is bucket or connection in streams:

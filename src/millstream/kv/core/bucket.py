@@ -2,11 +2,11 @@
 
 Invariants:
 1. The number of partitions never changes.
-2. The revisions of the maps it is given only grow. A map changes no partition.
-3. What it asks of its engine it gets at construction (`Collaborators`).
+2. The revisions of its maps only grow. A map changes no partition.
+3. What it needs from its engine is given at construction (`Collaborators`).
 
-Elsewhere: which writes are taken (`write_gate`), who is told of changes (`notifications`), leases
-(`leases`), connections that stream (`streams`), the map's file (`data_directory.map_file`).
+Elsewhere: which writes are accepted (`write_gate`), subscribers to changes (`notifications`),
+leases (`leases`), connections that stream (`streams`), the map's file (`data_directory.map_file`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Bucket"]
 
 
 class Bucket:
-    """One data set; the same thing as an HTTP database."""
+    """One data set; also visible as an HTTP database."""
 
     def __init__(
         self,
@@ -58,29 +58,29 @@ class Bucket:
         self.partitions = partitions
         self.partition_count = len(partitions)
         self._now_ns = now_ns
-        # What requests look at often is here, too.
+        # Attributes that requests read often are here, too.
         self.writes = WriteGate(partitions)
         self.open_tables = self.writes.open_tables
         self.open_partitions = self.writes.open_partitions
         self.is_told_soon = False
-        """`changed` is about to be called: changes until then need not ask for it."""
+        """A call of `changed` is scheduled: further changes need not schedule one."""
         self.notifications = Notifications()
         self.leases = BucketLeases(
             name, partitions, new_id=new_lease_id, monotonic_ns=monotonic_ns
         )
         self.streams = BucketStreams()
         self.map: BucketMap | None = None
-        """Which nodes have copies; None: this one alone."""
+        """Which nodes have copies; None: only this node."""
         self.node_name = ""
-        """What the map calls this node; empty without one."""
+        """Name of this node in the map; empty without a map."""
         self.map_changes = 0
-        """How often it changed which partitions are active here, or where copies are."""
+        """How often the set of active partitions here, or the places of copies, changed."""
         self._take_overs: set[int] = set()
-        """Partitions that a stream takes over."""
+        """Partitions that are being taken over by a stream."""
         self._fed: set[int] = set()
-        """Partitions whose copies others feed."""
+        """Partitions whose copies are fed by other connections."""
         self.refused: dict[str, int] = {}
-        """Requests refused, by status."""
+        """Number of refused requests, by status."""
         self.published = Published()
         _publish(self)
         for partition in partitions:
@@ -96,19 +96,19 @@ class Bucket:
             partition.blobs = made.attachments.blobs
 
     def begin_take_over(self, partition_id: int) -> bool:
-        """Let one stream take the partition over; False: another one does already."""
+        """Let one stream take the partition over; False: another stream already does."""
         if partition_id in self._take_overs:
             return False
         self._take_overs.add(partition_id)
         return True
 
     def end_take_over(self, partition_id: int) -> None:
-        """That stream is over; writes held back for it are accepted again."""
+        """A take-over stream has ended; writes held back for it are accepted again."""
         self._take_overs.discard(partition_id)
         self.accept_writes_again(partition_id)
 
     def begin_feeding(self, partition_id: int) -> bool:
-        """Let one connection feed the copy that others brought; False: it is fed already."""
+        """Let one connection feed the copy; False: another connection already does."""
         source = None if self.map is None else self.map.active(partition_id)
         if partition_id in self._fed or source not in (None, self.node_name):
             return False
@@ -116,30 +116,30 @@ class Bucket:
         return True
 
     def end_feeding(self, partition_id: int) -> None:
-        """That connection feeds it no longer."""
+        """The connection no longer feeds the copy."""
         self._fed.discard(partition_id)
 
     def hold_back_writes(self, partition_id: int) -> None:
-        """Answer new writes of the partition as a temporary failure."""
+        """Answer new writes of the partition with a temporary failure."""
         self.writes.hold_back(partition_id)
 
     def accept_writes_again(self, partition_id: int) -> None:
-        """End that; harmless if there were none held back."""
+        """End that; does nothing if no writes were held back."""
         self.writes.accept_again(partition_id)
 
     async def stop_copy(self, partition_id: int, epoch: int) -> None:
-        """Make an active copy dead that is in that epoch; see `upr.core.source`."""
+        """Make an active copy of that epoch dead; see `upr.core.source`."""
         await self.copies.stop(partition_id, epoch)
 
     def give_up_waiting(self) -> None:
-        """Answer the durable writes accepted so far as ambiguous, unless they are persisted."""
+        """Answer the pending durable writes as ambiguous, unless they are persisted."""
         for partition in self.partitions:
             partition.doubtful_seqno = partition.queue.high_seqno
 
     # -- changes
 
     def partition(self, partition_id: int) -> Partition | None:
-        """Return a partition, None if the bucket has none with that number."""
+        """Return a partition; None if the bucket has none with that number."""
         return self.partitions[partition_id] if partition_id < self.partition_count else None
 
     def partition_for(self, key: bytes) -> Partition:
@@ -151,7 +151,7 @@ class Bucket:
         self.notifications.subscribe(callback)
 
     def subscribe_durable(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time after changes became durable; it must only schedule work."""
+        """Call `callback` each time changes have become durable; it must only schedule work."""
         self.notifications.subscribe_durable(callback)
 
     def subscribe_map(self, callback: Callable[[], None]) -> None:
@@ -163,16 +163,16 @@ class Bucket:
         self.notifications.unsubscribe(callback)
 
     def made_durable(self) -> None:
-        """Tell who wants to know that changes became durable."""
+        """Notify subscribers that changes have become durable."""
         self.notifications.tell_durable()
 
     def changed(self) -> None:
-        """Tell subscribers that partitions changed."""
+        """Notify subscribers that partitions changed."""
         self.is_told_soon = False
         self.notifications.tell_changed()
 
     def set_map(self, bucket_map: BucketMap, node_name: str) -> None:
-        """Go by another map, in which this node has a name. Whoever calls has made it durable."""
+        """Use another map, in which this node has a name. The caller has made it durable."""
         assert self.map is None or self.map.revision < bucket_map.revision, "an older map"
         assert len(bucket_map.rows) == self.partition_count, "a map of another bucket"
         self.map = bucket_map
@@ -184,10 +184,10 @@ class Bucket:
         self._tell_reached()
         self.notifications.tell_map()
 
-    # -- copies elsewhere, as their streams tell
+    # -- copies elsewhere, as reported by their streams
 
     def on_joined(self, name: str, partition_id: int, stream: object) -> None:
-        """A copy that follows opened a stream; it replaces an older one of that name."""
+        """A following copy opened a stream; it replaces an older stream of that name."""
         self._acknowledged(self.partitions[partition_id]).join(name, stream)
 
     def on_acknowledged(
@@ -201,7 +201,7 @@ class Bucket:
             self._tell_reached()
 
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
-        """The stream is over: writes that only a majority could confirm are not waited for."""
+        """The stream has ended: writes that now cannot reach a majority stop waiting."""
         partition = self.partitions[partition_id]
         acknowledged = partition.acknowledged
         if acknowledged is None:
@@ -229,7 +229,7 @@ class Bucket:
         return self.leases.hold(lease_id, partition_id, start)
 
     def wiping(self) -> Iterator[Callable[[], None]]:
-        """Yield calls that delete every document there is now (memcached's FLUSH), one each."""
+        """Yield calls that delete one existing document each (memcached's FLUSH)."""
         ends = [partition.high_seqno for partition in self.partitions]
         for partition, upto in zip(self.partitions, ends, strict=True):
             for key in partition.known_keys():
@@ -242,19 +242,19 @@ class Bucket:
         done()
 
     def drop_ended_locks(self) -> None:
-        """Forget locks whose time is over."""
+        """Remove expired locks."""
         now_ns = self._now_ns()
         for partition in self.partitions:
             partition.drop_ended_locks(now_ns)
 
     def age_queues(self, now_s: float) -> None:
-        """Let queues look at a monotonic clock: nothing waits too long for slow readers."""
+        """Age the queues by a monotonic clock, so that nothing waits too long for slow readers."""
         for partition in self.partitions:
             partition.queue.age(now_s)
 
 
 def _publish(bucket: Bucket) -> None:
-    """Publish what a bucket knows without an engine."""
+    """Publish the statistics of a bucket without an engine."""
     published, partitions = bucket.published, bucket.partitions
 
     def changes() -> Changes:

@@ -1,7 +1,7 @@
-"""What a bucket asks of the engine that runs it, as one object that it gets at construction.
+"""What a bucket needs from the engine that runs it, as one object given at construction.
 
-Without an engine, as in most tests, a bucket is in memory alone: nothing is flushed, copies do not
-change, and no attachments are kept.
+Without an engine, as in most tests, a bucket is only in memory: nothing is flushed, copies do not
+change state, and no attachments are stored.
 
 Elsewhere: the engine's side (`kv.aio.engine`).
 """
@@ -19,26 +19,26 @@ __all__ = ["Attachments", "Collaborators", "CopyMoves"]
 
 
 class CopyMoves(Protocol):
-    """Gives copies of partitions another state, durably; errors as `kv.aio.copies.Copies`."""
+    """Changes the states of copies durably; raises as `kv.aio.copies.Copies`."""
 
     async def set_state(self, partition_id: int, state: PartitionState) -> None:
-        """Give a copy another state."""
+        """Set the state of a copy."""
 
     async def stop(self, partition_id: int, epoch: int) -> None:
-        """Make an active copy dead that is in that epoch, to hand it over."""
+        """Make an active copy of that epoch dead, to hand it over."""
 
     async def undo(self, partition_id: int, seqno: int, epoch: int, branch: int) -> int:
-        """Roll a copy back for its source; return the seqno it is at then."""
+        """Roll a copy back for its source; return its seqno after that."""
 
     async def take_over(self, partition_id: int, state: PartitionState, epoch: int) -> None:
-        """Give a copy the state that a take-over wants."""
+        """Set a copy to the state that a take-over requires."""
 
     async def stand_back(self, partition_id: int) -> None:
-        """Let a copy follow again that waited in vain to take over."""
+        """Make a copy a follower again whose take-over failed."""
 
 
 class _FixedCopies:
-    """Copies that stay as they are."""
+    """Copies whose states never change."""
 
     async def set_state(self, partition_id: int, state: PartitionState) -> None: ...
 
@@ -60,25 +60,25 @@ def _nobody_waits() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The attachments that are kept on this node."""
+    """The attachments stored on this node."""
 
     blobs: Blobs = NOT_KEPT
-    """Copies that follow bring what they lack by it."""
+    """Used by following copies to fetch attachments that they lack."""
     read: Callable[[bytes, int, int], BlobPiece | None] = _nobody_has
-    """Returns the piece (name, offset, length) of a blob, None if it is not here; blocks."""
+    """Returns the piece (name, offset, length) of a blob; None if it is not here; blocks."""
     new_upload: Callable[[], Upload] | None = None
-    """Returns what takes the blobs of one connection; None: none are kept."""
+    """Returns the receiver for blobs of one connection; None: no blobs are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collaborators:
-    """All of them."""
+    """All parts of the engine that a bucket uses."""
 
     hurry: Callable[[], None] = _nobody_waits
-    """Asks the flusher not to wait: somebody waits for the disk."""
+    """Asks the flusher not to wait: a write waits for the disk."""
     tell_reached: Callable[[], None] = _nobody_waits
-    """Called when a majority of copies has more of a partition than before, or no majority is left
-    that could: it must only schedule work."""
+    """Called when a majority of copies has more of a partition than before, or when a majority has
+    become impossible: it must only schedule work."""
     wipe: Callable[[int, Callable[[], None]], None] | None = None
     """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will be
     later, in steps (`kv.aio.pager`). None: at once."""

@@ -1,13 +1,12 @@
-"""What the group commits of a bucket take, in which order, and who is told when they are durable.
+"""Decides what the group commits of a bucket contain, their order, and which waiters to notify.
 
 Invariants:
-1. Everything a commit takes was frozen in one step, up to each partition's present high seqno.
-2. A commit takes whole partitions; their turns go round, so that none waits for ever behind
-   busier ones.
-3. A waiter is given back once: when its partition is persisted up to its seqno, or by `abandon`.
+1. All changes of a commit were frozen in one step, up to each partition's high seqno at that time.
+2. A commit takes whole partitions in rotation, so that none starves behind busier ones.
+3. A waiter is returned once: when its partition is persisted up to its seqno, or by `abandon`.
 4. Commits become persisted in the order in which they were frozen.
 
-Elsewhere: times, threads and errors of the disk (`kv.aio.flusher`), bytes (`storage.core.store`).
+Elsewhere: timing, threads and disk errors (`kv.aio.flusher`), bytes (`storage.core.store`).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ __all__ = [
 COMMIT_CHANGES_MAX: Final = 4096
 """Changes after which a commit takes no further partition: encoding blocks the loop meanwhile."""
 COMMIT_CHANGES_QUICK_MAX: Final = 1024
-"""The same while the disk is quick: more commits cost nothing then, and block shorter."""
+"""The same while the disk is fast: more commits are then cheap, and each blocks for less time."""
 SLOW_COMMIT_S: Final = 0.01
-"""What the last commit took on its way to the disk, from which the disk is slow."""
+"""Duration of the last commit's write above which the disk counts as slow."""
 _Waiter = TypeVar("_Waiter")
 
 
@@ -43,11 +42,11 @@ class GroupCommit(NamedTuple):
     changes: int
     frame_bytes: int
     is_more: bool
-    """Partitions that changed are left for another commit."""
+    """Changed partitions are left for another commit."""
 
 
 class FlushPlan(Generic[_Waiter]):
-    """The flusher's decisions; `_Waiter` is whatever the shell tells people by."""
+    """The flusher's decisions; `_Waiter` is whatever the shell notifies through."""
 
     def __init__(self, partitions: list[Partition]) -> None:
         self._partitions = partitions
@@ -55,11 +54,11 @@ class FlushPlan(Generic[_Waiter]):
         self._waiting: list[tuple[Partition, int, _Waiter]] = []
 
     def is_dirty(self) -> bool:
-        """Return whether something changed that no commit took yet."""
+        """Return whether there are changes that no commit has taken yet."""
         return bool(_dirty(self._partitions))
 
     def freeze(self, last_s: float = 0.0) -> GroupCommit | None:
-        """Take the next commit; None if nothing changed. `last_s`: what the last one took."""
+        """Take the next commit; None if nothing changed. `last_s`: duration of the last one."""
         is_slow = last_s >= SLOW_COMMIT_S
         most = COMMIT_CHANGES_MAX if is_slow else min(COMMIT_CHANGES_QUICK_MAX, COMMIT_CHANGES_MAX)
         chosen, is_more = self._next_partitions(most)
@@ -84,7 +83,7 @@ class FlushPlan(Generic[_Waiter]):
         return chosen, False
 
     def persisted(self, commit: GroupCommit) -> list[_Waiter]:
-        """The commit is durable and known to look-ups; return those to tell."""
+        """The commit is durable and known to look-ups; return the waiters to notify."""
         for partition, seqno in zip(commit.partitions, commit.seqnos, strict=True):
             partition.persisted(seqno)
         told: list[_Waiter] = []
@@ -106,7 +105,7 @@ class FlushPlan(Generic[_Waiter]):
         return True
 
     def undone(self, partition: Partition) -> list[_Waiter]:
-        """The partition went back: return those who waited for what is gone."""
+        """The partition was rolled back: return the waiters for changes that are gone."""
         told = [w for p, seqno, w in self._waiting if p is partition and seqno > p.high_seqno]
         self._waiting = [
             wait
@@ -116,14 +115,14 @@ class FlushPlan(Generic[_Waiter]):
         return told
 
     def abandon(self) -> list[_Waiter]:
-        """Give all waiters back: nothing becomes durable any more."""
+        """Return all waiters: nothing becomes durable any more."""
         given = [waiter for _, _, waiter in self._waiting]
         self._waiting = []
         return given
 
 
 def _dirty(partitions: list[Partition]) -> list[Partition]:
-    """Return those that a commit has something to take of. Twice a commit: one pass, no calls."""
+    """Return the partitions with changes to commit. Twice per commit: one pass, no calls."""
     return [
         p
         for p in partitions

@@ -1,12 +1,13 @@
 """The leases that readers hold on a bucket's partitions.
 
 Invariants:
-1. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
-   is over or the partition's hold is: a lost lease is an answer, never a wrong read.
+1. A lease id is never used twice. A lease's hold on a partition is lost at once when the lease
+   expires or the partition loses the hold. A read with a lost lease gets an error, never wrong
+   data.
 2. There are at most `LEASES_MAX`.
 
 Elsewhere: what a hold keeps (`kv.core.queue.mutation_queue`), the wire forms
-(`kv.core.commands`).
+(`kv.core.session.introspection`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Lease(NamedTuple):
 
 
 class BucketLeases:
-    """Of one bucket; `monotonic_ns` is the clock of their times."""
+    """The leases of one bucket; `monotonic_ns` is the clock of their times."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class BucketLeases:
     ) -> tuple[int, int, dict[int, Hold]] | None:
         """Hold partitions as of seqnos (None: the present high); (id, seconds granted, holds).
 
-        None if one of them cannot be read as wished; then nothing is held.
+        None if one of them cannot be read as requested; then nothing is held.
 
         Raises:
             UnavailableError: `too_many_leases`, retry later.
@@ -85,7 +86,10 @@ class BucketLeases:
     def renew(
         self, lease_id: int, seconds: int, named: Iterable[int] = ()
     ) -> tuple[int, dict[int, Hold]] | None:
-        """Extend a lease; (seconds granted, what is still held of the partitions named or all)."""
+        """Extend a lease; return (seconds granted, what it still holds of the named partitions).
+
+        Without names, of all partitions.
+        """
         lease = self._held(lease_id)
         if lease is None:
             return None
@@ -97,7 +101,7 @@ class BucketLeases:
         return granted, {p: lease.holds[p] for p in wanted if p in lease.holds}
 
     def release(self, lease_id: int, named: Iterable[int] = ()) -> None:
-        """Give up what a lease holds of the partitions named, or all of it."""
+        """Release the holds of a lease on the named partitions, or all of them."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return
@@ -109,9 +113,9 @@ class BucketLeases:
             del self._leases[lease_id]
 
     def hold(self, lease_id: int, partition_id: int, start: int | None = None) -> Hold | None:
-        """Return the hold of a lease on a partition, None if it is not held (any more).
+        """Return the hold of a lease on a partition; None if it is not (or no longer) held.
 
-        `start`: a stream is going to read what is above.
+        `start`: a stream is going to read changes above it.
         """
         lease = self._held(lease_id)
         hold = lease.holds.get(partition_id) if lease else None
@@ -120,7 +124,7 @@ class BucketLeases:
         return hold
 
     def drop_expired(self) -> None:
-        """Release the leases whose time is over."""
+        """Release the expired leases."""
         now_ns = self._monotonic_ns()
         for lease_id in [i for i, lease in self._leases.items() if lease.expires_ns <= now_ns]:
             self.release(lease_id)

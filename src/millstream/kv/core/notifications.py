@@ -1,9 +1,9 @@
-"""Who is told of a bucket's changes.
+"""Subscribers to a bucket's changes.
 
 Invariants:
-1. Subscribers are called once per batch of changes, not once per change; they only schedule work.
+1. Subscribers are called once per batch of changes, not once per change. They only schedule work.
 
-Elsewhere: what changed (the partitions).
+Elsewhere: the changes themselves (the partitions).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Notifications"]
 
 
 class Notifications:
-    """Subscribers by what they want to hear of."""
+    """Subscribers by the kind of event."""
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[], None]] = []
@@ -26,7 +26,7 @@ class Notifications:
         self._subscribers.append(callback)
 
     def subscribe_durable(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time after changes became durable."""
+        """Call `callback` each time changes have become durable."""
         self._durable_subscribers.append(callback)
 
     def subscribe_map(self, callback: Callable[[], None]) -> None:
@@ -41,16 +41,16 @@ class Notifications:
                 subscribers.remove(callback)
 
     def tell_changed(self) -> None:
-        """Tell that partitions changed."""
+        """Report that partitions changed."""
         for callback in tuple(self._subscribers):
             callback()
 
     def tell_durable(self) -> None:
-        """Tell that changes became durable."""
+        """Report that changes became durable."""
         for callback in tuple(self._durable_subscribers):
             callback()
 
     def tell_map(self) -> None:
-        """Tell that there is another map."""
+        """Report that there is another map."""
         for callback in tuple(self._map_subscribers):
             callback()

@@ -1,16 +1,16 @@
-"""What an operator may ask: figures by name, and the words for each of them.
+"""Statistics for operators: values by name, and a description of each.
 
-The parts of a bucket publish their figures as groups, each a named tuple that is made when
-somebody asks. A figure is called `<group>_<field>`, in STAT, in metrics and in documents alike.
+The parts of a bucket publish their values as groups. Each group is a named tuple that is created
+on request. A value is called `<group>_<field>`, in STAT, in metrics and in documents alike.
 
 Invariants:
-1. Every published figure is described in `BUCKET_FIGURES` or `NODE_FIGURES`, and every
-   description is published.
-2. A name that ends in `_total` only grows while the node runs; a histogram too; others go both
-   ways. Nothing is reset: whoever wants a rate takes differences.
-3. Asking costs no more than a look at every partition.
+1. Every published value is described in `BUCKET_FIGURES` or `NODE_FIGURES`, and every description
+   belongs to a published value.
+2. A name that ends in `_total` only grows while the node runs; so does a histogram. Other values
+   go both ways. Nothing is reset: rates are computed from differences.
+3. A request costs no more than one look at every partition.
 
-Elsewhere: the node's figures (`node.engine`), the page (`gateway`), STAT (`introspection`).
+Elsewhere: the node's values (`node.engine`), the page (`gateway`), STAT (`introspection`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECONDS: Final = (
 
 
 class Histogram:
-    """How many values of which size there were; `bounds` are the largest value of each class."""
+    """Number of values per size class; `bounds` are the largest value of each class."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -57,11 +57,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Return the number of values."""
         return sum(self.counts)
 
     def cumulated(self) -> list[tuple[str, int]]:
-        """Return (bound, values up to it), the last bound being "+Inf"."""
+        """Return (bound, number of values up to it), the last bound being "+Inf"."""
         names = [f"{bound:g}" for bound in self.bounds]
         return list(zip([*names, "+Inf"], accumulate(self.counts), strict=True))
 
@@ -78,12 +78,12 @@ class Published:
         self._groups: dict[str, Callable[[], NamedTuple]] = {}
 
     def add(self, group: str, read: Callable[[], NamedTuple]) -> None:
-        """Publish a group; `read` returns its figures as they are now."""
+        """Publish a group; `read` returns its current values."""
         assert group not in self._groups
         self._groups[group] = read
 
     def read(self, group: str | None = None) -> Figures:
-        """Return the figures of one group, or all."""
+        """Return the values of one group, or all."""
         chosen = self._groups if group is None else {group: self._groups[group]}
         return {
             f"{name}_{field}": value
@@ -160,7 +160,7 @@ class Refused(NamedTuple):
 def as_text(
     figures: Mapping[str, Figure], *, with_classes: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield names and values as STAT shows them; of a histogram count and sum, and its classes."""
+    """Yield names and values as STAT shows them; of a histogram count, sum and classes."""
     for name, value in figures.items():
         if isinstance(value, Histogram):
             yield f"{name}_count", str(value.count)
@@ -178,157 +178,157 @@ def as_text(
 NODE_FIGURES: Final[Mapping[str, str]] = {
     "uptime_seconds": "Time since the engine was started",
     "loop_lag_ms": "By how much the event loop was late, latest measurement",
-    "loop_lag_worst_ms": "The worst of the last ten seconds",
-    "processor_seconds_total": "Processor time that the engine has used",
-    "resident_bytes": "Memory that the engine occupies",
+    "loop_lag_worst_ms": "Worst lag of the event loop in the last ten seconds",
+    "processor_seconds_total": "Processor time used by the engine",
+    "resident_bytes": "Resident memory of the engine",
     "kv_connections": "Open connections of the kv and memcached ports",
-    "kv_connections_accepted_total": "Connections ever accepted there",
-    "kv_connections_cut_total": "Of these cut off: too many, or too much was held for them",
-    "kv_held_bytes": "What is held for their clients: requests and replies that wait",
-    "index_process_up": "1 while the index process can be asked",
-    "index_process_restarts_total": "How often it died and was started again",
-    "index_process_resident_bytes": "Memory it occupies",
-    "index_process_processor_seconds_total": "Processor time it has used, user and system",
-    "index_process_loop_lag_worst_ms": "The worst lag of its event loop in the last ten seconds",
-    "replicator_jobs_pending": "Replications that wait for their turn",
-    "replicator_jobs_running": "Those that run",
-    "replicator_jobs_crashing": "Those that could not go on and wait to be tried again",
-    "replicator_jobs_completed": "Documents of `_replicator` whose replication is over",
-    "replicator_jobs_failed": "Those whose replication can never be done as it is asked for",
+    "kv_connections_accepted_total": "Connections ever accepted on these ports",
+    "kv_connections_cut_total": "Connections cut off: too many, or too much held for them",
+    "kv_held_bytes": "Bytes held for clients: requests and replies that wait",
+    "index_process_up": "1 while the index process accepts requests",
+    "index_process_restarts_total": "How often the index process died and was restarted",
+    "index_process_resident_bytes": "Resident memory of the index process",
+    "index_process_processor_seconds_total": "Its processor time, user and system",
+    "index_process_loop_lag_worst_ms": "Worst lag of its event loop in the last ten seconds",
+    "replicator_jobs_pending": "Replications that wait to be scheduled",
+    "replicator_jobs_running": "Replications that run",
+    "replicator_jobs_crashing": "Replications that failed and wait for a retry",
+    "replicator_jobs_completed": "Documents of `_replicator` whose replication is finished",
+    "replicator_jobs_failed": "Documents of `_replicator` whose replication is impossible",
     "replicator_changes_read_total": "Changes read from sources of replications that run here",
     "replicator_changes_skipped_total": "Changes not read: they came through other databases",
     "replicator_revisions_checked_total": "Revisions that targets were asked for",
-    "replicator_missing_revisions_found_total": "Those that the targets lacked",
+    "replicator_missing_revisions_found_total": "Revisions that targets lacked",
     "replicator_docs_read_total": "Revisions read from sources",
-    "replicator_docs_written_total": "Revisions that targets took",
-    "replicator_doc_write_failures_total": "Revisions that targets refused",
+    "replicator_docs_written_total": "Revisions that targets accepted",
+    "replicator_doc_write_failures_total": "Revisions that targets rejected",
     "replicator_crashes_total": "Runs of replications that ended with an error",
     "coord_process_up": "1 while the coordination process serves",
-    "coord_process_restarts_total": "How often it died and was started again",
-    "coord_process_resident_bytes": "Memory it occupies",
-    "coord_process_processor_seconds_total": "Processor time it has used, user and system",
-    "coord_process_loop_lag_worst_ms": "The worst lag of its event loop in the last ten seconds",
-    "coord_groups": "Coordination groups that this node is a member of, or learns to be",
-    "coord_groups_leading": "Those of which it is the primary",
-    "coord_groups_impaired": "Those without a quorum, a primary that is heard, or a state here",
-    "coord_groups_stuck": "Those that have not worked on this node for 10 seconds: an alarm",
-    "coord_nodes_refused": "Nodes of which an older, or another, copy is refused; with this one",
-    "coord_groups_diverged": "Those whose state here was once not the one of the others: a fault",
-    "coord_fault_tolerance": "More members that may fail now, in the weakest of its groups",
-    "coord_committed_total": "Entries committed in all of them, as this node knows",
-    "coord_lag": "Entries by which members are behind, the worst where this node is primary",
+    "coord_process_restarts_total": "How often the coordination process died and was restarted",
+    "coord_process_resident_bytes": "Resident memory of the coordination process",
+    "coord_process_processor_seconds_total": "Its processor time, user and system",
+    "coord_process_loop_lag_worst_ms": "Worst lag of its event loop in the last ten seconds",
+    "coord_groups": "Coordination groups of which this node is a member or a non-voting member",
+    "coord_groups_leading": "Groups of which this node is the primary",
+    "coord_groups_impaired": "Groups without a quorum, a reachable primary, or a state here",
+    "coord_groups_stuck": "Groups that have not worked on this node for 10 seconds: an alarm",
+    "coord_nodes_refused": "Nodes, with this one, that are refused: an older or another copy",
+    "coord_groups_diverged": "Groups whose state here once differed from the others: a fault",
+    "coord_fault_tolerance": "Further members that may fail, in the weakest of its groups",
+    "coord_committed_total": "Entries committed in all groups, as this node knows",
+    "coord_lag": "Entries by which the slowest member is behind, where this node is primary",
     "coord_repaired_total": "Damaged entries fetched from other members since the start",
     "coord_sessions": "Sessions of clients",
-    "coord_waiting": "Requests and reads that are not answered yet",
-    "coord_disk_full": "Groups that wait for space, and the node's own file if it does",
+    "coord_waiting": "Requests and reads without an answer yet",
+    "coord_disk_full": "Groups that wait for disk space, plus the node's own file if it waits",
     "coord_connections": "Connections of clients",
-    "coord_connections_accepted_total": "Those ever accepted",
-    "coord_connections_cut_total": "Those cut off since replies they did not take filled memory",
-    "coord_replies_waiting_bytes": "Replies that wait for clients to take them",
-    "coord_nodes_connected": "Other nodes that can be sent to",
-    "coord_messages_sent_total": "Messages to other nodes",
-    "coord_messages_received_total": "Messages of other nodes",
-    "coord_messages_dropped_total": "Messages that found no room or no connection; normal if few",
+    "coord_connections_accepted_total": "Client connections ever accepted",
+    "coord_connections_cut_total": "Client connections cut off since unread replies filled memory",
+    "coord_replies_waiting_bytes": "Replies that clients have not read yet, in bytes",
+    "coord_nodes_connected": "Other nodes with an open connection",
+    "coord_messages_sent_total": "Messages sent to other nodes",
+    "coord_messages_received_total": "Messages received from other nodes",
+    "coord_messages_dropped_total": "Messages without room or connection; normal if few",
     "buckets_ready": "Buckets that are served",
-    "buckets_failed": "Buckets that are not, see `millstream status`",
+    "buckets_failed": "Buckets that are not served, see `millstream status`",
 }
-"""The same, of the node."""
+"""Name -> meaning of the node's values."""
 BUCKET_FIGURES: Final[Mapping[str, str]] = {
-    "changes_high": "Changes ever made: the high seqnos of all partitions together",
-    "changes_persisted": "Those of them that a stop of the machine cannot take away",
+    "changes_high": "Changes ever made: sum of the high seqnos of all partitions",
+    "changes_persisted": "Changes that are durable on disk",
     "changes_unflushed": "Changes that no group commit has taken yet",
     "documents_in_memory": "Documents and tombstones in the hash tables",
     "queue_bytes": "Memory of the mutation queues",
     "queue_retained_bytes": "Superseded changes kept for snapshots and leases, in bytes",
-    "queue_seqnos": "Seqnos that the mutation queues reach back, superseded ones included",
+    "queue_seqnos": "Seqnos covered by the mutation queues, superseded ones included",
     "copies_active": "Partitions whose copy here serves reads and writes",
-    "copies_replica": "Those that follow a copy elsewhere",
-    "copies_pending": "Those that are about to take over",
-    "copies_dead": "Those that serve nothing",
-    "map_revision": "Revision of the bucket's map; 0 if this node is alone with it",
+    "copies_replica": "Partitions whose copy here follows a copy on another node",
+    "copies_pending": "Partitions whose copy here is about to take over",
+    "copies_dead": "Partitions whose copy here serves nothing",
+    "map_revision": "Revision of the bucket's map; 0 if the bucket is on this node only",
     "map_nodes": "Nodes that the map lists",
     "map_not_active": "Partitions whose row begins with this node and which are not active here",
     "map_not_first": "Partitions active here whose row begins with another node",
-    "map_missing": "Places that the map gives to this node and of which it has no copy",
+    "map_missing": "Places that the map gives to this node without a copy here",
     "map_left_over": "Copies here of partitions whose row does not name this node",
-    "copies_moves_total": "Changes of these states",
+    "copies_moves_total": "Changes of the states of copies",
     "copies_rollbacks_total": "Partitions rolled back while the node ran",
-    "copies_rolled_back_total": "Seqnos that these gave up",
+    "copies_rolled_back_total": "Seqnos lost by these rollbacks",
     "replication_sources": "Nodes that copies here should follow",
-    "replication_connected": "Those of them that there is a connection to",
-    "replication_following": "Copies that should follow one",
-    "replication_streams": "Those that do now",
-    "replication_behind": "Those that lack changes, by what the source said last",
-    "replication_lag": "Changes that all of them lack, by the same",
+    "replication_connected": "Source nodes that are connected",
+    "replication_following": "Copies that should follow a source",
+    "replication_streams": "Copies that follow a source now",
+    "replication_behind": "Copies that lack changes, by the last report of the source",
+    "replication_lag": "Changes that all copies lack, by the same report",
     "replication_unflushed_bytes": "Changes from sources that are not in the log yet, in bytes",
-    "replication_changes_total": "Changes taken from sources",
-    "replication_rollbacks_total": "Copies rolled back because a source's history is another",
-    "replication_reconnects_total": "Connections to sources that were lost or not made",
+    "replication_changes_total": "Changes received from sources",
+    "replication_rollbacks_total": "Copies rolled back because a source has another history",
+    "replication_reconnects_total": "Connections to sources that were lost or failed",
     "flusher_commits_total": "Group commits written",
-    "flusher_changes_total": "Changes in them",
-    "flusher_bytes_total": "Bytes of them",
+    "flusher_changes_total": "Changes in group commits",
+    "flusher_bytes_total": "Bytes of group commits",
     "flusher_commit_changes": "Distribution of the changes in one group commit",
-    "flusher_commit_seconds": "Distribution of the time from freezing one to its being durable",
+    "flusher_commit_seconds": "Distribution of the time from freezing a commit to its durability",
     "flusher_disk_full_total": "Group commits that had to wait a second because the disk was full",
-    "flusher_by_id_pending": "Changes of the log that the by-id map does not have yet",
-    "compaction_passes_total": "Times that the log was looked through for what nobody may ask for",
+    "flusher_by_id_pending": "Changes of the log that are not in the by-id map yet",
+    "compaction_passes_total": "Passes that searched the log for data that is no longer needed",
     "compaction_runs_total": "Runs of segments that were rewritten as one",
-    "compaction_segments_total": "Segments in them",
-    "compaction_rewritten_bytes_total": "Bytes written by that",
-    "compaction_reclaimed_bytes_total": "Bytes by which the log became smaller",
+    "compaction_segments_total": "Segments in these runs",
+    "compaction_rewritten_bytes_total": "Bytes written by compaction",
+    "compaction_reclaimed_bytes_total": "Bytes by which compaction made the log smaller",
     "compaction_segments": "Segments of the log",
-    "compaction_live_bytes": "Bytes of sealed segments that readers may still ask for, about",
+    "compaction_live_bytes": "Bytes of sealed segments that readers may still need, about",
     "compaction_dead_bytes": "Bytes of sealed segments known to be superseded or rolled back",
     "compaction_tombstones": "Deletions in sealed segments that are not forgotten yet",
-    "attachments_files": "Files with bytes of attachments; the same bytes are there once",
-    "attachments_bytes": "Bytes in them",
-    "attachments_sweeps_total": "Times that unused ones were looked for",
-    "attachments_removed_total": "Unused ones removed",
-    "attachments_removed_bytes_total": "Bytes that this freed",
-    "memory_quota_bytes": "What the documents of the bucket may occupy in memory",
-    "memory_used_bytes": "What they occupy, by our count, with queues and by-id's waiting keys",
-    "memory_table_bytes": "The hash tables' share of it",
-    "memory_resident_share": "Documents in memory as a part of all, about",
-    "memory_evicted_total": "Documents that left memory because the quota was nearly used up",
-    "memory_evicted_bytes_total": "Bytes that this freed",
+    "attachments_files": "Files with attachment bytes; equal bytes are stored once",
+    "attachments_bytes": "Bytes in these files",
+    "attachments_sweeps_total": "Sweeps for unused attachments",
+    "attachments_removed_total": "Unused attachments removed",
+    "attachments_removed_bytes_total": "Bytes freed by that",
+    "memory_quota_bytes": "Limit of the memory of the bucket's documents",
+    "memory_used_bytes": "Memory counted against it, with queues and keys waiting for by-id",
+    "memory_table_bytes": "The part of it in hash tables",
+    "memory_resident_share": "Share of the documents that are in memory, about",
+    "memory_evicted_total": "Documents evicted because the quota was nearly used up",
+    "memory_evicted_bytes_total": "Bytes freed by that",
     "memory_delayed_total": "How often the quota was used up and writes waited for room",
-    "memory_delayed_seconds_total": "How long they waited, all delays together",
+    "memory_delayed_seconds_total": "Total duration of these delays",
     "memory_exhausted_total": "How often no room could be made and writes were refused",
-    "memory_is_refusing": "1 while they are",
-    "memory_longest_step_seconds": "The longest that eviction held the event loop",
+    "memory_is_refusing": "1 while writes are refused for lack of memory",
+    "memory_longest_step_seconds": "Longest time that eviction blocked the event loop",
     "reading_back_in_loop_total": "Evicted documents read back from the page cache",
     "reading_back_by_threads_total": "Evicted documents read back from the disk",
-    "reading_back_waiting": "Requests that wait for such a read",
-    "disk_free_bytes": "Space that the file system of the data directory has left",
+    "reading_back_waiting": "Requests that wait for a document to be read back",
+    "disk_free_bytes": "Free space in the file system of the data directory",
     "readers_connections": "Connections that stream",
     "readers_streams": "Open streams, one for each partition that a connection reads",
     "readers_backfilling": "Streams that read the log now",
-    "readers_lag": "The most changes that one stream has still to be sent",
-    "readers_unacked_bytes": "Sent and not yet acknowledged, in bytes",
+    "readers_lag": "Changes not yet sent to the stream that is furthest behind",
+    "readers_unacked_bytes": "Bytes sent and not yet acknowledged",
     "readers_sent_bytes_total": "Bytes of stream messages sent",
     "readers_stuck_total": "Connections cut off because they acknowledged nothing",
-    "readers_dead_total": "Connections cut off because they gave no sign of life",
+    "readers_dead_total": "Connections cut off because they sent no sign of life",
     "leases_held": "Leases held now",
     "locks_held": "Documents locked now",
     "locks_taken_total": "Locks taken",
     "expiry_expired_total": "Documents turned into expirations",
-    "expiry_index_keys": "Documents in the indexes of what expires next",
-    "expiry_unscanned_partitions": "Partitions of which not every coming expiry is known yet",
-    "expiry_scans_total": "Partitions read to find what expires next",
-    "expiry_scanned_changes_total": "Changes read by these",
-    "majority_following": "Copies on other nodes that follow partitions which are active here",
-    "majority_impossible": "Active partitions of which fewer than a majority of the copies follow",
-    "majority_lag": "The most changes of one active partition that a majority does not have yet",
-    "index_indexes": "Indexes of views; equal ones of several design documents are one",
-    "index_building": "Those of them that have not caught up for the first time",
-    "index_rows": "Rows of their views",
-    "index_pending": "Changes that all of them still lack, together",
-    "index_file_bytes": "What they take on disk",
+    "expiry_index_keys": "Documents in the indexes of upcoming expirations",
+    "expiry_unscanned_partitions": "Partitions whose expirations are not all known yet",
+    "expiry_scans_total": "Partitions scanned for upcoming expirations",
+    "expiry_scanned_changes_total": "Changes read by these scans",
+    "majority_following": "Copies on other nodes that follow partitions active here",
+    "majority_impossible": "Active partitions with less than a majority of copies following",
+    "majority_lag": "Most changes of one active partition that a majority does not have yet",
+    "index_indexes": "Indexes of views; design documents with equal views share one",
+    "index_building": "Indexes that have not caught up for the first time",
+    "index_rows": "Rows of all views",
+    "index_pending": "Changes that all indexes still lack, together",
+    "index_file_bytes": "Bytes of the indexes on disk",
     "index_commits_total": "Commits of indexes",
-    "index_commit_seconds_total": "Time that these took, with the maps they needed",
-    "index_rollbacks_total": "Indexes rolled back because a partition's history is another",
-    "index_map_errors": "Documents on which a map failed, in the indexes there are",
+    "index_commit_seconds_total": "Time of these commits, including maps",
+    "index_rollbacks_total": "Indexes rolled back because a partition has another history",
+    "index_map_errors": "Documents on which a map function failed, in the present indexes",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
-"""Name -> meaning, for people; units are in the name or the meaning. What is said to be a
+"""Name -> meaning, for people; units are in the name or the meaning. A value described as a
 distribution is a histogram."""

@@ -1,4 +1,4 @@
-"""The connections that stream a bucket's changes, and what the ones that are gone have sent.
+"""The connections that stream a bucket's changes, and totals of closed ones.
 
 Elsewhere: the streams (`upr.core.producer`).
 """
@@ -18,28 +18,28 @@ class Streaming(Protocol):
     """A connection that streams."""
 
     def figures(self) -> StreamFigures:
-        """Return how far its streams are."""
+        """Return the progress of its streams."""
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return what STAT `dcp` shows of it."""
 
     def progress(self, partition_id: int) -> tuple[str, int] | None:
-        """Return in a word what the stream of a partition does, and up to which seqno it is."""
+        """Return the state of a partition's stream in a word, and its seqno."""
 
 
 class BucketStreams:
-    """Of one bucket."""
+    """The streaming connections of one bucket."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Streaming] = {}
         """By the name that each connection has given itself."""
         self._sent_bytes_before = 0
-        """Sent by connections that are gone."""
+        """Bytes sent by closed connections."""
         self._stuck_total = self._dead_total = 0
         self._shared_slices = SharedSlices()
 
     def ended(self, name: str, stream: Streaming) -> None:
-        """A connection that streamed is gone."""
+        """A streaming connection was closed."""
         figures = stream.figures()
         self._sent_bytes_before += figures.sent_bytes
         self._stuck_total += figures.is_stuck
@@ -55,7 +55,7 @@ class BucketStreams:
         return self._shared_slices if len(self.by_name) > 1 else None
 
     def figures(self) -> Readers:
-        """Return what an operator may ask of all that read."""
+        """Return the statistics of all readers."""
         figures = [stream.figures() for stream in self.by_name.values()]
         return Readers(
             connections=len(figures),

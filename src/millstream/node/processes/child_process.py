@@ -1,17 +1,17 @@
-"""Keeps a process of the node alive: started when first needed, started again, stopped.
+"""Keeps a process of the node running: starts it on demand, restarts it, stops it.
 
-It is a child of the engine's process, so that a node within a program has the same one. It is told
-what to do by one line of JSON on stdin and says by one on stdout that it is ready; its end is seen
-at once, by the end of its stdout.
+The process is a child of the engine's process, so an embedded node has the same one. It gets its
+order as one line of JSON on stdin and reports by a line on stdout that it is ready. The end of its
+stdout shows its end at once.
 
 Invariants:
-1. There is at most one, and none after `stop`.
-2. One that dies is started again, `RESTARTS_MAX` times within `RESTART_WINDOW_S`; further ones
-   wait until the window allows.
-3. It is asked nothing before it said that it is ready.
+1. There is at most one process, and none after `stop`.
+2. A process that dies is restarted, `RESTARTS_MAX` times within `RESTART_WINDOW_S`. Further
+   restarts wait until the window allows.
+3. It gets no requests before it has reported that it is ready.
 
-Elsewhere: which ones there are (`node.processes.index_process`, `node.processes.coord_process`),
-the other side of the two lines (`node.processes.child_start`).
+Elsewhere: its kinds (`node.processes.index_process`, `node.processes.coord_process`), the child's
+side of the protocol (`node.processes.child_start`).
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ __all__ = ["RESTARTS_MAX", "RESTART_WINDOW_S", "START_S_MAX", "STOP_SECONDS", "C
 
 _LOG = logging.getLogger(__name__)
 STOP_SECONDS: Final = 10.0
-"""How long it may take to stop; then it is killed, which loses nothing that was committed."""
+"""How long it may take to stop; then it is killed, which loses no committed data."""
 START_S_MAX: Final = 120.0
-"""How long a process may take until it is ready, or until it says again that it goes on; busy
-machines are slow."""
+"""How long a process may take until it is ready, or until it reports progress again; busy machines
+are slow."""
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 600.0
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 class ChildProcess:
-    """A child of one kind; `start` may be called again and again.
+    """A child process of one kind; `start` may be called repeatedly.
 
     Args:
-        name: what people call it.
+        name: for messages.
         order: what the process is told.
         command: starts it.
         descriptors: files that it shares with this process.
@@ -69,49 +69,49 @@ class ChildProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         self._starts: list[float] = []
-        """When it was started again, within the window."""
+        """Times of the restarts within the window."""
         self._why = f"the {name} process is being started"
         self._code: int | None = None
-        """With which it ended last; None if it could not be started."""
+        """Exit code of its last end; None if it could not be started."""
         self.restarts_total = 0
 
-    # ---- what becomes of it, for the kinds
+    # ---- events, for subclasses
 
     def goes_on(self) -> None:
-        """It is not ready yet, and comes nearer."""
+        """It is not ready yet and reports progress."""
 
     def is_ready(self) -> None:
         """It runs and can be asked."""
 
     def says(self, event: dict[str, Any]) -> None:
-        """It says more than that it is ready."""
+        """It sent a line other than ready."""
 
     def is_gone(self) -> None:
-        """It ran, and does not any more."""
+        """It ran and has ended."""
 
     def has_ended(self, code: int, event: dict[str, Any]) -> None:
-        """It ended so; `event` is the first that it said."""
+        """It ended with this code; `event` is the first line that it sent."""
 
-    # ---- for its owner
+    # ---- calls of the owner
 
     @property
     def pid(self) -> int | None:
-        """Process id, None while there is none."""
+        """Return the process id; None while there is none."""
         return self._child.pid if self._child is not None else None
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it was started, and not stopped since."""
+        """Return whether it was started and not stopped since."""
         return len(self._tasks) > 0
 
     def start(self) -> None:
-        """Have the process run from now on; harmless if it does."""
+        """Start the process and keep it running; does nothing if it runs."""
         if not self.is_wanted:
             self._is_stopping = False
             self._tasks.start(self._keep_running(), name=f"{self.name} process")
 
     async def stop(self) -> None:
-        """End it; harmless if there is none."""
+        """End it; does nothing if there is none."""
         self._is_stopping = True
         if self._child is not None:
             self._child.terminate()
@@ -121,11 +121,11 @@ class ChildProcess:
         await self._tasks.stop()
 
     def kill(self) -> None:
-        """End it at once; it is started again."""
+        """Kill it; it is restarted."""
         if self._child is not None:
             self._child.kill()
 
-    # ---- its life
+    # ---- running it
 
     async def _keep_running(self) -> None:
         while True:
@@ -134,14 +134,14 @@ class ChildProcess:
             if self._is_stopping:
                 return
             delay_s = self._pause_s(time.monotonic())
-            # code 0: somebody told it to stop, as one who stops the whole process group
+            # code 0: a signal told it to stop, for example one to the whole process group
             level = logging.INFO if self._code == 0 else logging.ERROR
             _LOG.log(level, "%s; starting it again in %g s", self._why, delay_s)
             await asyncio.sleep(delay_s)
             self.restarts_total += 1
 
     def _pause_s(self, now: float) -> float:
-        """Return how long to wait before the next start, and count it."""
+        """Return the pause before the next start, and record the start."""
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_S]
         pause_s = _BACKOFF_S[min(len(self._starts), len(_BACKOFF_S) - 1)]
         if len(self._starts) >= RESTARTS_MAX:
@@ -153,7 +153,7 @@ class ChildProcess:
         """Run one process to its end; return why it ended."""
         try:
             child = self._child = self._started()
-        except OSError as error:  # of processes, memory or descriptors
+        except OSError as error:  # too few processes, memory or descriptors
             return f"the {self.name} process cannot be started: {error}"
         transport: asyncio.BaseTransport | None = None
         event: dict[str, Any] = {}
@@ -170,7 +170,7 @@ class ChildProcess:
                 self.is_ready()
             if event.get("event") != "error":
                 await self._listen(output)
-            else:  # it ends by itself now, and its exit code says more
+            else:  # it ends now, and its exit code says more
                 with suppress(TimeoutError):
                     async with asyncio.timeout(STOP_SECONDS):
                         await self._listen(output)
@@ -188,7 +188,7 @@ class ChildProcess:
         return f"the {self.name} process {end_in_words(code)}"
 
     async def _listen(self, output: asyncio.StreamReader) -> None:
-        """Hear what it says until its end."""
+        """Read its lines until its end."""
         while line := await output.readline():
             with suppress(msgspec.MsgspecError):
                 self.says(msgspec.json.decode(line, type=dict[str, Any]))
@@ -197,13 +197,13 @@ class ChildProcess:
     async def _ended(
         child: subprocess.Popen[bytes], transport: asyncio.BaseTransport | None
     ) -> int:
-        """Make sure that a process has ended; return how. Also in a task that is cancelled."""
+        """Make sure that a process has ended; return its code. Also runs in a cancelled task."""
         child.kill()  # harmless after its end
         if transport is not None:
             transport.close()
         assert child.stdin is not None
         assert child.stdout is not None
-        with suppress(BrokenPipeError):  # it ended before it had read what it was told
+        with suppress(BrokenPipeError):  # it ended before it had read its order
             child.stdin.close()
         child.stdout.close()
         waiting = asyncio.get_running_loop().run_in_executor(None, child.wait)
@@ -214,7 +214,7 @@ class ChildProcess:
             raise
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Start a process: in the loop's thread, with whose end the kernel would end it."""
+        """Start a process from the loop's thread: the kernel kills it when that thread ends."""
         return subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -226,7 +226,7 @@ class ChildProcess:
     async def _tell(
         self, child: subprocess.Popen[bytes], output: asyncio.StreamReader
     ) -> dict[str, Any]:
-        """Say what is to be done; return what the process says to that."""
+        """Send the order; return the first line that the process answers."""
         assert child.stdin is not None
         with suppress(BrokenPipeError):
             child.stdin.write(msgspec.json.encode(self._order) + b"\n")

@@ -1,16 +1,16 @@
 """The first steps of a process that the engine's process starts.
 
-It reads one line of JSON, its order, from stdin, which stays open, and writes one line:
-`{"event":"ready"}` or `{"event":"error","message":..}`; perhaps `{"event":"starting"}` before it,
-as long as it comes nearer, and more later.
+It reads its order as one line of JSON from stdin, which stays open, and writes one line:
+`{"event":"ready"}` or `{"event":"error","message":..}`. Before it, `{"event":"starting"}` may
+report progress; more lines may follow later.
 
 Invariants:
-1. The process dies with the one that started it, at once, however that ends.
-2. SIGTERM stops it cleanly; SIGINT is left to whoever started it.
-3. Nothing but those lines goes to who started it; stray prints go to stderr. Who does not read
-   them holds nobody up: what finds no room is lost.
+1. The process dies immediately when its parent ends, however that ends.
+2. SIGTERM stops it cleanly. SIGINT is left to the parent.
+3. Only those lines go to the parent; other prints go to stderr. A parent that does not read them
+   blocks nothing: lines that find no room are lost.
 
-Elsewhere: who starts and watches it (`node.processes.child_process`), what is done then
+Elsewhere: the parent's side (`node.processes.child_process`), the work
 (`node.processes.index_child`, `node.processes.coord_child`).
 """
 
@@ -33,7 +33,7 @@ __all__ = ["EXIT_NOT_STARTED", "ChildOrder", "Tell", "run_child", "stop_signal"]
 
 EXIT_NOT_STARTED: Final = 1
 Tell = Callable[[dict[str, Any]], None]
-"""Says one line to who started the process."""
+"""Sends one line to the parent."""
 
 
 class ChildOrder(Protocol):
@@ -41,22 +41,22 @@ class ChildOrder(Protocol):
 
     @property
     def parent_pid(self) -> int:
-        """Who started it."""
+        """Process id of the parent."""
 
     @property
     def log_level(self) -> str:
-        """As of the node."""
+        """Log level of the node."""
 
     @property
     def log_json(self) -> bool:
-        """As of the node."""
+        """Log format of the node."""
 
 
 _Order = TypeVar("_Order", bound=ChildOrder)
 
 
 def run_child(kind: type[_Order], run: Callable[[_Order, Tell], Coroutine[Any, Any, int]]) -> int:
-    """Read the order and do it; return the exit code."""
+    """Read the order and run it; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:
@@ -73,13 +73,13 @@ def run_child(kind: type[_Order], run: Callable[[_Order, Tell], Coroutine[Any, A
 
 
 def stop_signal() -> asyncio.Event:
-    """Return what is set once the process is told to stop."""
+    """Return an event that is set once the process is told to stop."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     return stop
 
 
 def _tell(descriptor: int, event: dict[str, Any]) -> None:
-    """Say a line; the descriptor stays open, its end says that the process has ended."""
+    """Write a line; the descriptor stays open, so that its end marks the end of the process."""
     with contextlib.suppress(BrokenPipeError, BlockingIOError):
         os.write(descriptor, msgspec.json.encode(event) + b"\n")

@@ -3,13 +3,13 @@
 Invariants:
 1. It listens on sockets that the engine's process has bound and keeps, so that their ports stay
    the same over its restarts.
-2. While it reads the groups' files it says so, once a `FIGURES_S`; that it is ready once it
-   listens, then its figures.
-3. It ends with `EXIT_DISK_FAILED` if its disk failed; nothing is tried again there. That it has
-   no descriptors left is nothing of the disk, and a figure that cannot be told ends nothing.
+2. While it reads the groups' files it reports progress every `FIGURES_S`. It reports that it is
+   ready once it listens, then its statistics.
+3. It exits with `EXIT_DISK_FAILED` if its disk failed, without any retry. A lack of file
+   descriptors is not a disk failure, and a statistic that cannot be sent does not end the process.
 
-Elsewhere: its first steps (`node.processes.child_start`), who starts and watches it
-(`node.processes.coord_process`), what it does (`coordination.aio.coordinator`).
+Elsewhere: its first steps (`node.processes.child_start`), its start and supervision
+(`node.processes.coord_process`), its work (`coordination.aio.coordinator`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = ["FIGURES_S", "SWITCH_S", "CoordOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.processes.coord_child")
 FIGURES_S: Final = 1.0
-"""How often the engine is told the figures."""
+"""How often the statistics are sent to the engine."""
 EXIT_FAILED: Final = 1
 SWITCH_S: Final = 0.0005
-"""How long the loop may go on while a thread that has synced waits for the interpreter."""
+"""How long the loop may hold the interpreter while a thread that has synced waits for it."""
 
 
 class CoordOrder(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class CoordOrder(msgspec.Struct, frozen=True):
     log_level: str
     log_json: bool
     directory: str
-    """Of coordination, in the data directory."""
+    """Directory of coordination, in the data directory."""
     users: str
     """The users' file of the node."""
     coord: int | None = None
@@ -68,9 +68,9 @@ class CoordOrder(msgspec.Struct, frozen=True):
     ninep: int | None = None
     """Descriptor of the bound socket of the file service."""
     advertise: tuple[str, int, int] = ("", 0, 0)
-    """Host, port for clients, port for nodes, as others are told."""
+    """Host, port for clients and port for nodes that others are told."""
     join: tuple[str, int] | None = None
-    """Peer address of a node of the pool that a new node is to join."""
+    """Peer address of a node of the pool that a new node joins."""
     cluster_secret: str = ""
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -79,7 +79,7 @@ class CoordOrder(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Run until told to stop; returns the exit code."""
+    """Run until stopped; return the exit code."""
     return run_child(CoordOrder, _run)
 
 
@@ -126,7 +126,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
 
 
 def _progress(tell: Tell) -> Callable[[], None]:
-    """Return what says that the start goes on; any thread may call it."""
+    """Return a function that reports progress of the start; callable from any thread."""
     said = 0.0
 
     def say() -> None:
@@ -177,7 +177,7 @@ async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
             await asyncio.sleep(FIGURES_S)
             try:
                 occupied = resident_bytes()
-            except OSError as error:  # of descriptors or memory: no reason to end
+            except OSError as error:  # too few descriptors or too little memory: continue
                 _LOG.warning("the memory of this process cannot be read: %s", error)
                 occupied = 0
             figures: dict[str, Any] = {

@@ -1,11 +1,11 @@
-"""The coordination process as its node has it: waited for at the start, its figures, its end.
+"""The coordination process from its node's side: start, statistics, end.
 
 Invariants:
-1. A node whose coordination cannot begin does not begin either.
-2. One that ends because its disk failed ends the node; any other is started again on the same
-   sockets, which the engine's process holds.
+1. If coordination cannot start, the node does not start either.
+2. If the process ends because its disk failed, the node ends. In any other case it is restarted on
+   the same sockets, which the engine's process holds.
 
-Elsewhere: keeping it alive (`node.processes.child_process`), the process itself
+Elsewhere: keeping it running (`node.processes.child_process`), the process itself
 (`node.processes.coord_child`).
 """
 
@@ -28,7 +28,7 @@ COMMAND: Final = (sys.executable, "-m", "millstream.node.processes.coord_child")
 NO_FIGURES: Final[Mapping[str, float]] = {
     name: 0.0 for name in NODE_FIGURES if name.startswith("coord_")
 }
-"""Of a node that does not coordinate."""
+"""Statistics of a node that takes no part in coordination."""
 
 
 class CoordProcess(ChildProcess):
@@ -54,14 +54,14 @@ class CoordProcess(ChildProcess):
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._said: Mapping[str, float] = {}
         self.token_settings: Mapping[str, str] = {}
-        """As it said last, also while it is started again: nobody is locked out by that."""
+        """As last reported; kept during a restart, so that no user is locked out."""
         self._is_up = self._goes_on = False
 
     async def until_ready(self) -> None:
         """Return once it serves for the first time.
 
         Raises:
-            CorruptionError: `cannot_start`: its files are not what was written.
+            CorruptionError: `cannot_start`: its files are damaged.
             UnavailableError: it could not start, or the disk failed.
         """
         while not self._first.done():
@@ -82,17 +82,17 @@ class CoordProcess(ChildProcess):
             self._first.set_result(None)
 
     def says(self, event: dict[str, Any]) -> None:
-        """Keep its figures, and what is set for all nodes of tokens."""
+        """Store its statistics and the token settings that apply to all nodes."""
         if event.get("event") == "figures":
             self._said = event["figures"]
             self.token_settings = event["token_settings"]
 
     def is_gone(self) -> None:
-        """Its figures are of the past."""
+        """Reset its statistics."""
         self._is_up, self._said = False, {}
 
     def has_ended(self, code: int, event: dict[str, Any]) -> None:
-        """Say so to who waits for its start, or to the node if the disk failed."""
+        """Report the end to the waiting start, or to the node if the disk failed."""
         if not self._first.done() and event.get("event") == "error":
             self._first.set_exception(_as_error(event))
         elif code == EXIT_DISK_FAILED:
@@ -107,7 +107,7 @@ class CoordProcess(ChildProcess):
             )
 
     def figures(self) -> dict[str, float]:
-        """Return its figures, and those of the process, as it said last."""
+        """Return its statistics, and those of the process, as last reported."""
         return {
             **NO_FIGURES,
             **self._said,

@@ -1,10 +1,10 @@
 """The index process, started by the engine's process.
 
 Invariants:
-1. It says that it is ready once its socket answers.
+1. It reports that it is ready once its socket answers.
 
-Elsewhere: its first steps (`node.processes.child_start`), who starts and watches it
-(`node.processes.index_process`), what it does (`views.aio.serving.index_host`).
+Elsewhere: its first steps (`node.processes.child_start`), its start and supervision
+(`node.processes.index_process`), its work (`views.aio.serving.index_host`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["SWITCH_S", "THREADS_MAX", "IndexOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.processes.index_child")
 THREADS_MAX: Final = 64
-"""Threads that open indexes and answer queries: functions that take long hold one each."""
+"""Threads that open indexes and answer queries; a slow function occupies one."""
 SWITCH_S: Final = 0.001
-"""How long a thread that maps may go on while the loop waits for the interpreter."""
+"""How long a mapping thread may hold the interpreter while the loop waits for it."""
 
 
 class IndexOrder(msgspec.Struct, frozen=True):
@@ -45,24 +45,24 @@ class IndexOrder(msgspec.Struct, frozen=True):
     buckets: str
     """The directory `buckets` of the data directory."""
     kv: str
-    """Address of the engine's socket, as `upr.aio.link.Link` takes it."""
+    """Address of the engine's socket, as for `upr.aio.link.Link`."""
     socket: str
-    """Where to listen."""
+    """Path of its own socket."""
     modules: tuple[str, ...]
-    """Python modules to import, which register functions for views."""
+    """Python modules to import; they register functions for views."""
     log_level: str
     log_json: bool
     cluster_secret: str = ""
-    """With which other nodes are asked for their parts of answers."""
+    """Secret for requests to other nodes for their parts of answers."""
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
     reduce_limit: ReduceLimit = "true"
-    """What becomes of reduce results that do not shrink."""
+    """Handling of reduce results that do not shrink."""
 
 
 def main() -> int:
-    """Run until told to stop; returns the exit code."""
+    """Run until stopped; return the exit code."""
     return run_child(IndexOrder, _run)
 
 

@@ -1,9 +1,9 @@
-"""The index process as its node has it: there, or why not.
+"""The index process from its node's side: the link to it, or why there is none.
 
 Invariants:
-1. `link` is to a process that said that it is ready; None while there is none.
+1. `link` leads to a process that has reported that it is ready; None while there is none.
 
-Elsewhere: keeping it alive (`node.processes.child_process`), the process itself
+Elsewhere: keeping it running (`node.processes.child_process`), the process itself
 (`node.processes.index_child`), what it is told (`node.indexes`).
 """
 
@@ -28,8 +28,8 @@ class IndexProcess(ChildProcess):
 
     Args:
         order: what the process is told.
-        on_change: called with the link to a process that has just become ready, and with None
-            when it is gone.
+        on_change: called with the link to a process that has become ready, and with None when it
+            has ended.
         command: starts it.
     """
 
@@ -44,7 +44,7 @@ class IndexProcess(ChildProcess):
         self._socket = Path(order.socket)
         self._on_change = on_change
         self.link: IndexLink | None = None
-        """To the process that is ready; None while there is none."""
+        """To the ready process; None while there is none."""
 
     def there(self) -> IndexLink:
         """Return the link to the process.
@@ -57,12 +57,12 @@ class IndexProcess(ChildProcess):
         return self.link
 
     def is_ready(self) -> None:
-        """Link to it."""
+        """Connect to it."""
         self.link = IndexLink(self._socket)
         self._on_change(self.link)
 
     def is_gone(self) -> None:
-        """End what is asked of it."""
+        """End the open requests to it."""
         if self.link is not None:
             self.link.close()
             self.link = None

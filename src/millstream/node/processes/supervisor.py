@@ -1,14 +1,14 @@
-"""The supervisor of a node: starts the engine, tells when it is ready, starts it again, stops it.
+"""The supervisor of a node: starts the engine, prints the ready line, restarts and stops it.
 
 Invariants:
 1. Exactly one line goes to stdout, when the node is ready for the first time.
-2. A clean stop (SIGTERM, SIGINT) ends with 0; a second signal, or no end within `STOP_SECONDS`,
+2. A clean stop (SIGTERM, SIGINT) ends with 0. A second signal, or no end within `STOP_SECONDS`,
    kills the engine, which is safe but makes the next start a recovery.
-3. An engine that dies is started again on the same ports, `RESTARTS_MAX` times within
-   `RESTART_WINDOW_S`: its new failover entries tell every reader exactly what was lost. After that
+3. An engine that dies is restarted on the same ports, `RESTARTS_MAX` times within
+   `RESTART_WINDOW_S`. Its new failover entries tell every reader exactly what was lost. After that
    the supervisor gives up with a message and exit code 1.
-4. An engine that could not start for the first time, or says that a new attempt is of no use, is
-   not started again; nor is one whose disk failed: what it would find there nobody knows.
+4. An engine that could not start for the first time, or reports that a retry is useless, is not
+   restarted. Neither is one whose disk failed, since the state of that disk is unknown.
 
 Elsewhere: what the engine does (`node.engine_process`).
 """
@@ -54,7 +54,7 @@ RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 600.0
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 EXIT_DISK_FAILED: Final = 3
-"""Exit code of an engine that could not write, or could not make durable what it wrote."""
+"""Exit code of an engine that could not write, or could not make a write durable."""
 ENGINE_COMMAND: Final = (sys.executable, "-m", "millstream.node.engine_process")
 
 
@@ -84,7 +84,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
-        """Run the node until it is told to stop; returns 0.
+        """Run the node until it is told to stop; return 0.
 
         Raises:
             UsageError: settings that the node refuses.
@@ -110,7 +110,7 @@ class Supervisor:
             os.close(self._wake_write)
 
     def _run_engine(self) -> MillstreamError:
-        """Run one engine to its end; returns why it ended."""
+        """Run one engine to its end; return why it ended."""
         with subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -137,10 +137,10 @@ class Supervisor:
         return UnavailableError(f"the engine {end_in_words(code)}", code="engine_died")
 
     def _await_end(self, engine: subprocess.Popen[bytes]) -> int:
-        """Wait for it and for signals: one just before a call that waits for it alone is lost."""
+        """Wait for its end and for signals; a signal just before a blocking wait would be lost."""
         try:
             end = os.pidfd_open(engine.pid)
-        except ProcessLookupError:  # it has ended, and somebody has looked
+        except ProcessLookupError:  # it has ended and was already waited for
             return engine.wait()
         try:
             while (code := engine.poll()) is None:
@@ -158,7 +158,7 @@ class Supervisor:
             engine.stdin.write(msgspec.json.encode(order) + b"\n")
             engine.stdin.flush()
         except BrokenPipeError:
-            with contextlib.suppress(BrokenPipeError):  # of what is still in the buffer
+            with contextlib.suppress(BrokenPipeError):  # for data that is still in the buffer
                 engine.stdin.close()
             return {}
         line = engine.stdout.readline()
@@ -179,7 +179,7 @@ class Supervisor:
             self._announce(ready_line(listeners))
 
     def _goes_on(self, error: MillstreamError) -> bool:
-        """Wait before the next attempt; False if told to stop, raises if it is of no use."""
+        """Wait before the next attempt; False if told to stop, raises if a retry is useless."""
         if self._is_stopping and error.code != "disk_failed":
             return False
         if not self._is_announced or error.retry == "never":
@@ -219,7 +219,7 @@ class Supervisor:
 
 
 def ready_line(listeners: dict[str, str | None]) -> str:
-    """Return the line that says where this process's node listens; null for closed ones."""
+    """Return the line with the addresses of this node's listeners; null for closed ones."""
     event: dict[str, Any] = {"event": "ready", "pid": os.getpid()}
     event |= {name: listeners.get(name) for name in LISTENERS}
     return msgspec.json.encode(event).decode()

@@ -1,1 +1,1 @@
-"""What the pages need of the node around them."""
+"""Interfaces of the node that the HTTP pages use."""

@@ -1,7 +1,7 @@
-"""The changes of a node's databases as its pages see them, and what it says of its own partitions.
+"""Interface for the changes of a node's databases, and of its own partitions.
 
-Elsewhere: the node that has these shapes (`node.changes`, `databases.documents.local_parts`), the
-rest of it (`gateway.core.api.node`).
+Elsewhere: the implementation (`databases.scans.feeds`, `databases.documents.local_parts`), the
+rest of the node (`gateway.core.api.node`).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ __all__ = ["ChangesHost", "ChangesWalk", "DatabaseChanges", "PartHost"]
 
 
 class ChangesWalk(Protocol):
-    """One reader's walk over the changes of a database, to be closed."""
+    """One reader's walk over the changes of a database; to be closed."""
 
     @property
     def tokens(self) -> TokenWriter:
-        """Where the reader stands: whoever shows it changes moves it along."""
+        """Return the position of the reader; advanced by whoever sends it changes."""
 
     def lag(self) -> int:
-        """Return how many seqnos there are above where the reader stands."""
+        """Return the number of seqnos above the reader's position."""
 
     def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield what there is to read now; at the end the reader has all that was there."""
+        """Yield the changes available now; at the end the reader has all of them."""
 
     async def wait(self, seconds: float) -> bool:
-        """Return once there may be more to read; False: there was nothing for so long.
+        """Return once there may be more to read; False: the time has passed without changes.
 
         Raises:
-            ConditionError: `bucket_not_found`, it went away.
+            ConditionError: `bucket_not_found`, the bucket was removed.
             UnavailableError: `not_my_partition`.
         """
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class DatabaseChanges(Protocol):
@@ -54,30 +54,30 @@ class DatabaseChanges(Protocol):
 
     @property
     def uuid(self) -> str:
-        """Of the database."""
+        """Return the uuid of the database."""
 
     def histories(self) -> Sequence[History]:
-        """Return what positions of its partitions are judged by."""
+        """Return the histories by which positions are judged."""
 
     def purge_epoch(self) -> int:
-        """Return how often documents were purged."""
+        """Return a value that changes with each purge."""
 
     def latest(self) -> Vector:
-        """Return where a reader stands who has everything that lasts: `update_seq`."""
+        """Return the position of a reader that has all durable changes: `update_seq`."""
 
     def start_of(self, since: Vector | int | None) -> Vector:
-        """Return where a reader stands who says a token, a number, or None: now.
+        """Return the position for a token, a number, or None: now.
 
         Raises:
             UsageError: `bad_request`: a token of another database.
         """
 
     def open(self, start: Vector, *, restarts: bool) -> ChangesWalk:
-        """Return a walk from there on.
+        """Return a walk from a position on.
 
         Args:
             start: as `start_of` returns it.
-            restarts: the reader sees a part of the documents, by what is in them.
+            restarts: the reader sees a subset of the documents, selected by content.
 
         Raises:
             UnavailableError: `not_my_partition`.
@@ -88,7 +88,7 @@ class ChangesHost(Protocol):
     """The changes of a node's databases."""
 
     def of(self, bucket: str) -> DatabaseChanges:
-        """Return those of one.
+        """Return the changes of one database.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -96,16 +96,16 @@ class ChangesHost(Protocol):
         """
 
     async def whole(self, bucket: str) -> DatabaseChanges:
-        """Return those of one, wherever its partitions are.
+        """Return the changes of one database, wherever its partitions are.
 
         Raises:
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`; `node_failed`.
-            RoutingError: `not_my_partition`: no node is said to have one now.
+            RoutingError: `not_my_partition`: no node is known to have one now.
         """
 
     def purging(self, bucket: str) -> AbstractAsyncContextManager[None]:
-        """Return what a purge is made within, so that all hear of it; raises as `whole`.
+        """Return the context of a purge, which lets all nodes count it; raises as `whole`.
 
         Raises:
             UnavailableError: `disk_full`.
@@ -113,14 +113,14 @@ class ChangesHost(Protocol):
 
 
 class PartHost(Protocol):
-    """What a node says of its own partitions of a bucket, to nodes that answer for all of it.
+    """A node's own partitions of a bucket, for nodes that answer for the whole bucket.
 
-    Every call may raise `ConditionError` (`bucket_not_found`: also one of another uuid) and
+    Every call may raise `ConditionError` (`bucket_not_found`: also for another uuid) and
     `UnavailableError` (`bucket_failed`; `not_my_partition`: one of those is not active here).
     """
 
     async def histories(self, bucket: str, wanted: WantedHistories) -> Histories:
-        """Return what positions are judged by, perhaps once there is something new in one."""
+        """Return the histories of partitions; on request only once one has something new."""
 
     def changes(self, bucket: str, wanted: WantedChanges) -> AsyncGenerator[bytes, None]:
         """Yield changes as messages of `gateway.core.bucket_parts`."""
@@ -129,7 +129,7 @@ class PartHost(Protocol):
         """Yield documents by id as messages of `gateway.core.bucket_parts`."""
 
     async def figures(self, bucket: str, wanted: WantedPart) -> Figures:
-        """Return how many documents there are, and what they take."""
+        """Return the number of documents, and their size."""
 
     async def count_purge(self, bucket: str, uuid: str, *, is_made: bool) -> None:
-        """Count a purge, durably, that is about to be made, or was."""
+        """Count durably a purge that is about to be made, or was made."""

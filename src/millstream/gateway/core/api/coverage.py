@@ -1,6 +1,6 @@
-"""What the pages of coverage need of the node around them.
+"""Interface of the node for the pages of coverage.
 
-Elsewhere: the node that has this shape (`node.coverage`), what records mean
+Elsewhere: the implementation (`databases.jobs.coverage`), the meaning of records
 (`replication.core.coverage`).
 """
 
@@ -16,12 +16,12 @@ __all__ = ["CoverageHost", "Puller"]
 
 
 class Puller(NamedTuple):
-    """Who reads changes and takes records of coverage."""
+    """A client that reads changes and accepts records of coverage."""
 
     uuid: str
-    """Of the database that the changes go to; empty: not known."""
+    """Uuid of the database that the changes go to; empty: unknown."""
     takes_parts: bool = False
-    """Whether it wants, in the middle of a snapshot, what is true of some partitions."""
+    """Whether it accepts, inside a snapshot, records about some partitions."""
 
 
 class CoverageHost(Protocol):
@@ -32,21 +32,21 @@ class CoverageHost(Protocol):
     """
 
     async def records(self, bucket: str, origins: Collection[str]) -> list[Record]:
-        """Return what a database has of others; without origins all of it."""
+        """Return a database's records about others; without origins all of them."""
 
     async def emitted(self, bucket: str, end: Vector, puller: Puller) -> list[Record]:
-        """Return what a reader may be told who holds all up to `end`.
+        """Return the records for a reader that has everything up to `end`.
 
         Args:
             bucket: the database that is read.
-            end: where its reader stands.
-            puller: who reads.
+            end: position of its reader.
+            puller: the reader.
         """
 
     async def store(
         self, bucket: str, records: Sequence[Record], removed: Collection[str]
     ) -> None:
-        """Keep records whose stamps hold, durably; forget those that are named."""
+        """Store durably the records whose stamps hold; remove those that are named."""
 
     async def verify(self, bucket: str, claims: Sequence[Claim]) -> list[Vector | None]:
         """Return for each claim about a database how far it holds; None: not at all."""

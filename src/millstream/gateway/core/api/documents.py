@@ -1,7 +1,8 @@
-"""What the pages of documents need of the node around them.
+"""Interface of the node for the pages of documents.
 
-Elsewhere: the node that has this shape (`node.documents`), what a document is
-(`documents.stored`), what a change does to it (`documents.updating`).
+Elsewhere: the implementation (`databases.documents.local_documents`,
+`databases.documents.distributed_documents`), the form of a document (`documents.stored`),
+decisions about changes (`documents.updating`).
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ __all__ = [
 ]  # fmt: skip
 
 Decide = Callable[["StoredDocument | None"], "StoredDocument | None"]
-"""What becomes of a document: None: it stays as it is. Raises `MillstreamError`: it is refused."""
+"""Decides on a document: returns the new version; None: it stays. Raises `MillstreamError`: it is
+refused."""
 
 
 class Written(NamedTuple):
-    """A change that was made, or None was wanted: `seqno` 0."""
+    """A change that was made, or `seqno` 0: no change was needed."""
 
     partition: int
     seqno: int
     document: StoredDocument | None
-    """As it is now."""
+    """The document after it."""
 
 
 class Blob(NamedTuple):
-    """Bytes of an attachment as they are stored."""
+    """Bytes of an attachment as stored."""
 
     sha256: bytes
     md5: bytes
@@ -41,7 +43,7 @@ class Blob(NamedTuple):
 
 
 class LocalDocument(NamedTuple):
-    """A document that stays in its database: checkpoints of replicators, mostly."""
+    """A document that is not replicated: mostly checkpoints of replicators."""
 
     id: str
     """Without `_local/`."""
@@ -60,7 +62,7 @@ class DatabaseInfo(NamedTuple):
     document_count: int
     deleted_count: int
     update_seq: str
-    """A token that `since` takes."""
+    """A token for `since`."""
     purge_seq: int
     file_bytes: int
     active_bytes: int
@@ -68,19 +70,19 @@ class DatabaseInfo(NamedTuple):
     compact_running: bool
     instance_start_time: str
     branches: tuple[int, ...] = ()
-    """The newest branch of each partition's history: another one once writes may be lost."""
+    """The newest branch of each partition's history; changes once writes may be lost."""
     purge_epoch: int = 0
-    """How often documents were purged."""
+    """Number of purges."""
 
 
 class Settings(NamedTuple):
-    """What is set for one database."""
+    """The settings of one database."""
 
     revs_limit: int
     security: bytes
     """A JSON object: `_security`."""
     uuid: str
-    """Of the database: another one of its name has another."""
+    """Uuid of the database; a later one of the same name has another."""
 
 
 class DocumentHost(Protocol):
@@ -92,20 +94,20 @@ class DocumentHost(Protocol):
     """
 
     async def info(self, bucket: str) -> DatabaseInfo:
-        """Return what is known of a database."""
+        """Return information about a database."""
 
     async def total(self, bucket: str) -> int | None:
-        """Return how many documents there are, as counted last if counting now takes long.
+        """Return the number of documents; the last count if counting now takes long.
 
-        None: that is not known yet.
+        None: it is not known yet.
         """
 
     async def read(
         self, bucket: str, doc_id: str, *, is_durable: bool = False
     ) -> StoredDocument | None:
-        """Return a document as it is now; None if there was never one.
+        """Return the current version of a document; None if there was never one.
 
-        `is_durable`: wait until what is returned cannot get lost any more.
+        `is_durable`: wait until the returned version can no longer be lost.
         """
 
     def read_all(
@@ -113,29 +115,29 @@ class DocumentHost(Protocol):
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
         """Return documents in order, each as `read` does, or why it cannot be read.
 
-        Quicker than asking for each where other nodes have them.
+        Faster than single reads if other nodes have them.
         """
 
     async def update(
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
-        """Change documents, each in one step; then wait for the disk once if it is wanted.
+        """Change documents, each atomically; then wait for the disk once if requested.
 
-        The answers are in the order of the edits; a refusal concerns its own document alone.
-        `ambiguous` among them: the change may have got lost again.
+        The results are in the order of the edits; a refusal concerns its own document only.
+        `ambiguous`: the change may have been lost again.
         """
 
     async def commit(self, bucket: str) -> None:
-        """Return once all that was accepted before is durable."""
+        """Return once everything accepted before is durable."""
 
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
-        """Keep bytes, durably, until a document names them."""
+        """Store bytes durably, until a document names them."""
 
     def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
         """Return a range of such bytes in pieces.
 
         Raises:
-            UnavailableError: `blob_missing`, this node has not got it.
+            UnavailableError: `blob_missing`, this node does not have it.
         """
 
     async def read_local(self, bucket: str, doc_id: str) -> LocalDocument | None:
@@ -144,40 +146,40 @@ class DocumentHost(Protocol):
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
-        """Replace (None: delete) one, durably; return its revision's number, 0 where deleted.
+        """Replace (None: delete) one durably; return the number of its revision, 0 if deleted.
 
         Raises:
-            ConditionError: `conflict`, `rev` is given and not the present one; `not_found`.
+            ConditionError: `conflict`, `rev` is given and not the current one; `not_found`.
         """
 
     async def locals(self, bucket: str) -> list[LocalDocument]:
-        """Return all of them, by id."""
+        """Return all local documents, by id."""
 
     async def settings(self, bucket: str) -> Settings:
-        """Return what is set for a database."""
+        """Return the settings of a database."""
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
-        """Keep so many generations of each branch from the next change on."""
+        """Set the number of generations kept of each branch, from the next change on."""
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`."""
 
     def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
-        """Return all keys in [start, end], those that are no ids too, in the order of bytes."""
+        """Return all keys in [start, end] in byte order, including those that are no ids."""
 
     async def purges(self, bucket: str) -> PurgeList:
-        """Return the latest purges, on all nodes; those of one node are in their order."""
+        """Return the latest purges on all nodes; those of one node are in their order."""
 
     async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
-        """Add purges that were made to the list, durably."""
+        """Add completed purges to the list durably."""
 
     async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
-        """Remember so many purges on each node."""
+        """Set the number of purges that each node remembers."""
 
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Return the documents with ids in [start, end], in the order of their bytes.
 
-        Deleted ones are left out; each is as it is when it is reached.
+        Deleted ones are left out. Each is returned as it is when it is reached.
         """

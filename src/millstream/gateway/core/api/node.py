@@ -1,6 +1,6 @@
-"""What the HTTP front door needs of the node around it.
+"""Interface of the node for the HTTP server.
 
-Elsewhere: the node that has this shape (`node.engine`).
+Elsewhere: the implementation (`node.engine`).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class BucketStatus:
     high_seqno: int = 0
     """Sum over all partitions: changes ever made."""
     persisted_seqno: int = 0
-    """The same of what is durable."""
+    """The same for durable changes."""
     memory_quota_bytes: int = 0
-    """What its documents may occupy in memory."""
+    """Limit of its documents' memory."""
     index_replicas: bool = False
-    """Whether views index the replicas here too, so that a fail-over finds them ready."""
+    """Whether views index the replicas here too, so that indexes are ready after a fail-over."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowStatus:
-    """Which node a copy follows, whether changes come from it, and why not."""
+    """The source of a copy, whether changes arrive from it, and why not."""
 
     node: str
     is_streaming: bool
@@ -70,21 +70,21 @@ class PartitionStatus:
     partition: int
     state: str
     high_seqno: int
-    """Of a copy that follows another: the end of its last complete snapshot."""
+    """For a copy that follows another: the end of its last complete snapshot."""
     persisted_seqno: int
     purge_seqno: int
     received_seqno: int
-    """The newest change it holds; above `high_seqno` inside a snapshot."""
+    """The newest change it has; above `high_seqno` inside a snapshot."""
     failover_log: FailoverLog
     places: tuple[str | None, ...]
-    """The map's row: the node that is to have the active copy, then replicas; empty if alone."""
+    """The map's row: the node of the active copy, then replicas; empty without a map."""
     follows: FollowStatus | None
-    """None: nobody."""
+    """None: no source."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """Figures of the engine, read in one step; names as `kv.core.statistics` describes them."""
+    """Statistics of the engine, read in one step; names as in `kv.core.statistics`."""
 
     node: Mapping[str, float]
     buckets: Mapping[str, Figures]
@@ -100,10 +100,10 @@ class DesignHost(Protocol):
     """
 
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
-        """Return a document, or what its deletion left; None if there was never one."""
+        """Return a document or its tombstone; None if there was never one."""
 
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
-        """Refuse what is no design document, or has functions that do not compile.
+        """Reject a document that is no design document or whose functions do not compile.
 
         Raises:
             UsageError: `invalid_design_doc`, `compilation_error`, `unknown_function`.
@@ -116,11 +116,11 @@ class DesignHost(Protocol):
 
         Raises:
             ConditionError: `conflict`; `not_found`, there is nothing to delete.
-            UnavailableError: `ambiguous`, it may have got lost again.
+            UnavailableError: `ambiguous`, it may have been lost again.
         """
 
     async def all(self, bucket: str) -> list[StoredDesign]:
-        """Return those that are not deleted, by name."""
+        """Return all that are not deleted, by name."""
 
 
 class ViewAnswer(Protocol):
@@ -128,43 +128,43 @@ class ViewAnswer(Protocol):
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """What is known before the first row, as `etag`."""
+        """Return what is known before the first row, such as `etag`."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Return the JSON text in pieces; an error in the course of it is raised here."""
+        """Return the JSON text in pieces; an error during the query is raised here."""
 
     async def close(self) -> None:
-        """No more of it is wanted; to be called at the end in any case."""
+        """End the answer; must always be called at the end."""
 
 
 class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node asks of another one's view."""
+    """A node's request to another node's view."""
 
     design: str
     """Without `_design/`."""
     view: str
     options: dict[str, Any]
     partitions: list[int]
-    """That the answer is for."""
+    """Partitions that the answer must cover."""
     form: Literal["part", "json"]
-    """A part to be merged, or the whole answer where the node has all partitions."""
+    """A part to be merged, or the whole answer if the node has all partitions."""
 
 
 WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]
 
 
 class FunctionHost(Protocol):
-    """The functions of design documents that are no views.
+    """The functions of design documents other than views.
 
     Every call may raise `ConditionError` (`bucket_not_found`), `UnavailableError` (as
-    `DesignHost`), and what the function ends with: `compilation_error`, `function_failed`, or the
+    `DesignHost`), and the error of the function: `compilation_error`, `function_failed`, or the
     name of what it threw.
     """
 
     async def validate(
         self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
     ) -> list[MillstreamError | None]:
-        """Ask all design documents about changes; return why each is refused, None if it is not.
+        """Run all validation functions on changes; return why each is rejected, None if it is not.
 
         Args:
             bucket: its name.
@@ -175,16 +175,16 @@ class FunctionHost(Protocol):
 
         Returns:
             `AccessError`s with the codes `forbidden` and `unauthorized`; other errors are faults
-            of a function.
+                of a function.
         """
 
     async def validates(self, bucket: str) -> bool:
-        """Return whether changes have to be asked of any design document."""
+        """Return whether any design document validates changes."""
 
     async def filter(
         self, bucket: str, design: str, name: str, documents: Sequence[bytes], request: bytes
     ) -> list[bool]:
-        """Return which documents a filter passes.
+        """Return which documents pass a filter.
 
         Args:
             bucket: its name.
@@ -205,7 +205,7 @@ class FunctionHost(Protocol):
     async def update(
         self, bucket: str, design: str, name: str, document: bytes | None, request: bytes
     ) -> Updated:
-        """Call an update function; raises as `filter`, and AccessError where it throws so."""
+        """Call an update function; raises as `filter`, and AccessError if it throws one."""
 
 
 class DocumentScan(Protocol):
@@ -222,14 +222,14 @@ class DocumentScan(Protocol):
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield id and text of documents in the order of the bytes of their ids.
 
-        Those that are deleted are left out, and design documents, too.
+        Deleted documents and design documents are left out.
 
         Args:
             bucket: its name.
             first: the lowest id, included; None: all.
             last: the highest id, included; None: all.
             descending: whether the highest comes first.
-            conflicts: whether the texts have `_conflicts`, where there are any.
+            conflicts: whether the texts have `_conflicts`, if there are any.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -247,7 +247,7 @@ class IndexHost(Protocol):
     async def query(
         self, bucket: str, design: str, view: str, options: Mapping[str, object]
     ) -> ViewAnswer:
-        """Ask a view.
+        """Query a view.
 
         Args:
             bucket: its name.
@@ -260,19 +260,19 @@ class IndexHost(Protocol):
         """
 
     async def part(self, bucket: str, asked: PartRequest) -> ViewAnswer:
-        """Answer another node for some partitions; raises as `query`.
+        """Answer a part of a query for another node; raises as `query`.
 
         Raises:
             RoutingError: `not_my_partition`.
         """
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
-        """Return what `_info` shows as `view_index`."""
+        """Return the `view_index` of `_info`."""
 
     async def write(
         self, bucket: str, design: str, call: WriterCall, arguments: Mapping[str, object]
     ) -> dict[str, Any]:
-        """Do what a writer of an index outside the node asks for.
+        """Run an operation of an external index writer.
 
         Raises:
             ConditionError: `index_fenced`, `not_spark_engine`, `run_missing`.
@@ -282,7 +282,7 @@ class IndexHost(Protocol):
     async def stage(
         self, bucket: str, design: str, fence: int, run: str, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Keep a file that such a writer will have committed.
+        """Store a file that such a writer will have committed.
 
         Raises:
             ConditionError: `index_fenced`.
@@ -291,20 +291,20 @@ class IndexHost(Protocol):
         """
 
     async def offers(self, bucket: str, building: Sequence[str]) -> list[str]:
-        """Return the design documents whose builds a pipeline may do; it says which it does."""
+        """Return the design documents that a pipeline may build; `building`: what it builds."""
 
     async def compact(self, bucket: str, design: str) -> None:
-        """Have an index written anew, densely; returns once it has begun."""
+        """Start to compact an index; returns once it has begun."""
 
     async def cleanup(self, bucket: str) -> None:
-        """Remove the files of indexes that no design document has any more."""
+        """Remove the files of indexes that no design document uses."""
 
     async def tasks(self) -> list[dict[str, Any]]:
-        """Return what is being built and compacted, as `_active_tasks` shows it."""
+        """Return the running builds and compactions, as `_active_tasks` shows them."""
 
 
 class FrontHost(Protocol):
-    """What every node has, also one without data; all calls run in the loop."""
+    """The part of the interface that nodes without data have, too; all calls run in the loop."""
 
     @property
     def indexes(self) -> IndexHost:
@@ -316,22 +316,22 @@ class FrontHost(Protocol):
 
     @property
     def uuid(self) -> str:
-        """The node's own id, fixed when its directory was made."""
+        """Return the node's own id, fixed when its directory was created."""
 
     @property
     def users(self) -> UserStore:
-        """Who may do what."""
+        """Return the users and their rights."""
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Host names under which the node may be addressed, lower case, without ports."""
+        """Return the host names of the node, lower case, without ports."""
 
     @property
     def origins(self) -> frozenset[str]:
-        """Sites whose pages may use the node from a browser; `*`: all."""
+        """Return the sites whose pages may use the node from a browser; `*`: all."""
 
     def drop_user(self, name: str) -> None:
-        """End what a user whose rights changed has open: they log in again."""
+        """Close the connections of a user whose rights changed: they log in again."""
 
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
@@ -340,10 +340,10 @@ class FrontHost(Protocol):
         """Return all buckets, sorted by name."""
 
     def metrics(self) -> NodeMetrics:
-        """Return the engine's figures."""
+        """Return the engine's statistics."""
 
     def replication_tasks(self) -> list[dict[str, Any]]:
-        """Return the replications that run, as `_active_tasks` shows them."""
+        """Return the running replications as `_active_tasks` shows them."""
 
 
 class NodeHost(FrontHost, Protocol):
@@ -355,11 +355,11 @@ class NodeHost(FrontHost, Protocol):
 
     @property
     def shared(self) -> SharedHost:
-        """What other nodes are told."""
+        """Return the answers for other nodes about buckets."""
 
     @property
     def stored(self) -> StoredHost:
-        """What other nodes ask of documents."""
+        """Return the answers for other nodes about documents."""
 
     @property
     def functions(self) -> FunctionHost:
@@ -371,24 +371,24 @@ class NodeHost(FrontHost, Protocol):
 
     @property
     def changes(self) -> ChangesHost:
-        """What happens in the databases."""
+        """Return the changes of the databases."""
 
     @property
     def parts(self) -> PartHost:
-        """What it says of its partitions to nodes that answer for all of a bucket."""
+        """Return this node's partitions, for nodes that answer for a whole bucket."""
 
     @property
     def coverage(self) -> CoverageHost:
-        """What the databases have of others."""
+        """Return what the databases know of others."""
 
     @property
     def replications(self) -> ReplicationHost:
-        """Jobs that bring databases in step."""
+        """Return the replication jobs."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None
     ) -> BucketStatus:
-        """Create a bucket, durably; without a memory quota it has that of the node.
+        """Create a bucket durably; without a memory quota it has the quota of the node.
 
         Raises:
             UsageError: `bad_bucket_name`, `bad_partitions`, `bad_memory_quota`.
@@ -397,14 +397,14 @@ class NodeHost(FrontHost, Protocol):
         """
 
     async def delete_bucket(self, name: str) -> None:
-        """Delete a bucket and all it holds.
+        """Delete a bucket and all its data.
 
         Raises:
             ConditionError: `bucket_not_found`.
         """
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
-        """Say whether a bucket's replicas here are indexed too, durably.
+        """Set durably whether a bucket's replicas here are indexed too.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -412,7 +412,7 @@ class NodeHost(FrontHost, Protocol):
         """
 
     def compact_bucket(self, name: str) -> None:
-        """Have a bucket's log compacted soon.
+        """Schedule compaction of a bucket's log.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -420,13 +420,13 @@ class NodeHost(FrontHost, Protocol):
         """
 
     def cluster_config(self, name: str | None) -> bytes | None:
-        """Return the map that SDKs read, as JSON: of a bucket that is served, or of the nodes."""
+        """Return the map for SDKs as JSON: of a served bucket, or of the nodes."""
 
     def silent_nodes(self) -> set[str]:
         """Return HOST:PORT of the HTTP pages of nodes that do not answer this one."""
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
-        """Return a bucket's map and the name of this node in it, None if it has none.
+        """Return a bucket's map and the name of this node in it; None if it has none.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -436,7 +436,7 @@ class NodeHost(FrontHost, Protocol):
     async def set_bucket_map(
         self, name: str, uuid: str, partitions: int, bucket_map: BucketMap, node_name: str
     ) -> None:
-        """Give a bucket its map, durably; make it with this uuid if there is none of the name.
+        """Give a bucket its map durably; create it with this uuid if the name is not in use.
 
         Raises:
             UsageError: `bad_bucket_name`, `bad_bucket_uuid`, `bad_partitions`, `bad_map_rows`.
@@ -455,7 +455,7 @@ class NodeHost(FrontHost, Protocol):
         """
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
-        """Give a copy another state, durably.
+        """Set the state of a copy durably.
 
         Raises:
             UsageError: `illegal_move`.
@@ -463,7 +463,7 @@ class NodeHost(FrontHost, Protocol):
         """
 
     async def take_over(self, name: str, number: int) -> None:
-        """Make a copy active that follows another node, which stops for it.
+        """Make a following copy active, and stop its source's.
 
         Raises:
             UsageError: `not_following`.
@@ -473,7 +473,7 @@ class NodeHost(FrontHost, Protocol):
         """
 
     def standings(self, name: str) -> list[Standing]:
-        """Return how the copies of a bucket's partitions stand, by number.
+        """Return the standings of a bucket's copies, by partition number.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -501,7 +501,7 @@ class NodeHost(FrontHost, Protocol):
         """
 
     async def roll_back_partition(self, name: str, number: int, seqno: int) -> int:
-        """Go back to the newest state at or below `seqno` that can be restored; return its seqno.
+        """Go back to the newest restorable state at or below `seqno`; return its seqno.
 
         Raises:
             UnavailableError: `disk_full`, `disk_failed`, `stopping`.

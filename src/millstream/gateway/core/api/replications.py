@@ -1,6 +1,6 @@
-"""What the pages of replications need of the node around them.
+"""Interface of the node for the pages of replications.
 
-Elsewhere: the node that has this shape (`node.replications`), what a job is
+Elsewhere: the implementation (`databases.jobs.replications`), the form of a job
 (`replication.core.jobs`).
 """
 
@@ -17,36 +17,36 @@ REPLICATOR = "_replicator"
 
 
 class ReplicationHost(Protocol):
-    """The replications of a node; what is told of them is JSON with CouchDB's names."""
+    """The replications of a node; their descriptions are JSON with CouchDB's names."""
 
     async def run(self, job: Job) -> dict[str, Any]:
-        """Run a job to its end; who asks for one that runs waits for it, too.
+        """Run a job to its end; a request for a running job waits for that run.
 
         Raises:
             ConditionError: `not_found`: there is no such database; `cancelled`.
             UnavailableError: `too_many_jobs`, or an end does not answer.
-            MillstreamError: what an end answered.
+            MillstreamError: the error of an end.
         """
 
     async def begin(self, job: Job) -> str:
-        """Have a job run until it is cancelled, or the node ends; return its name.
+        """Start a job that runs until it is cancelled, or the node ends; return its name.
 
         Raises:
             UsageError: `too_many_jobs`.
         """
 
     async def cancel(self, name: str) -> None:
-        """End a job that was not begun by a document.
+        """End a job that was not started by a document.
 
         Raises:
             ConditionError: `not_found`.
         """
 
     async def prepare(self) -> None:
-        """Make the database of jobs if there is none."""
+        """Create the database of jobs if there is none."""
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return all jobs that run, or wait for their turn."""
+        """Return all jobs that run or wait to be scheduled."""
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return all documents that are jobs, by id, and how each is."""
+        """Return all documents that are jobs, by id, each with its status."""

@@ -1,6 +1,6 @@
-"""What other nodes of the cluster are told of a node, for the pages.
+"""Interface for what other nodes of the cluster are told about a node.
 
-Elsewhere: the node that has this shape (`node.shared`), documents as they are kept
+Elsewhere: the implementation (`databases.shared_answers`), stored documents
 (`gateway.core.api.stored`).
 """
 
@@ -15,23 +15,23 @@ __all__ = ["AskedDocument", "SharedHost"]
 
 
 class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
-    """A document that belongs to a row of a view, or that another node asks for."""
+    """A document that belongs to a row of a view, or that another node requests."""
 
     id: str
     rev: Any = None
-    """Only in this revision; None: in its present one."""
+    """Only in this revision; None: in its current one."""
     attachments: bool = False
-    """With the data of its attachment."""
+    """Include the data of its attachments."""
 
 
 class SharedHost(Protocol):
-    """What other nodes of the cluster are told of a node, and the documents they ask for."""
+    """The description of a node for others, and the documents that they request."""
 
     def listed(self) -> msgspec.Struct:
-        """Return which buckets there are, and whether what is told of each has changed."""
+        """Return the buckets, each with a value that changes with its description."""
 
     async def bucket(self, name: str) -> msgspec.Struct:
-        """Return what is told of a bucket: its map, which partitions are active, its designs.
+        """Return the description of a bucket: map, active partitions, design documents.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -39,7 +39,7 @@ class SharedHost(Protocol):
         """
 
     async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:
-        """Return the texts of documents: of the first ones, as many as an answer may hold.
+        """Return the texts of the first documents, as many as fit into an answer.
 
         Raises:
             ConditionError: `bucket_not_found`.

@@ -1,17 +1,18 @@
-"""What nodes that share a bucket ask each other of documents: requests, answers, in MessagePack.
+"""Requests and answers about documents between nodes that share a bucket, in MessagePack.
 
-A document goes from node to node as it is kept: frame and side. Who wants to change one decides
-with that, and sends what it is to be and the version that it was decided on; it is written where
-that is still the newest.
+A document goes from node to node as it is stored: frame and side. A node that changes one decides
+on this stored version, and sends the new document with the version on which it was decided. The
+owner writes it only if that version is still the newest.
 
 Invariants:
-1. A request names the bucket by its uuid, too: another one of the same name is not meant.
-2. What concerns one document of several is an answer among answers; what concerns the whole
-   request is a `Refused` alone. Nothing was done then.
-3. Settings are joined: of each the one with the larger number counts, on whatever node it was set.
+1. A request names the bucket by its uuid, too: it does not apply to another one of the same name.
+2. The error of one document is an answer among answers. The error of the whole request is a single
+   `Refused`, and nothing was done.
+3. Settings are joined: for each the one with the larger number counts, on whatever node it was
+   set.
 
-Elsewhere: the page (`gateway.aio.peers.stored_pages`), who answers
-(`databases.documents.peer_requests`), who asks (`databases.documents.remote_nodes`).
+Elsewhere: the page (`gateway.aio.peers.stored_pages`), the answering side
+(`databases.documents.peer_requests`), the requesting side (`databases.documents.remote_nodes`).
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ __all__ = [
 ]  # fmt: skip
 
 IDS_MAX: Final = 1000
-"""Documents that one request asks for."""
+"""Documents read by one request."""
 CHANGES_MAX: Final = 1000
-"""Documents that one request changes."""
+"""Documents changed by one request."""
 PORTION_BYTES: Final = 8 * 1024 * 1024
-"""A request or an answer has no more documents once they have so many bytes."""
+"""No more documents are added to a request or an answer once it has this size."""
 REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a request: a portion, and one document more, with all that may be beside it."""
+"""A request: a batch, and one more document with the largest possible metadata."""
 
 
 class _Form(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
@@ -67,11 +68,11 @@ class ReadStored(_Form, frozen=True):
     uuid: str
     ids: list[str]
     is_durable: bool
-    """Wait until what is returned cannot get lost any more."""
+    """Wait until the returned versions can no longer be lost."""
 
 
 class Stored(_Form, frozen=True):
-    """A document as it is kept."""
+    """A document as stored."""
 
     frame: bytes
     side: bytes
@@ -93,11 +94,11 @@ class StoredList(_Form, frozen=True):
 
 
 class Change(NamedTuple):
-    """What a document is to be."""
+    """The new version of a document."""
 
     id: str
     version: Version | None
-    """On which that was decided; None: there was none."""
+    """The version on which it was decided; None: there was none."""
     value: bytes | None
     sidecar: bytes
 
@@ -117,11 +118,11 @@ class Placed(_Form, frozen=True):
 
 
 class Changed(_Form, frozen=True):
-    """Nothing was written: the document is another one by now."""
+    """Nothing was written: the document has changed."""
 
 
 class Lacking(_Form, frozen=True):
-    """Nothing was written: bytes that the document names for the first time are not here."""
+    """Nothing was written: bytes that the document newly names are not here."""
 
     blobs: list[bytes]
 
@@ -161,7 +162,7 @@ class LocalVersion(NamedTuple):
 
 
 class KeepLocal(_Form, frozen=True):
-    """Keep what the owner of a local document wrote, for the time when it is not owner: `Done`."""
+    """Store what a local document's owner wrote, for use after a change of owner: `Done`."""
 
     uuid: str
     id: str
@@ -183,7 +184,7 @@ class LocalList(_Form, frozen=True):
     is_last: bool = True
 
 
-# -- what is set for a database
+# -- settings of a database
 
 
 class Numbered(NamedTuple):
@@ -194,7 +195,7 @@ class Numbered(NamedTuple):
 
 
 class SharedSettings(NamedTuple):
-    """What is to be the same on all nodes."""
+    """Settings that are the same on all nodes."""
 
     revs_limit: Numbered
     security: Numbered
@@ -210,39 +211,39 @@ class SharedSettings(NamedTuple):
 
 
 class AskSettings(_Form, frozen=True):
-    """Return what is known there: `KeepSettings`."""
+    """Return the settings of that node: `KeepSettings`."""
 
     uuid: str
 
 
 class KeepSettings(_Form, frozen=True):
-    """Take over, durably, what is newer: `Done`."""
+    """Store newer settings durably: `Done`."""
 
     uuid: str
     settings: SharedSettings
 
 
 class AskPurges(_Form, frozen=True):
-    """Return the latest purges that were asked of that node: `Purges`."""
+    """Return the latest purges requested from that node: `Purges`."""
 
     uuid: str
 
 
 class Purges(_Form, frozen=True):
-    """Of one node."""
+    """The purges of one node."""
 
     found: PurgeList
 
 
 class LimitPurges(_Form, frozen=True):
-    """Remember so many purges there: `Done`."""
+    """Set the number of purges remembered there: `Done`."""
 
     uuid: str
     limit: int
 
 
 class Commit(_Form, frozen=True):
-    """Return once all that was accepted there before is durable: `Done`."""
+    """Return once everything accepted there before is durable: `Done`."""
 
     uuid: str
 
@@ -282,10 +283,10 @@ _KINDS: Final = {
 
 
 def decode_asked(data: bytes) -> Asked:
-    """Return a request.
+    """Decode a request.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is invalid.
     """
     try:
         asked: Asked = _asked(data)
@@ -299,10 +300,10 @@ def decode_asked(data: bytes) -> Asked:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Return an answer.
+    """Decode an answer.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        msgspec.MsgspecError: it is invalid.
         UnicodeDecodeError: likewise.
     """
     answer: Answer = _answer(data)
@@ -310,19 +311,19 @@ def decode_answer(data: bytes) -> Answer:
 
 
 def refused(error: MillstreamError) -> Refused:
-    """Return an error as it is sent."""
+    """Encode an error."""
     name = next(one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS)
     return Refused(name, error.code, str(error))
 
 
 def error_of(refusal: Refused) -> MillstreamError:
-    """Return an error as it was sent."""
+    """Decode an error."""
     kind = _KINDS.get(refusal.kind, UnavailableError)
     return kind(refusal.reason, code=refusal.code)
 
 
 class StoredHost(Protocol):
-    """What this node has of the buckets that it shares with others."""
+    """This node's part of the buckets that it shares with others."""
 
     async def answer(self, bucket: str, asked: Asked) -> Answer:
         """Answer another node.
@@ -332,7 +333,7 @@ class StoredHost(Protocol):
         """
 
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
-        """Keep bytes of an attachment, durably."""
+        """Store bytes of an attachment durably."""
 
     def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
         """Return a range of bytes of an attachment; raises as `DocumentHost.open_blob`."""

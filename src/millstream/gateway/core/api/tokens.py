@@ -1,6 +1,6 @@
-"""Who judges the tokens that clients show over HTTP.
+"""Interface for checking the tokens of HTTP clients.
 
-Elsewhere: what is judged (`access.tokens`), who has this shape (`access.token_keys`).
+Elsewhere: the check (`access.tokens`), the implementation (`access.token_keys`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["TokenHost"]
 
 
 class TokenHost(Protocol):
-    """Judges tokens."""
+    """Checks tokens."""
 
     @property
     def is_taking(self) -> bool:
-        """Whether tokens are taken at all."""
+        """Return whether tokens are accepted at all."""
 
     async def check(self, token: bytes) -> Bearer:
-        """Return whom a token is about.
+        """Return the user of a token.
 
         Raises:
-            AccessError: it is not believed; the sentence shows no part of it.
+            AccessError: it is rejected; the message contains no part of it.
         """
 
     def lasts(self, bearer: Bearer) -> bool:
-        """Return whether the token of a bearer has not ended yet."""
+        """Return whether a bearer's token has not ended yet."""

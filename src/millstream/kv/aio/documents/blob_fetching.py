@@ -1,10 +1,12 @@
-"""Bringing attachments from the nodes that this one follows, before changes that name them.
+"""Fetches attachments from the nodes that this one follows, before changes that name them.
 
 Invariants:
-1. Bytes are kept only under the name that they have by their own hash.
-2. Of one blob one fetch is under way; it goes on if the connection that wanted it is lost.
-3. What the node that is followed has not got is logged and no longer waited for: it would hold up
-   the copy for ever. Any other failure is told, and tried again with the change.
+1. Bytes are stored only under the name computed from their own hash.
+2. Only one fetch of a blob runs at a time. It continues if the connection that requested it is
+   lost.
+3. If the followed node does not have a blob either, this is logged and the blob is no longer
+   waited for: otherwise it would block the copy for ever. Any other failure is reported, and the
+   fetch is retried with the change.
 
 Elsewhere: which changes wait (`kv.core.partition.blobs`), the files (`kv.aio.documents.blobs`).
 
@@ -33,20 +35,20 @@ __all__ = ["BlobFetcher"]
 
 _LOG = logging.getLogger(__name__)
 _KNOWN_MAX: Final = 65_536
-"""Names remembered of what is here, or nowhere: some 100 bytes each."""
+"""Cached names of blobs that are here, or nowhere: some 100 bytes each."""
 
 
 class _NotThereError(Exception):
-    """The other node has not got it either."""
+    """The other node does not have it either."""
 
 
 class BlobFetcher:
-    """Has the shape of `kv.core.partition.blobs.Blobs`.
+    """Implements `kv.core.partition.blobs.Blobs`.
 
     Args:
         bucket: of the attachments.
-        files: where they are kept.
-        link_to: how another node is reached, for a bucket by name.
+        files: their store.
+        link_to: connects to another node, for a bucket by name.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class BlobFetcher:
         self._work = Tasks()
 
     def missing(self, names: Collection[bytes]) -> list[bytes]:
-        """Return the names of those that must be brought first; those that are here stay."""
+        """Return the names of those that must be fetched first; those that are here stay."""
         self._files.keep(names)
         return [name for name in names if name not in self._known and not self._has(name)]
 
@@ -76,17 +78,17 @@ class BlobFetcher:
         self._known[name] = None
 
     def forget(self, names: Collection[bytes]) -> None:
-        """These are about to be removed: they are not known to be here any more."""
+        """These are about to be removed: forget that they are here."""
         for name in names:
             self._known.pop(name, None)
 
     def bring(self, partition_id: int, names: Collection[bytes], done: Fetched) -> bool:
-        """Bring blobs from the node that the partition's copy follows."""
+        """Fetch blobs from the node that the partition's copy follows."""
         self._work.start(self._bring(partition_id, names, done), name="bring attachments")
         return True
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Stop all fetches."""
         await self._work.stop()
 
     async def _bring(self, partition_id: int, names: Collection[bytes], done: Fetched) -> None:

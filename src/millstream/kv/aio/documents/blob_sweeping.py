@@ -1,21 +1,22 @@
-"""The sweep: attachments that nothing names any more are removed.
+"""The sweep: removes attachments that nothing names any more.
 
     list old files -> be told of all that is relied on from here on -> have the log take what is in
     memory -> look through what holds keep, and through the log -> wait for copies -> remove
 
 Invariants:
-1. A file goes only if no change names it that anybody can read: none that history still has, none
-   that a hold keeps, none made since the sweep began. The log is not compacted meanwhile, and
-   history does not move.
-2. Nor if it was put less than `UNNAMED_SECONDS_MIN` ago: its document may be on its way.
-3. Nor before every copy that follows is past all that this node had when the log had been read: it
-   may be about to ask for what an older change named.
-4. What somebody relies on meanwhile stays; what is being removed is not here for anybody, and who
-   puts it waits until it is gone. The two are decided in the loop.
+1. A file is removed only if no readable change names it: none in history, none that a hold keeps,
+   none made since the sweep began. During a sweep the log is not compacted, and history does not
+   move.
+2. A file is not removed if it was put less than `UNNAMED_SECONDS_MIN` ago: its document may
+   follow.
+3. A file is not removed before every following copy is past everything that this node had when the
+   log had been read, since the copy may be about to request what an older change named.
+4. A name that is relied on meanwhile stays. A file that is being removed counts as missing, and a
+   put of it waits until it is gone. Both are decided in the loop.
 5. Memory: `NAMES_MAX` names at a time, and the seqnos that history replaced of one partition.
 
-Elsewhere: which names are left (`kv.core.revisions.unused_blobs`), the files
-(`kv.aio.documents.blobs`), when, in what steps, and what becomes of errors (`kv.aio.compactor`).
+Elsewhere: the remaining names (`kv.core.revisions.unused_blobs`), the files
+(`kv.aio.documents.blobs`), timing, steps and handling of errors (`kv.aio.compactor`).
 
 Source: docs/design/0034-unused-attachments.md.
 """
@@ -39,22 +40,22 @@ __all__ = ["BlobStatistics", "BlobSweep", "Pacing"]
 
 _LOG = logging.getLogger(__name__)
 NAMES_MAX: Final = 65_536
-"""Names judged at a time, some 100 bytes each; of more files the log is read several times."""
+"""Names checked at a time, some 100 bytes each; for more files the log is read several times."""
 REMOVED_AT_ONCE: Final = 64
-"""Files that are not here for anybody while they are removed."""
+"""Files that count as missing while they are removed."""
 INTERVAL_S: Final = 3600
-"""Between two sweeps that nobody asked for."""
+"""Interval of automatic sweeps."""
 REST_FACTOR: Final = 50
-"""Also at least so many times as long as the last one took."""
+"""Minimal interval as a multiple of the last sweep's duration."""
 COPIES_SECONDS_MAX: Final = 60
-"""How long copies that lag are waited for; then the next sweep tries again."""
+"""How long to wait for copies that lag; then the next sweep tries again."""
 COPIES_LOOK_S: Final = 0.05
-"""Between two looks at them."""
+"""Pause between two checks of the copies."""
 _SECOND_NS: Final = 1_000_000_000
 
 
 class BlobStatistics(NamedTuple):
-    """What an operator may ask about attachments."""
+    """Statistics of attachments."""
 
     files: int
     bytes: int
@@ -64,26 +65,26 @@ class BlobStatistics(NamedTuple):
 
 
 class Pacing(Protocol):
-    """How the work is spread: see `Compactor`."""
+    """Pacing of the work: see `Compactor`."""
 
     async def steps(self, steps: Iterator[None]) -> None:
         """Take steps in a thread, a few at a time."""
 
     async def rest(self) -> None:
-        """Let others run."""
+        """Let other tasks run."""
 
 
 class BlobSweep:
-    """Of one bucket.
+    """The sweep of one bucket.
 
     Args:
         bucket: whose changes name attachments.
         store: its log.
-        flusher: brings what is in memory to the log.
+        flusher: writes what is in memory to the log.
         files: the attachments.
-        forget: told of names that are going to be removed.
-        now_ns: Unix time: by it files have their age.
-        monotonic_ns: a clock that nobody sets: by it sweeps are due.
+        forget: called with names that are going to be removed.
+        now_ns: Unix time, for the age of files.
+        monotonic_ns: a monotonic clock, for the interval of sweeps.
     """
 
     def __init__(
@@ -106,20 +107,20 @@ class BlobSweep:
         self._monotonic_ns = monotonic_ns
         self._due_ns = 0
         self._known_bytes = -1
-        """Appended to the log when the last sweep began."""
+        """Bytes appended to the log when the last sweep began."""
         self._known_ns = 0
-        """What was put before then had its chance."""
+        """Files put before then were already checked."""
         self._sweeps = 0
 
     def is_due(self) -> bool:
-        """Return whether it is time, and something may be found that the last one did not."""
+        """Return whether it is time, and there may be something new to find."""
         has_news = (
             self._store.appended_bytes != self._known_bytes or self._files.put_ns > self._known_ns
         )
         return self._files.count > 0 and has_news and self._monotonic_ns() >= self._due_ns
 
     def statistics(self) -> BlobStatistics:
-        """Return what there is and what was done."""
+        """Return statistics of files and removals."""
         files = self._files
         return BlobStatistics(
             files.count, files.bytes, self._sweeps, files.removed_count, files.removed_bytes
@@ -130,7 +131,7 @@ class BlobSweep:
 
         Raises:
             UnavailableError: of the flusher, or as the pacing raises; nothing is lost by that.
-            CorruptionError: a damaged record was met.
+            CorruptionError: a damaged record was found.
         """
         began_ns = self._monotonic_ns()
         known_bytes = self._store.appended_bytes
@@ -162,7 +163,7 @@ class BlobSweep:
     async def _judge(self, names: list[bytes], put_before_s: float, pacing: Pacing) -> bool:
         """Remove those of the names that nothing needs; return whether that could be done."""
         if DISK_FULL in self._bucket.writes.refusals:
-            return False  # what is in memory cannot be brought to the log
+            return False  # what is in memory cannot be written to the log
         unnamed = UnnamedBlobs(names)
         with self._files.telling(unnamed):
             await self._flusher.flush_all()
@@ -177,7 +178,7 @@ class BlobSweep:
         return True
 
     def _look_through_log(self, unnamed: UnnamedBlobs) -> Iterator[None]:
-        """Find the names beside all records that can be read; blocks."""
+        """Find the names in the sidecars of all readable records; blocks."""
         store = self._store
         for partition_id in range(self._bucket.partition_count):
             if not unnamed:

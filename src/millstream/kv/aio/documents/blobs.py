@@ -1,14 +1,13 @@
 """Bytes of attachments as files, named by their SHA-256: `blobs/ab/cdef...`.
 
 Invariants:
-1. A file has its name once all of it is on the disk, and the directories are synced before
-   `put` returns, also where somebody else has just put the same bytes: a document that names it
-   can be written then.
-2. A file never changes. The same bytes are there once.
-3. What was begun and not finished lies under `blobs/new`, which is emptied at a start.
-
-4. What is being removed is not here any more, and is put again only once it is gone. What is being
-   put is not removed, nor what was put less than `UNNAMED_SECONDS_MIN` ago.
+1. A file gets its name once all of it is on the disk, and the directories are synced before `put`
+   returns, also if another call has just put the same bytes. After that a document that names it
+   can be written.
+2. A file never changes. The same bytes are stored once.
+3. Unfinished files are under `blobs/new`, which is emptied at a start.
+4. A file that is being removed counts as missing, and is put again only once it is gone. Neither
+   bytes that are being put are removed, nor bytes put less than `UNNAMED_SECONDS_MIN` ago.
 
 Elsewhere: which documents name them (`documents.stored`), those of other nodes
 (`kv.aio.documents.blob_fetching`), which are removed (`kv.aio.documents.blob_sweeping`).
@@ -44,15 +43,15 @@ __all__ = [
 ]
 
 READ_BYTES: Final = 256 * 1024
-"""Read at once."""
+"""Bytes per read."""
 UNNAMED_SECONDS_MIN: Final = 3600
-"""How long bytes are kept, since they were put last, for a document that will name them."""
+"""How long bytes are kept after their last put for a document that will name them."""
 _NEW: Final = "new"
 _NAME_BYTES: Final = 32
 
 
 class PutBlob(NamedTuple):
-    """Bytes that are kept."""
+    """Stored bytes."""
 
     sha256: bytes
     md5: bytes
@@ -60,30 +59,30 @@ class PutBlob(NamedTuple):
 
 
 class BlobFiles:
-    """The attachments of one bucket; its directory is made when it is first needed."""
+    """The attachments of one bucket; its directory is created on first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._synced = set[Path]()
-        """Directories whose own names are durable, since this process looked."""
+        """Directories whose own entries are durable, as synced by this process."""
         self._unsynced = set[bytes]()
-        """What has its name already, but not yet for ever."""
+        """Files that have their name, but not durably yet."""
         self._putting = Counter[bytes]()
-        """What is being given its name, or relied on because it has it."""
+        """Files that are being given their name, or relied on because they have it."""
         self._removing = frozenset[bytes]()
         self._has_removed = asyncio.Event()
         self._unnamed: UnnamedBlobs | None = None
-        """What a sweep, which is under way, has found no need of."""
+        """Names that the running sweep has not found in use."""
         self._counting = threading.Lock()
         self.count = self.bytes = 0
-        """Files, and what is in them."""
+        """Number of files, and their bytes."""
         self.removed_count = self.removed_bytes = 0
         """Removed since the start."""
         self.put_ns = 0
-        """When something was put last, by a clock that nobody sets."""
+        """Time of the last put, by a monotonic clock."""
 
     def prepare(self) -> None:
-        """Remove what was not finished, and make durable what a kill left readable; blocks."""
+        """Remove unfinished files, and make files durable that a kill left readable; blocks."""
         for left in self._path.glob(f"{_NEW}/*"):
             left.unlink()
         self.count = self.bytes = 0
@@ -106,10 +105,10 @@ class BlobFiles:
         return not is_in_doubt and self._file(sha256).exists()
 
     async def put(self, pieces: AsyncIterator[bytes]) -> PutBlob:
-        """Keep bytes, durably.
+        """Store bytes durably.
 
         Raises:
-            UnavailableError: `disk_full`; whatever the pieces raise, and nothing is kept.
+            UnavailableError: `disk_full`; whatever the pieces raise, and nothing is stored.
         """
         writing = self.begin()
         try:
@@ -122,11 +121,11 @@ class BlobFiles:
             writing.abandon()
 
     def begin(self) -> BlobWriting:
-        """Return what takes bytes as they come; nothing is there before it has finished."""
+        """Return a writer for bytes; nothing is visible before it has finished."""
         return BlobWriting(self, self._path / _NEW / secrets.token_hex(16))
 
     async def touch(self, sha256: bytes) -> bool:
-        """Let bytes be as if they were just put, if they are here."""
+        """Renew the time of bytes as if they were just put, if they are here."""
         async with self._relied_on(sha256):
             if not self.has(sha256):
                 return False
@@ -134,13 +133,13 @@ class BlobFiles:
             return True
 
     async def keep_as(self, file: BinaryIO, temporary: Path, sha256: bytes) -> None:
-        """Give a whole file its name, durably; for `BlobWriting`."""
+        """Give a complete file its name durably; for `BlobWriting`."""
         async with self._relied_on(sha256):
             await asyncio.to_thread(self._finish, file, temporary, sha256)
 
     @asynccontextmanager
     async def _relied_on(self, sha256: bytes) -> AsyncIterator[None]:
-        """Inside, no sweep removes these bytes; those that do are waited for."""
+        """Within this context no sweep removes these bytes; first wait for running removals."""
         while sha256 in self._removing:
             await self._has_removed.wait()
         self._putting[sha256] += 1
@@ -164,7 +163,7 @@ class BlobFiles:
             self._unsynced.add(sha256)
             temporary.rename(target)
             self._counted(1, target.stat().st_size)
-        sync_directory(target.parent)  # that it is there does not say that its name lasts
+        sync_directory(target.parent)  # its existence does not mean that its name is durable
         if target.parent not in self._synced:
             sync_directory(self._path)
             sync_directory(self._path.parent)
@@ -172,10 +171,10 @@ class BlobFiles:
         self._unsynced.discard(sha256)
 
     async def read(self, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
-        """Yield the bytes in [begin, end); the last ones of a whole file once it is as written.
+        """Yield the bytes in [begin, end); the last ones of a whole file only after verification.
 
         Raises:
-            UnavailableError: `blob_missing`: also if it is not what was written.
+            UnavailableError: `blob_missing`: also if its content is damaged.
         """
         digest = hashlib.sha256()
         try:
@@ -208,7 +207,7 @@ class BlobFiles:
                 yield piece
 
     def piece(self, sha256: bytes, offset: int, size: int) -> BlobPiece | None:
-        """Return at most `size` bytes from an offset on, None if it is not here; blocks."""
+        """Return at most `size` bytes from an offset on; None if it is not here; blocks."""
         try:
             with self._file(sha256).open("rb") as file:
                 length = os.fstat(file.fileno()).st_size
@@ -217,11 +216,11 @@ class BlobFiles:
         except OSError:
             return None
 
-    # -- removing what nothing needs
+    # -- removing unused files
 
     @contextmanager
     def telling(self, unnamed: UnnamedBlobs) -> Iterator[None]:
-        """Inside, tell a sweep which of its names are relied on."""
+        """Within this context, a sweep is told which of its names are relied on."""
         self._unnamed = unnamed
         try:
             yield
@@ -229,19 +228,19 @@ class BlobFiles:
             self._unnamed = None
 
     def keep(self, names: Iterable[bytes]) -> None:
-        """Somebody is about to rely on these, if they are here: a sweep lets them stay."""
+        """These are about to be relied on, if they are here: a sweep lets them stay."""
         if self._unnamed is not None:
             self._unnamed.keep(names)
 
     @property
     def putting(self) -> Collection[bytes]:
-        """What is being given its name at this moment."""
+        """Return the files that are being given their name now."""
         return self._putting.keys()
 
     def old(
         self, put_before_s: float, after: bytes, count_max: int, found: list[bytes]
     ) -> Iterator[None]:
-        """Find files that were put before a moment; blocks, a directory at a step.
+        """Find files that were put before a time; blocks, one directory per step.
 
         Args:
             put_before_s: Unix time.
@@ -262,7 +261,7 @@ class BlobFiles:
 
     @contextmanager
     def removing(self, names: Collection[bytes]) -> Iterator[None]:
-        """Inside, these are not here for anybody; one sweep at a time."""
+        """Within this context these files count as missing; one sweep at a time."""
         assert not self._removing
         self._removing = frozenset(names)
         try:
@@ -273,10 +272,10 @@ class BlobFiles:
             self._has_removed = asyncio.Event()
 
     def remove(self, names: Iterable[bytes], put_before_s: float) -> Iterator[None]:
-        """Remove files, but those put since a moment; blocks, one at a step.
+        """Remove files, except those put since a given time; blocks, one file per step.
 
         Raises:
-            OSError: the file system does not let it.
+            OSError: the file system refuses.
         """
         for name in names:
             file = self._file(name)
@@ -296,7 +295,7 @@ class BlobFiles:
 
 
 def _old_files(directory: Path, put_before_s: float) -> Iterator[str]:
-    """Yield the names, in hex, of files of a directory that were put before a moment."""
+    """Yield the names, in hex, of files of a directory that were put before a given time."""
     for entry in os.scandir(directory):
         name = directory.name + entry.name
         if len(name) == 2 * _NAME_BYTES and entry.stat().st_mtime < put_before_s:
@@ -304,7 +303,7 @@ def _old_files(directory: Path, put_before_s: float) -> Iterator[str]:
 
 
 class BlobWriting:
-    """Bytes on their way into a file. `abandon` ends it in any case, also after `finish`."""
+    """A file being written. `abandon` ends it in any case, also after `finish`."""
 
     def __init__(self, files: BlobFiles, temporary: Path) -> None:
         self._files = files
@@ -312,23 +311,23 @@ class BlobWriting:
         self._file: BinaryIO | None = None
         self._sha256, self._md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         self.length = 0
-        """Bytes that were written."""
+        """Bytes written."""
 
     async def write(self, piece: bytes) -> None:
-        """Take more bytes; raises OSError."""
+        """Write more bytes; raises OSError."""
         await asyncio.to_thread(self._opened().write, piece)
         self._sha256.update(piece)
         self._md5.update(piece)
         self.length += len(piece)
 
     async def finish(self, name: bytes | None = None) -> PutBlob:
-        """Keep the bytes, durably; raises OSError.
+        """Store the bytes durably; raises OSError.
 
         Args:
-            name: they have to have.
+            name: expected hash.
 
         Raises:
-            UsageError: `bad_blob`, they have another one.
+            UsageError: `bad_blob`, they have another hash.
         """
         sha256 = self._sha256.digest()
         if name is not None and name != sha256:
@@ -340,7 +339,7 @@ class BlobWriting:
         return PutBlob(sha256, self._md5.digest(), self.length)
 
     def abandon(self) -> None:
-        """Leave nothing behind but what has its name."""
+        """Remove an unfinished file."""
         if self._file is not None:
             self._temporary.unlink(missing_ok=True)
             _close(self._file)
@@ -354,7 +353,7 @@ class BlobWriting:
 
 
 class BlobUpload:
-    """What one connection sends by PUT_BLOB, one blob at a time."""
+    """The blobs that one connection sends by PUT_BLOB, one at a time."""
 
     def __init__(self, files: BlobFiles) -> None:
         self._files = files
@@ -362,12 +361,13 @@ class BlobUpload:
         self._name = b""
 
     async def take(self, name: bytes, offset: int, total: int, data: bytes) -> int:
-        """Take a piece; return how many of its bytes are here, `total`: all, durably.
+        """Take a piece; return how many of its bytes are here; `total` means all, durably.
 
-        What is here already needs no piece: a first one without bytes asks for that.
+        If the bytes are here already, no piece is needed: a first piece without bytes asks for
+        that.
 
         Raises:
-            UsageError: `bad_blob`: not what comes next, or not the bytes that have this name.
+            UsageError: `bad_blob`: not the next bytes, or not the bytes that have this name.
             UnavailableError: `disk_full`.
         """
         if not offset:
@@ -394,7 +394,7 @@ class BlobUpload:
         return end
 
     def abandon(self) -> None:
-        """Forget what was begun."""
+        """Discard an unfinished upload."""
         if self._writing is not None:
             self._writing.abandon()
             self._writing = None
@@ -405,15 +405,15 @@ def _cannot_be_kept(error: OSError) -> UnavailableError:
 
 
 def _close(file: BinaryIO) -> None:
-    """Close a file, whatever is left in its buffer."""
+    """Close a file, ignoring unwritten data in its buffer."""
     try:
         file.close()
-    except OSError:  # the disk is full: what was not written is of a file that is gone
+    except OSError:  # the disk is full; the unwritten data is of a removed file
         return
 
 
 def damaged_blobs(path: Path) -> int:
-    """Return how many files below a directory of blobs do not hold the bytes they are named by.
+    """Return how many files below a directory of blobs do not match their names.
 
     Changes nothing. Blocks; raises OSError.
     """

@@ -1,15 +1,15 @@
-"""A walk over a bucket's changes that waits: for threads that read the log, and for new changes.
+"""A walk over a bucket's changes that waits for threads that read the log, and for new changes.
 
 Invariants:
-1. The log is read in worker threads, one chunk at a time; a walk that is given up meanwhile drops
-   what comes.
-2. In memory are one chunk, or at most `ORDERED_BYTES_MAX` of a small answer.
-3. A small answer, of all partitions together, is in the order of time; a large one goes partition
-   by partition. So does that of some partitions: who puts it beside others orders it.
-4. A bucket that is served no more ends all its walks.
+1. The log is read in worker threads, one chunk at a time. If a walk is cancelled meanwhile, the
+   chunk is dropped.
+2. Memory holds one chunk, or at most `ORDERED_BYTES_MAX` of a small answer.
+3. A small answer over all partitions is ordered by time; a large one goes partition by partition.
+   So does an answer over some partitions: its caller orders it with the others.
+4. When a bucket is no longer served, all its walks end.
 
-Elsewhere: what is read and where a reader stands (`kv.core.revisions.changes_feed`), who is shown
-it (`gateway.aio.documents.changes_pages`).
+Elsewhere: what is read, and positions (`kv.core.revisions.changes_feed`), the pages
+(`gateway.aio.documents.changes_pages`).
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from millstream.model.position import Position
 __all__ = ["ORDERED_BYTES_MAX", "ORDERED_CHANGES_MAX", "BucketChanges", "Changes"]
 
 ORDERED_CHANGES_MAX: Final = 2048
-"""How many seqnos a reader may lack, in all partitions, to be given them in the order of time."""
+"""Seqnos that a reader may lack, in all partitions, to get them ordered by time."""
 ORDERED_BYTES_MAX: Final = 4 * 1024 * 1024
 SUSPENDED_WAIT_S: Final = 0.02
 SUSPENDED_SECONDS_MAX: Final = 10.0
-"""How long a partition may be about to change, for instance be moved, before a reader is told."""
+"""How long a partition may be about to change, for instance be moved, before the reader gets an
+error."""
 
 UNKNOWN_SECONDS_MAX: Final = 1.0
 """How long a reader waits for copies to follow a partition that has just moved."""
@@ -57,9 +58,9 @@ class Changes:
 
     Args:
         bucket: whose changes are read.
-        start: where the reader stands.
-        restarts: it sees a part of the documents, by what is in them.
-        purge_epoch: how often documents of the bucket were purged so far.
+        start: position of the reader.
+        restarts: the reader sees a subset of the documents, selected by content.
+        purge_epoch: number of purges of the bucket so far.
         on_close: called once.
         numbers: of the partitions that are read; None: all.
 
@@ -83,15 +84,15 @@ class Changes:
         self._purge_epoch = purge_epoch
         self._on_close = on_close
         self.news = asyncio.Event()
-        """Set when there may be more to read, or the bucket is gone."""
+        """Set when there may be more to read, or the bucket is no longer served."""
         self._is_closed = self._is_dropped = False
         epoch = max(start.purge_epoch, purge_epoch())
         self.tokens = TokenWriter(Vector(start.origin, self._feed.positions, epoch))
-        """Where the reader stands: whoever shows it changes moves it along."""
+        """Position of the reader; advanced by whoever sends it changes."""
         bucket.subscribe_durable(self.news.set)
 
     def lag(self) -> int:
-        """Return how many seqnos there are above where the reader stands.
+        """Return the number of seqnos above the reader's position.
 
         Raises:
             UnavailableError: `not_my_partition`; `majority_unknown`.
@@ -105,11 +106,11 @@ class Changes:
 
     @property
     def positions(self) -> Mapping[int, Position]:
-        """Where the reader of everything that was given out stands, by partition."""
+        """Return the reader's position after everything that was sent, by partition."""
         return {number: walk.position for number, walk in self._feed.walks.items()}
 
     def has_more(self) -> bool:
-        """Whether there may be something to read.
+        """Return whether there may be something to read.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -119,12 +120,13 @@ class Changes:
         return self._feed.is_suspended or self._feed.lag() > 0
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield what there is to read now, each partition to the end of one snapshot.
+        """Yield the changes available now, each partition to the end of one snapshot.
 
-        The reader has then all that was durable at the beginning, and stands there.
+        The reader then has all changes that were durable at the beginning, and its position says
+        so.
 
         Raises:
-            ConditionError: `bucket_not_found`, it went away.
+            ConditionError: `bucket_not_found`, the bucket was removed.
             UnavailableError: `not_my_partition`; `temporarily_unavailable`.
         """
         await self._settled()
@@ -141,7 +143,7 @@ class Changes:
         self._follow_rollbacks()
 
     async def _gather(self, numbers: list[int]) -> list[Piece]:
-        """Read partitions, as far as memory allows; those read to the end leave the list."""
+        """Read partitions as far as memory allows; finished ones are removed from the list."""
         gathered, size = list[Piece](), 0
         while numbers and size <= ORDERED_BYTES_MAX:
             piece = await self._next(numbers[0])
@@ -154,7 +156,7 @@ class Changes:
         return gathered
 
     async def _next(self, number: int) -> Piece | None:
-        """Return what comes next in a partition; None: there is nothing, or not now."""
+        """Return the next changes of a partition; None: there are none, or none now."""
         walk = self._feed.walks[number]
         while walk.begin():
             piece = walk.from_memory()
@@ -187,24 +189,24 @@ class Changes:
             self.check()
 
     def _mark_purges(self) -> None:
-        """Before anything is shown that a purge may have made."""
+        """Update the purge epoch before the effects of a purge are shown."""
         epoch = self._purge_epoch()
         if epoch > self.tokens.purge_epoch:
             self.tokens.mark_purges(epoch)
             self.mark_purges()
 
     def mark_purges(self) -> None:
-        """Documents were purged: what was lost may have hidden something."""
+        """Documents were purged: lost changes may have hidden something."""
         self._feed.mark_purges()
 
     def _follow_rollbacks(self) -> None:
-        """The reader has been given everything: it stands where its walks do."""
+        """Everything was sent: set the reader's position to that of its walks."""
         for number, position in self.positions.items():
             if self.tokens.position(number) != position:
                 self.tokens.move(number, position)
 
     async def wait(self, seconds: float) -> bool:
-        """Return once there may be more to read; False: there was nothing for so long.
+        """Return once there may be more to read; False: the time has passed without changes.
 
         Raises:
             ConditionError: `bucket_not_found`.
@@ -223,19 +225,19 @@ class Changes:
                 return False
 
     def check(self) -> None:
-        """Raise `ConditionError`, `bucket_not_found`, once the bucket is served no more."""
+        """Raise `ConditionError`, `bucket_not_found`, once the bucket is no longer served."""
         if self._is_dropped:
             raise ConditionError(
                 f"bucket {self._bucket.name!r} is not served any more", code="bucket_not_found"
             )
 
     def drop(self) -> None:
-        """The bucket is served no more: whoever reads is told."""
+        """The bucket is no longer served: the reader is told."""
         self._is_dropped = True
         self.news.set()
 
     def close(self) -> None:
-        """Read no more; harmless if done before."""
+        """Stop reading; may be called repeatedly."""
         if not self._is_closed:
             self._is_closed = True
             self._bucket.unsubscribe(self.news.set)
@@ -248,8 +250,8 @@ class BucketChanges:
 
     Args:
         bucket: that is served.
-        purge_epoch: how often documents of it were purged so far.
-        ancestors: uuids of databases that it is a copy of: it goes on where readers of these were.
+        purge_epoch: number of its purges so far.
+        ancestors: uuids of databases that it is a copy of: it continues for readers of those.
     """
 
     def __init__(
@@ -261,9 +263,9 @@ class BucketChanges:
         self._bucket = bucket
         self._purge_epoch = purge_epoch
         self.origin = origin_of(bucket.uuid)
-        """How tokens name it."""
+        """Its name in tokens."""
         self.origins = {self.origin, *map(origin_of, ancestors)}
-        """The same of the databases that it is a copy of, too."""
+        """The same, with the databases that it is a copy of."""
         self._open: set[Changes] = set()
         self._is_dropped = False
 
@@ -272,24 +274,24 @@ class BucketChanges:
 
     @property
     def uuid(self) -> str:
-        """Of the database."""
+        """Return the uuid of the database."""
         return self._bucket.uuid
 
     @property
     def partitions(self) -> Sequence[Partition]:
-        """Of the bucket."""
+        """Return the partitions of the bucket."""
         return self._bucket.partitions
 
     def histories(self) -> list[History]:
-        """Return what positions of its partitions are judged by."""
+        """Return the histories by which positions are judged."""
         return [history_of(partition) for partition in self._bucket.partitions]
 
     def purge_epoch(self) -> int:
-        """Return how often documents were purged."""
+        """Return the number of purges."""
         return self._purge_epoch()
 
     def latest(self) -> Vector:
-        """Return where a reader stands who has everything that lasts: `update_seq`.
+        """Return the position of a reader that has all durable changes: `update_seq`.
 
         Raises:
             UnavailableError: `majority_unknown`.
@@ -298,7 +300,7 @@ class BucketChanges:
         return vector_at(self.origin, self.histories(), marks, self._purge_epoch())
 
     def start_of(self, since: Vector | int | None) -> Vector:
-        """Return where a reader stands who says a token, a number, or None: now.
+        """Return the position for a token, a number, or None: now.
 
         Raises:
             UsageError: `bad_request`: a token of another database.
@@ -308,11 +310,11 @@ class BucketChanges:
     def open(
         self, start: Vector, *, restarts: bool, numbers: Collection[int] | None = None
     ) -> Changes:
-        """Return a walk from there on, to be closed.
+        """Return a walk from a position on; to be closed.
 
         Args:
             start: as `start_of` returns it.
-            restarts: the reader sees a part of the documents, by what is in them.
+            restarts: the reader sees a subset of the documents, selected by content.
             numbers: of the partitions that are read; None: all.
 
         Raises:
@@ -328,7 +330,7 @@ class BucketChanges:
         return changes
 
     def drop(self) -> None:
-        """The bucket is served no more."""
+        """The bucket is no longer served."""
         self._is_dropped = True
         for changes in self._open:
             changes.drop()

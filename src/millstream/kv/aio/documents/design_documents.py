@@ -1,9 +1,9 @@
-"""Reading and changing a bucket's design documents, waiting for the disk where it must.
+"""Reads and changes a bucket's design documents, and waits for the disk where needed.
 
 Invariants:
-1. `write` that is to be durable returns once the change is, and raises if it went back before.
+1. A durable `write` returns once the change is durable, and raises if it was rolled back before.
 
-Elsewhere: what is refused and who is told (`kv.core.revisions.design_documents`).
+Elsewhere: refusals and subscribers (`kv.core.revisions.design_documents`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DesignStore:
     """The design documents of one bucket.
 
     Args:
-        bucket: it.
+        bucket: of the documents.
         documents: its design documents.
         until_persisted: as `BucketEngine.until_persisted`.
         now_ns: Unix time.
@@ -44,7 +44,7 @@ class DesignStore:
         self._majority = MajorityWait(now_ns)
 
     async def read(self, name: str) -> StoredDesign | None:
-        """Return a document, or its deletion, from its active copy; raises as `DesignDocuments`.
+        """Return a document or its tombstone, from its active copy; raises as `DesignDocuments`.
 
         Raises:
             UsageError: `illegal_docid`.
@@ -58,7 +58,7 @@ class DesignStore:
 
         Raises:
             UsageError: `illegal_docid`.
-            UnavailableError: `ambiguous`, the change was taken back before it was durable;
+            UnavailableError: `ambiguous`, the change was rolled back before it was durable;
                 `majority_awaited`, `majority_impossible`, nothing was changed; `disk_failed`.
         """
         key = design_key(name)
@@ -83,11 +83,11 @@ class DesignStore:
         return written
 
     async def all(self, *, is_complete: bool) -> list[StoredDesign]:
-        """Return the documents of which there is a copy here, without deleted ones, by name.
+        """Return the documents with a copy here, without deleted ones, by name.
 
         Raises:
-            UnavailableError: `not_my_partition`: of a partition there is no copy here, and
-                `is_complete` asks for all.
+            UnavailableError: `not_my_partition`: some partition has no copy here, and
+                `is_complete` requires all.
         """
         place = self.documents.missing_copies() if is_complete else ""
         if place:

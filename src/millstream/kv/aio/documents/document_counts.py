@@ -1,20 +1,19 @@
-"""How many documents a database has, and how many deleted ones: counted when somebody asks.
+"""Counts the documents and the deleted documents of a database, on request.
 
-Nothing is loaded at a start. A partition is read once, when somebody asks; from then on its counts
-follow what the log takes: each record says which one of its key came before. That ends when
-nobody has asked for `FOLLOWED_SECONDS_MAX`, when history goes back or deletions are forgotten, and
-where copies on other nodes decide what is durable; the partition is read once more then.
+Nothing is loaded at a start. A partition is read once, at the first request. From then on its
+counts follow the log: each record names its key's previous record. Following ends after
+`FOLLOWED_SECONDS_MAX` without a request, when history is rolled back or deletions are forgotten,
+and where copies on other nodes decide what is durable. Then the partition is read again.
 
 Invariants:
-1. Counts are of what is durable, as feeds show it, and remembered with where they were taken.
+1. Counts are of durable changes, as feeds show them, and are stored with their position.
 2. Keys that are no document ids are not counted.
-3. `recent` reads at most `COUNTED_AT_ONCE_MAX` changes before it answers; what is more is counted
-   beside, by one task, at most one part in `COUNTING_SHARE` of the time.
+3. `recent` reads at most `COUNTED_AT_ONCE_MAX` changes before it answers. The rest is counted in
+   the background, by one task, with at most one part in `COUNTING_SHARE` of the time.
+4. For a followed partition the seqnos of all deletions are known, which shows whether a record
+   replaced a document or a deletion. A bucket has at most `FOLLOWED_DELETIONS_MAX` of them.
 
-4. Of a partition that is followed the seqnos of all deletions are known: whether a record took the
-   place of a document or of a deletion. Of a bucket at most `FOLLOWED_DELETIONS_MAX` are.
-
-Elsewhere: reading (`kv.aio.documents.changes`), which record came before
+Elsewhere: reading (`kv.aio.documents.changes`), the previous record
 (`kv.core.queue.mutation_queue`).
 """
 
@@ -43,14 +42,14 @@ __all__ = [
 ]  # fmt: skip
 
 FOLLOWED_SECONDS_MAX: Final = 300.0
-"""How long counts follow what is written though nobody asks."""
+"""How long counts follow the log without a request."""
 FOLLOWED_DELETIONS_MAX: Final = 1_000_000
-"""Deletions of a bucket whose seqnos are remembered: some 100 bytes each."""
+"""Deletions of a bucket whose seqnos are stored: some 100 bytes each."""
 WAITING_RECORDS_MAX: Final = 1_000_000
-"""Records of a partition that may be written while it is counted, for it to be followed."""
+"""Records of a partition that may be written during its count, for it to be followed."""
 
 COUNTED_AT_ONCE_MAX: Final = 10_000
-"""Changes that are read for the figures of one page: about 10 ms."""
+"""Changes that are read for the numbers of one page: about 10 ms."""
 COUNTING_SHARE: Final = 10
 _HEAD = Struct(">xBHB").unpack_from
 _MUTATION = 0x57
@@ -58,7 +57,7 @@ _HEADER_BYTES = 24
 
 
 class Counts(NamedTuple):
-    """Documents of a database."""
+    """Document counts of a database."""
 
     live: int
     deleted: int
@@ -75,14 +74,14 @@ class _Followed:
         self.live = 0
         self.deletions: set[int] = set()
         self._waiting: list[Changes] | None = []
-        """What was written while the partition is counted; None: it is counted."""
+        """Records written during the count; None: the count is finished."""
 
     @property
     def is_counted(self) -> bool:
         return self._waiting is None
 
     def take(self, changes: Changes) -> bool:
-        """Follow what was written; False: it is too much to be kept until all is counted."""
+        """Apply new records; False: they are too many to keep until the count is finished."""
         if self._waiting is not None:
             self._waiting.append(changes)
             return sum(len(one.seqnos) for one in self._waiting) <= WAITING_RECORDS_MAX
@@ -104,7 +103,7 @@ class _Followed:
         return True
 
     def begin(self, seqno: int, live: int, deletions: set[int]) -> bool:
-        """All up to a seqno are counted; False: it is older than where this began."""
+        """The count up to a seqno is finished; False: it is older than where this began."""
         waiting, began = self._waiting or [], self.seqno
         self.seqno, self.live, self.deletions, self._waiting = seqno, live, deletions, None
         for changes in waiting:
@@ -112,7 +111,7 @@ class _Followed:
         return seqno >= began
 
     def is_of(self, partition: Partition) -> bool:
-        """Whether this is still what is durable of a partition."""
+        """Return whether this is still the durable state of a partition."""
         return (
             self.is_counted
             and self.epoch == partition.epoch
@@ -133,8 +132,7 @@ class DocumentCounts:
 
     Args:
         changes: of the bucket.
-        follow: has a function called with what the log takes from then on; None: nothing is
-            followed.
+        follow: subscribes a function to the log's records from then on; None: no following.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class DocumentCounts:
         self._not_before_s = 0.0
 
     async def count(self, numbers: Collection[int] | None = None) -> Counts:
-        """Return the counts as of now, of some partitions or all; raises as walks do."""
+        """Return the current counts, of some partitions or all; raises as walks do."""
         self._asked_s = monotonic()
         async with self._turn:
             latest = self._changes.latest()
@@ -181,7 +179,7 @@ class DocumentCounts:
             del self._followed[number]
 
     async def recent(self) -> Counts | None:
-        """Return the counts as of now if that is quick, else those counted last.
+        """Return the current counts if that is quick, else the last ones.
 
         None: they are not known yet.
         """
@@ -197,12 +195,12 @@ class DocumentCounts:
         return self._sum(list(self._known))
 
     async def stop(self) -> None:
-        """Give up what is counted beside."""
+        """Stop the background count."""
         await self._tasks.stop()
 
     async def _count_beside(self) -> None:
         began_s = monotonic()
-        with suppress(MillstreamError):  # whoever asks for exact counts is told
+        with suppress(MillstreamError):  # requests for exact counts get the error
             await self.count()
         now_s = monotonic()
         self._not_before_s = now_s + (COUNTING_SHARE - 1) * (now_s - began_s)
@@ -265,7 +263,7 @@ def _is_id(key: bytes) -> bool:
 
 
 def _is_live(frame: bytes) -> bool | None:
-    """Return whether a change's document exists now, None if its key is no document id."""
+    """Return whether a change's document exists now; None if its key is no document id."""
     at = description_bytes(frame)
     opcode, key_bytes, extras_bytes = _HEAD(frame, at)
     begin = at + _HEADER_BYTES + extras_bytes

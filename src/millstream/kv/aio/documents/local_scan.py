@@ -1,11 +1,11 @@
-"""The entries of a store of local documents against their digest, read in a process of its own.
+"""Checks the entries of a store of local documents against their digest, in a separate process.
 
-LMDB believes its pages: a damaged one may end the process that reads it. So what no checksum of
-the whole file vouches for is read by a child first: `python -m
-millstream.kv.aio.documents.local_scan DIR`.
-It changes nothing and prints why the store is not what was written, or nothing.
+LMDB trusts its pages: a damaged page may crash the process that reads it. So a store without a
+valid checksum of the whole file is first read by a child: `python -m
+millstream.kv.aio.documents.local_scan DIR`. The child changes nothing, and prints why the store is
+damaged, or nothing.
 
-Elsewhere: what the entries are, and when this is asked (`local_store`).
+Elsewhere: the entries, and the caller (`local_store`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def weight(key: bytes, value: bytes) -> int:
 
 
 def as_digest(total: int) -> bytes:
-    """Return the digest of entries whose weights have this sum."""
+    """Return the digest of entries with this sum of weights."""
     return (total % (1 << 8 * _DIGEST_BYTES)).to_bytes(_DIGEST_BYTES)
 
 
 def digest_of(transaction: lmdb.Transaction) -> bytes:
-    """Return the digest of all entries there are."""
+    """Return the digest of all entries."""
     total = 0
     with transaction.cursor() as cursor:
         for key, value in cursor:
@@ -50,12 +50,12 @@ def digest_of(transaction: lmdb.Transaction) -> bytes:
 
 
 def is_readable(path: Path) -> bool:
-    """Return whether all entries of a store can be read, whatever they say. Blocks."""
+    """Return whether all entries of a store can be read, whatever their content. Blocks."""
     return scan_apart(path)[1] in ("", _ALTERED)
 
 
 def scan_apart(path: Path) -> tuple[bool, str]:
-    """Return whether a store has a digest, and why its entries do not agree with it. Blocks."""
+    """Return whether a store has a digest, and why its entries do not match it. Blocks."""
     command = [sys.executable, "-m", __name__, str(path)]
     try:
         done = subprocess.run(

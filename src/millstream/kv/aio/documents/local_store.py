@@ -1,24 +1,24 @@
-"""What belongs to a database and not to its documents: `_local` documents and settings, in LMDB.
+"""`_local` documents and settings of a database, in LMDB.
 
     key: "l" | id of a `_local` document      value: versions, newest first
     key: "s" | name of a setting              value: bytes
     key: "d"                                  value: digest of all other entries
 
-A version of a `_local` document is stamped with where the database stood, durably, when it was
-written. One whose stamp is no longer part of history counts no more; then the one before does. So
-a checkpoint never speaks of changes that the database has lost since.
+A version of a `_local` document is stored with a stamp: the durable position of the database when
+it was written. A version whose stamp is no longer part of history does not count; the version
+before it then does. So a checkpoint never refers to changes that the database has lost since.
 
 Invariants:
 1. What a write returned is durable.
-2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart; of one
-   that was deleted only that it was, until there are too many entries.
-3. Documents are bounded in number and size; one that may not be stored can be made smaller, or be
-   deleted. Settings always find room.
-4. Nothing is read before all entries were found to agree with the digest, which changes with them
-   in one transaction. After a clean stop the whole file has a checksum besides, in `sum`.
-5. A store that was begun and is gone, or damaged, is never begun anew: opening it fails.
+2. At most `VERSIONS_MAX` versions of a document are kept, with growing distances between older
+   ones. Of a deleted document only the deletion is kept, until there are too many entries.
+3. Documents are bounded in number and size. A document that exceeds the limits can still be made
+   smaller or deleted. Settings always fit.
+4. Nothing is read before all entries were verified against the digest, which changes with them in
+   one transaction. After a clean stop the file `sum` also has a checksum of the whole file.
+5. A store that was created and is missing or damaged is never created anew: opening it fails.
 
-Elsewhere: what a stamp is (`documents.tokens`), who judges it (`node.documents`).
+Elsewhere: the form of a stamp (`documents.tokens`), its check (`kv.aio.engine`).
 Source: transitive checkpoints paper; docs/design/0029-documents.md.
 """
 
@@ -54,11 +54,11 @@ _LOG = logging.getLogger(__name__)
 
 VERSIONS_MAX: Final = 4
 LOCAL_DOCUMENTS_MAX: Final = 100_000
-"""Of one database."""
+"""Documents of one database."""
 LOCAL_ID_BYTES_MAX: Final = 510
-"""LMDB takes keys of 511 bytes, and one of them says what it is a key of."""
+"""LMDB takes keys of 511 bytes, and one of them is the kind of the key."""
 LOCAL_STORE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Of one database, all versions together."""
+"""Bytes of one database, all versions together."""
 _MAP_BYTES: Final = 16 * 1024 * 1024 * 1024
 """Address space; the file grows as needed."""
 _LOCAL: Final = b"l"
@@ -67,7 +67,7 @@ _DATA: Final = "data.mdb"
 _SUM: Final = "sum"
 _READ_BYTES: Final = 1024 * 1024
 _DEPTHS: Final = (1, 2, 4)
-"""How many writes lie between versions that are kept, at most."""
+"""Upper bounds of the distances between kept versions, in writes."""
 
 
 class Version(NamedTuple):
@@ -78,7 +78,7 @@ class Version(NamedTuple):
     body: bytes
     stamp: str
     number: int
-    """Counts the writes of its id, whatever its revision says."""
+    """Counts the writes of its id, independent of the revision."""
 
 
 _decode: Final = msgspec.msgpack.Decoder(list[Version]).decode
@@ -86,7 +86,7 @@ _encode: Final = msgspec.msgpack.encode
 
 
 def thinned(versions: Sequence[Version]) -> list[Version]:
-    """Return which versions stay, newest first: the newest, and others ever further apart."""
+    """Return the versions to keep, newest first: the newest, and others at growing distances."""
     kept = list(versions[:1])
     for version in versions[1:]:
         if len(kept) == VERSIONS_MAX:
@@ -112,17 +112,17 @@ def _key(doc_id: str) -> bytes:
 
 
 class LocalStore:
-    """The store of one bucket; its directory is made when something is first kept. Blocks.
+    """The store of one bucket; its directory is created at the first write. Blocks.
 
     Args:
         path: of the directory.
-        is_valid: whether what a version is stamped with is part of history, or need not be.
-        must_be_there: something was kept, so that an absent store is a lost one.
-        on_begun: called in a thread once something was kept for the first time, before that is
-            told; it may raise OSError or MillstreamError.
+        is_valid: whether a version's stamp is part of history, or need not be.
+        must_be_there: something was stored before, so a missing store is a loss.
+        on_begun: called in a thread after the first write, before it is acknowledged; it may raise
+            OSError or MillstreamError.
 
     Raises:
-        CorruptionError: `local_lost`: it is gone, or not what was written.
+        CorruptionError: `local_lost`: it is missing or damaged.
         UnavailableError: `disk_error`.
     """
 
@@ -178,7 +178,7 @@ class LocalStore:
             self._environment = None
 
     def stop(self) -> None:
-        """Close it, with a checksum of the file. Blocks."""
+        """Close it, and write a checksum of the file. Blocks."""
         if self._environment is None:
             return
         self.close()
@@ -190,7 +190,7 @@ class LocalStore:
     # -- documents
 
     def read(self, doc_id: str) -> Version | None:
-        """Return the newest version that is part of history, None if there is none, or deleted.
+        """Return the newest version that is part of history; None if there is none, or deleted.
 
         Raises:
             UsageError: `illegal_docid`.
@@ -224,13 +224,13 @@ class LocalStore:
         return found
 
     async def write(self, doc_id: str, body: bytes | None, rev: int | None, stamp: str) -> int:
-        """Replace (None: delete) a document, durably; return its revision, 0 where deleted.
+        """Replace (None: delete) a document durably; return its revision, 0 if deleted.
 
         Args:
             doc_id: without `_local/`.
             body: a JSON object.
-            rev: the revision that is replaced; None: whatever there is.
-            stamp: where the database stands.
+            rev: the revision to replace; None: any.
+            stamp: position of the database.
 
         Raises:
             ConditionError: `conflict`; `not_found`, nothing to delete.
@@ -259,12 +259,12 @@ class LocalStore:
             return following
 
     def newest(self, doc_id: str) -> Version | None:
-        """Return what was written last, whatever history says; None: nothing ever was."""
+        """Return the last written version, regardless of history; None: none was written."""
         versions = self._versions(_key(doc_id))
         return versions[0] if versions else None
 
     async def keep(self, doc_id: str, version: Version) -> None:
-        """Keep what another node wrote, durably, unless as much is known; raises as `write`."""
+        """Store durably what another node wrote, unless it is known already; raises as `write`."""
         async with self._turn:
             key = _key(doc_id)
             versions = self._versions(key)
@@ -296,14 +296,14 @@ class LocalStore:
         self._put(key, value)
 
     def _forget_deleted(self, environment: lmdb.Environment) -> None:
-        """Make room of what is known of deleted documents."""
+        """Make room by removing the entries of deleted documents."""
         self._has_deleted = False
         self._withdraw_sum()
         with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
             digest = int.from_bytes(transaction.get(DIGEST_KEY, b""))
             found = cursor.set_range(_LOCAL)
             while found and cursor.key().startswith(_LOCAL):
-                # The next one is there by itself after a deletion.
+                # After a deletion the cursor is already at the next one.
                 gone = not _decode(cursor.value())[0].rev
                 if gone:
                     digest -= weight(cursor.key(), cursor.value())
@@ -324,13 +324,13 @@ class LocalStore:
             if not self._is_told:
                 self._on_begun()
                 self._is_told = True
-        except (lmdb.Error, OSError) as error:  # LMDB calls a write that was cut short an error
+        except (lmdb.Error, OSError) as error:  # LMDB reports an interrupted write as an error
             raise UnavailableError(
                 f"local documents in {self._path} cannot be written: {error}", code="disk_full"
             ) from error
 
     def _withdraw_sum(self) -> None:
-        """Remove the checksum of the file, durably, before it changes."""
+        """Remove the checksum of the file, durably, before the file changes."""
         if self._has_sum:
             (self._path / _SUM).unlink(missing_ok=True)
             sync_directory(self._path)
@@ -339,7 +339,7 @@ class LocalStore:
     # -- settings
 
     def setting(self, name: str) -> bytes | None:
-        """Return what was set, None if nothing was."""
+        """Return a setting; None if it was not set."""
         if self._environment is None:
             return None
         with self._environment.begin() as transaction:
@@ -347,21 +347,21 @@ class LocalStore:
         return value
 
     async def set(self, name: str, value: bytes) -> None:
-        """Keep a setting, durably; raises as `write`."""
+        """Store a setting durably; raises as `write`."""
         async with self._turn:
             await asyncio.to_thread(self._put, _SETTING + name.encode(), value)
 
 
-# -- what was written
+# -- checks
 
 
 def check_local(path: Path, *, must_be_there: bool) -> bool:
-    """Look at the store in a directory, which nobody has open; return whether it has a digest.
+    """Check the store in a directory that no process has open; return whether it has a digest.
 
     Changes nothing. Blocks.
 
     Raises:
-        CorruptionError: `local_lost`: it is gone, or not what was written.
+        CorruptionError: `local_lost`: it is missing or damaged.
         OSError: it cannot be read.
     """
     data = path / _DATA
@@ -384,7 +384,7 @@ def check_local(path: Path, *, must_be_there: bool) -> bool:
 
 
 def accept_local(path: Path) -> bool:
-    """Take the entries of a store as they are; False: they cannot be read. Blocks.
+    """Accept the entries of a store as they are; False: they cannot be read. Blocks.
 
     Raises OSError: it cannot be written.
     """
@@ -406,7 +406,7 @@ def accept_local(path: Path) -> bool:
 
 
 def _sum_of(path: Path) -> bytes:
-    """Return what `sum` must say of the file as it is."""
+    """Return the correct content of `sum` for the file as it is."""
     checksum = size = 0
     with (path / _DATA).open("rb") as file:
         while data := file.read(_READ_BYTES):

@@ -1,17 +1,17 @@
-"""Reading and changing documents with their revisions, waiting for the disk where it must.
+"""Reads and changes documents with their revisions, and waits for the disk where needed.
 
 Invariants:
-1. What is to be durable is when it is returned, or is refused as `ambiguous`: history went back,
-   or nobody can say.
-2. Changes asked for together wait for the disk together.
-3. The loop is given back after `TURN_SECONDS`.
-4. A document with many branches is read, and what becomes of it decided, in a thread; what was
-   decided is written if nothing came between.
-5. Of several changes of one document that are asked for together each is decided by what the one
-   before left, and the document is stored once in a turn: a thousand conflicts are not stored a
-   thousand times. If they do not fit together they are stored one by one, as far as they do.
+1. A result that is to be durable is durable when it is returned. Otherwise the error is
+   `ambiguous`: history was rolled back, or the durability is unknown.
+2. Changes requested together wait for the disk together.
+3. The loop gets control after `TURN_SECONDS`.
+4. A document with many branches is read and decided on in a thread. The decision is written if the
+   document has not changed in between.
+5. Several changes of one document requested together are decided in order, each on the result of
+   the one before, and the document is stored once per turn: a thousand conflicts are not stored a
+   thousand times. If they do not fit together they are stored one by one, as far as they fit.
 
-Elsewhere: what is decided (`documents.updating`), the change (`kv.core.revisions.revision_store`).
+Elsewhere: decisions (`documents.updating`), the change (`kv.core.revisions.revision_store`).
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ __all__ = [
 ]  # fmt: skip
 
 TURN_SECONDS: Final = 0.002
-"""How long documents are changed before others have a turn; one may take longer."""
+"""How long documents are changed before other tasks have a turn; one change may take longer."""
 STEPS_SECONDS: Final = 0.003
-"""How long changes of one document are put together in the loop before it is stored."""
+"""How long changes of one document are combined in the loop before it is stored."""
 QUICK_SIDE_BYTES_MAX: Final = 16 * 1024
-"""Of what stands beside a document that is read and changed in the loop: some 250 branches."""
+"""Size of the sidecar of a document that is read and changed in the loop: some 250 branches."""
 BESIDE_TRIES_MAX: Final = 3
-"""How often a change that was decided beside the loop is decided anew, as something came between,
-before it is decided in the loop."""
+"""How often a decision outside the loop is repeated because the document changed, before it is
+made in the loop."""
 Decide = Callable[[StoredDocument | None], StoredDocument | None]
 
 
 class _Steps:
-    """Several decisions on one document as one: the first of them, as many as there is time for.
+    """Several decisions on one document as one: the first ones, as many as time allows.
 
     Args:
-        decides: they.
+        decides: the decisions.
         now: seconds.
     """
 
     def __init__(self, decides: Sequence[Decide], now: Callable[[], float]) -> None:
         self._decides = decides
         self.are_long = any(getattr(decide, "is_long", False) for decide in decides)
-        """Whether one of them takes longer than a turn, which it says of itself."""
+        """Whether one of them takes longer than a turn, as it says itself."""
         self._now = now
         self._results: list[bool | MillstreamError] = []
 
     def decide(self, document: StoredDocument | None) -> StoredDocument | None:
-        """Return what they make of a document together; refusals are kept for `made`."""
+        """Return their common result for a document; refusals are kept for `made`."""
         return self._decide(document, self._now() + STEPS_SECONDS)
 
     def decide_all(self, document: StoredDocument | None) -> StoredDocument | None:
@@ -91,7 +91,7 @@ class _Steps:
         return following
 
     def seqnos(self, whole: int) -> list[int | MillstreamError]:
-        """Return what came of each that was asked for: the seqno of them all, 0 for no change."""
+        """Return the result of each decision: the seqno of the common change, 0 for no change."""
         return [
             one if isinstance(one, MillstreamError) else whole if one else 0
             for one in self._results
@@ -99,7 +99,7 @@ class _Steps:
 
 
 def _whole(load: Callable[[], Found]) -> Found:
-    """Return a document whose leaves are worked out."""
+    """Return a document whose leaves are computed."""
     found = load()
     if found.document.exists:
         _ = found.document.winner, found.document.contents
@@ -109,14 +109,14 @@ def _whole(load: Callable[[], Found]) -> Found:
 def _decided(
     load: Callable[[], Found] | None, steps: _Steps
 ) -> tuple[StoredDocument | None, StoredDocument | None, Packed | None]:
-    """Return a document, what steps make of it, and that as it is written."""
+    """Return a document, the result of steps on it, and that result as it is written."""
     before = None if load is None else load().document
     after = steps.decide_all(before)
     return before, after, None if after is None else pack(after)
 
 
 def _by_key(edits: Sequence[tuple[bytes, Decide]]) -> dict[bytes, list[int]]:
-    """Return the places of edits, by the key that they change."""
+    """Return the indexes of edits, by the key that they change."""
     found: dict[bytes, list[int]] = {}
     for number, (key, _) in enumerate(edits):
         found.setdefault(key, []).append(number)
@@ -132,9 +132,9 @@ class DocumentStore:
     """The documents of one bucket.
 
     Args:
-        bucket: it.
-        until_durable: returns once everything of a partition up to a seqno cannot get lost any
-            more; raises if that cannot be said.
+        bucket: of the documents.
+        until_durable: returns once everything of a partition up to a seqno can no longer be lost;
+            raises if that is unknown.
         now_ns: Unix time.
     """
 
@@ -153,8 +153,8 @@ class DocumentStore:
     async def read(self, key: bytes, revs_limit: int, *, is_durable: bool) -> Found | None:
         """Return a document; raises as `RevisedDocuments.read`.
 
-        `is_durable`: what is returned cannot get lost any more; UnavailableError, `ambiguous`,
-        if that cannot be said.
+        `is_durable`: the returned version can no longer be lost; UnavailableError, `ambiguous`, if
+        that is unknown.
         """
         while True:
             kept = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
@@ -169,7 +169,7 @@ class DocumentStore:
                 return found
 
     async def kept(self, key: bytes, *, is_durable: bool) -> Kept | None:
-        """Return a document as it is kept; raises as `RevisedDocuments.kept`."""
+        """Return a document as it is stored; raises as `RevisedDocuments.kept`."""
         while True:
             found = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
             if found is None or not is_durable:
@@ -180,7 +180,7 @@ class DocumentStore:
     async def update(
         self, edits: Sequence[tuple[bytes, Decide]], revs_limit: int, *, is_durable: bool
     ) -> list[Made | MillstreamError]:
-        """Change documents; return what came of each, in order."""
+        """Change documents; return the result of each, in order."""
         done: list[Made | MillstreamError | None] = [None] * len(edits)
         loop = asyncio.get_running_loop()
         turn_end_s = loop.time() + TURN_SECONDS
@@ -216,7 +216,7 @@ class DocumentStore:
     async def _update_one(
         self, key: bytes, decides: Sequence[Decide], revs_limit: int
     ) -> list[Made | MillstreamError]:
-        """Change one document, several times perhaps, which is stored once in a turn."""
+        """Change one document, perhaps several times; it is stored once per turn."""
         seqnos: list[int | MillstreamError] = []
         last: Made | None = None
         now = asyncio.get_running_loop().time
@@ -226,7 +226,7 @@ class DocumentStore:
             made = await self._made_of(key, steps, revs_limit)
             if isinstance(made, Made):
                 seqnos += steps.seqnos(made.seqno)
-            else:  # together they do not fit
+            else:  # they do not fit together
                 made = await self._made_of(key, _Steps(rest[:1], now), revs_limit)
                 seqnos.append(made.seqno if isinstance(made, Made) else made)
             last = made if isinstance(made, Made) else last
@@ -251,7 +251,7 @@ class DocumentStore:
     async def _made_beside(
         self, key: bytes, steps: _Steps, revs_limit: int
     ) -> Made | MillstreamError | None:
-        """Change a document with many branches; None: it is quick, or changes all the time."""
+        """Change a document with many branches; None: it is small, or changes all the time."""
         for _ in range(BESIDE_TRIES_MAX):
             try:
                 kept = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
@@ -273,7 +273,7 @@ class DocumentStore:
     async def replace(
         self, changes: Sequence[tuple[bytes, Version | None, Packed]], *, is_durable: bool
     ) -> list[Made | MillstreamError]:
-        """Write what was decided elsewhere; what came of each, seqno 0: it has changed."""
+        """Write decisions of another node; return the result of each, seqno 0: it has changed."""
         done: list[Made | MillstreamError] = []
         loop = asyncio.get_running_loop()
         turn_end_s = loop.time() + TURN_SECONDS
@@ -313,7 +313,7 @@ class DocumentStore:
             return error
 
     async def _settle(self, done: list[Made | MillstreamError]) -> None:
-        """Wait until all changes are durable; those that are not become refusals."""
+        """Wait until all changes are durable; others become refusals."""
         newest: dict[int, int] = {}
         for one in done:
             if isinstance(one, Made) and one.seqno:
@@ -327,7 +327,7 @@ class DocumentStore:
                     done[at] = refusal
 
     async def _lasts(self, number: int, seqno: int) -> bool:
-        """Wait until what was read is durable; False: the history is another, read again.
+        """Wait until a read version is durable; False: the history has changed, read again.
 
         Raises:
             UnavailableError: as `until_durable`.
@@ -339,7 +339,7 @@ class DocumentStore:
         return failure is None
 
     async def _wait(self, number: int, seqno: int) -> MillstreamError | None:
-        """Wait until a change is durable; return why that cannot be said, None once it is."""
+        """Wait until a change is durable; return why that is unknown, None once it is durable."""
         partition = self._bucket.partitions[number]
         epoch = partition.epoch
         try:

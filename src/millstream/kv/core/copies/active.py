@@ -1,6 +1,6 @@
-"""Which copy of a document may be read and changed here, and why not.
+"""Finds the active copy of a document, or the reason why it cannot be used here.
 
-Elsewhere: the copies' states (`kv.core.partition.states`), who moves them (`kv.aio.copies`).
+Elsewhere: the copies' states (`kv.core.partition.states`), changes of states (`kv.aio.copies`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
 
 
 def place_of(bucket: Bucket, partition: Partition) -> str:
-    """Return where to ask for a partition, in words."""
+    """Return a text that says which node to ask for a partition."""
     bucket_map = bucket.map
     name = None if bucket_map is None else bucket_map.active(partition.partition_id)
     if bucket_map is None or name is None:
@@ -51,7 +51,7 @@ def place_of(bucket: Bucket, partition: Partition) -> str:
 
 
 def not_now(why: str) -> UnavailableError:
-    """Return the refusal of something that may be asked again soon."""
+    """Return the error of a request that may be retried soon."""
     return UnavailableError(
         f"the document cannot be changed or read now: {why}; try again",
         code="temporarily_unavailable",

@@ -1,9 +1,9 @@
 """The cluster map in the terse JSON form that Couchbase SDKs read.
 
 Invariants:
-1. (epoch, revision) of the maps that a client sees of a bucket only grows, whatever nodes it asks:
-   with a bucket map it is told by that alone, and so is everything else but which node answers.
-2. Only capabilities that are real are listed.
+1. A client sees (epoch, revision) of a bucket's maps only grow, whatever nodes it asks. With a
+   bucket map, all content except the answering node depends on that map alone.
+2. Only supported capabilities are listed.
 
 Source: docs/reference/wire/cluster-map.md.
 """
@@ -25,10 +25,10 @@ __all__ = ["cluster_config"]
 _CAPABILITIES: Final = [
     "dcp", "cbhello", "touch", "cccp", "nodesExt", "durableWrite", "couchapi",
 ]  # fmt: skip
-"""Of every bucket. Without `couchapi` the Java SDK takes a bucket for one that keeps nothing."""
+"""Capabilities of every bucket. Without `couchapi` the Java SDK treats a bucket as ephemeral."""
 _CLUSTER_CAPABILITIES_VERSION: Final = [1, 0]
 _EPOCH_ALONE: Final = 1
-"""Of a node that is alone with a bucket; the map of revision N has the epoch N above it."""
+"""Epoch of a bucket that is on one node only; a map of revision N has this plus N."""
 _NOBODY: Final = -1
 
 
@@ -41,17 +41,17 @@ def cluster_config(
     revision: int,
     others: Iterable[Bucket] = (),
 ) -> bytes:
-    """Return the map of a bucket, or without one the nodes.
+    """Return the map of a bucket, or of the nodes if there is no bucket.
 
     Args:
-        bucket: one that has a map is shown with its nodes and rows. In one that has none,
+        bucket: a bucket with a map is shown with its nodes and rows. In a bucket without one,
             partitions that are not active on this node have no owner: it knows of no other node.
-        host: what clients should connect to, where no map says so.
+        host: address for clients, where no map names one.
         kv_port: the same.
         http_port: the same.
-        revision: of what this node is alone with.
-        others: without a bucket, those of this node: of the newest of their maps those nodes are
-            named that have all of them, since SDKs open any bucket at any node.
+        revision: of buckets that are on this node only.
+        others: without a bucket: the buckets of this node. Those nodes of their newest map are
+            listed that have all of them, since SDKs open any bucket at any node.
     """
     if bucket is not None and bucket.map is not None:
         return json.encode(_mapped(bucket, bucket.map))
@@ -76,7 +76,7 @@ def cluster_config(
 
 
 def _mapped(bucket: Bucket, bucket_map: BucketMap) -> dict[str, Any]:
-    """Show the rows as they are: what plays another part here will play it soon, or is dead."""
+    """Return the map's rows unchanged: copies in another state will follow it soon or are dead."""
     nodes, revision = bucket_map.nodes, bucket_map.revision
     indexes: dict[str | None, int] = {node.name: index for index, node in enumerate(nodes)}
     rows = [[indexes.get(name, _NOBODY) for name in row] for row in bucket_map.rows]

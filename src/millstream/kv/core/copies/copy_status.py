@@ -1,6 +1,6 @@
-"""How a copy stands, as it tells those who compare copies.
+"""The standing of a copy, as reported to those who compare copies.
 
-Elsewhere: what they make of it (`cluster.core.promotion`).
+Elsewhere: the use of standings (`cluster.core.promotion`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["standing_of"]
 
 
 def standing_of(partition: Partition) -> Standing:
-    """Return how a copy stands now. An active one has all there is to have."""
+    """Return the current standing of a copy. An active one is always complete."""
     log, end, replica = partition.failover_log, partition.high_seqno, partition.replica
     return Standing(
         partition=partition.partition_id,

@@ -1,16 +1,16 @@
-"""Writes that are answered late: which level each waits for, and what its answer is.
+"""Durable writes: the level that each waits for, and its answer.
 
 Invariants:
-1. A write is refused before anything is stored if so few copies follow that its level cannot be
-   reached: for the time being while others may be on their way, else for good. What was stored is
-   never answered as if it were not.
+1. A write is refused before anything is stored if too few copies follow for its level: with a
+   temporary failure while other copies may still connect, else permanently. A stored write is
+   never answered as if it had not been stored.
 2. Success is answered once the level is reached in the history in which the change was made. In
-   any other case the answer is ambiguous: the partition became another, its majority was lost, or
-   the time is over.
-3. A clock that is set back ends a wait, it never makes one longer.
+   any other case the answer is ambiguous: the partition's state or history changed, its majority
+   was lost, or the timeout passed.
+3. A clock that is set back ends a wait; it never makes one longer.
 
-Elsewhere: what a majority has (`acknowledged`), the order of replies (`session`), who looks at the
-clock (`kv.aio.server`).
+Elsewhere: what a majority has (`acknowledged`), the order of replies (`session`), timeouts
+(`kv.aio.server`).
 
 Source: docs/concepts/durability.md.
 """
@@ -38,24 +38,24 @@ MAJORITY: Final = 1
 MAJORITY_AND_PERSISTED: Final = 2
 PERSISTED_ON_MAJORITY: Final = 3
 DURABLE_WAIT_S_DEFAULT: Final = 10
-"""How long a durable write waits that does not say how long it may."""
+"""Timeout of a durable write that names none."""
 
 PersistedWait = tuple[Partition, int, bytes, int]
-"""What waits for the disk alone: partition, seqno, reply, the partition's epoch at that time."""
+"""A write that waits for the disk only: partition, seqno, reply, the partition's epoch then."""
 
 
 class Waiting(NamedTuple):
-    """A reply that waits for a level."""
+    """A reply that waits for a durability level."""
 
     partition: Partition
     seqno: int
     reply: bytes
     epoch: int
-    """The partition's, when the change was made."""
+    """Epoch of the partition when the change was made."""
     level: int
     since_ns: int
     until_ns: int
-    """When the time is over (Unix)."""
+    """End of the timeout (Unix)."""
 
 
 def refusal_of(partition: Partition, level: int, now_ns: int) -> Status | None:
@@ -68,12 +68,12 @@ def refusal_of(partition: Partition, level: int, now_ns: int) -> Status | None:
 
 
 def waits_for_copies_or_disk(partition: Partition, level: int) -> bool:
-    """Return whether a change that was just made has still to reach the level."""
+    """Return whether a change that was just made has yet to reach its level."""
     return level > MAJORITY or (level == MAJORITY and partition.has_copies)
 
 
 def answer_of(wait: PersistedWait | Waiting, now_ns: int) -> bytes | None:
-    """Return the reply that may leave now, None if it still waits."""
+    """Return the reply if it can be sent now; None if it still waits."""
     if len(wait) == 4:
         partition, seqno, reply, epoch = wait
         is_reached, is_over = partition.persisted_seqno >= seqno, False
@@ -89,7 +89,7 @@ def answer_of(wait: PersistedWait | Waiting, now_ns: int) -> bytes | None:
 
 
 def _reached(partition: Partition, level: int) -> int:
-    """Return the seqno up to which the changes of a partition have the level."""
+    """Return the seqno up to which the changes of a partition have reached the level."""
     if level == MAJORITY:
         return partition.majority_seqno
     if level == MAJORITY_AND_PERSISTED:
@@ -98,5 +98,5 @@ def _reached(partition: Partition, level: int) -> int:
 
 
 def _ambiguous(reply: bytes) -> bytes:
-    """Return what is answered instead: the change was made, and may be undone by now."""
+    """Return the ambiguous answer: the change was made and may have been undone."""
     return response(reply[1], Status.SYNC_WRITE_AMBIGUOUS, int.from_bytes(reply[12:16], "big"))

@@ -1,9 +1,9 @@
-"""How a bucket's map and the copies here agree, for those who look after the node.
+"""Compares a bucket's map with the copies on this node, for operators.
 
 Invariants:
-1. Only compares: what follows from a difference is an operator's, or a promotion's, to do.
+1. It only compares. Resolving a difference is left to an operator or a promotion.
 
-Elsewhere: what a node does by itself about a map (`kv.aio.copies.Copies.take_places`).
+Elsewhere: what a node does by itself with a map (`kv.aio.copies.Copies.take_places`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Places(NamedTuple):
 
 
 def places_of(bucket: Bucket) -> Places:
-    """Return the figures of a bucket; all 0 if this node is alone with it."""
+    """Return the statistics of a bucket; all 0 if it is on this node only."""
     if bucket.map is None:
         return Places(0, 0, 0, 0, 0, 0)
     this, not_active, not_first, missing = bucket.node_name, 0, 0, 0
@@ -44,7 +44,7 @@ def places_of(bucket: Bucket) -> Places:
 
 
 def left_over(bucket: Bucket) -> list[int]:
-    """Return the partitions that have a copy here and no place."""
+    """Return the partitions that have a copy here and no place in the map for it."""
     if bucket.map is None:
         return []
     return [

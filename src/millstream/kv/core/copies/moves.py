@@ -1,12 +1,11 @@
-"""Moves of a partition's copy in memory: another state, or another point of history.
+"""Moves of a partition's copy in memory: to another state, or to another point of history.
 
-Whoever calls these has suspended the partition, no commit is under way, and what is told here is
-durable already.
+The caller has suspended the partition, no commit is running, and the new state is already durable.
 
 Invariants:
-1. After a move nobody reads or waits for what was there before: streams, leases and waiting
-   replies go by `epoch`.
-2. CAS and epochs go on growing.
+1. After a move nothing reads or waits for the former state: streams, leases and waiting replies
+   check `epoch`.
+2. CAS and epochs keep growing.
 
 Elsewhere: which moves are legal (`states`), making them durable (`kv.aio.copies`).
 """
@@ -22,7 +21,7 @@ __all__ = ["activate", "rename", "restore"]
 
 
 def rename(partition: Partition, state: PartitionState) -> None:
-    """Take another state than active: stand down, or go on from where it stands."""
+    """Change to a state other than active."""
     if partition.state is PartitionState.ACTIVE:
         assert not partition.is_dirty
         partition.locks.clear()
@@ -32,7 +31,7 @@ def rename(partition: Partition, state: PartitionState) -> None:
 
 
 def activate(partition: Partition, recovered: RecoveredPartition) -> None:
-    """Serve documents from now on. What it holds of an unfinished snapshot counts."""
+    """Become active. What it holds of an unfinished snapshot counts."""
     assert not partition.is_dirty
     partition.queue.settle_all()
     _take_over(partition, recovered)
@@ -40,7 +39,7 @@ def activate(partition: Partition, recovered: RecoveredPartition) -> None:
 
 
 def restore(partition: Partition, recovered: RecoveredPartition) -> None:
-    """Be what the log went back to; nothing in memory counts any more."""
+    """Take the state to which the log was rolled back; all data in memory is dropped."""
     partition.residents.forget(is_complete=recovered.top_seqno == 0)
     partition.table = partition.residents.table
     partition.queue.restart(recovered.top_seqno)

@@ -1,22 +1,23 @@
-"""The consumer's side of a connection that somebody else has opened, and feeds.
+"""The consumer's side of a connection that a client has opened, and over which it feeds copies.
 
-An administrator (or a proxy in its name) opens a connection without the producer flag, and says by
-ADD_STREAM which partitions are to be fed over it. The node then asks for their streams on that
-connection, as a feed does on its own, and the other end sends them.
+An administrator (or a proxy) opens a connection without the producer flag, and names by ADD_STREAM
+the partitions to be fed. The node then requests their streams on that connection, as a feed does
+on its own connection, and the other end sends them.
 
     feed.on_packet(packet, now_s)           # whatever comes; replies are effects, too
 
 Invariants:
-1. ADD_STREAM is answered once its stream was accepted, or with why it was not; nothing is asked
-   for again by itself.
-2. One connection feeds a copy, and none feeds one that follows a node by the bucket's map.
-3. A message of no stream that is open, or a change out of order, is answered with an error,
-   changes nothing and counts in flow control; a message that only consumers send ends the
-   connection, as does a peer that overruns the window twice over.
-4. Changes become canonical frames; their lineage begins with them: other servers tell none. Nor do
-   they tell branch numbers: the newest history of one is taken as later than any known here.
+1. ADD_STREAM is answered once its stream was accepted, or with the reason for refusal. Nothing is
+   requested again automatically.
+2. Only one connection feeds a copy, and none feeds a copy that follows a node by the bucket's map.
+3. A message of a stream that is not open, or a change out of order, is answered with an error,
+   changes nothing and counts in flow control. A message that only consumers send closes the
+   connection, and so does a peer that exceeds twice the window.
+4. Changes are converted to canonical frames. Their lineage begins here, since other servers send
+   none. Such servers send no branch numbers either: the newest history of one is taken as later
+   than any known here.
 
-Elsewhere: applying them (`kv.core.copies.replica_stream`), take-overs
+Elsewhere: applying changes (`kv.core.copies.replica_stream`), take-overs
 (`kv.core.copies.takeover_stream`), the socket (`kv.aio.pushed_streams`).
 
 Source: the released protocol's consumer connections; docs/reference/wire/streams.md.
@@ -91,20 +92,20 @@ _MARKER_V2: Final = Struct(">QQI")
 _MARKER_V2_BYTES: Final = (36, 52)
 
 Refuse = Callable[[Packet, Status], bytes]
-"""Makes an error reply."""
+"""Creates an error reply."""
 
 
 class _Added:
-    """What asked for a stream."""
+    """The ADD_STREAM request of a stream."""
 
     __slots__ = ("flags", "packet", "status")
 
     def __init__(self, packet: Packet, flags: int) -> None:
         self.packet: Packet | None = packet
-        """To be answered; None once it was."""
+        """The unanswered request; None once it was answered."""
         self.flags = flags
         self.status: Status | None = None
-        """How the source refused the stream."""
+        """Status with which the source refused the stream."""
 
 
 class AddedFeed(TakingFeed):
@@ -112,8 +113,8 @@ class AddedFeed(TakingFeed):
 
     Args:
         bucket: of the copies.
-        refuse: makes error replies.
-        is_extended: HELLO granted the feature of our own: the other end knows branch numbers.
+        refuse: creates error replies.
+        is_extended: HELLO granted our own feature: the other end knows branch numbers.
         window_bytes: flow control window.
     """
 
@@ -136,13 +137,13 @@ class AddedFeed(TakingFeed):
         core.configure(consumer_name=node_name if self._is_extended else b"")
         return core
 
-    # -- what comes
+    # -- incoming packets
 
     def on_packet(self, packet: Packet, now_s: int) -> None:
-        """Take a request or a response; `step` applies what it brings.
+        """Take a request or a response; `step` applies its data.
 
         Raises:
-            RemoteProtocolError: the connection is to be closed.
+            RemoteProtocolError: the connection must be closed.
         """
         if packet.magic == RESPONSE or packet.opcode == Opcode.DCP_NOOP:
             self.receive(_frame(packet))
@@ -162,7 +163,7 @@ class AddedFeed(TakingFeed):
         self._effects.append(Send(data))
 
     def _on_add(self, packet: Packet) -> None:
-        self.step()  # the end of an older stream may have come just before
+        self.step()  # the end of an older stream may have just arrived
         status = self._why_not(packet)
         if status is not None:
             self._reply(self._refuse(packet, status))
@@ -209,7 +210,7 @@ class AddedFeed(TakingFeed):
             self._refuse_message(packet, Status.KEY_ENOENT)
         elif self._core.is_open(partition_id):
             self._take_message(packet, now_s)
-        elif line.stage is Stage.CLOSING:  # it was sent before the source knew
+        elif line.stage is Stage.CLOSING:  # it was sent before the source knew of the close
             self._core.count(size)
         else:
             self._refuse_message(packet, Status.KEY_ENOENT)
@@ -272,7 +273,7 @@ class AddedFeed(TakingFeed):
         return super()._take_changes(event, most)
 
     def _rest(self, line: Line) -> None:
-        """The stream is over, or there is none: nobody asks again."""
+        """The stream has ended, or was not opened: it is not requested again."""
         partition_id = line.partition.partition_id
         added = self._added.pop(partition_id)
         if added.packet is not None:
@@ -288,17 +289,17 @@ class AddedFeed(TakingFeed):
             super()._acknowledge(line)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         for partition_id in self._added:
             self._bucket.end_feeding(partition_id)
         self._added.clear()
 
 
 def _numbered(log: FailoverLog, partition: Partition) -> FailoverLog:
-    """Return a log without branch numbers with those that are known here, and a new one in front.
+    """Return a log without branch numbers, with the known numbers and a new one in front.
 
-    Whoever adds the stream of a server that has none vouches for it: its newest history is taken
-    as later than any that the copy has heard of. Nothing is acknowledged to such a server.
+    The client that adds the stream of such a server is responsible for it: its newest history is
+    taken as later than any that the copy knows. Nothing is acknowledged to such a server.
     """
     known = {entry.uuid: entry.branch for entry in partition.failover_log if entry.branch}
     branch, found = 0, []
@@ -311,7 +312,7 @@ def _numbered(log: FailoverLog, partition: Partition) -> FailoverLog:
 
 
 def _known(status: int) -> Status:
-    """Return a status of the source as one to answer with."""
+    """Map a status of the source to one for the reply."""
     return Status(status) if status in set(Status) else Status.EINTERNAL
 
 
@@ -321,7 +322,7 @@ def _size(packet: Packet) -> int:
 
 
 def _frame(packet: Packet) -> bytes:
-    """Return the frame again, without framing extras."""
+    """Return the frame without framing extras."""
     return mcbp.packet(
         RESPONSE if packet.magic == RESPONSE else REQUEST, packet.opcode, vbucket=packet.vbucket,
         opaque=packet.opaque, cas=packet.cas, datatype=packet.datatype, extras=packet.extras,
@@ -330,7 +331,7 @@ def _frame(packet: Packet) -> bytes:
 
 
 def _canonical(packet: Packet, now_s: int) -> bytes | None:
-    """Return a change as the node keeps it, None if it is none that can be kept."""
+    """Return a change as a canonical frame; None if it cannot be stored."""
     p, extras, key, cas = packet.vbucket, packet.extras, packet.key, packet.cas
     is_put = packet.opcode == Opcode.DCP_MUTATION
     if not 1 <= len(key) <= KEY_BYTES_MAX or len(packet.value) > VALUE_BYTES_MAX:
@@ -355,7 +356,7 @@ def _canonical(packet: Packet, now_s: int) -> bytes | None:
 
 
 def _marker_of_version_1(packet: Packet) -> bytes | None:
-    """Return a marker of version 2 in the form of version 1; None if it is malformed."""
+    """Convert a marker of version 2 to version 1; None if it is malformed."""
     if packet.extras[0] not in (0, 2) or len(packet.value) not in _MARKER_V2_BYTES:
         return None
     start, end, flags = _MARKER_V2.unpack_from(packet.value)

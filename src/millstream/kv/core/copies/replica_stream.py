@@ -1,28 +1,31 @@
-"""What one connection to a source brings into the copies of a bucket that follow it.
+"""Applies what one connection to a source sends to the copies of a bucket that follow it.
 
     feed.follow(partition_id)               # it is a replica here, and active over there
     feed.receive(data)
     while feed.step(): ...                  # yield to others in between
     for effect in feed.take_effects(): ...  # in order: send, read, undo, wait
 
-A copy is a reader like any other: position, failover log and the point to undo to are those that
-its log keeps (`kv.core.partition.replica`). What the shell did is told by `on_read`, `on_undone`,
-`on_not_undone`, `on_waited`, and `on_durable` after a commit. A lost connection: make a new feed.
+A copy is a reader like any other: its position, failover log and rollback point are stored in its
+log (`kv.core.partition.replica`). The shell reports completed effects by `on_read`, `on_undone`,
+`on_not_undone`, `on_waited`, and by `on_durable` after a commit. After a lost connection a new
+feed is created.
 
 Invariants:
-1. Changes are applied one after the other; while one waits for the disk, the others wait behind.
-2. Whatever else happened to a copy since it asked (another state or history, a rollback, a promise
-   to follow no source that old) ends its stream before anything more is applied or acknowledged.
-3. A copy is undone only for a source of a branch that it may follow, in the state in which it was
-   told to (`Undo` says both: whoever undoes checks them again once nothing else is under way).
-4. Only an active copy is followed. Another may lack what was acknowledged to its source, as one
-   does that was active and was killed, and would have that undone.
-5. What is acknowledged is a complete end, and one that is durable with its range, of the history
-   in which the source accepted the copy.
+1. Changes are applied in order. While one waits for the disk, the later ones wait behind it.
+2. If a copy has changed since its stream was requested (another state or history, a rollback, a
+   promise that excludes this source), its stream is ended before anything more is applied or
+   acknowledged.
+3. A copy is rolled back only for a source of a branch that it may follow, and only in the epoch in
+   which the rollback was requested. `Undo` contains both, and they are checked again when nothing
+   else is running.
+4. Only an active copy is followed. Another copy may lack changes that were acknowledged to its
+   source, for example one that was active and was killed; following it would undo them.
+5. Only complete ends are acknowledged, and for durability only ends that are durable with their
+   range, of the history in which the source accepted the copy.
 6. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
-   `is_full`: it is given no bytes, and acknowledges none to the source's flow control.
+   `is_full`: it gets no bytes, and acknowledges none to the source's flow control.
 
-Elsewhere: the stream (`upr.core.consumer`), sockets, timers and which partitions follow whom
+Elsewhere: the stream (`upr.core.consumer`), sockets, timers and the choice of sources
 (`kv.aio.replicator`).
 
 Source: docs/design/0006-copies.md.
@@ -74,13 +77,13 @@ __all__ = [
 ]
 
 UNFLUSHED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of changes that one source brought and the log has not, beyond which nothing more is taken."""
+"""Unflushed changes of one source beyond which no more are received."""
 STEP_CHANGES_MAX: Final = 500
-"""Changes applied in one step: the loop is busy meanwhile."""
+"""Changes applied in one step, during which the loop is blocked."""
 FULL_WAIT_S: Final = 0.1
-"""How often a feed that takes no more looks whether writes are accepted again."""
+"""How often a full feed checks whether writes are accepted again."""
 PAUSE_S_MIN: Final = 0.1
-"""Before a stream that was refused or ended is asked for again; doubled each time."""
+"""Pause before a refused or ended stream is requested again; doubled each time."""
 PAUSE_S_MAX: Final = 2.0
 _HIGHS_OPAQUE: Final = 0x10000
 _FROM_ACTIVE: Final = StreamOptions(flags=StreamFlag.ACTIVE_ONLY)
@@ -89,25 +92,25 @@ _STATE: Final = Struct(">I")
 
 
 class Send(NamedTuple):
-    """Bytes for the source."""
+    """Send bytes to the source."""
 
     data: bytes
 
 
 class Read(NamedTuple):
-    """Bring a document from the disk: nothing is applied until `on_read`.
+    """Read a document from the disk: nothing is applied until `on_read`.
 
-    That is called where `absent.fetch` calls back, or later if too many wait.
+    `on_read` is called from the callback of `absent.fetch`, or later if too many reads wait.
     """
 
     absent: NotInMemory
 
 
 class Undo(NamedTuple):
-    """Roll the copy back to `seqno` or below; then `on_undone`.
+    """Roll the copy back to `seqno` or below; then call `on_undone`.
 
-    Only if its epoch is still this one, and it may follow a source of `branch`; else
-    `on_not_undone`.
+    This is done only if its epoch is still this one and it may follow a source of `branch`;
+    otherwise `on_not_undone` is called.
     """
 
     partition_id: int
@@ -124,9 +127,10 @@ class Wait(NamedTuple):
 
 
 class ChangeState(NamedTuple):
-    """Give the copy that state, durably, if its epoch is still this one; then `on_state_changed`.
+    """Set the state of the copy durably, if its epoch is still this one; then `on_state_changed`.
 
-    Active by a hand-over, in the history that it has. Wanted by a `taking_feed.TakingFeed` only.
+    A move to active is a hand-over and keeps the history. Only `takeover_stream.TakingFeed` emits
+    this.
     """
 
     partition_id: int
@@ -145,31 +149,31 @@ Effect = Send | Read | Undo | Wait | ChangeState | TakenOver
 
 
 class FeedFigures(NamedTuple):
-    """How far the copies that follow one source are."""
+    """Progress of the copies that follow one source."""
 
     following: int
     """Copies that should have a stream."""
     streams: int
-    """Those that have one."""
+    """Copies that have one."""
     behind: int
-    """Those that lack something, as far as is known."""
+    """Copies that lack changes, as far as is known."""
     lag: int
-    """Seqnos that all of them lack, by what the source said last."""
+    """Seqnos that all of them lack, by the last report of the source."""
     unflushed_bytes: int
     changes_total: int
     rollbacks_total: int
 
 
 class Stage(Enum):
-    """Life of one partition's stream."""
+    """Life cycle of one partition's stream."""
 
     RESTING = auto()
-    """Nothing is asked; whoever is wanted waits for its time."""
+    """No request is open; a copy that should follow waits for its pause to end."""
     ASKED = auto()
     UNDOING = auto()
     OPEN = auto()
     MOVING = auto()
-    """The copy is being given the state that the source wants (`taking_feed`)."""
+    """The copy is changing to the state that the source wants (`takeover_stream`)."""
     CLOSING = auto()
 
 
@@ -194,33 +198,33 @@ class Line:
         self.stage = Stage.RESTING
         self.is_wanted = True
         self.epoch = 0
-        """Of the copy when it asked, or as the stream's opening made it."""
+        """Epoch of the copy when the stream was requested, or after it was opened."""
         self.branch = 0
-        """The newest of the source that the stream belongs to."""
+        """Newest branch of the source of the stream."""
         self.acknowledged = (0, 0)
         self.is_awaited = False
-        """Somebody at the source waits until this copy has the open snapshot on disk."""
+        """A write at the source waits until this copy has the open snapshot on disk."""
         self.failure = ""
-        """Why there was no stream when it was asked for last."""
+        """Why the last request for a stream failed."""
         self.source_high = 0
         self.pause_s = PAUSE_S_MIN
 
     @property
     def may_follow(self) -> bool:
-        """Whether the copy takes changes now."""
+        """Return whether the copy takes changes now."""
         partition = self.partition
         return partition.state in FOLLOWING and not partition.is_suspended
 
     @property
     def is_stale(self) -> bool:
-        """Whether the copy became another since it asked, or promised not to follow the source."""
+        """Return whether the copy has changed since the request, or has promised not to follow."""
         partition = self.partition
         is_other = partition.epoch != self.epoch or not self.may_follow
         return is_other or partition.last_branch > self.branch
 
     @property
     def replica(self) -> Replica:
-        """The part of the copy that takes changes; only where it may follow."""
+        """Return the replica part of the copy; only where it may follow."""
         replica = self.partition.replica
         assert replica is not None
         return replica
@@ -244,7 +248,7 @@ class Feed:
         self._lines: dict[int, Line] = {}
         self._events: deque[Event] = deque()
         self._taken = 0
-        """Changes of the first event that were applied."""
+        """Number of applied changes of the first event."""
         self._is_reading = False
         self._has_news = False
         self._unflushed: deque[tuple[Partition, int, int, int]] = deque()
@@ -259,10 +263,10 @@ class Feed:
         core.start(name, consumer_name=node_name)
         return core
 
-    # -- what the shell wants
+    # -- calls of the shell
 
     def follow(self, partition_id: int) -> None:
-        """Keep the copy following; one that rests asks now: what it waits for may have come."""
+        """Keep the copy following; a resting copy requests its stream at once."""
         line = self._lines.get(partition_id)
         if line is None:
             line = self._lines[partition_id] = Line(self._bucket.partitions[partition_id])
@@ -272,7 +276,7 @@ class Feed:
             self._ask(line)
 
     def leave(self, partition_id: int) -> None:
-        """Let the copy follow this source no longer."""
+        """Stop following this source."""
         line = self._lines.get(partition_id)
         if line is None:
             return
@@ -283,24 +287,24 @@ class Feed:
             del self._lines[partition_id]
 
     def look(self, partition_id: int) -> None:
-        """Something happened to the copy: see whether its stream may go on."""
+        """The copy has changed: check whether its stream may go on."""
         line = self._lines.get(partition_id)
         if line is not None and line.stage is Stage.OPEN and line.is_stale:
             self._close(line)
 
     def ask_highs(self) -> None:
-        """Ask how far the source is, for the figures; once at a time."""
+        """Ask for the source's high seqnos, for statistics; one request at a time."""
         if not self._asks_highs:
             self._asks_highs = True
             extras = _STATE.pack(PartitionState.ACTIVE)
             data = request(Opcode.GET_ALL_VB_SEQNOS, opaque=_HIGHS_OPAQUE, extras=extras)
             self._effects.append(Send(data))
 
-    # -- what the source says
+    # -- data of the source
 
     @property
     def is_full(self) -> bool:
-        """Whether no more bytes are to be taken now."""
+        """Return whether no more bytes should be received now."""
         bucket = self._bucket
         return (
             self._unflushed_bytes > UNFLUSHED_BYTES_MAX
@@ -310,11 +314,11 @@ class Feed:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something received is not applied yet."""
+        """Return whether received data is not applied yet."""
         return bool(self._events)
 
     def receive(self, data: bytes) -> None:
-        """Take bytes off the wire; `step` applies them.
+        """Receive bytes; `step` applies them.
 
         Raises:
             RemoteProtocolError: the source broke the protocol: close the connection.
@@ -323,10 +327,10 @@ class Feed:
         self._events += self._core.receive_data(data)
 
     def step(self) -> bool:
-        """Apply a part of what was received; return whether there is more to do at once.
+        """Apply a part of the received data; return whether there is more to do at once.
 
         Raises:
-            LocalProtocolError: what the source sent cannot follow what the copy has.
+            LocalProtocolError: the source's data does not fit the copy's.
         """
         left, has_changes = STEP_CHANGES_MAX, False
         while self._events and left > 0 and not self._is_reading:
@@ -347,7 +351,7 @@ class Feed:
         return bool(self._events) and not self._is_reading
 
     def take_effects(self) -> list[Effect]:
-        """Return what is to be done now, in order."""
+        """Return the pending effects, in order."""
         if self._has_news:
             self._has_news = False
             for line in list(self._lines.values()):
@@ -359,10 +363,10 @@ class Feed:
             effects.append(Send(data))
         return effects
 
-    # -- what the shell did
+    # -- completed effects
 
     def on_read(self) -> None:
-        """The document that was wanted can be had now: its change is applied before this returns.
+        """The requested document can be read now: its change is applied before this returns.
 
         Raises:
             LocalProtocolError: as `step`.
@@ -376,7 +380,7 @@ class Feed:
         self._bucket.changed()
 
     def on_undone(self, partition_id: int, seqno: int) -> None:
-        """The copy is at the complete end `seqno` now."""
+        """The copy is now at the complete end `seqno`."""
         self._rollbacks_total += 1
         line = self._lines[partition_id]
         partition = line.partition
@@ -388,7 +392,7 @@ class Feed:
             self.on_not_undone(partition_id)
 
     def on_not_undone(self, partition_id: int) -> None:
-        """The copy could not be undone, or is no longer what was to be undone."""
+        """The copy could not be rolled back, or has changed since the request."""
         self._core.give_up(partition_id)
         self._rest(self._lines[partition_id])
 
@@ -399,7 +403,7 @@ class Feed:
             self._ask(line)
 
     def on_durable(self) -> None:
-        """Changes became durable: less is unflushed, and more may be acknowledged."""
+        """Changes became durable: fewer are unflushed, and more can be acknowledged."""
         self._has_news = True
         unflushed = self._unflushed
         while unflushed:
@@ -410,7 +414,7 @@ class Feed:
             self._unflushed_bytes -= count
 
     def figures(self) -> FeedFigures:
-        """Return how far the copies are."""
+        """Return the progress of the copies."""
         wanted = [line for line in self._lines.values() if line.is_wanted]
         lags = [max(0, line.source_high - line.partition.high_seqno) for line in wanted]
         return FeedFigures(
@@ -436,7 +440,7 @@ class Feed:
     # -- streams
 
     def _ask(self, line: Line) -> None:
-        """Ask for the stream from where the copy stands, or rest if it cannot follow now."""
+        """Request the stream from the copy's position, or rest if it cannot follow now."""
         if not line.may_follow:
             self._rest(line)
             return
@@ -451,7 +455,7 @@ class Feed:
         return _FROM_ACTIVE
 
     def _rest(self, line: Line) -> None:
-        """Ask again after a pause, or forget it if it is not wanted."""
+        """Request again after a pause, or forget the stream if it is not needed."""
         partition_id = line.partition.partition_id
         line.stage = Stage.RESTING
         if line.is_wanted:
@@ -461,7 +465,7 @@ class Feed:
             del self._lines[partition_id]
 
     def _close(self, line: Line) -> None:
-        """Have the stream ended; what still comes is passed over, its end is waited for."""
+        """Close the stream; ignore what still arrives until its end."""
         line.stage = Stage.CLOSING
         partition_id = line.partition.partition_id
         if self._core.is_open(partition_id):  # else its end is on the way already
@@ -496,7 +500,7 @@ class Feed:
                 self._on_reply(packet)
 
     def _open_line(self, partition_id: int) -> Line | None:
-        """Return the partition if its stream goes on; one that is stale is closed."""
+        """Return the partition if its stream goes on; a stale stream is closed."""
         line = self._lines[partition_id]
         if line.stage is Stage.OPEN and line.is_stale:
             self._close(line)
@@ -528,7 +532,7 @@ class Feed:
 
     @staticmethod
     def _accepts(line: Line, branch: int) -> bool:
-        """Return whether the copy may follow a source of that branch, or be undone for it."""
+        """Return whether the copy may follow, or be rolled back for, a source of that branch."""
         promised = line.partition.last_branch
         if branch >= promised:
             return True
@@ -547,7 +551,7 @@ class Feed:
     # -- changes
 
     def _take_changes(self, event: ChangesReceived, most: int) -> bool:
-        """Apply changes, `most` of them; return whether that was the rest of the event."""
+        """Apply at most `most` changes; return whether the event is finished."""
         line, frames = self._open_line(event.partition_id), event.frames
         if line is None:
             return True

@@ -3,15 +3,15 @@
     feed.take_over(partition_id)            # it follows the source already, by `follow`
     ...effects: ChangeState, answered by `on_state_changed`; TakenOver at the end
 
-The stream that the copy has is closed and asked for again as a take-over. What the source then
-wants is done here: the copy becomes pending, and active once it has everything.
+The copy's stream is closed and requested again as a take-over. At the source's request the copy
+then becomes pending, and active once it has all changes.
 
 Invariants:
-1. The copy changes its state only while that stream is open and the copy is what it was when it
-   asked (`ChangeState` says its epoch: whoever changes it looks again). So no take-over goes on
-   past a promotion, a rollback or an operator's word.
+1. The copy changes its state only while that stream is open and its epoch is that of the request
+   (`ChangeState` contains the epoch, which is checked again). So a promotion, a rollback or an
+   operator's command ends a take-over.
 2. Each `take_over` ends with one `TakenOver`, unless the connection is lost before.
-3. Once the copy is active nothing is undone here: the source has stopped for good.
+3. Once the copy is active, nothing is undone here: the source has stopped for good.
 
 Elsewhere: streams and changes (`kv.core.copies.replica_stream`), making states durable
 (`kv.aio.copies`), the source's side (`upr.core.takeover`).
@@ -43,20 +43,20 @@ _SETTABLE: Final = (PartitionState.PENDING, PartitionState.ACTIVE)
 
 
 class _Taking:
-    """A take-over under way."""
+    """A running take-over."""
 
     __slots__ = ("failure", "is_asked", "wanted")
 
     def __init__(self) -> None:
         self.is_asked = False
-        """The stream that is asked for, or open, is the one that takes over."""
+        """The requested or open stream is the one that takes over."""
         self.wanted = PartitionState.REPLICA
-        """The state that the copy is being given."""
+        """The state that the copy is changing to."""
         self.failure = ""
 
 
 class TakingFeed(Feed):
-    """See the module; the arguments are those of `Feed`."""
+    """A feed with take-overs; the arguments are those of `Feed`."""
 
     def __init__(
         self, bucket: Bucket, name: bytes, node_name: str, *, window_bytes: int = WINDOW_BYTES
@@ -65,7 +65,7 @@ class TakingFeed(Feed):
         self._takings: dict[int, _Taking] = {}
 
     def take_over(self, partition_id: int) -> None:
-        """Take over a partition that follows the source; harmless while that is under way."""
+        """Take over a partition that follows the source; does nothing if already running."""
         if partition_id in self._takings:
             return
         self._begin_taking(partition_id)
@@ -76,7 +76,7 @@ class TakingFeed(Feed):
             self._ask(line)
 
     def give_up_taking(self, partition_id: int) -> None:
-        """Let a take-over end without success, unless its copy is becoming active already."""
+        """End a take-over without success, unless its copy is already becoming active."""
         taking, line = self._takings.get(partition_id), self._lines.get(partition_id)
         if taking is None or line is None:
             return
@@ -85,7 +85,7 @@ class TakingFeed(Feed):
             self._close(line)
 
     def on_state_changed(self, partition_id: int, failure: str) -> None:
-        """The copy has the state that was wanted, durably; or not, and `failure` says why."""
+        """The copy has the requested state durably; if not, `failure` says why."""
         taking, line = self._takings.get(partition_id), self._lines.get(partition_id)
         if taking is None or line is None or line.stage is not Stage.MOVING:
             return  # the stream ended meanwhile

@@ -1,8 +1,8 @@
 """What the other copies of a partition that is active here are known to have.
 
-A copy that follows names itself when it opens its stream, and acknowledges the ends of complete
-snapshots: what it has in memory, and what of that is durable with its range. From these ends, this
-copy's own and the row of the bucket's map it follows what a majority has.
+A following copy gives its name when it opens its stream, and acknowledges the ends of complete
+snapshots: those in memory, and those that are durable with their range. These ends, this copy's
+own end and the row of the bucket's map determine what a majority has.
 
     acknowledged.join("b", stream)                      # its stream was opened
     acknowledged.acknowledge("b", stream, 17, 12)       # complete up to 17, durable up to 12
@@ -10,17 +10,17 @@ copy's own and the row of the bucket's map it follows what a majority has.
     acknowledged.leave("b", stream)
 
 Invariants:
-1. Only copies in the row count, each once: who comes under a name that is known takes its place.
-   An empty place of the row is a copy that does not answer.
-2. What a majority had once is reached for good, in the same history and row: a copy that left has
-   it still, or says so where that matters (`Replica.is_intact`, `is_whole`).
-3. Nothing of one epoch of the partition counts in another, and nothing of one row in another; what
-   was durable by a row before is known apart (`kept_seqno`).
+1. Only copies in the row count, each once: a new stream with a known name replaces the old one. An
+   empty place of the row is a copy that does not answer.
+2. What a majority once had stays reached, in the same history and row: a copy that left still has
+   it, or says otherwise where that matters (`Replica.is_intact`, `is_whole`).
+3. Acknowledgements of one epoch of the partition do not count in another, and those of one row not
+   in another. What was durable by a former row is kept separately (`kept_seqno`).
 4. Neither seqno is above the partition's high seqno.
-5. Copies that are missing are taken to be on their way for `AWAITED_NS_MAX`, not longer: so long
-   they need to find the active copy after it moved.
+5. Missing copies count as about to connect for at most `AWAITED_NS_MAX`: the time that they need
+   to find the active copy after it moved.
 
-Elsewhere: the streams that tell (`upr.core.producer`), the writes that wait (`session`), what a
+Elsewhere: the streams that report (`upr.core.producer`), the writes that wait (`session`), what a
 copy that is not active knows of itself (`replica`).
 
 Source: docs/concepts/durability.md, docs/design/0006-copies.md.
@@ -35,27 +35,27 @@ from millstream.model.limits import UINT64_MAX
 __all__ = ["AWAITED_NS_MAX", "Acknowledged", "Followed"]
 
 AWAITED_NS_MAX: Final = 5_000_000_000
-"""How long missing copies count as on their way, from the first write that misses them on."""
+"""How long missing copies count as about to connect, after the first write that misses them."""
 
 
 class Followed(Protocol):
-    """What of a partition counts as the answer of its own copy."""
+    """The part of a partition that provides its own copy's answer."""
 
     @property
     def epoch(self) -> int:
-        """Grows when what was acknowledged is of another history."""
+        """Return a number that grows when acknowledgements belong to another history."""
 
     @property
     def high_seqno(self) -> int:
-        """What this copy has in memory."""
+        """Return the seqno that this copy has in memory."""
 
     @property
     def persisted_seqno(self) -> int:
-        """What it has on disk."""
+        """Return the seqno that this copy has on disk."""
 
 
 class _Ends(NamedTuple):
-    """What one copy acknowledged on the stream that it follows by."""
+    """What one copy acknowledged on its current stream."""
 
     stream: object
     complete_end: int = 0
@@ -78,17 +78,17 @@ class Acknowledged:
         self.row: tuple[str, ...] = ()
         """The other nodes that should have a copy."""
         self.majority = 1
-        """How many copies are more than half, this one included."""
+        """Number of copies in a majority, this one included."""
         self._kept = 0
         self._missed_ns = 0
-        """When a write first missed copies (Unix), 0: none did since a majority was there."""
+        """When a write first missed copies (Unix); 0: none since a majority was there."""
         self._forget()
         self._count()
 
     def set_row(self, row: tuple[str | None, ...], own: str) -> None:
-        """Go by another row of the map, in which this node is called `own`.
+        """Use another row of the map, in which this node is called `own`.
 
-        What was durable by the row before is shown further on (`kept_seqno`): a copy that lacks it
+        What was durable by the former row is still reported (`kept_seqno`): a copy that lacks it
         is not promoted without force.
         """
         self._kept = self.kept_seqno
@@ -103,7 +103,7 @@ class Acknowledged:
         self._complete = self._beside_own = self._without_own = 0
 
     def _check_epoch(self) -> None:
-        """Begin anew if the partition's state or history is another: its streams end, too."""
+        """Start anew if the partition's state or history has changed: its streams end, too."""
         epoch = self._partition.epoch
         if epoch != self._epoch:
             self._epoch = epoch
@@ -112,10 +112,10 @@ class Acknowledged:
             self._forget()
             self._count()
 
-    # -- what the streams say
+    # -- reports of the streams
 
     def join(self, name: str, stream: object) -> None:
-        """A copy follows by a stream from now on; what it has is not known yet."""
+        """A copy follows by a stream from now on; its state is not known yet."""
         self._check_epoch()
         self._following[name] = _Ends(stream)
         if self.is_possible:
@@ -124,9 +124,9 @@ class Acknowledged:
     def acknowledge(
         self, name: str, stream: object, complete_end: int, persisted_end: int
     ) -> bool:
-        """Take what a copy has; return whether a majority has more than before.
+        """Record what a copy has; return whether a majority has more than before.
 
-        What comes by another stream than the one it follows by says nothing.
+        Reports on any stream but its current one are ignored.
         """
         self._check_epoch()
         known = self._following.get(name)
@@ -138,7 +138,7 @@ class Acknowledged:
         return before != (self._complete, self._beside_own, self._without_own)
 
     def leave(self, name: str, stream: object) -> None:
-        """The stream is over; harmless if another one took its place."""
+        """The stream has ended; does nothing if another one has replaced it."""
         self._check_epoch()
         known = self._following.get(name)
         if known is not None and known.stream is stream:
@@ -154,22 +154,22 @@ class Acknowledged:
             self._beside_own = max(self._beside_own, _end_of(persisted, others))
         self._without_own = max(self._without_own, _end_of(persisted, self.majority))
 
-    # -- what is known
+    # -- results
 
     @property
     def is_alone(self) -> bool:
-        """Whether this copy is a majority by itself."""
+        """Return whether this copy is a majority by itself."""
         return self._has_own and self.majority == 1
 
     @property
     def is_possible(self) -> bool:
-        """Whether so many copies follow now that a majority may come to have a change."""
+        """Return whether enough copies follow for a majority to get a change."""
         self._check_epoch()
         following = sum(name in self._following for name in self.row)
         return following + self._has_own >= self.majority
 
     def are_awaited(self, now_ns: int) -> bool:
-        """Whether too few copies follow for a write that comes now (Unix), and soon more may."""
+        """Return whether too few copies follow for a write now (Unix), but more may soon."""
         if self.is_possible:
             return False
         self._missed_ns = self._missed_ns or now_ns
@@ -177,31 +177,31 @@ class Acknowledged:
 
     @property
     def following(self) -> int:
-        """How many copies of the row follow now."""
+        """Return how many copies of the row follow now."""
         self._check_epoch()
         return sum(name in self._following for name in self.row)
 
     @property
     def slowest_end(self) -> int | None:
-        """What each copy that follows now, in the row or not, has complete; None: none follows."""
+        """Return the end that all following copies have, in the row or not; None: none follows."""
         self._check_epoch()
         return min((ends.complete_end for ends in self._following.values()), default=None)
 
     @property
     def majority_seqno(self) -> int:
-        """What a majority has at least in memory."""
+        """Return the seqno that a majority has at least in memory."""
         self._check_epoch()
         return min(self._complete, self._partition.high_seqno)
 
     @property
     def kept_seqno(self) -> int:
-        """What a majority has on disk, or had by a row before, in this history."""
+        """Return the seqno that a majority of this or a former row has on disk in this history."""
         durable = self.durable_seqno
         return min(max(durable, self._kept), self._partition.high_seqno)
 
     @property
     def durable_seqno(self) -> int:
-        """What a majority has on disk."""
+        """Return the seqno that a majority has on disk."""
         self._check_epoch()
         partition = self._partition
         with_own = min(self._beside_own, partition.persisted_seqno)
@@ -209,7 +209,7 @@ class Acknowledged:
 
 
 def _end_of(ends: list[int], count: int) -> int:
-    """Return what `count` of them reach (ends descending), the largest number if none need."""
+    """Return what `count` of them reach (ends descending); the largest number if 0."""
     if count == 0:
         return UINT64_MAX
     return ends[count - 1] if count <= len(ends) else 0

@@ -1,12 +1,12 @@
-"""The bytes of attachments as partitions see them: a change waits until those it names are here.
+"""Attachment bytes as partitions see them: a change waits until the bytes that it names are here.
 
 Invariants:
-1. A change that names bytes which are not on this disk waits until they are: it is neither in
-   memory nor in the log before. What the copy that sends it has not got either is not waited for.
+1. A change that names bytes waits until they are on this disk: before that it is neither in memory
+   nor in the log. Bytes that the sending copy does not have either are not waited for.
 
-Elsewhere: the files (`kv.aio.documents.blobs`), bringing them (`kv.aio.documents.blob_fetching`),
-who names them
-(`documents.stored`), the command that hands them out (`kv.core.session.blob_commands`).
+Elsewhere: the files (`kv.aio.documents.blobs`), fetching (`kv.aio.documents.blob_fetching`), the
+names in documents (`documents.stored`), the command that sends them
+(`kv.core.session.blob_commands`).
 
 Source: docs/design/0030-beside-the-frame.md.
 """
@@ -23,7 +23,7 @@ __all__ = ["NOT_KEPT", "BlobPiece", "Blobs", "BlobsMissing", "Upload"]
 
 
 class BlobPiece(NamedTuple):
-    """A range of a blob's bytes, and how long all of it is."""
+    """A range of a blob's bytes, and the length of the whole blob."""
 
     length: int
     data: bytes
@@ -33,28 +33,28 @@ class Blobs(Protocol):
     """The attachments of one bucket on this node."""
 
     def missing(self, names: Collection[bytes]) -> list[bytes]:
-        """Return the names of those that must be brought first. In the loop.
+        """Return the names of those that must be fetched first. Called in the loop.
 
-        Those that are here stay from now on: the change that names them has to be made, or
+        Those that are here are kept from now on: the change that names them must be made, or
         refused, in the same step.
         """
 
     def bring(self, partition_id: int, names: Collection[bytes], done: Fetched) -> bool:
-        """Bring blobs that the copy which this one follows names; see `LogReader.fetch`."""
+        """Fetch blobs named by the copy that this one follows; see `LogReader.fetch`."""
 
 
 class Upload(Protocol):
-    """What one connection sends of blobs: see `BlobUpload`."""
+    """Blobs being sent by one connection: see `BlobUpload`."""
 
     async def take(self, name: bytes, offset: int, total: int, data: bytes) -> int:
-        """Take a piece; return how many bytes are here."""
+        """Store a piece; return how many bytes are here."""
 
     def abandon(self) -> None:
-        """Forget what was begun."""
+        """Discard an unfinished upload."""
 
 
 class _NotKept:
-    """No blobs are looked for: the partitions are nobody's."""
+    """Checks no blobs: the partitions belong to no bucket."""
 
     def missing(self, _: Collection[bytes]) -> list[bytes]:
         return []
@@ -67,7 +67,7 @@ NOT_KEPT: Final[Blobs] = _NotKept()
 
 
 class BlobsMissing(NotInMemory):
-    """A change names blobs that are not here; once they were fetched it is applied again."""
+    """A change names blobs that are not here; it is applied again after they were fetched."""
 
     def __init__(self, blobs: Blobs, partition_id: int, names: Collection[bytes]) -> None:
         Exception.__init__(self, partition_id, names)

@@ -1,6 +1,6 @@
-"""What those who make changes of a special kind need of the partition that they change.
+"""The interface of a partition for modules that make special kinds of changes.
 
-Elsewhere: the partition (`kv.core.partition.partition`), who uses this (`counting`, `revising`).
+Elsewhere: the partition (`kv.core.partition.partition`), users (`counting`, `revision_changes`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ChangingPartition"]
 
 
 class ChangingPartition(Protocol):
-    """A partition's active copy; see there."""
+    """A partition's active copy; see `kv.core.partition.partition`."""
 
     partition_id: int
     bucket_uuid: str
@@ -40,10 +40,10 @@ class ChangingPartition(Protocol):
         """Return the CAS of the next change."""
 
     def succeed(self, entry: Entry, now_ns: int) -> tuple[int, int, int]:
-        """Return the seqno of an entry's change, and rev and CAS of the one that follows it."""
+        """Return the seqno of an entry's change, and rev and CAS of its successor."""
 
     def check_cas(self, key: bytes, cas: int, now_ns: int) -> Status | None:
-        """Return why a change that names a CAS is refused."""
+        """Return why a change with this CAS is refused."""
 
     def drop_lock(self, key: bytes) -> None:
-        """The key is locked no more."""
+        """Remove the lock of a key."""

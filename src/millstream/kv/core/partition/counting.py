@@ -1,7 +1,8 @@
 """Counters: documents whose value is a number as decimal text, INCR and DECR.
 
-A counter's change stands in the queue's map beside the documents: however often it changes, the
-queue has it once. A document with a sidecar that is counted stays among the documents.
+A counter's change is stored in a map of the queue, apart from the documents: however often it
+changes, the queue has it once. A document with a sidecar that is counted stays among the
+documents.
 
 Elsewhere: the other changes (`kv.core.partition.partition`), the commands
 (`kv.core.session.document_commands`).
@@ -67,7 +68,7 @@ def count(
 def _store(
     partition: ChangingPartition, key: bytes, value: bytes, flags: int, expiry: int, now_ns: int
 ) -> bytes:
-    """As `Partition.store`, on the counters' side of the queue."""
+    """As `Partition.store`, for the counters of the queue."""
     entry = partition.entry(key)
     if entry is None:
         branch, seqno = partition.failover_log[0].branch, partition.queue.high_seqno + 1

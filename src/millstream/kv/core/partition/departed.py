@@ -1,12 +1,12 @@
-"""Which keys of a partition may have left memory: a Bloom filter with two places for a key.
+"""Keys of a partition that may have left memory: a Bloom filter with two places per key.
 
-It spares the look-up in the log for most keys that were never written, as a load of new documents
-has them. It is of one process: places come from Python's hash.
+It saves the look-up in the log for most keys that were never written, for example when new
+documents are loaded. It is valid in one process only: places come from Python's hash.
 
 Invariants:
-1. Of a key that was added `may_have` is never False.
+1. For a key that was added, `may_have` is never False.
 
-Elsewhere: who adds keys (`residents`), the compiled look (`accelerated`).
+Elsewhere: who adds keys (`residents`), the compiled check (`accelerated`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 __all__ = ["DEPARTED_BITS_MAX", "KEY_BITS", "Departed"]
 
 KEY_BITS: Final = 64
-"""Places for each key that is in memory when the first one leaves: 1.3 % of what such a key takes.
-With eight times as many keys 3 % of all look-ups are needless, with forty times 40 %."""
+"""Places per key that is in memory when the first one leaves: 1.3 % of such a key's memory. With
+eight times as many keys 3 % of all look-ups are needless, with forty times 40 %."""
 DEPARTED_BITS_MAX: Final = 1 << 31
-"""Places at most."""
+"""Upper bound of places."""
 _BITS_MIN: Final = 1 << 10
 
 
 class Departed:
-    """Of one partition.
+    """The filter of one partition.
 
     Args:
         keys: about how many it has now.

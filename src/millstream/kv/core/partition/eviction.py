@@ -1,19 +1,19 @@
-"""Which documents leave memory when a bucket holds too much: key, metadata and value, all of it.
+"""Chooses the documents that leave memory when a bucket is above its limit; they leave completely.
 
-A hand goes round the documents of one partition after the other, as that of a clock. What was read
-since it passed last stays for this time, so does what was written since it left the partition last
-(the first time: the newer half); the next document goes. What the log has is all that is needed to
-bring one back, with its revision, lineage and seqno.
+A clock hand goes round the documents of one partition after another. A document stays for this
+round if it was read since the hand last passed, or written since the hand last left the partition
+(in the first round: the newer half). Any other document is evicted, with key and metadata. The log
+has all that is needed to bring one back, with its revision, lineage and seqno.
 
 Invariants:
-1. Nothing goes that the log does not have, a deletion no more than a document: what goes is at or
-   below the queue's floor, so no reader is served from it either.
-2. A tombstone goes the first time the hand comes by.
-3. A step looks at `STEP_DOCUMENTS` at most.
-4. Where a whole round found nothing that may go, none is made until more is persisted or read
+1. Only what the log has is evicted, deletions included: it is at or below the queue's floor, so no
+   reader is served from it either.
+2. A tombstone is evicted when the hand first reaches it.
+3. A step looks at no more than `STEP_DOCUMENTS`.
+4. If a whole round found nothing to evict, no further round starts until more is persisted or read
    back.
 
-Elsewhere: how much is too much (`memory`), the pace of the steps (`kv.aio.memory_keeper`), reading
+Elsewhere: the memory limits (`memory`), the pace of the steps (`kv.aio.memory_keeper`), reading
 back (`partition`, `kv.aio.reading_back`).
 """
 
@@ -27,12 +27,12 @@ from millstream.kv.core.partition.partition import Partition
 __all__ = ["STEP_DOCUMENTS", "Evictor"]
 
 STEP_DOCUMENTS: Final = 1024
-"""Documents looked at in one step: about a millisecond if all of them go."""
+"""Documents examined in one step: about a millisecond if all of them are evicted."""
 _NEVER: Final = (0, -1, -1, -1)
 
 
 class Evictor:
-    """The hand of one bucket's clock."""
+    """The clock hand of one bucket."""
 
     def __init__(self, partitions: list[Partition], memory: Memory) -> None:
         self._partitions = partitions
@@ -41,16 +41,16 @@ class Evictor:
         self._hands = [0] * len(partitions)
         self._began_at = [partition.persisted_seqno for partition in partitions]
         self._left_at: list[int | None] = [None] * len(partitions)
-        """What was persisted when the hand left a partition; None: it was not there yet."""
+        """Persisted seqno when the hand left a partition; None: it was not there yet."""
         self._fruitless = [_NEVER] * len(partitions)
-        """The state in which a partition had nothing that may go."""
+        """The state in which a partition had nothing to evict."""
         self._begun, self._found = _NEVER, False
-        """Of the round that is being made: the state it began in, and whether something may go."""
+        """Of the current round: its first state, and whether anything can be evicted."""
         self.evicted_total = 0
         self.evicted_bytes = 0
 
     def step(self) -> bool:
-        """Let some documents go, until `Memory.low_bytes` is reached; False: nothing may go."""
+        """Evict some documents, until `Memory.low_bytes` is reached; False: none can be."""
         count = len(self._partitions)
         for _ in range(count):
             if not self._is_fruitless(self._at):
@@ -60,7 +60,7 @@ class Evictor:
         return False
 
     def press(self) -> bool:
-        """Let go of what queues keep for slow readers, who read the log then; False: nothing."""
+        """Drop what queues keep for slow readers, who then read the log; False: nothing."""
         before = [partition.queue.floor for partition in self._partitions]
         for partition in self._partitions:
             partition.queue.collect(0)
@@ -70,7 +70,7 @@ class Evictor:
         return self._fruitless[at] == _state(self._partitions[at])
 
     def _sweep(self, at: int) -> None:
-        """Go on in one partition; pass on to the next one at its end."""
+        """Continue in one partition; go to the next one at its end."""
         partition, hand = self._partitions[at], self._hands[at]
         if hand == 0:
             partition.queue.release()
@@ -91,7 +91,7 @@ class Evictor:
             self._leave(at, floor)
 
     def _leave(self, at: int, floor: int) -> None:
-        """The hand has been round a partition."""
+        """The hand has completed a partition."""
         if not self._found:
             self._fruitless[at] = self._begun
         self._hands[at], self._left_at[at] = 0, floor
@@ -99,6 +99,6 @@ class Evictor:
 
 
 def _state(partition: Partition) -> tuple[int, int, int, int]:
-    """What has to change before a partition has something again that may go."""
+    """Return the state that has to change before a partition has documents to evict again."""
     residents, queue = partition.residents, partition.queue
     return id(residents.table), queue.persisted_seqno, queue.floor, residents.read_back_total

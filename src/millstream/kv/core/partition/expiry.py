@@ -1,19 +1,19 @@
-"""Which documents of a partition expire next, so that they can be found without being asked for.
+"""The documents of a partition that expire next, found without a request for them.
 
-An index in memory, by key: filled as documents with an expiry are written, and from a scan of the
-partition where that is not enough: after a start, and when more documents have an expiry than the
-index may hold. It then keeps those that expire first, and `horizon` says how far that reaches.
+An index in memory, by key. It is filled when documents with an expiry are written. It is also
+filled by a scan of the partition after a start, and when more documents have an expiry than fit
+into the index. It then keeps those that expire first, and `horizon` says how far it is complete.
 
 Invariants:
-1. Every live document that expires before `horizon` is in the index; what is in the index need not
-   be due, or be there, any more: whoever takes a key looks at the document.
-2. A key is in the index once, with the latest expiry it was added with. It may come up earlier, if
-   that was put off; then it is put back.
+1. Every live document that expires before `horizon` is in the index. An indexed document may not
+   be due or may be gone, so each key that is taken out must be checked against its document.
+2. A key is in the index once, with the latest expiry with which it was added. It may come up
+   earlier, if its expiry was moved later; then it is put back.
 3. At most `count_max` keys are held.
-4. Times are Unix seconds and come with each call. A clock that is set back only makes `next_due`
-   wait; nothing is forgotten.
+4. Times are Unix seconds and come with each call. A clock that is set back only delays `next_due`;
+   nothing is forgotten.
 
-Elsewhere: the look at the document (`partition`), the steps and the scan (`kv.aio.pager`).
+Elsewhere: checking the document (`partition`), the steps and the scan (`kv.aio.pager`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 EXPIRIES_MAX: Final = 262_144
-"""Keys that a bucket's indexes of expiries hold together: some 200 bytes each."""
+"""Keys in all expiry indexes of a bucket: some 200 bytes each."""
 EXPIRIES_PER_PARTITION_MAX: Final = 16_384
-"""The same of one partition: making room among so many takes a few milliseconds."""
+"""The same for one partition: making room among so many takes a few milliseconds."""
 FOREVER: Final = 1 << 32
-"""Above every expiry."""
+"""Larger than every expiry."""
 _KEPT_SHARE: Final = 0.75
 _SLACK_FACTOR: Final = 2
 _MUTATION: Final = 0x57
@@ -71,7 +71,7 @@ class Expiries:
         return len(self._by_key)
 
     def add(self, key: bytes, expiry: int) -> None:
-        """Learn that a document was written with an expiry, not 0. O(log n), mostly O(1)."""
+        """Add a document that was written with an expiry, not 0. O(log n), mostly O(1)."""
         known = self._by_key.get(key)
         if known is None:
             if expiry >= self.horizon:
@@ -89,14 +89,14 @@ class Expiries:
                 self._build_heap()
 
     def next_due(self, now_s: int) -> bytes | None:
-        """Take a key whose expiry is not later than `now_s`, None if there is none."""
+        """Take a key whose expiry is not later than `now_s`; None if there is none."""
         heap, by_key = self._heap, self._by_key
         while heap and heap[0][0] <= now_s:
             _, key = heappop(heap)
             expiry = by_key.pop(key, FOREVER)
             if expiry <= now_s:
                 return key
-            if expiry < self.horizon:  # it was put off meanwhile
+            if expiry < self.horizon:  # its expiry was moved later meanwhile
                 by_key[key] = expiry
                 heappush(heap, (expiry, key))
         return None
@@ -108,11 +108,11 @@ class Expiries:
         return self.count_max > 0 and self.horizon <= until_s
 
     def begin_scan(self) -> None:
-        """From now on every live document with an expiry is added, or was written since."""
+        """Begin a scan: every live document with an expiry is added, or was written since."""
         self.horizon = FOREVER
 
     def forget(self) -> None:
-        """Forget everything: what is here may have become another history."""
+        """Forget everything: the history may have changed."""
         self._tell_first()
         self.horizon = 0
         self._by_key.clear()
@@ -126,9 +126,10 @@ class Expiries:
             tell()
 
     def _make_room(self) -> None:
-        """Keep those that expire first; the horizon comes down to where some are missing.
+        """Keep those that expire first; lower the horizon to where some are missing.
 
-        It never rises: some keys here may have been put off to where others are missing already.
+        The horizon never rises: some keys here may have been moved later, to a time where others
+        are missing already.
         """
         by_key, kept = self._by_key, int(self.count_max * _KEPT_SHARE)
         horizon = min(self.horizon, sorted(by_key.values())[kept])
@@ -147,7 +148,7 @@ class Expiries:
 
 
 def expiries_of(frames: Iterable[bytes]) -> list[tuple[bytes, int]]:
-    """Return key and expiry of the documents among changes that have one."""
+    """Return key and expiry of the changed documents that have one."""
     return [
         (frame[55 : 55 + (frame[2] << 8 | frame[3])], _cut_expiry(frame)[0])
         for frame in frames

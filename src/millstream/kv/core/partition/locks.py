@@ -1,14 +1,14 @@
 """Documents that a client holds locked for some seconds: get-with-lock.
 
-A lock is known in memory only, by its document's key; the document itself is not changed by it.
+A lock is kept in memory only, by its document's key. It does not change the document.
 
 Invariants:
-1. A lock ends with its time, its CAS (a write or an unlock names it), or its document.
-2. It never lasts longer than `LOCK_SECONDS_MAX` after somebody looked at it, also when the clock
-   is set back: then its time begins anew.
-3. Nobody but its holder learns its CAS.
+1. A lock ends with its time, by its CAS (in a write or an unlock), or with its document.
+2. It ends at most `LOCK_SECONDS_MAX` after it was last looked at, also when the clock is set back:
+   then its time begins anew.
+3. Only its holder learns its CAS.
 
-Elsewhere: what a lock forbids (`partition`), the commands (`documents`).
+Elsewhere: what a lock forbids (`partition`), the commands (`kv.core.session.document_commands`).
 
 Source: memcached binary protocol, GET_LOCKED and UNLOCK; docs/reference/wire/documents.md.
 """
@@ -32,7 +32,7 @@ LOCK_SECONDS_MAX: Final = 30
 LOCKS_MAX: Final = 16_384
 """Locks that one partition holds at a time; one more is refused as a temporary failure."""
 LOCKED_CAS: Final = 2**64 - 1
-"""What readers of a locked document see instead of its CAS; no document ever has it."""
+"""CAS of a locked document as readers see it; no document ever has it."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -45,12 +45,12 @@ class Lock(NamedTuple):
 
 
 def granted_seconds(asked: int) -> int:
-    """Return for how long a lock is given: none and too many seconds mean the default."""
+    """Return the duration of a lock: zero and too large values mean the default."""
     return asked if 0 < asked <= LOCK_SECONDS_MAX else LOCK_SECONDS_DEFAULT
 
 
 class Locks(dict[bytes, Lock]):
-    """The locks of one partition by key; some may be over and not yet dropped."""
+    """The locks of one partition by key; some may have expired and not yet been dropped."""
 
     __slots__ = ("taken_total",)
 
@@ -60,7 +60,7 @@ class Locks(dict[bytes, Lock]):
 
     @property
     def is_full(self) -> bool:
-        """Whether no further lock is given."""
+        """Return whether no further lock is granted."""
         return len(self) >= LOCKS_MAX
 
     def take(self, key: bytes, cas: int, seconds: int, now_ns: int) -> None:
@@ -69,7 +69,7 @@ class Locks(dict[bytes, Lock]):
         self.taken_total += 1
 
     def cas_of(self, key: bytes, now_ns: int) -> int:
-        """Return the CAS that unlocks the key, 0 if it is not locked."""
+        """Return the CAS that unlocks the key; 0 if it is not locked."""
         lock = self.get(key)
         if lock is None:
             return 0
@@ -81,6 +81,6 @@ class Locks(dict[bytes, Lock]):
         return lock.cas
 
     def drop_ended(self, now_ns: int) -> None:
-        """Drop the locks whose time is over. O(locks held)."""
+        """Drop the expired locks. O(locks held)."""
         for key in list(self):
             self.cas_of(key, now_ns)

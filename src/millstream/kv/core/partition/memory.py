@@ -1,15 +1,14 @@
-"""How much memory a bucket's documents take, and how much they may.
+"""Accounting of the memory of a bucket's documents, and its limits.
 
-Counted are the entries of the hash tables (`entry.size_of`), and what is held besides: slots of
-the queues, superseded changes kept for readers, keys that wait for the by-id map, what is known of
-keys that have left.
+It counts the entries of the hash tables (`entry.size_of`), and besides them slots of the queues,
+superseded changes kept for readers, keys that wait for the by-id map, and the filters of keys that
+have left.
 
 Invariants:
 1. `table_bytes` is right after every change of a table; `other_bytes` is as of the last look.
 2. `low_bytes < high_bytes < room_bytes < quota_bytes`.
 
-Elsewhere: what goes when it is too much (`eviction`), and when that is looked at
-(`kv.aio.memory_keeper`).
+Elsewhere: what is evicted (`eviction`), and when (`kv.aio.memory_keeper`).
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ MEMORY_QUOTA_BYTES_MIN: Final = 16 * 1024 * 1024
 HIGH_SHARE: Final = 0.85
 """Share of the quota above which documents are evicted."""
 LOW_SHARE: Final = 0.75
-"""Share of the quota down to which they are."""
+"""Share of the quota down to which documents are evicted."""
 ROOM_SHARE: Final = 0.98
-"""Share of the quota below which writes that waited for room go on."""
+"""Share of the quota below which writes that waited for room continue."""
 UNLIMITED: Final = 1 << 62
 QUEUE_SHARE: Final = 4
-"""One part in so many of the quota may be held by queues for slow readers."""
+"""Queues may hold the quota divided by this for slow readers."""
 BY_ID_SHARE: Final = 8
-"""One part in so many of the quota may be held by changes that wait for the by-id map."""
+"""Changes that wait for the by-id map may hold the quota divided by this."""
 PENDING_CHANGE_BYTES: Final = 160
 """Memory of such a change."""
 
@@ -50,7 +49,7 @@ def _nobody_cares() -> None: ...
 
 
 class Memory:
-    """Of one bucket, shared by its partitions."""
+    """The memory of one bucket, shared by its partitions."""
 
     __slots__ = (
         "high_bytes",
@@ -74,26 +73,26 @@ class Memory:
 
     @property
     def used_bytes(self) -> int:
-        """What is held now."""
+        """Return the memory used now."""
         return self.table_bytes + self.other_bytes
 
     @property
     def is_high(self) -> bool:
-        """Whether documents should be evicted."""
+        """Return whether documents should be evicted."""
         return self.table_bytes + self.other_bytes > self.high_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether writes that waited go on."""
+        """Return whether waiting writes can continue."""
         return self.table_bytes + self.other_bytes <= self.room_bytes
 
     @property
     def pressure(self) -> float:
-        """How near to the quota it is: 0 up to `high_bytes`, 1 from the quota on."""
+        """Return the pressure: 0 up to `high_bytes`, 1 from the quota on."""
         above = self.used_bytes - self.high_bytes
         return min(1.0, max(0.0, above / (self.quota_bytes - self.high_bytes)))
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing more may be written."""
+        """Return whether writes must be refused."""
         return self.table_bytes + self.other_bytes > self.quota_bytes

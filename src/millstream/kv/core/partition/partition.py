@@ -1,20 +1,20 @@
 """One copy of a partition: hash table, seqnos, CAS, and the changes clients may make.
 
-Every accepted change takes the next seqno and a new, larger CAS, is encoded once as a canonical
-stream frame, and that one bytes object serves the hash table, the queue, the log and the streams.
+Every accepted change gets the next seqno and a new, larger CAS. It is encoded once as a canonical
+stream frame; this one bytes object serves the hash table, the queue, the log and the streams.
 
 Invariants:
-1. A change looks at the newest one of its key first, in memory or in the log (`residents`); where
+1. A change first looks up the newest change of its key, in memory or in the log (`residents`). If
    that would wait for the disk it raises `NotInMemory`, before anything is changed.
-2. The CAS given here only grow within a partition, and those of a key always, but for documents
-   that are stored as they were elsewhere (`with_meta`); seqnos are dense and only grow within a
-   history branch.
+2. CAS assigned here only grow within a partition, and the CAS of a key always grow, except for
+   documents that are stored with given metadata (`with_meta`). Seqnos are dense and only grow
+   within a history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
-5. `on_plain` is called whenever `is_plain` or `is_linear` changes: only a plain partition is read
-   without further questions, and only one that is linear, too, is written.
-6. Of a document with a sidecar the frame is the winning revision; every change gives it the next
-   sidecar (`revising`).
+5. `on_plain` is called whenever `is_plain` or `is_linear` changes: requests read a partition
+   without further checks only if it is plain, and write it so only if it is linear, too.
+6. For a document with a sidecar the frame is the winning revision. Every change gives it the next
+   sidecar (`revision_changes`).
 
 Elsewhere: the request loop (`kv.core.session.session`), the flusher (`kv.aio.flusher`), streams
 (`upr`).
@@ -69,7 +69,7 @@ def _nobody_asks(partition_id: int) -> None: ...
 class Partition(ReadCopy):
     """One copy of one partition. Methods that change documents return the frame or a status.
 
-    Only an active copy changes documents by itself; what another one takes in goes through its
+    Only an active copy changes documents by itself. Any other copy takes changes through its
     `replica`.
     """
 
@@ -121,34 +121,34 @@ class Partition(ReadCopy):
         owed: Owed = NOTHING_OWED,
         memory: Memory | None = None,
     ) -> None:
-        """Take what is durable.
+        """Restore the durable state.
 
         Args:
             partition_id: number of the partition.
             failover_log: newest first.
             high_seqno: the newest mark.
             purge_seqno: below it tombstones may be gone.
-            is_resident: what the table does not have does not exist.
+            is_resident: all existing keys are in the table.
             log: to read what is not in memory.
             last_cas: the largest one known.
-            queue_bytes_max: wanted bound of the queue.
-            state: part that this copy plays.
-            last_branch: the largest branch heard of, if larger than that of the log.
+            queue_bytes_max: target bound of the queue.
+            state: state of this copy.
+            last_branch: the largest known branch, if larger than that of the log.
             top_seqno: of the newest record, if above the mark.
-            range_end: where the snapshot ends that an unfinished copy is inside of.
+            range_end: end of the unfinished snapshot of a copy.
             owed: what a copy that is not active must have again before it counts.
             memory: of the bucket; None: there is no quota.
         """
         self.partition_id = partition_id
         self.activated_seqno = 0
-        """What it had when it became active in the course of a move or a promotion, last."""
+        """Its seqno when it last became active by a move or a promotion."""
         self.state = state
         self.epoch = 0
-        """Grows when what readers of this copy hold on to, or wait for, may be gone."""
+        """Grows when data that readers of this copy hold, or wait for, may be gone."""
         self.doubtful_seqno = 0
-        """Nobody waits any longer for changes at or below to be durable."""
+        """No write waits any longer for changes at or below this to be durable."""
         self.is_suspended = False
-        """Documents are refused for the moment: a state or a history is about to change."""
+        """Documents are refused for the moment: the state or the history is about to change."""
         self.failover_log = failover_log
         self.last_branch = max(last_branch, failover_log[0].branch)
         self.purge_seqno = purge_seqno
@@ -156,11 +156,11 @@ class Partition(ReadCopy):
         self.residents = Residents(partition_id, log, memory or Memory(), is_complete=is_resident)
         self.residents.on_sidecars = self._on_sidecars
         self.table = self.residents.table
-        """That of `residents`, for the hot path."""
+        """The table of `residents`, for the hot path."""
         self.blobs: Blobs = NOT_KEPT
-        """Of its bucket, which says so, too."""
+        """Set by its bucket."""
         self.bucket_uuid = ""
-        """Of its bucket, which says so: ids of revisions are computed from it."""
+        """Set by its bucket: ids of revisions are computed from it."""
         self.queue = MutationQueue(max(top_seqno, high_seqno), queue_bytes_max)
         self.last_cas = last_cas
         self.locks = Locks()
@@ -171,7 +171,7 @@ class Partition(ReadCopy):
         self.acknowledged: Acknowledged | None = None
         """What other copies have of it; None: there was never another one."""
         self.awaited_seqno = 0
-        """Somebody waits until others have this change on their disks."""
+        """A write waits until other copies have this change on their disks."""
         self.design_keys: set[bytes] = set()
         """Keys under which it has, or had, design documents; all partitions of a bucket share one
         set, see `design_documents`."""
@@ -185,22 +185,22 @@ class Partition(ReadCopy):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its documents may be read and written without further questions."""
+        """Return whether its documents may be read without further checks."""
         return not self.locks and self.refusal is None
 
     @property
     def is_linear(self) -> bool:
-        """Whether no document here has a sidecar, as far as is known."""
+        """Return whether no document here has a sidecar, as far as is known."""
         return not self.residents.has_sidecars
 
     @property
     def refusal(self) -> Status | None:
-        """How requests for documents are refused now, None if they are served."""
+        """Return the status that refuses document requests; None if they are served."""
         return Status.ETMPFAIL if self.is_suspended else refusal_in(self.state)
 
     @property
     def memory_floor(self) -> int:
-        """Seqnos above it are served by `memory_slice`."""
+        """Return the seqno above which `memory_slice` serves changes."""
         return self.queue.floor
 
     def entry(self, key: bytes) -> Entry | None:
@@ -210,7 +210,7 @@ class Partition(ReadCopy):
     def former(self, key: bytes) -> tuple[Entry | None, int]:
         """Return the newest change of the key and its seqno, 0 if there is none.
 
-        The entry may be missing if its seqno is below the queue's floor: it is not read for that.
+        The entry may be missing if its seqno is below the queue's floor: it is not read for this.
         """
         entry = self.table.get(key)
         if entry is None and not self.residents.is_complete:
@@ -226,7 +226,7 @@ class Partition(ReadCopy):
         return None if entry is None else entry.frame
 
     def live(self, key: bytes, now_ns: int) -> bytes | None:
-        """Return the frame of a document that exists now; one that expired is expired first."""
+        """Return the frame of an existing document; one that is due is expired first."""
         frame = self.newest(key)
         if frame is None or frame[1] != _MUTATION:
             return None
@@ -238,7 +238,7 @@ class Partition(ReadCopy):
         return frame
 
     def expire(self, key: bytes, now_ns: int) -> bool:
-        """Turn a document that was said to be due into an expiration; return whether it was."""
+        """Turn a document reported as due into an expiration; return whether it was due."""
         if self.refusal is not None:
             return False
         before = self.expired_total
@@ -250,13 +250,14 @@ class Partition(ReadCopy):
         return self.expired_total != before
 
     def known_keys(self) -> list[bytes]:
-        """Return the keys of all entries, tombstones included; reads the log if it must."""
+        """Return the keys of all entries, tombstones included; reads the log if needed."""
         return self.residents.keys()
 
     def page(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
-        """Return the first keys of [low, high), in order; `count` at most, in fewer it is over.
+        """Return at most `count` keys of [low, high) in order; fewer if the range is finished.
 
-        From its end if `descending`. Tombstones are included, perhaps also keys that are gone.
+        In descending order from its end if `descending`. Tombstones are included, and perhaps keys
+        that are gone.
         """
         keys = set(self._log.page(self.partition_id, low, high, count, descending=descending))
         keys.update(key for key in self.queue.unflushed_keys() if low <= key < high)
@@ -276,8 +277,8 @@ class Partition(ReadCopy):
     ) -> bytes | Status:
         """Set the document. `expiry`: absolute Unix seconds, 0 never.
 
-        A non-zero `cas` must equal the stored one: KEY_ENOENT if there is no document,
-        KEY_EEXISTS if it differs. LOCKED: the document is locked with another `cas`.
+        A non-zero `cas` must equal the stored one: KEY_ENOENT if there is no document, KEY_EEXISTS
+        if it differs. LOCKED: the document is locked with another `cas`.
         """
         if cas or self.locks:
             status = self.check_cas(key, cas, now_ns)
@@ -349,7 +350,7 @@ class Partition(ReadCopy):
         return frame
 
     def _add_run(self, entry: Entry, rev: int) -> None:
-        """Add a run if the branch changed since the key was written; a start alone is none."""
+        """Add a run if the branch changed since the key was written; the first alone is none."""
         branch = self.failover_log[0].branch
         if decode(entry.side).runs[-1][0] != branch:
             self.residents.replace(entry, entry.frame, with_run(entry.side, branch, rev))
@@ -395,7 +396,7 @@ class Partition(ReadCopy):
             self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
 
     def touch(self, key: bytes, expiry: int, now_ns: int) -> bytes | Status:
-        """Give the document another expiry (absolute Unix seconds, 0 never)."""
+        """Set the expiry of the document (absolute Unix seconds, 0 never)."""
         frame = self.live(key, now_ns)
         if frame is None:
             return Status.KEY_ENOENT
@@ -414,7 +415,7 @@ class Partition(ReadCopy):
         return self.last_cas
 
     def succeed(self, entry: Entry, now_ns: int) -> tuple[int, int, int]:
-        """Return the seqno of an entry's change, and rev and CAS of the one that follows it."""
+        """Return the seqno of an entry's change, and rev and CAS of its successor."""
         old_cas, old_seqno, old_rev = _cas_seqno_rev(entry.frame)
         if old_seqno <= self._branch_seqno:
             self._add_run(entry, old_rev + 1)
@@ -448,7 +449,7 @@ class Partition(ReadCopy):
     def lock(self, key: bytes, seconds: int, now_ns: int) -> tuple[bytes, int] | Status:
         """Lock the document; return its frame and the CAS that unlocks it.
 
-        KEY_ENOENT: there is none. LOCKED: somebody has it. ETMPFAIL: too many are locked.
+        KEY_ENOENT: there is none. LOCKED: it is locked already. ETMPFAIL: too many are locked.
         """
         frame = self.live(key, now_ns)
         if frame is None:
@@ -463,7 +464,7 @@ class Partition(ReadCopy):
         return frame, cas
 
     def unlock(self, key: bytes, cas: int, now_ns: int) -> Status | None:
-        """Give a lock up by its CAS (KEY_ENOENT, NOT_LOCKED, LOCKED with another CAS)."""
+        """Unlock by CAS (KEY_ENOENT, NOT_LOCKED, LOCKED with another CAS)."""
         if self.live(key, now_ns) is None:
             return Status.KEY_ENOENT
         lock_cas = self.locks.cas_of(key, now_ns)
@@ -478,14 +479,14 @@ class Partition(ReadCopy):
         return LOCKED_CAS if is_locked else _cas_seqno_rev(frame)[0]
 
     def drop_ended_locks(self, now_ns: int) -> None:
-        """Forget locks whose time is over; called now and then."""
+        """Remove expired locks; called from time to time."""
         if self.locks:
             self.locks.drop_ended(now_ns)
             if not self.locks:
                 self.on_plain(self.partition_id)
 
     def drop_lock(self, key: bytes) -> None:
-        """The document is locked no longer; harmless if it was not."""
+        """Remove the lock of a document; does nothing if there is none."""
         self.locks.pop(key, None)
         if not self.locks:
             self.on_plain(self.partition_id)
@@ -521,17 +522,17 @@ class Partition(ReadCopy):
         self.on_plain(self.partition_id)
 
     def resume(self) -> None:
-        """Go on, in whatever state it has now."""
+        """Serve documents again, in its current state."""
         self.is_suspended = False
         self.on_plain(self.partition_id)
 
     def begin_branch(self) -> None:
-        """What is written from now on belongs to the newest entry of the failover log."""
+        """Begin a branch: later writes belong to the newest entry of the failover log."""
         self._branch_seqno = self.queue.high_seqno
         self._birth_prefix = born(self.failover_log[0].branch, 0)[:-1]
 
     def replace_log(self, log: FailoverLog) -> None:
-        """Take another failover log; in another history readers must ask anew."""
+        """Replace the failover log; if the history differs, readers must ask anew."""
         if log[0] != self.failover_log[0]:
             self.epoch += 1
         self.failover_log = log
@@ -540,12 +541,12 @@ class Partition(ReadCopy):
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the log lacks something that no commit took yet."""
+        """Return whether the log lacks changes that no commit has taken yet."""
         queue, replica = self.queue, self.replica
         return queue.high_seqno != queue.frozen_seqno or (replica is not None and replica.is_dirty)
 
     def freeze(self) -> FlushBatch:
-        """Return what a flush must write up to the present high, which becomes frozen."""
+        """Return what a flush must write up to the present high, and mark it as frozen."""
         if self.replica is not None:
             return self.replica.freeze()
         frozen = self.queue.freeze()

@@ -1,14 +1,14 @@
-"""What streams, leases and compaction ask of a partition's copy: the shape of a stream's source.
+"""The reading side of a partition's copy, for streams, leases and compaction.
 
 Invariants:
-1. Only active copies and replicas are read, and nobody begins to while a state or a history is
-   about to change.
+1. Only active copies and replicas are read, and no read begins while a state or a history is about
+   to change.
 2. Of a copy that follows another, readers see its last complete end.
-3. The side of a change in memory is that of the key's entry iff the entry has this very frame;
-   a change that holds keep has its own beside it. So nothing is kept for who asks for sides.
+3. The side of a change in memory is that of the key's entry iff the entry has this very frame. A
+   change that holds keep has its own side. So nothing extra is kept for readers that want sides.
 
-Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the shape
-(`upr.core.source`).
+Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the interface of a
+stream's source (`upr.core.source`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from millstream.wire.frames import described, described_all, seqno_of
 __all__ = ["MAJORITY_AWAITED", "ReadCopy"]
 
 MAJORITY_AWAITED: Final = "majority_awaited"
-"""Code of the error that too few copies follow for now."""
+"""Error code: too few copies follow for now."""
 
 _rev_of: Final = Struct(">32xQ").unpack_from
 _frame_of: Final = attrgetter("frame")
@@ -64,15 +64,15 @@ class ReadCopy:
 
     @property
     def high_seqno(self) -> int:
-        """The newest seqno given; of a copy that follows another its last complete end."""
-        queue = self.queue  # as its `complete_seqno`, but for the call
+        """Return the newest seqno; of a copy that follows another, its last complete end."""
+        queue = self.queue  # as its `complete_seqno`, but without the call
         return queue.high_seqno if queue.settled_seqno is None else queue.settled_seqno
 
     def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
-        """Keep the state as of `at` readable; None if it is not.
+        """Keep the state as of `at` readable; None if it is not readable.
 
-        Readable are the present state (None), one that somebody holds, and marks of the log.
-        `start`: what is at or below is not going to be read; None: nobody knows yet.
+        Readable are the present state (None), a state that is held, and marks of the log. `start`:
+        changes at or below it are not going to be read; None: unknown yet.
         """
         if self.is_suspended or self.state not in STREAMED:
             return None
@@ -95,7 +95,7 @@ class ReadCopy:
         return Hold(*opened, is_logged)
 
     def release_hold(self, hold: Hold) -> None:
-        """Give a hold up."""
+        """Release a hold."""
         self.queue.release_hold(hold.hold_id)
 
     def is_held(self, hold: Hold) -> bool:
@@ -104,20 +104,20 @@ class ReadCopy:
 
     @property
     def has_copies(self) -> bool:
-        """Whether a majority of its copies takes others than this one."""
+        """Return whether a majority of its copies requires copies other than this one."""
         return self.acknowledged is not None and not self.acknowledged.is_alone
 
     @property
     def majority_seqno(self) -> int:
-        """What a majority of the copies has at least in memory."""
+        """Return the seqno that a majority of the copies has at least in memory."""
         acknowledged = self.acknowledged
         return self.high_seqno if acknowledged is None else acknowledged.majority_seqno
 
     @property
     def durable_seqno(self) -> int:
-        """What nothing takes away: a majority of the copies has it on disk.
+        """Return the seqno up to which changes cannot be lost: a majority has them on disk.
 
-        0 where it is not known: only the active one of several copies is told.
+        0 where it is not known: only the active one of several copies knows it.
         """
         acknowledged = self.acknowledged
         if acknowledged is None or acknowledged.is_alone:
@@ -125,7 +125,7 @@ class ReadCopy:
         return acknowledged.durable_seqno if self.state is PartitionState.ACTIVE else 0
 
     def durable_mark(self) -> int:
-        """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
+        """Return the newest readable seqno whose changes cannot be lost; 0: none."""
         lasting = self._lasting_seqno
         return self._log.newest_mark(self.partition_id, lasting) if lasting else 0
 
@@ -139,11 +139,11 @@ class ReadCopy:
 
     @property
     def is_durable_known(self) -> bool:
-        """Whether it is known what a majority of the copies has.
+        """Return whether it is known what a majority of the copies has.
 
-        After a promotion it is not until a majority has all that there was: before, 0 does not
-        mean that nothing is durable, nor another number that no more is. A copy that is not active
-        is asked by nobody.
+        After a promotion this is unknown until a majority has all that there was. Before that, 0
+        does not mean that nothing is durable, and another number does not mean that no more is. A
+        copy that is not active is not asked.
         """
         if not self.has_copies or self.state is not PartitionState.ACTIVE:
             return True
@@ -151,7 +151,7 @@ class ReadCopy:
 
     @property
     def awaits_majority(self) -> bool:
-        """Whether it is not known now what a majority has, and soon will be: copies follow."""
+        """Return whether it is unknown what a majority has, but known soon: copies follow."""
         return not self.is_durable_known and self._may_reach_majority
 
     @property
@@ -159,7 +159,7 @@ class ReadCopy:
         return self.acknowledged is None or self.acknowledged.is_possible
 
     def check_durable(self) -> None:
-        """Refuse to tell what lasts where that is not known.
+        """Raise if it is not known which changes are durable.
 
         Raises:
             UnavailableError: `majority_unknown`.
@@ -173,11 +173,11 @@ class ReadCopy:
             )
 
     def check_majority(self, now_ns: int) -> None:
-        """Refuse a change that has to reach a majority of the copies, and cannot now (Unix time).
+        """Raise if a change cannot reach a majority of the copies now (Unix time).
 
         Raises:
-            UnavailableError: `majority_awaited`: too few copies follow, others may be on their
-                way, as after the partition moved; `majority_impossible`.
+            UnavailableError: `majority_awaited`: too few copies follow, others may be about to
+                connect, as after the partition moved; `majority_impossible`.
         """
         acknowledged = self.acknowledged
         if acknowledged is None or acknowledged.is_possible:
@@ -212,17 +212,17 @@ class ReadCopy:
         self.queue.readers.append(reader)
 
     def remove_reader(self, reader: Reader) -> None:
-        """The reader has gone; harmless if it was not there."""
+        """Remove a reader; does nothing if it was not there."""
         if reader in self.queue.readers:
             self.queue.readers.remove(reader)
 
     def history_limit(self) -> int:
-        """Versions whose successor is at or below it are read by nobody."""
+        """Return the seqno up to which replaced versions are not needed by readers."""
         at = self.queue.holds.oldest_at()
         return self.high_seqno if at is None else at
 
     def purge_limit(self) -> int:
-        """Tombstones at or below it are read by nobody, and a majority of the copies has them."""
+        """Return the seqno up to which a majority has the tombstones and no reader needs them."""
         start = self.queue.holds.lowest_start()
         starts = [reader.sent for reader in self.queue.readers]
         if self.has_copies and self.state is PartitionState.ACTIVE:
@@ -255,7 +255,7 @@ class ReadCopy:
         return frames, last
 
     def _described(self, frames: list[bytes]) -> list[bytes]:
-        """Return changes in memory with their descriptions in front."""
+        """Return changes in memory with their metadata in front."""
         # Column by column: the processor then waits for several of these objects at once.
         entries = list(map(self.table.get, map(key_of, frames)))
         if None not in entries and all(map(is_, map(_frame_of, entries), frames)):
@@ -279,10 +279,11 @@ class ReadCopy:
     def backfill(
         self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames as of `at` from the log, with what they cover.
+        """Yield frames as of `at` from the log, with the range that they cover.
 
-        Of (after, at] if that is a mark of the log, else of (after, min(at, floor)]. Call it in
-        the loop; run `next` in a thread. `is_described`: each frame has its description in front.
+        The range is (after, at] if `at` is a mark of the log, else (after, min(at, floor)]. Call
+        it in the loop; run `next` in a thread. `is_described`: each frame has its metadata in
+        front.
         """
         queue = self.queue
         upto = at if is_logged else min(at, queue.floor)

@@ -1,27 +1,28 @@
-"""What a copy that follows another one knows: the snapshot it is inside of, and how it grows.
+"""The part of a following copy that tracks its open snapshot and how it grows.
 
     replica.on_opened(log, purge_seqno, high) # the source accepted our position
     replica.apply_marker(start, end)          # a snapshot begins, or goes on with a later end
     replica.apply_change(frame, side)         # as the source had it: seqno, CAS, rev, side
     replica.apply_advance(seqno)              # the source has nothing else up to there
 
-A consumer's events say it so (`upr.core.consumer`): `StreamOpened` has the log, and in a load from
-0 the purge seqno in its position; `SnapshotStarted` is a marker from `position.snap_start + 1` to
-`position.snap_end`; `SnapshotCompleted` after no change is an advance.
+These correspond to a consumer's events (`upr.core.consumer`): `StreamOpened` has the log, and in a
+load from 0 the purge seqno in its position. `SnapshotStarted` is a marker from
+`position.snap_start + 1` to `position.snap_end`. `SnapshotCompleted` without a change before it is
+an advance.
 
-A snapshot has each key at most once, so inside of one the copy holds the state of no moment. What
-it was when it last held a complete one, at `complete_end`, is what others may read, what is
+A snapshot has each key at most once, so within a snapshot the copy's state is that of no moment.
+Its state at its last complete snapshot, at `complete_end`, is what others may read, what is
 acknowledged, and where a new history begins if the copy is made active.
 
 Invariants:
 1. `complete_end <= queue.high_seqno <= range_end`; all three are equal when nothing is missing.
-2. No version at or below `complete_end` is lost to one above it, neither for the log nor, as far
-   as memory allows, for readers (`MutationQueue.settle`).
-3. A batch for the log says, before its changes, where the snapshot ends that they are of, and the
-   failover log and low points of the source if they are new. Only complete ends are marks.
-4. Nothing is taken from a source of a lower branch than the copy has heard of.
-5. A copy that lost something it may have acknowledged says so (`is_intact`, `is_whole`) until it
-   has what its source had when it came back; so does the log, across restarts.
+2. A version at or below `complete_end` is not replaced by one above it: never in the log, and for
+   readers as far as memory allows (`MutationQueue.settle`).
+3. A batch for the log has, before its changes, the end of their snapshot, and the failover log and
+   low points of the source if they are new. Only complete ends are marks.
+4. Nothing is taken from a source of a lower branch than the highest that the copy knows.
+5. A copy that lost changes that it may have acknowledged reports that (`is_intact`, `is_whole`)
+   until it has what its source had when it came back. The log keeps this across restarts.
 
 Elsewhere: the position as its reader keeps it (`upr.core.follower`), moves between states
 (`partition`), the log's records (`storage.core.commit`).
@@ -61,11 +62,12 @@ _cas_seqno = Struct(">16xQQ").unpack_from
 _expiry = Struct(">44xI").unpack_from
 _MUTATION: Final = 0x57
 SPARSE_SEQNOS: Final = 16
-"""A change so far above the one before it is kept in the queue's map: slots would be wasted."""
+"""A change this far above its predecessor is kept in the queue's map, since slots would be
+wasted."""
 
 
 class Copy(Protocol):
-    """What of a partition its replica part reads and changes."""
+    """The part of a partition that its replica part reads and changes."""
 
     partition_id: int
     state: PartitionState
@@ -82,17 +84,17 @@ class Copy(Protocol):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it is being rolled back."""
+        """Return whether it is being rolled back."""
 
     def former(self, key: bytes) -> tuple[Entry | None, int]:
         """Return the newest change of the key, if memory needs it, and its seqno, 0 for none."""
 
     def replace_log(self, failover_log: FailoverLog) -> None:
-        """Take over another copy's histories."""
+        """Replace the failover log by another copy's."""
 
 
 class Replica:
-    """The part of a partition's copy that only copies have which are not active."""
+    """The part of a partition's copy that is used while it is not active."""
 
     __slots__ = (
         "_frozen_range_end",
@@ -117,19 +119,19 @@ class Replica:
         self.complete_end = complete_end
         self.range_end = max(range_end, complete_end)
         self.frozen_mark = complete_end
-        """The newest complete end that is a mark of the log, or on its way there."""
+        """The newest complete end that is a mark of the log, or about to be one."""
         self._frozen_range_end = range_end
         self._has_new_log = False
         self._low_points: LowPoints | None = None
         self.owed = owed
-        """Where it must come to again before it counts in a promotion; for the levels in memory,
-        and those on disk."""
+        """The seqnos that it must reach again before it counts in a promotion: for the levels in
+        memory, and for those on disk."""
         self._new_owed: Owed | None = None
         partition.queue.settle(complete_end)
 
     @property
     def position(self) -> Position:
-        """Where the copy stands, as a reader of its source."""
+        """Return the position of the copy, as a reader of its source."""
         partition, end = self._partition, self.complete_end
         log, top = partition.failover_log, partition.queue.high_seqno
         if not top:
@@ -139,18 +141,18 @@ class Replica:
 
     @property
     def is_intact(self) -> bool:
-        """Whether it has all it ever acknowledged: nothing was lost with its memory."""
+        """Return whether it has all it ever acknowledged: nothing was lost with its memory."""
         return self.complete_end >= self.owed.memory
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has on disk all it ever acknowledged to have there."""
+        """Return whether it has on disk all it ever acknowledged as being there."""
         return self._partition.persisted_seqno >= self.owed.disk
 
-    # -- what the source says
+    # -- messages of the source
 
     def accepts(self, log: FailoverLog) -> bool:
-        """Return whether a source with this failover log may be followed, or undone for."""
+        """Return whether a source with this failover log may be followed, or rolled back for."""
         return log[0].branch >= self._partition.last_branch
 
     def on_opened(self, log: FailoverLog, purge_seqno: int, source_high: int = UINT64_MAX) -> None:
@@ -158,14 +160,14 @@ class Replica:
 
         Args:
             log: newest first.
-            purge_seqno: of the source, asked for before the stream; counts in a load from 0.
-            source_high: its high seqno, asked for after it accepted, or before if it is the same
-                history since: where a copy that lost something is whole again. By default that
-                is not known, and the copy stays as it is.
+            purge_seqno: of the source, requested before the stream; used in a load from 0.
+            source_high: its high seqno, requested after it accepted, or before if its history is
+                unchanged since: at this seqno a copy that lost changes is complete again. By
+                default it is unknown, and the copy stays as it is.
 
         Raises:
-            LocalProtocolError: `bad_state`; `stale_source`: its history is older than what this
-                copy has promised to follow.
+            LocalProtocolError: `bad_state`; `stale_source`: its history is older than the one that
+                this copy has promised to follow.
         """
         partition, top = self._partition, self._partition.queue.high_seqno
         self._check_following()
@@ -187,7 +189,7 @@ class Replica:
             self._low_points = LowPoints(purge_seqno, purge_seqno)
 
     def _owe(self, source_high: int) -> None:
-        """Take note where what is still missing will be there again."""
+        """Record at which seqno the missing changes will be there again."""
         memory, disk = self.owed
         owed = Owed(
             memory if self.is_intact else source_high, disk if self.is_whole else source_high
@@ -196,7 +198,7 @@ class Replica:
             self.owed = self._new_owed = owed
 
     def apply_marker(self, start: int, end: int) -> None:
-        """Open a snapshot, or go on with the one that is open.
+        """Open a snapshot, or extend the open one.
 
         Raises:
             LocalProtocolError: `bad_state`; `bad_order`: no such snapshot can follow.
@@ -208,13 +210,13 @@ class Replica:
         self.range_end = end
 
     def apply_change(self, frame: bytes, side: bytes) -> None:
-        """Take a change of the open snapshot, a canonical frame, as it is.
+        """Apply a change of the open snapshot, a canonical frame, unmodified.
 
         Raises:
             LocalProtocolError: `bad_state`; `bad_order`: it is not above the last one, or outside
                 the snapshot.
-            NotInMemory: the change before it has to be read from the disk first, or attachments
-                that it names brought.
+            NotInMemory: the previous change of the key must first be read from the disk, or
+                attachments that it names fetched.
         """
         partition, queue, key = self._partition, self._partition.queue, key_of(frame)
         cas, seqno = _cas_seqno(frame)
@@ -241,7 +243,7 @@ class Replica:
             self._complete()
 
     def _look_beside(self, side: bytes) -> None:
-        """A document with a sidecar comes: what it names has to be here before it."""
+        """Check a document with a sidecar: the attachments that it names must be here first."""
         partition = self._partition
         names = blobs_of(sidecar_of(side))
         missing = partition.blobs.missing(names) if names else []
@@ -250,7 +252,7 @@ class Replica:
         partition.residents.expect_sidecars()
 
     def apply_advance(self, seqno: int) -> None:
-        """Take note that the open snapshot has no other change up to `seqno`.
+        """Record that the open snapshot has no other change up to `seqno`.
 
         Raises:
             LocalProtocolError: as `apply_change`.
@@ -281,12 +283,12 @@ class Replica:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the log lacks the newest complete end as a mark, or the source's history."""
+        """Return whether the log lacks the newest complete end or the source's history."""
         is_new = self._has_new_log or self._new_owed is not None
         return is_new or self.complete_end > self.frozen_mark
 
     def freeze(self) -> ChangeColumns:
-        """Return what the log lacks, which becomes frozen."""
+        """Return what the log lacks, and mark it as frozen."""
         partition, end = self._partition, self.complete_end
         frozen = partition.queue.freeze()
         log = partition.failover_log if self._has_new_log else ()

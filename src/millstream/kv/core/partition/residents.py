@@ -1,17 +1,17 @@
-"""The hash table of one partition: the documents that are in memory, and how the others come back.
+"""The hash table of one partition: documents in memory, and access to those that were evicted.
 
 Invariants:
-1. `table[key]` has the newest change of the key, tombstones included. What is absent may be in the
+1. `table[key]` has the newest change of the key, tombstones included. An absent key may be in the
    log, unless `is_complete`.
-2. `ring` has each entry of the table once, in no order: the way round for eviction.
-3. `memory.table_bytes` counts each entry as `size_of` has it.
-4. What the log brings is installed only if nothing newer is in memory; the log itself knows of
-   nothing that a later change or a rollback took away.
-5. What has left is in `departed`, unless that is None: then nobody knows what has.
+2. `ring` has each entry of the table once, in no order: the order of eviction's rounds.
+3. `memory.table_bytes` counts each entry by `size_of`.
+4. A record from the log is installed only if nothing newer is in memory. The log itself omits
+   records that a later change or a rollback removed.
+5. Evicted keys are in `departed`. If that is None, it is unknown which keys were evicted.
 6. No entry has a sidecar unless `has_sidecars` is set.
 
-Elsewhere: which documents leave (`eviction`), the changes that stand in it (`partition`), reading
-the log without blocking the loop (`kv.aio.reading_back`).
+Elsewhere: the choice of documents to evict (`eviction`), the changes in the table (`partition`),
+reading the log without blocking the loop (`kv.aio.reading_back`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _nobody_asks() -> None: ...
 
 
 class NotInMemory(Exception):
-    """A document is on the disk; whoever needs it calls `fetch` and begins again once it is here.
+    """A document is on the disk; the caller calls `fetch` and retries once it is here.
 
-    Nothing was changed by what raised it.
+    The call that raised it changed nothing.
     """
 
     def __init__(self, residents: Residents, key: bytes) -> None:
@@ -54,9 +54,9 @@ class NotInMemory(Exception):
 
 
 class NoRoomYet(Exception):
-    """Memory is full for the moment; whoever writes begins again after the delay.
+    """Memory is full for the moment; a write is retried after the delay.
 
-    Nothing was changed by what raised it.
+    The call that raised it changed nothing.
     """
 
 
@@ -83,13 +83,13 @@ class Residents:
         self._log = log
         self.memory = memory
         self.is_complete = is_complete
-        """The log has no key that is not here."""
+        """The log has no key that is not in the table."""
         self.departed: Departed | None = None
         self.table: dict[bytes, Entry] = {}
         self.ring: list[Entry] = []
         self.read_back_total = 0
         self.has_sidecars = False
-        """Some entries may have a sidecar; from the first one on."""
+        """Some entries may have a sidecar; set with the first one."""
         self.on_sidecars: Callable[[], None] = _nobody_asks
         """Called when that becomes true."""
 
@@ -126,7 +126,7 @@ class Residents:
         return self._log.fetch(self._partition_id, key, done)
 
     def keys(self) -> list[bytes]:
-        """Return all keys, tombstones included; reads the log if it must."""
+        """Return all keys, tombstones included; reads the log if needed."""
         if self.is_complete:
             return list(self.table)
         return list({**dict.fromkeys(self._log.keys(self._partition_id)), **self.table})
@@ -145,7 +145,7 @@ class Residents:
         self.memory.table_bytes += size_of(entry)
 
     def replace(self, entry: Entry, frame: bytes, side: bytes) -> None:
-        """Give an entry its next change."""
+        """Replace an entry by its next change."""
         grown = len(frame) - len(entry.frame) + len(side) - len(entry.side)
         self.memory.table_bytes += grown
         entry.frame, entry.side = frame, side
@@ -209,11 +209,11 @@ class Residents:
 
     @property
     def departed_bytes(self) -> int:
-        """Memory of `departed`."""
+        """Return the memory of `departed`."""
         return 0 if self.departed is None else len(self.departed.bits)
 
     def forget(self, *, is_complete: bool) -> None:
-        """Become empty: another history begins, of which the log has everything there is."""
+        """Become empty: another history begins, and the log has all of it."""
         self.memory.table_bytes -= sum(map(size_of, self.ring))
         self.table, self.ring, self.is_complete = {}, [], is_complete
         self.departed = None

@@ -1,19 +1,19 @@
 """Changes of documents that have a sidecar: revision trees, and the bodies of losing leaves.
 
 The frame of such a document is its winning revision, as any kv client reads it; the sidecar has
-the rest. Who writes over HTTP brings both (`write_document`). A kv write, a deletion or an
-expiration knows of no revisions: it extends the winner, or deletes every leaf, and leaves the
-others alone.
+the rest. A write over HTTP provides both (`write_document`). A kv write, a deletion or an
+expiration knows no revisions: a write extends the winner and leaves the other leaves alone, and
+the other two delete every leaf.
 
 Invariants:
-1. A change takes the document it replaces into the queue's care before its entry has the new side:
-   readers that hold an older state find the side that belongs to it.
-2. Every change of such a document has a sidecar again; its lineage goes on as that of any other.
-3. What the winner's value leaves as it is (a losing leaf came, or went) keeps flags, expiry and
-   datatype.
+1. A change gives the document that it replaces to the queue before its entry has the new side:
+   readers that hold an older state find the matching side.
+2. Every change of such a document has a sidecar again. Its lineage continues as any other.
+3. A change that keeps the winner's value (a losing leaf was added or removed) keeps flags, expiry
+   and datatype.
 
-Elsewhere: other changes (`kv.core.partition.partition`), what is in a sidecar
-(`documents.stored`), which documents are written so (`kv.core.revisions.revision_store`).
+Elsewhere: other changes (`kv.core.partition.partition`), the content of a sidecar
+(`documents.stored`), which documents are written this way (`kv.core.revisions.revision_store`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def put_over(
     datatype: int,
     now_ns: int,
 ) -> bytes:
-    """Set a document that has a sidecar: its winning revision is followed by this value."""
+    """Set a document that has a sidecar: the value becomes the successor of its winner."""
     _, seqno, rev, cas = _next(partition, entry, now_ns)
     frame = mutation(
         partition.partition_id, entry.key, value, seqno, rev, cas, flags, expiry, datatype
@@ -66,7 +66,7 @@ def bury(
     now_ns: int,
     encode: Callable[[int, bytes, int, int, int, int], bytes],
 ) -> bytes:
-    """Delete a document that has a sidecar, all its leaves; `encode` makes the frame."""
+    """Delete a document that has a sidecar, with all its leaves; `encode` makes the frame."""
     _, seqno, rev, cas = _next(partition, entry, now_ns)
     frame = encode(partition.partition_id, entry.key, seqno, rev, cas, time_s)
     _change(partition, entry, frame, _side_by_kv(partition, entry, seqno, rev, is_deleted=True))
@@ -76,15 +76,15 @@ def bury(
 def write_document(
     partition: ChangingPartition, key: bytes, value: bytes | None, sidecar: bytes, now_ns: int
 ) -> bytes | Status:
-    """Set a document to what its winning revision has, and its sidecar; return the frame.
+    """Set a document to the content of its winning revision, and its sidecar; return the frame.
 
-    What has expired must have become an expiration before the sidecar was made of it.
+    A document that is due must be turned into an expiration before the sidecar is computed.
 
     Args:
         partition: that owns the key.
         key: of the document.
         value: None: every leaf is deleted.
-        sidecar: of the document as it is to be, not empty.
+        sidecar: of the new document, not empty.
         now_ns: Unix time.
 
     Returns:
@@ -128,7 +128,7 @@ def _change(partition: ChangingPartition, entry: Entry, frame: bytes, side: byte
 
 
 def _lineage(partition: ChangingPartition, entry: Entry, rev: int) -> bytes:
-    """Return the lineage of the next change, whose rev is given."""
+    """Return the lineage of the next change, with the given rev."""
     lineage, branch = lineage_of(entry.side), partition.failover_log[0].branch
     if decode(lineage).runs[-1][0] == branch:
         return lineage

@@ -1,11 +1,11 @@
-"""The states of a partition's copy: which moves are legal, and what each state answers.
+"""The states of a partition's copy: legal moves, and what each state answers.
 
 Invariants:
 1. Documents are read and written on an active copy only.
-2. An active copy is never made pending or absent at a stroke: it is stopped first.
+2. An active copy is never made pending or absent directly: it is stopped first.
 3. Only a dead copy is deleted.
 
-Elsewhere: what a move does (`partition`, `replica`), how it is made durable (`kv.aio.copies`).
+Elsewhere: the effect of a move (`partition`, `replica`), making it durable (`kv.aio.copies`).
 
 Source: the released protocol's partition states; docs/reference/wire/partitions.md.
 """
@@ -29,18 +29,18 @@ _DEAD: Final = PartitionState.DEAD
 
 
 class Move(Enum):
-    """What a change of state takes."""
+    """What a change of state requires."""
 
     NONE = auto()
-    """It has that state."""
+    """It already has that state."""
     STAND_DOWN = auto()
-    """It writes what it has and follows another copy, or nobody, from there on."""
+    """It writes its changes and then follows another copy, or none."""
     RENAME = auto()
-    """It goes on from where it stands, with other rights."""
+    """It continues from its position, in another state."""
     ACTIVATE = auto()
     """A new history begins at its newest complete end."""
     REMOVE = auto()
-    """Everything it has is dropped."""
+    """All its data is dropped."""
 
 
 MOVES: Final[Mapping[PartitionState, Mapping[PartitionState, Move]]] = {
@@ -75,14 +75,14 @@ MOVES: Final[Mapping[PartitionState, Mapping[PartitionState, Move]]] = {
         _ABSENT: Move.REMOVE,
     },
 }
-"""From -> to; what is not here is illegal."""
+"""From -> to; other moves are illegal."""
 
 STREAMED: Final = frozenset({_ACTIVE, _REPLICA})
 """States that streams and leases read from."""
 FOLLOWING: Final = frozenset({_REPLICA, _PENDING})
-"""States that take changes from a source."""
+"""States that accept changes from a source."""
 SERVING: Final = frozenset({_ACTIVE, _PENDING})
-"""States that a copy gives up when it promises a branch: it serves, or is about to."""
+"""States that a copy leaves when it promises a branch: it serves, or is about to."""
 _REFUSALS: Final[Mapping[PartitionState, Status]] = {
     _ABSENT: Status.NOT_MY_VBUCKET,
     _REPLICA: Status.NOT_MY_VBUCKET,
@@ -92,10 +92,10 @@ _REFUSALS: Final[Mapping[PartitionState, Status]] = {
 
 
 def move_between(before: PartitionState, after: PartitionState) -> Move | None:
-    """Return what a move takes, None if it is illegal."""
+    """Return what a move requires; None if it is illegal."""
     return MOVES[before].get(after)
 
 
 def refusal_in(state: PartitionState) -> Status | None:
-    """Return how commands that read or write documents are refused, None if they are served."""
+    """Return the status with which document commands are refused; None if they are served."""
     return _REFUSALS.get(state)

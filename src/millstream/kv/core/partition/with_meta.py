@@ -1,4 +1,4 @@
-"""Documents and deletions stored as they were elsewhere: CAS, rev, expiry and lineage included.
+"""Stores documents and deletions with given metadata: CAS, rev, expiry and lineage.
 
     SET_WITH_META, ADD_WITH_META, DEL_WITH_META, and their quiet twins
     extras  flags u32, expiry u32 (of a deletion its time), rev u64, CAS u64,
@@ -8,25 +8,25 @@
             u32, then the extended metadata: version u8 (1), {id u8, length u16, data}*
 
 Invariants:
-1. It takes the rights to write and to stream: who may bring documents as they were elsewhere is
-   who may take them there.
+1. It requires the rights to write and to stream: a user may store documents with metadata only if
+   it may read them with metadata.
 2. Of two versions of a key the one with the larger (rev, CAS, expiry, flags) stays, unless
-   conflicts are not to be resolved. A change that loses is refused, and nothing is changed.
-3. What comes next is this node's own: a larger CAS than any the partition's newest change had, the
-   next rev, and, if another history than the present one wrote last, a run of the lineage.
-4. No revision id names two bodies. What is stored whatever is there, although there is the same
-   or a higher rev, is a write of this node: the next rev, and the lineage that is there; only what
-   is there already, as it is, keeps its rev. What wins with the same rev is born anew: its rev
-   stays what it was elsewhere, or what stays in the end would depend on the order of arrival.
-   Where deletions were forgotten, so is what finds nothing, or a key of another birth: the key may
-   have had later revs of that lineage here.
-
-5. A document with a sidecar has one afterwards: the one that is given, else what a kv write makes
-   of it. One that cannot be read is not stored.
+   conflict resolution is off. A change that loses is refused and changes nothing.
+3. The next change is this node's own: it has a CAS larger than that of the partition's newest
+   change, the next rev, and a run of the lineage if another history than the present one wrote
+   last.
+4. No revision id names two bodies. A forced write over the same or a higher rev counts as a write
+   of this node: it gets the next rev and the existing lineage. Only an identical version keeps its
+   rev. A version that wins with the same rev is born anew: its rev stays as given, since otherwise
+   the final result would depend on the order of arrival. Where deletions were forgotten, the same
+   holds for a write that finds nothing, or a key of another birth: the key may have had later revs
+   of that lineage here.
+5. A document with a sidecar still has one afterwards: the given one, else the one that a kv write
+   makes. An unreadable sidecar is not stored.
 
 Elsewhere: the other changes (`kv.core.partition.partition`), their commands
-(`kv.core.session.document_commands`); the
-protocol is that of the released servers, the section with the lineage is ours.
+(`kv.core.session.document_commands`). The protocol is that of the released servers; the section
+with the lineage is ours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["EXTRAS_BYTES", "GivenChange", "given_change", "store_given"]
 
 EXTRAS_BYTES: Final = (24, 26, 28, 30)
 NUMBER_MAX: Final = 2**63 - 1
-"""Largest CAS and rev taken: others follow them."""
+"""Largest CAS and rev accepted, since others follow them."""
 LINEAGE_BYTES_MAX: Final = 4096
 LINEAGE_SECTION: Final = 0x80
 _FIELDS: Final = Struct(">IIQQ")
@@ -62,7 +62,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class GivenChange(NamedTuple):
-    """A change as it was elsewhere; `expiry` of a deletion is its time, 0 for now.
+    """A change with its given metadata; `expiry` of a deletion is its time, 0 for now.
 
     `options` are those of the request; `lineage` is None where none came, `sidecar` empty.
     """
@@ -78,7 +78,7 @@ class GivenChange(NamedTuple):
 
 
 def given_change(packet: Packet, *, knows_lineage: bool) -> GivenChange | Status:
-    """Cut a request, whose extras have one of the lengths `EXTRAS_BYTES`.
+    """Parse a request whose extras have one of the lengths `EXTRAS_BYTES`.
 
     Args:
         packet: the request.
@@ -111,16 +111,16 @@ def given_change(packet: Packet, *, knows_lineage: bool) -> GivenChange | Status
 
 
 def _sidecar_in(value: bytes) -> tuple[bytes, bytes] | None:
-    """Cut the sidecar off the end of a value; None: there is none."""
+    """Split the sidecar off the end of a value; None: there is none."""
     end = len(value) - _SIZE.size
     begin = end - _SIZE.unpack_from(value, end)[0] if end >= 0 else -1
     return (value[:begin], value[begin:end]) if 0 <= begin < end else None
 
 
 def _lineage_in(meta: bytes) -> bytes | None:
-    """Return the lineage in extended metadata, empty if there is none; None: they are not right.
+    """Return the lineage in extended metadata, empty if there is none; None: it is malformed.
 
-    Sections of others are passed over.
+    Sections of other kinds are ignored.
     """
     if meta[0] != _VERSION:
         return None
@@ -151,9 +151,9 @@ def store_given(
 ) -> bytes | Status:
     """Store a change under the key of a request; return its frame.
 
-    KEY_EEXISTS: invariant 2, the CAS named is not the document's, or, of an insert, there is a
-    document. KEY_ENOENT: a CAS is named and there is no document. LOCKED: it is locked. EINVAL:
-    the sidecar is none.
+    KEY_EEXISTS: invariant 2, the given CAS is not the document's, or, for an insert, there is a
+    document. KEY_ENOENT: a CAS is given and there is no document. LOCKED: it is locked. EINVAL:
+    the sidecar is invalid.
     """
     key = packet.key
     if change.sidecar and not is_sidecar(change.sidecar):
@@ -216,7 +216,7 @@ def store_given(
 def _sidecar_by_kv(
     partition: Partition, key: bytes, old_side: bytes, seqno: int, rev: int, *, is_deletion: bool
 ) -> bytes:
-    """Return the sidecar that a document has next which has one, and is given none."""
+    """Return the next sidecar of a document that has one, when none is given."""
     if not has_sidecar(old_side):
         return b""
     branch = partition.failover_log[0].branch
@@ -226,14 +226,14 @@ def _sidecar_by_kv(
 def _with_ids_of_its_own(
     partition: Partition, change: GivenChange, seqno: int, former_rev: int, former: bytes
 ) -> GivenChange:
-    """Return the change as invariant 4 wants it.
+    """Return the change as invariant 4 requires it.
 
     Args:
         partition: of the key.
         change: as it came.
-        seqno: it gets.
-        former_rev: of what is there, 0 for a key that is unknown.
-        former: lineage of what is there.
+        seqno: of the change.
+        former_rev: of the existing version, 0 for a key that is unknown.
+        former: lineage of the existing version.
     """
     if former_rev >= change.rev:
         if change.options & _FORCE:
@@ -274,10 +274,10 @@ def _frame(
 def _lineage_from_here(
     partition: Partition, change: GivenChange, seqno: int, former: bytes
 ) -> bytes:
-    """Return the lineage to be stored: what was given, and who writes the next generation.
+    """Return the lineage to store: the given one, and the writer of the next generation.
 
-    Later writes add a run only where they find a change of an older history; this one counts as
-    one of the present.
+    Later writes add a run only if they find a change of an older history; this one counts as one
+    of the present history.
     """
     branch = partition.failover_log[0].branch
     lineage = change.lineage or former or born(branch, seqno)

@@ -1,1 +1,1 @@
-"""The mutation queue: changes in memory, and who reads them."""
+"""The mutation queue: changes in memory, and their readers."""

@@ -1,12 +1,11 @@
-"""Changes of 1,024 seqnos side by side, in columns, and the columns that a flush takes of them.
+"""Blocks of 1,024 consecutive seqnos, stored in columns, and the columns that a flush takes.
 
 Invariants:
 1. The place of a change is computed from its seqno: block `seqno >> BITS`, slot `seqno & 1023`.
-2. The columns of a block are equally long, but for those that a block which is full and durable
-   has given up; a slot that was filled is only ever blanked.
+2. The columns of a block are equally long, except those that a full and durable block has dropped.
+   A filled slot is only ever blanked.
 
-Elsewhere: which blocks there are, and counters, which stand in maps
-(`kv.core.queue.mutation_queue`).
+Elsewhere: the set of blocks, and counters, which are in maps (`kv.core.queue.mutation_queue`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class FrozenChanges(NamedTuple):
     sides: list[bytes]
 
     def batch(self, partition_id: int, *, has_sidecars: bool) -> ChangeColumns:
-        """Return them as the log takes them; `has_sidecars`: there may be some in the sides."""
+        """Return them in the form of the log; `has_sidecars`: the sides may contain some."""
         if not has_sidecars or not any(map(has_sidecar, self.sides)):
             return ChangeColumns(partition_id, *self)
         lineages, sidecars = zip(*map(split, self.sides), strict=True)
@@ -46,7 +45,7 @@ class FrozenChanges(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[FrozenChanges]) -> FrozenChanges:
-        """Return parts one after the other."""
+        """Concatenate parts."""
         if len(parts) == 1:
             return parts[0]
         joined = cls([], [], [], [], [])
@@ -57,9 +56,9 @@ class FrozenChanges(NamedTuple):
 
 
 class Block:
-    """Documents of 1,024 seqnos: parallel lists, only ever appended to and blanked.
+    """Documents of 1,024 seqnos: parallel lists that are only appended to and blanked.
 
-    Entries and previous seqnos are for the flush: a block that is full and durable has none.
+    Entries and previous seqnos are for the flush: a full and durable block has none.
     """
 
     __slots__ = ("_bytes_most", "entries", "frames", "previous")
@@ -71,20 +70,20 @@ class Block:
         self.previous: list[int] = []
 
     def pad(self, slots: int) -> None:
-        """Pass over seqnos that are no documents here: of counters, or below the floor."""
+        """Skip seqnos that are no documents here: of counters, or below the floor."""
         missing = slots - len(self.frames)
         self.frames += [NOTHING] * missing
         self.entries += [_NOBODY] * missing
         self.previous += [0] * missing
 
     def put(self, slot: int, item: Item) -> None:
-        """Fill a slot that is blank, or not there yet."""
+        """Fill a slot that is blank or not there yet."""
         if slot >= len(self.frames):
             self.pad(slot + 1)
         self.entries[slot], self.frames[slot], self.previous[slot] = item
 
     def blank(self, begin: int, end: int) -> int:
-        """Blank a range of slots; return the bytes that were in it."""
+        """Blank a range of slots; return the number of bytes that were in it."""
         gone = self.frames[begin:end]
         self.frames[begin:end] = [NOTHING] * len(gone)
         if self.entries:
@@ -94,7 +93,7 @@ class Block:
     def is_within(self, bytes_max: int) -> bool:
         """Return whether it is full and known to have at most so many bytes of frames.
 
-        They are counted once: from then on there are only fewer.
+        They are counted once, since from then on they only become fewer.
         """
         if len(self.frames) < BLOCK_SLOTS:
             return False
@@ -123,5 +122,5 @@ class Block:
 
 
 CLOSED: Final = Block()
-"""A block that takes nothing more."""
+"""A block that is never written to."""
 CLOSED.pad(BLOCK_SLOTS)

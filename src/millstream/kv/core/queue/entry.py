@@ -1,6 +1,6 @@
-"""A document in memory, and what it takes.
+"""A document in memory, and its size.
 
-Elsewhere: the tables of them (`residents`), the changes that name them (`mutation_queue`).
+Elsewhere: the hash tables (`residents`), the changes that refer to entries (`mutation_queue`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ the entry, its places in table and ring, as measured from 100 bytes to 1.5 KiB a
 class Entry(Struct, gc=False):
     """A document in memory: its key, its newest frame, tombstones included, and its side.
 
-    Changed in place; without the collector's notice, for there are millions.
+    Changed in place. The garbage collector does not track it, since there are millions.
     """
 
     key: bytes
     frame: bytes
     side: bytes
-    """What stands beside the frame: see `model.sides`."""
+    """Data stored beside the frame: see `model.sides`."""
     is_used: bool = False
-    """It was read since eviction last came by."""
+    """It was read since eviction last passed it."""
 
 
 def size_of(entry: Entry) -> int:

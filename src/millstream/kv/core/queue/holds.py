@@ -1,18 +1,19 @@
-"""Who may read which past state of a partition, and the changes kept in memory for them.
+"""Holds: rights to read a past state of a partition, and the changes kept in memory for them.
 
-A hold is the right to read a partition as of a seqno. The state it names is either *frozen*: taken
-when that seqno was the newest, so that memory and log together have it; or *logged*: a mark, so
-that the log alone has it.
+A hold is the right to read a partition as of a seqno. Its state is either *frozen*: taken when
+that seqno was the newest, so that memory and log together have it; or *logged*: a mark, so that
+the log alone has it.
 
 Invariants:
 1. A superseded change is kept iff a frozen hold sees it: its seqno is at or below the hold's `at`
-   and its successor above; once the floor has passed it, only if the log does not have it.
-2. What is kept is listed at the newest frozen `at` that sees it, so that giving up a hold looks at
-   no more than what was superseded while its `at` was the newest, or inherited.
-3. A lost hold is never found again: numbers are not given twice.
+   and its successor above. Once the floor has passed it, it is kept only if the log does not have
+   it.
+2. A kept change is listed at the newest frozen `at` that sees it. So releasing a hold only looks
+   at changes that were superseded while its `at` was the newest, or inherited.
+3. A lost hold is never found again: numbers are not reused.
 
-Elsewhere: the changes that nothing superseded (`kv.core.queue.mutation_queue`), leases, which are
-holds with a name and a time (`kv.core.bucket`).
+Elsewhere: changes that were not superseded (`kv.core.queue.mutation_queue`), leases, which are
+holds with a name and a timeout (`kv.core.leases`).
 
 Source: docs/concepts/snapshots.md.
 """
@@ -35,8 +36,8 @@ KEPT_BYTES: Final = 256
 class Superseded(NamedTuple):
     """A change that only holds can still see; `previous_seqno` as the queue had it.
 
-    `side`: its own, or, if it has no sidecar, that of the change which replaced it:
-    `model.lineage.as_of` tells.
+    `side`: its own, or, if it has no sidecar, that of the change which replaced it: see
+    `model.lineage.as_of`.
     """
 
     frame: bytes
@@ -56,7 +57,7 @@ class _Hold:
 
 
 class _View:
-    """A frozen seqno: how many holds are at it, and what is listed there."""
+    """A frozen seqno: the number of holds at it, and the changes listed there."""
 
     __slots__ = ("count", "seqnos")
 
@@ -72,7 +73,7 @@ class Holds:
 
     def __init__(self) -> None:
         self.high = -1
-        """The newest frozen `at`; what is superseded at or below it must be kept."""
+        """The newest frozen `at`; changes at or below it must be kept when superseded."""
         self.kept: dict[int, dict[int, Superseded]] = {}
         """Block number -> seqno -> change."""
         self.bytes_kept = 0
@@ -113,7 +114,7 @@ class Holds:
         return hold_id in self._holds
 
     def release(self, hold_id: int) -> None:
-        """Give up a hold; releasing a lost one is harmless."""
+        """Release a hold; a lost one is ignored."""
         hold = self._holds.pop(hold_id, None)
         if hold is None or hold.is_logged:
             return
@@ -123,7 +124,7 @@ class Holds:
             self._close(hold.at)
 
     def lose_oldest(self) -> bool:
-        """Give up all holds at the oldest frozen seqno; False: there is none."""
+        """Lose all holds at the oldest frozen seqno; False: there is none."""
         at = next(iter(self._views), None)
         if at is None:
             return False
@@ -132,17 +133,17 @@ class Holds:
         return True
 
     def lose_below(self, seqno: int) -> None:
-        """Give up all holds at seqnos below this one."""
+        """Lose all holds at seqnos below this one."""
         for hold_id in [i for i, hold in self._holds.items() if hold.at < seqno]:
             self.release(hold_id)
 
     def lose_all(self) -> None:
-        """Give up all holds."""
+        """Lose all holds."""
         for hold_id in list(self._holds):
             self.release(hold_id)
 
     def _close(self, at: int) -> None:
-        """Nobody is at this frozen seqno any more: drop what only it saw."""
+        """No hold is at this frozen seqno any more: drop the changes that only it saw."""
         older = -1
         for other in self._views:
             if other == at:
@@ -157,28 +158,28 @@ class Holds:
             else:
                 self._drop(seqno)
 
-    # -- what they need
+    # -- readers
 
     def asked(self, hold_id: int, start: int) -> None:
-        """A reader of this hold is going to read what is above `start`."""
+        """A reader of this hold will read changes above `start`."""
         hold = self._holds.get(hold_id)
         if hold is not None:
             known = hold.reads_from
             hold.reads_from = start if known is None else min(known, start)
 
     def oldest_at(self) -> int | None:
-        """Return the lowest seqno that anybody reads as of."""
+        """Return the lowest seqno as of which anybody reads."""
         return min((hold.at for hold in self._holds.values()), default=None)
 
     def lowest_start(self) -> int | None:
-        """Return the lowest seqno that a hold's readers have still to read above: 0 if unknown."""
+        """Return the lowest seqno above which a hold's readers still have to read; 0: unknown."""
         starts = (hold.reads_from or 0 for hold in self._holds.values())
         return min(starts, default=None)
 
-    # -- what is kept
+    # -- kept changes
 
     def keep(self, seqno: int, superseded: Superseded) -> None:
-        """Keep a change that is superseded now; `seqno` is at or below `high`."""
+        """Keep a change that is being superseded; `seqno` is at or below `high`."""
         number = seqno >> BITS
         group = self.kept.get(number)
         if group is None:
@@ -197,13 +198,13 @@ class Holds:
                 del self.kept[number]
 
     def pass_floor(self, number: int, upto: int) -> None:
-        """The log serves what it has of a number up to a seqno: keep no copies."""
+        """The log now serves a block's changes up to a seqno: drop the copies that it has."""
         group = self.kept.get(number)
         for seqno in [s for s, c in group.items() if s <= upto and c.is_logged] if group else ():
             self._drop(seqno)
 
     def visible(self, after: int, upto: int, at: int) -> list[tuple[int, bytes]]:
-        """Return (seqno, frame) of what is kept in (after, upto] and seen as of `at`, sorted."""
+        """Return (seqno, frame) of kept changes in (after, upto] visible as of `at`, sorted."""
         found = [
             (seqno, change.frame)
             for number in self._numbers(after, upto)
@@ -214,7 +215,7 @@ class Holds:
         return found
 
     def sides(self) -> Iterator[bytes]:
-        """Yield what stands beside the changes that are kept."""
+        """Yield the sides of the kept changes."""
         for group in self.kept.values():
             for change in group.values():
                 yield change.side
@@ -252,7 +253,7 @@ def _bytes_of(change: Superseded) -> int:
 def with_kept(
     chunks: Iterator[tuple[list[bytes], int]], kept: list[tuple[int, bytes]]
 ) -> Iterator[tuple[list[bytes], int]]:
-    """Put kept changes (seqno, frame), ascending, among the chunks of a log that covers them."""
+    """Merge kept changes (seqno, frame), ascending, into the chunks of a log that covers them."""
     return _merged(chunks, kept) if kept else chunks
 
 

@@ -1,6 +1,6 @@
 """The document log as a partition sees it.
 
-Elsewhere: the log itself (`storage.core.store`), who reads it for partitions (`kv.aio.engine`).
+Elsewhere: the log itself (`storage.core.store`), its reader for partitions (`kv.aio.engine`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from millstream.kv.core.queue.mutation_queue import Entry
 __all__ = ["Fetched", "LogReader"]
 
 Fetched = Callable[[Exception | None], None]
-"""Told in the loop that a look-up will not have to wait now, or why it cannot be made."""
+"""Called in the loop when a look-up will not wait, or with the error why it cannot be made."""
 
 
 class LogReader(Protocol):
-    """What a partition asks of the document store."""
+    """What a partition needs from the document store."""
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         """Return the newest record of the key as an entry, tombstones included. In the loop.
@@ -27,13 +27,13 @@ class LogReader(Protocol):
         """
 
     def fetch(self, partition_id: int, key: bytes, done: Fetched) -> bool:
-        """Bring the key's record, so that `find` has it while `done` is called.
+        """Load the key's record, so that `find` has it while `done` is called.
 
-        False: too many are being brought already; nothing is called.
+        False: too many loads are running; `done` is not called.
         """
 
     def newest_seqno(self, partition_id: int, key: bytes) -> int:
-        """Return the seqno of the newest record of the key, 0 if there is none."""
+        """Return the seqno of the newest record of the key; 0 if there is none."""
 
     def backfill(
         self,
@@ -45,14 +45,14 @@ class LogReader(Protocol):
         *,
         is_described: bool = False,
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames of (after, upto] that nothing up to `at` replaces, with what they cover.
+        """Yield frames of (after, upto] that nothing up to `at` replaces, with the range covered.
 
-        `superseded`: records that changes replaced which the log need not have yet.
-        `is_described`: each frame with its description in front. Blocks.
+        `superseded`: replaced records whose successors may not be in the log yet. `is_described`:
+        each frame has its metadata in front. Blocks.
         """
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
-        """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""
+        """Return the newest mark at or below `seqno` that can be read as of; 0 if none."""
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record; blocks."""
@@ -60,7 +60,8 @@ class LogReader(Protocol):
     def page(
         self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
     ) -> list[bytes]:
-        """Return the first keys of [low, high) that have a record, in order; `count` at most.
+        """Return at most `count` first keys of [low, high) that have a record, in order.
 
-        From its end if `descending`. In the loop: waits for nothing but pages of the by-id map.
+        In descending order from its end if `descending`. Called in the loop: waits only for pages
+        of the by-id map.
         """

@@ -1,18 +1,19 @@
-"""Up to where a bucket's history may be forgotten: the window, and who still reads what.
+"""How far a bucket's history may be forgotten: by the history window, and by its readers.
 
-Samples of the newest marks are taken now and then. The history before a sample is over once the
+Samples of the newest marks are taken from time to time. The history before a sample ends once the
 sample is older than the window's time, or more than the window's bytes were written since.
 
 Invariants:
-1. A history seqno never passes the newest mark, what anybody reads as of, nor what the window
-   keeps; a purge seqno never passes the history seqno, nor what a reader has still to read, and
-   stays below the newest mark: the newest change of all keeps its CAS on the disk.
-2. Low points only grow, but for a rollback below them.
-3. After a rollback the samples know of no seqno above its target: what is written there later is
-   not old.
+1. A history seqno never passes the newest mark, the seqno as of which anybody reads, or the start
+   of the window. A purge seqno never passes the history seqno or changes that a reader has still
+   to read, and stays below the newest mark, so that the newest change of all keeps its CAS on the
+   disk.
+2. Low points only grow, except for a rollback below them.
+3. After a rollback the samples have no seqno above its target, since changes written there later
+   are not old.
 
-Elsewhere: readers (`kv.core.partition.partition`), the age of tombstones
-(`storage.core.marking`), when all this is asked (`kv.aio.compactor`).
+Elsewhere: readers (`kv.core.partition.partition`), the age of tombstones (`storage.core.marking`),
+the calls (`kv.aio.compactor`).
 
 Source: docs/design/0004-compaction.md.
 """
@@ -34,10 +35,10 @@ __all__ = [
 ]
 
 HISTORY_S: Final = 600
-"""How long a replaced version stays readable for those who hold no lease on it ..."""
+"""How long a replaced version stays readable without a lease on it ..."""
 HISTORY_BYTES: Final = 128 * 1024 * 1024
-"""... unless so much was written to the bucket since. While that is so, as much again may be dead
-before anything is done, so that a pass pays."""
+"""... unless this much was written to the bucket since. In that case as much again may be dead
+before a compaction starts, so that a pass pays."""
 PURGE_AGE_S: Final = 3 * 24 * 3600
 """Age at which a deletion may be forgotten: consumers away for longer begin anew."""
 SAMPLES_PER_WINDOW: Final = 16
@@ -45,7 +46,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class Sample(NamedTuple):
-    """Where a bucket stood: time, bytes and replaced records so far, newest marks."""
+    """State of a bucket: time, bytes and replaced records so far, newest marks."""
 
     now_ns: int
     written_bytes: int
@@ -64,7 +65,7 @@ class HistoryWindow:
     def is_sample_due(self, now_ns: int, written_bytes: int) -> bool:
         """Return whether a sample should be taken: `SAMPLES_PER_WINDOW` fit into the window.
 
-        One is due at once when the clock was set back: `take` then makes the others no younger
+        After the clock was set back, one is due at once: `take` then makes the others no younger
         than that.
         """
         if not self._samples:
@@ -86,7 +87,7 @@ class HistoryWindow:
         self._samples.append(sample)
 
     def over(self, now_ns: int, written_bytes: int) -> Sample | None:
-        """Return the newest sample before which history is over, None if there is none."""
+        """Return the newest sample before which history has ended; None if there is none."""
         found = None
         while self._samples:
             first = self._samples[0]
@@ -99,15 +100,15 @@ class HistoryWindow:
         return found
 
     def slack_bytes(self, now_ns: int, over: Sample | None) -> int:
-        """Return how much may be dead for the sake of rarer passes, by what `over` returned.
+        """Return how many dead bytes are tolerated to make passes rarer, by the result of `over`.
 
-        Nothing where time ends history: so little is written then that passes are rare anyway.
+        0 where time ends history: so little is written then that passes are rare anyway.
         """
         is_by_bytes = over is not None and now_ns - over.now_ns < self._window_ns
         return self._bytes_max if is_by_bytes else 0
 
     def rolled_back(self, partition_id: int, seqno: int) -> None:
-        """A partition went back to a seqno."""
+        """A partition was rolled back to a seqno."""
         for sample in self._samples:
             sample.marks[partition_id] = min(sample.marks[partition_id], seqno)
 
@@ -118,11 +119,11 @@ def allowed_points(
     """Return the (history seqno, purge seqno) that a partition may have now.
 
     Args:
-        present: the low points it has.
+        present: its current low points.
         wanted: by window and age.
         mark: its newest mark, durable.
-        limits: what nobody reads: versions replaced at or below the first, deletions at or below
-            the second.
+        limits: what no reader needs: versions replaced at or below the first, deletions at or
+            below the second.
     """
     history = max(present[0], min(wanted[0], mark, limits[0]))
     purge = max(present[1], min(wanted[1], history, mark - 1, limits[1]))

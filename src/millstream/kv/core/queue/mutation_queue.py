@@ -1,23 +1,23 @@
 """The in-memory queue of one partition: its one mutator appends, many readers take slices.
 
-Documents and counters are kept apart. A document's frame stands in a slot, 1,024 slots to a block,
-so that its place is computed from its seqno; once a newer change of the key superseded it the slot
-is blank, and joining a slice passes over it. A counter's change (INCR, DECR) stands in a map of
-those with the same block number, and leaves it when superseded: however often a counter changes,
-the queue has it once.
+Documents and counters are kept apart. A document's frame is in a slot, 1,024 slots to a block, so
+its place is computed from its seqno. Once a newer change of the key superseded it, the slot is
+blank, and joining a slice skips it. A counter's change (INCR, DECR) is in a map of the counters
+with the same block number, and is removed when superseded: however often a counter changes, the
+queue has it once.
 
 Invariants:
-1. Slot `seqno & 1023` of block `seqno >> 10` belongs to that seqno; a block is there only if a
-   document fell into it, and is padded with blanks only where counters took seqnos between.
+1. Slot `seqno & 1023` of block `seqno >> 10` belongs to that seqno. A block exists only if a
+   document fell into it, and is padded with blanks only where counters took seqnos in between.
 2. A change above the floor is in its slot or map iff it is the newest of its key.
-3. A superseded change that a hold can still see is kept in `holds`; of others nothing is left.
-4. `previous` of a change is the seqno of the key's previous record *in the log*: never of a change
+3. A superseded change that a hold can still see is kept in `holds`; any other one is dropped.
+4. `previous` of a change is the seqno of the key's previous record *in the log*, never of a change
    that was superseded before a flush took it.
-5. The floor passes only what is persisted; numbers go oldest first. What readers have still to
-   read stays, unless it is more than `bytes_max` or older than `QUEUE_SECONDS_MAX`: then the log
-   serves it.
-6. On a replica no version at or below the end of its newest complete snapshot is dropped for one
-   above, neither for holds nor for the log.
+5. The floor passes only persisted changes, the oldest block first. Changes that readers have still
+   to read stay, unless they exceed `bytes_max` or are older than `QUEUE_SECONDS_MAX`: then the log
+   serves them.
+6. On a replica no version at or below the end of its newest complete snapshot is replaced by one
+   above it, neither for holds nor for the log.
 
 Elsewhere: the blocks (`kv.core.queue.blocks`), holds and what they keep (`kv.core.queue.holds`),
 the log (`storage`), streams (`upr`).
@@ -59,16 +59,16 @@ __all__ = [
 
 QUEUE_BYTES_DEFAULT: Final = QUEUE_BYTES_MAX // PARTITIONS_DEFAULT
 HISTORY_SHARE: Final = 4
-"""One part in so many of a queue's bytes is kept for readers yet to come."""
+"""A queue's bytes divided by this are kept for future readers."""
 SLOT_BYTES: Final = 64
 """Memory of a slot without its frame: three references and a number."""
 COUNTER_BYTES: Final = 256
-"""The same of a counter, with its place in the map."""
+"""The same for a counter, with its place in the map."""
 _MASK: Final = BLOCK_SLOTS - 1
 
 
 class MutationQueue:
-    """The changes of one partition that are in memory, and who holds which past state."""
+    """The changes of one partition in memory, and the holds on its past states."""
 
     __slots__ = (
         "_aged_seqno",
@@ -96,9 +96,9 @@ class MutationQueue:
 
     def __init__(self, high_seqno: int, bytes_max: int = QUEUE_BYTES_DEFAULT) -> None:
         self.bytes_max = bytes_max
-        """Bound of what is held of persisted changes; what holds keep may be as much again."""
+        """Bound of the persisted changes kept; holds may keep as much again."""
         self.readers: list[Reader] = []
-        """Streams, and whoever else reads on from a place."""
+        """Streams and other readers that read on from a position."""
         self.holds = Holds()
         self._reset(high_seqno)
 
@@ -106,28 +106,30 @@ class MutationQueue:
         self.floor = high_seqno
         self.high_seqno = high_seqno
         self.frozen_seqno = high_seqno
-        """Everything at or below is in the log, or on its way there."""
+        """Changes at or below it are in the log, or being written there."""
         self.persisted_seqno = high_seqno
         self.settled_seqno: int | None = None
-        """On a replica the end of its newest complete snapshot; None: every change is complete."""
+        """On a replica, the end of its newest complete snapshot; None: every change is
+        complete."""
         self.frame_bytes = 0
         self.blocks: dict[int, Block] = {}
         self.counters: dict[int, dict[int, Item]] = {}
         self.tail, self.tail_end = CLOSED, -1
-        """The block whose next slot is that of the next change, and its last seqno."""
+        """The block with the slot of the next change, and the block's last seqno."""
         self.guarded_seqno = high_seqno
-        """Only changes above are in slots and seen by nobody but who reads the newest."""
+        """Only changes above it are in slots and visible only to readers of the newest state."""
         self._counter_count = 0
         self._owed: dict[int, Item] = {}
         self._passing: dict[int, int] = {}
-        """Of changes in no slot any more that are on their way to the log: what they replaced."""
+        """For changes that left their slots before they were written to the log: what they
+        replaced."""
         self._settled_hold = 0
         self._aged_seqno = self._ageing_seqno = high_seqno
         self._ageing_since_s = 0.0
 
     @property
     def bytes_held(self) -> int:
-        """Frames, and what slots and maps themselves take; not what is kept for holds."""
+        """Return the bytes of frames, slots and maps, without what is kept for holds."""
         slots = BLOCK_SLOTS * len(self.blocks)
         if self.blocks:
             slots += len(next(reversed(self.blocks.values())).frames) - BLOCK_SLOTS
@@ -135,12 +137,12 @@ class MutationQueue:
 
     @property
     def retained_bytes(self) -> int:
-        """What is kept for holds alone."""
+        """Return the bytes kept for holds alone."""
         return self.holds.bytes_kept
 
     @property
     def bytes_beside(self) -> int:
-        """The same without the newest frames, which the hash table has, and with what is kept."""
+        """Return the bytes without the newest frames (the hash table has them), with kept ones."""
         return self.bytes_held - self.frame_bytes + self.holds.bytes_kept
 
     # -- the mutator
@@ -148,7 +150,7 @@ class MutationQueue:
     def append(self, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
         """Add the change of a document with seqno `high_seqno + 1`. O(1).
 
-        `Partition.store` does the same in place, unless the former change is guarded.
+        `Partition.store` does the same inline, unless the former change is guarded.
 
         Args:
             entry: of the document; its side goes to the log.
@@ -203,7 +205,7 @@ class MutationQueue:
         return block
 
     def _supersede(self, entry: Entry, seqno: int, frame: bytes) -> int:
-        """Take a change above the floor out of memory; return the `previous` of its successor."""
+        """Remove a change above the floor from memory; return the `previous` of its successor."""
         number, slot = seqno >> BITS, seqno & _MASK
         is_logged = seqno <= self.frozen_seqno
         items = self.counters.get(number)
@@ -236,7 +238,7 @@ class MutationQueue:
     def open_hold(self, at: int | None) -> tuple[int, int] | None:
         """Keep the state as of `at` readable; (hold id, at), or None if it is not.
 
-        Only the present state (None: its seqno), or one that is frozen already, can be frozen.
+        Only the present state (None: its seqno), or one that is already frozen, can be frozen.
         """
         if at is None:
             at = self.complete_seqno
@@ -247,12 +249,12 @@ class MutationQueue:
         return hold_id, at
 
     def can_freeze(self, at: int) -> bool:
-        """Return whether the state as of `at` is the present one, or frozen already."""
+        """Return whether the state as of `at` is the present one, or already frozen."""
         return at == self.high_seqno == self.complete_seqno or self.holds.is_frozen(at)
 
     @property
     def complete_seqno(self) -> int:
-        """The newest seqno at which the partition is as it was somewhere at some moment."""
+        """Return the newest seqno at which the state here once existed at its source."""
         return self.high_seqno if self.settled_seqno is None else self.settled_seqno
 
     def is_held(self, hold_id: int) -> bool:
@@ -260,12 +262,12 @@ class MutationQueue:
         return self.holds.is_held(hold_id)
 
     def release_hold(self, hold_id: int) -> None:
-        """Give up a hold; releasing a lost one is harmless."""
+        """Release a hold; a lost one is ignored."""
         self.holds.release(hold_id)
         self._guard()
 
     def _keep_less(self) -> None:
-        """Too much is kept for holds: what the log has it may serve, then the oldest are lost."""
+        """Holds keep too much: first drop what the log can serve, then lose the oldest holds."""
         self.collect(0)
         while self.holds.bytes_kept > self.bytes_max and self.holds.lose_oldest():
             pass
@@ -287,18 +289,18 @@ class MutationQueue:
     def settle(self, seqno: int) -> None:
         """On a replica: a snapshot of its source is complete at `seqno`, the present high.
 
-        The state there stays readable, and goes to the log whole, until the next one. At a start
-        it may be below the high if the queue is empty: the log has it.
+        The state there stays readable, and goes to the log completely, until the next one. At a
+        start it may be below the high if the queue is empty: the log has it.
         """
         assert seqno == self.high_seqno or self.floor == self.high_seqno
         hold_id = self.holds.open_frozen(seqno)
-        self.holds.asked(hold_id, seqno)  # readers with holds of their own need more
+        self.holds.asked(hold_id, seqno)  # readers with other holds need more
         self.holds.release(self._settled_hold)
         self._settled_hold, self.settled_seqno = hold_id, seqno
         self._guard()
 
     def settle_all(self) -> None:
-        """The copy is active from here on: every change is a complete state."""
+        """The copy is active from now on: every change is a complete state."""
         self.holds.release(self._settled_hold)
         self._settled_hold, self.settled_seqno = 0, None
         self._guard()
@@ -311,7 +313,7 @@ class MutationQueue:
     # -- readers
 
     def unflushed_keys(self) -> set[bytes]:
-        """Return the keys whose newest change is perhaps not in the log. O(changes not there)."""
+        """Return the keys whose newest change may not be in the log. O(changes not there)."""
         after = self.persisted_seqno + 1
         found: set[bytes] = set()
         for number in range(after >> BITS, (self.high_seqno >> BITS) + 1):
@@ -367,16 +369,16 @@ class MutationQueue:
         return (block.frames, begin, end) if end <= len(block.frames) else None
 
     def _is_within(self, number: int, bytes_max: int) -> bool:
-        """Return whether all frames of a number are known to have at most so many bytes."""
+        """Return whether all frames of a block are known to have at most so many bytes."""
         block = self.blocks.get(number)
         if block is None or number in self.counters or number in self.holds.kept:
             return False
         return block.is_within(bytes_max)
 
     def _frames(self, number: int, begin: int, end: int) -> list[bytes]:
-        """Return the newest frames in slots [begin, end) of both sides, blank where none is.
+        """Return the newest frames in slots [begin, end) of both sides; an empty slot is blank.
 
-        Empty if the number has nothing at all.
+        Empty if the block has nothing at all.
         """
         block, items = self.blocks.get(number), self.counters.get(number)
         if block is None and not items and number not in self.holds.kept:
@@ -391,19 +393,19 @@ class MutationQueue:
         return chunk
 
     def _next_number(self, number: int) -> int:
-        """Return the first seqno of the next number of which there is anything."""
+        """Return the first seqno of the next block that has anything."""
         sides = (self.blocks, self.counters, self.holds.kept)
         later = (other for side in sides for other in side if other > number)
         return min(later, default=(self.high_seqno >> BITS) + 1) << BITS
 
     def kept_below(self, after: int, upto: int, at: int) -> list[tuple[int, bytes]]:
-        """Return (seqno, frame) of changes in (after, upto] seen as of `at` that no log has."""
+        """Return (seqno, frame) of changes in (after, upto] visible as of `at` that no log has."""
         return self.holds.visible(after, upto, at)
 
     def superseded_in_log(self, at: int) -> set[int]:
         """Return seqnos of log records that changes at or below `at` replaced.
 
-        Of changes that are persisted the log itself knows.
+        The log itself knows the replacements by persisted changes.
         """
         found = set(self.holds.replaced_in_log(at))
         first = self.persisted_seqno + 1
@@ -434,7 +436,7 @@ class MutationQueue:
         return frozen
 
     def _numbers(self, first: int, last: int) -> list[int]:
-        """Return the numbers in [first, last] of which something is to be flushed, ascending."""
+        """Return the numbers of blocks in [first, last] with changes to flush, ascending."""
         owed = (seqno >> BITS for seqno in self._owed)
         found = {n for n in chain(self.blocks, self.counters, owed) if first <= n <= last}
         return sorted(found)
@@ -451,7 +453,7 @@ class MutationQueue:
         return block.frozen(begin, base + begin)
 
     def _merged(self, number: int, begin: int) -> Block:
-        """Return a block of the slots of a number from `begin` on, with what is in none."""
+        """Return a block of a number's slots from `begin` on, with changes outside slots."""
         block, first = self.blocks.get(number), (number << BITS) + begin
         merged = block.copied(begin) if block is not None else Block()
         for items in (self.counters.get(number), self._owed):
@@ -460,13 +462,13 @@ class MutationQueue:
                     merged.put(seqno - first, item)
         return merged
 
-    # -- what may go
+    # -- trimming
 
     def trim(self, persisted_seqno: int) -> None:
         """Everything up to `persisted_seqno` is durable: drop the oldest of it that may go.
 
-        A part of the bound is kept for readers to come, the rest only for those that have still
-        to read it; above the bound nothing is.
+        A part of the bound is kept for future readers, the rest only for readers that have still
+        to read it; above the bound nothing is kept.
         """
         first, self.persisted_seqno = self.persisted_seqno + 1, persisted_seqno
         if first >> BITS != persisted_seqno + 1 >> BITS:
@@ -492,7 +494,7 @@ class MutationQueue:
         return [number for number in range(begin, end) if number in self.blocks]
 
     def age(self, now_s: float) -> None:
-        """Look at the time: what is persisted for `QUEUE_SECONDS_MAX` waits for no reader."""
+        """Apply the age limit: what is persisted for `QUEUE_SECONDS_MAX` waits for no reader."""
         if now_s - self._ageing_since_s >= QUEUE_SECONDS_MAX:
             self._aged_seqno, self._ageing_seqno = self._ageing_seqno, self.persisted_seqno
             self._ageing_since_s = now_s
@@ -501,7 +503,7 @@ class MutationQueue:
     def collect(self, bytes_max: int, upto: int | None = None) -> None:
         """Drop the oldest persisted changes while more than `bytes_max` are held.
 
-        At most those up to `upto`. Whoever has still to read them reads the log.
+        At most those up to `upto`. Readers that have still to read them read the log.
         """
         excess = self.bytes_held - bytes_max
         limit = self.persisted_seqno if upto is None else min(upto, self.persisted_seqno)
@@ -518,7 +520,7 @@ class MutationQueue:
             self._guard()
 
     def _collect(self, number: int, upto: int) -> int:
-        """Drop what a number has up to a seqno; return the bytes that freed."""
+        """Drop what a block has up to a seqno; return the freed bytes."""
         freed = overhead = 0
         block, items = self.blocks.get(number), self.counters.get(number)
         if block is not None:

@@ -1,1 +1,1 @@
-"""Documents with revision trees, design documents, attachments that nothing needs."""
+"""Documents with revision trees, design documents, unused attachments."""

@@ -1,4 +1,4 @@
-"""A walk over the partitions of a bucket for readers over HTTP, who cannot take anything back.
+"""A walk over the partitions of a bucket for HTTP readers, which cannot roll anything back.
 
     feed = ChangesFeed(partitions, start, restarts=False)
     for number in feed.behind():          # partitions that have something new
@@ -9,17 +9,17 @@
                 piece = walk.from_log(chunk)
 
 Invariants:
-1. Only what nothing takes away is read: a snapshot ends at the partition's durable mark.
-2. Where a reader stands is judged by the rollback rule when it begins and before every snapshot,
-   in each partition apart: a fail-over, a restart or a move of one leaves the others where they
-   are.
-3. Each snapshot is read as of its end, so a key is in it once. A hold that is lost costs a new
-   one: the reader stays inside the snapshot that it was promised.
-4. What was read is believed only if its hold is still held, in the epoch in which it was opened.
-5. A walk is a reader of its partition: what it has still to read is not forgotten meanwhile.
+1. Only changes that cannot be lost are read: a snapshot ends at the partition's durable mark.
+2. The reader's position is judged by the rollback rule at the start and before every snapshot, in
+   each partition separately: a fail-over, a restart or a move of one partition leaves the others
+   where they are.
+3. Each snapshot is read as of its end, so a key is in it once. If a hold is lost, a new one is
+   opened, and the reader stays inside the promised snapshot.
+4. Read changes are used only if the hold is still held, in the epoch in which it was opened.
+5. A walk is registered as a reader of its partition, so that unread changes are not forgotten.
 
-Elsewhere: threads and waiting (`kv.aio.documents.changes`), tokens (`documents.tokens`), what a
-row says (`gateway.core.changes`).
+Elsewhere: threads and waiting (`kv.aio.documents.changes`), tokens (`documents.tokens`), the
+content of a row (`gateway.core.changes`).
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ class Snapshot(NamedTuple):
     purge_seqno: int | None
 
     def at(self, seqno: int) -> Position:
-        """Return where a reader stands who has read so far. Hot path."""
+        """Return the position of a reader that has read so far. Hot path."""
         if seqno >= self.snap_end:
             return Position(self.uuid, seqno, seqno, seqno)
         return Position(self.uuid, seqno, self.snap_start, self.snap_end, self.purge_seqno)
 
 
 class Piece(NamedTuple):
-    """Changes of one partition, seqno ascending, and what they cover."""
+    """Changes of one partition, seqno ascending, and the range they cover."""
 
     snapshot: Snapshot
     frames: list[bytes]
-    """Described: see `wire.frames`."""
+    """With metadata in front: see `wire.frames`."""
     covered: int
-    """Up to which seqno nothing else is to come."""
+    """Nothing else follows up to this seqno."""
 
 
 def history_of(source: PartitionSource) -> History:
-    """Return what positions of a partition are judged by."""
+    """Return the history by which positions in a partition are judged."""
     return History(source.failover_log, source.high_seqno, source.purge_seqno)
 
 
 def lasting_mark(source: PartitionSource) -> int:
-    """Return the newest seqno that can be read as of and that nothing takes away.
+    """Return the newest readable seqno whose changes cannot be lost.
 
     Raises:
         UnavailableError: `majority_unknown`.
@@ -91,12 +91,12 @@ def lasting_mark(source: PartitionSource) -> int:
 
 
 class PartitionWalk:
-    """One partition, and where the reader stands in it.
+    """One partition, and the reader's position in it.
 
     Args:
         source: the partition.
-        position: from the reader.
-        restarts: of a history that was lost nothing counts (see `judged_position`).
+        position: of the reader.
+        restarts: positions in a lost history do not count (see `judged_position`).
     """
 
     __slots__ = (
@@ -109,13 +109,13 @@ class PartitionWalk:
         self._hold: Hold | None = None
         self._snapshot: Snapshot | None = None
         self._epoch = -1
-        """In which the position was judged."""
+        """Epoch in which the position was judged."""
         self._is_reader = False
         self._upto = 0
         self.restarts = restarts
         self.position = position
         self.chunks: Iterator[Chunk] | None = None
-        """To be read on in a thread: what comes next is on the disk."""
+        """To be read on in a thread: the next changes are on the disk."""
         if self._is_served and not self.is_suspended:
             self._judge()
 
@@ -131,17 +131,17 @@ class PartitionWalk:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether to ask again soon."""
+        """Return whether to ask again soon."""
         source = self._source
         return source.is_suspended or (self._is_served and source.awaits_majority)
 
     @property
     def is_durable_known(self) -> bool:
-        """Whether it is known what lasts."""
+        """Return whether it is known which changes are durable."""
         return self._source.is_durable_known
 
     def lag(self) -> int:
-        """Return how many seqnos there are to read, 0 if the reader has everything, or not now.
+        """Return how many seqnos there are to read; 0 if none, or none now.
 
         Raises:
             UnavailableError: `not_my_partition`.
@@ -161,7 +161,7 @@ class PartitionWalk:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is inside a snapshot that it reads."""
+        """Return whether a snapshot is open."""
         return self._hold is not None
 
     def _check_state(self) -> None:
@@ -176,7 +176,7 @@ class PartitionWalk:
             source.check_durable()
 
     def _judge(self) -> None:
-        """Go back to where the partition's history has the reader's."""
+        """Roll the position back to where the partition's history contains the reader's."""
         self._epoch = self._source.epoch
         self.position = judged_position(
             self.position, history_of(self._source), restarts=self.restarts
@@ -213,7 +213,7 @@ class PartitionWalk:
         return True
 
     def _opened(self, at: int) -> Snapshot:
-        """Return the snapshot that ends at `at`, or the one under way, which goes on to there."""
+        """Return the snapshot that ends at `at`, or the open one, extended to there."""
         source = self._source
         _, seqno, snap_start, snap_end, purge = self.position
         is_inside = snap_start < seqno < snap_end
@@ -239,7 +239,7 @@ class PartitionWalk:
         )
 
     def from_memory(self) -> Piece | None:
-        """Return what comes next; None: it is on the disk, `chunks` reads it."""
+        """Return the next changes; None: they are on the disk, `chunks` reads them."""
         assert self._hold is not None
         if self.chunks is not None:
             return None
@@ -252,7 +252,7 @@ class PartitionWalk:
         return self._piece(*found)
 
     def from_log(self, chunk: Chunk | None) -> Piece | None:
-        """Take what was read from `chunks`, None where they end; None: begin again."""
+        """Take what was read from `chunks`, None at their end; None: begin again."""
         if self._hold is None or not self._is_sound():
             self._let_go()
             return None
@@ -262,7 +262,7 @@ class PartitionWalk:
         return self._piece(*chunk)
 
     def _piece(self, frames: list[bytes], covered: int) -> Piece:
-        """Go on behind these; at the end of the snapshot let go of it."""
+        """Advance past these changes; at the end of the snapshot release it."""
         assert self._hold is not None
         assert self._snapshot is not None
         piece = Piece(self._snapshot, frames, covered)
@@ -278,7 +278,7 @@ class PartitionWalk:
         self._upto = 0
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._let_go()
         if self._is_reader:
             self._source.remove_reader(self)
@@ -290,8 +290,8 @@ class ChangesFeed:
 
     Args:
         partitions: all of a bucket.
-        start: where the reader stands; of this bucket.
-        restarts: it sees a part of the documents, by what is in them.
+        start: position of the reader, in this bucket.
+        restarts: the reader sees a subset of the documents, selected by content.
         numbers: of the partitions that are read; None: all.
 
     Raises:
@@ -315,13 +315,13 @@ class ChangesFeed:
         self._start = start.positions
 
     def mark_purges(self) -> None:
-        """Documents were purged: what was lost may have hidden something."""
+        """Documents were purged: lost changes may have hidden something."""
         for walk in self.walks.values():
             walk.restarts = True
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """Where the reader of everything that was given out stands."""
+        """Return the position of the reader after everything that was sent."""
         walks = self.walks
         return tuple(
             walks[number].position if number in walks else position
@@ -330,19 +330,19 @@ class ChangesFeed:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether some partition is about to change: ask again soon."""
+        """Return whether some partition is about to change: ask again soon."""
         return any(walk.is_suspended for walk in self.walks.values())
 
     @property
     def is_durable_known(self) -> bool:
-        """Whether it is known of all partitions what lasts."""
+        """Return whether it is known of all partitions which changes are durable."""
         return all(walk.is_durable_known for walk in self.walks.values())
 
     def behind(self) -> list[int]:
         """Return the partitions that have something to read, in a fair order.
 
-        First those inside a snapshot, so that snapshots come to their ends however small the
-        steps of a reader are; then those that are furthest behind.
+        First those inside a snapshot, so that snapshots are completed however small the reader's
+        steps are; then those that are furthest behind.
 
         Raises:
             UnavailableError: `not_my_partition`.
@@ -354,7 +354,7 @@ class ChangesFeed:
         )
 
     def lag(self) -> int:
-        """Return how many seqnos there are to read: at least as many as rows.
+        """Return how many seqnos there are to read; rows are never more.
 
         Raises:
             UnavailableError: `not_my_partition`.
@@ -362,15 +362,15 @@ class ChangesFeed:
         return sum(walk.lag() for walk in self.walks.values())
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         for walk in self.walks.values():
             walk.close()
 
 
 def in_order_of_time(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """Yield pieces of several partitions anew, by the CAS of their changes, which is a time.
+    """Reorder pieces of several partitions by the CAS of their changes, which is a time.
 
-    Those of one partition keep their order.
+    The changes of one partition keep their order.
     """
     lines: dict[int, list[tuple[int, Piece]]] = {}
     empty: dict[int, Piece] = {}

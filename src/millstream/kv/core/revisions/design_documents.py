@@ -6,14 +6,14 @@
 They are streamed, persisted, copied and rolled back like all others.
 
 Invariants:
-1. A change names the revision that it replaces, or is refused as a conflict.
-2. `known_keys` has every design document that a copy here has, perhaps some that are gone by now:
-   `Partition.design_keys` begins with what by-id has, and whoever adds a key adds it there.
-3. `subscribe`rs are called after a change of a design document became persisted, and after a copy
-   that has one went back; once per commit at most.
+1. A change names the revision that it replaces; otherwise it is refused as a conflict.
+2. `known_keys` has every design document that a copy here has, and perhaps some that are gone:
+   `Partition.design_keys` is initialized from the by-id map, and every new key is added to it.
+3. Subscribers are called after a change of a design document became persisted, and after a copy
+   that has one was rolled back; at most once per commit.
 
-Elsewhere: waiting for documents and disk (`kv.aio.documents.design_documents`), what may stand in
-one (`views.core.design.design_documents`), the pages (`gateway.aio.databases.design_pages`).
+Elsewhere: waiting for documents and disk (`kv.aio.documents.design_documents`), the content of one
+(`views.core.design.design_documents`), the pages (`gateway.aio.databases.design_pages`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["DesignDocuments", "StoredDesign", "design_key"]
 
 
 class StoredDesign(NamedTuple):
-    """A design document as it is, or the deletion that it left."""
+    """A design document or its tombstone."""
 
     name: str
     """Without `_design/`."""
     rev: str
     body: bytes
-    """A JSON object without `_id` and `_rev`; empty where it is deleted."""
+    """A JSON object without `_id` and `_rev`; empty if it is deleted."""
     is_deleted: bool
     partition: int
     seqno: int
@@ -74,16 +74,16 @@ def design_key(name: str) -> bytes:
 
 
 class DesignDocuments:
-    """The design documents of one bucket, as far as this node has copies of their partitions.
+    """The design documents of one bucket whose partitions have copies on this node.
 
-    What reads a document raises NotInMemory where it has to be fetched from the disk first.
+    Methods that read a document raise NotInMemory if it has to be read from the disk first.
     """
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._subscribers: list[Callable[[], None]] = []
         self._seen: dict[bytes, bytes] = {}
-        """By key: the newest persisted frame, as far as it was in memory."""
+        """By key: the newest persisted frame, if it was in memory."""
         self._epochs = [partition.epoch for partition in bucket.partitions]
         self._keys = set[bytes]().union(*(one.design_keys for one in bucket.partitions))
         for partition in bucket.partitions:
@@ -91,11 +91,11 @@ class DesignDocuments:
         bucket.subscribe_durable(self._look)
 
     def known_keys(self) -> list[bytes]:
-        """Return the keys there may be design documents under, sorted; by copies of any state."""
+        """Return the possible keys of design documents, sorted; from copies of any state."""
         return sorted(self._keys)
 
     def read(self, key: bytes) -> StoredDesign | None:
-        """Return the document, or what its deletion left; None if there was never one.
+        """Return the document or its tombstone; None if there was never one.
 
         Raises:
             UnavailableError: `not_my_partition`, `temporarily_unavailable`.
@@ -103,7 +103,7 @@ class DesignDocuments:
         return self._found(active_copy(self._bucket, key), key)
 
     def read_copy(self, key: bytes) -> StoredDesign | None:
-        """As `read`, of whatever copy is here."""
+        """As `read`, from a copy of any state."""
         return self._found(self._bucket.partition_for(key), key)
 
     def missing_copies(self) -> str:
@@ -142,19 +142,19 @@ class DesignDocuments:
         assert written is not None
         return written
 
-    # -- who wants to know
+    # -- subscribers
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call `callback` after changes; it must only schedule work."""
         self._subscribers.append(callback)
 
     def unsubscribe(self, callback: Callable[[], None]) -> None:
-        """Reverse `subscribe`; harmless if there was none."""
+        """Reverse `subscribe`; does nothing if there was no subscription."""
         if callback in self._subscribers:
             self._subscribers.remove(callback)
 
     def _look(self) -> None:
-        """Something is durable: see whether a design document is. After each commit."""
+        """Check newly durable changes for design documents. Called after each commit."""
         is_other = False
         for key in self._keys:
             partition = self._bucket.partition_for(key)

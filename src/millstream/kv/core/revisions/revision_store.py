@@ -1,15 +1,14 @@
 """The documents of a bucket as HTTP sees them: revision trees over the changes of keys.
 
 Invariants:
-1. A key that is valid UTF-8 and does not begin with `_` is a document, `_design/...` besides; what
-   kv alone wrote has a tree, too, computed from its lineage.
-2. Reading, deciding and writing one document is one step of the loop: nothing comes between. What
-   was decided on another node is written only if nothing came between.
-3. A document that has expired is gone before it is looked at.
-4. A change names no bytes of attachments that are not on this disk, but those which the document
-   named before.
+1. A key that is valid UTF-8 and does not begin with `_` is a document; so is `_design/...`. A
+   document written only by kv has a tree, too, computed from its lineage.
+2. Reading, deciding and writing one document is one step of the loop, so it is atomic. A change
+   decided on another node is written only if the document has not changed in between.
+3. A document that is due is expired before it is read.
+4. A change names only attachments whose bytes are on this disk, or that the document named before.
 
-Elsewhere: what a document is (`documents.stored`), what becomes of it (`documents.updating`), the
+Elsewhere: the form of a document (`documents.stored`), decisions (`documents.updating`), the
 change of its key (`kv.core.partition.revision_changes`), waiting for the disk
 (`kv.aio.documents.revision_store`).
 """
@@ -39,7 +38,7 @@ _CAS_SEQNO: Final = Struct(">16xQQ").unpack_from
 
 
 class Found(NamedTuple):
-    """A document as it is now."""
+    """The current version of a document."""
 
     document: StoredDocument
     partition: int
@@ -47,14 +46,14 @@ class Found(NamedTuple):
 
 
 class Version(NamedTuple):
-    """Names one change of a document: no other one of its key has both numbers."""
+    """Identifies one change of a document: no other change of its key has both numbers."""
 
     seqno: int
     cas: int
 
 
 class Kept(NamedTuple):
-    """A document as it is kept, not read yet."""
+    """A stored document, not parsed yet."""
 
     partition: int
     frame: bytes
@@ -62,25 +61,25 @@ class Kept(NamedTuple):
 
     @property
     def version(self) -> Version:
-        """Which change it is."""
+        """Return the version of the document."""
         cas, seqno = _CAS_SEQNO(self.frame)
         return Version(seqno, cas)
 
 
 class Made(NamedTuple):
-    """What a decision led to."""
+    """The result of a decision."""
 
     document: StoredDocument | None
-    """As it is now; None: there is none, or it was decided elsewhere."""
+    """The document after it; None: there is none, or it was decided elsewhere."""
     partition: int
     seqno: int
-    """Of the change; 0: nothing was changed."""
+    """Seqno of the change; 0: nothing was changed."""
 
 
 class RevisedDocuments:
-    """The documents of one bucket, as far as their active copies are here.
+    """The documents of one bucket whose active copies are on this node.
 
-    Every call may raise NotInMemory, having changed nothing.
+    Every call may raise NotInMemory without having changed anything.
 
     Args:
         bucket: whose documents they are.
@@ -90,7 +89,7 @@ class RevisedDocuments:
         self._bucket = bucket
 
     def kept(self, key: bytes, now_ns: int) -> Kept | None:
-        """Return a document as it is kept, a deleted one too; None if there was never one.
+        """Return a document as it is stored, a deleted one too; None if there was never one.
 
         Raises:
             UnavailableError: `not_my_partition`, `temporarily_unavailable`.
@@ -108,7 +107,7 @@ class RevisedDocuments:
         return self.load(key, kept, revs_limit)
 
     def load(self, key: bytes, kept: Kept, revs_limit: int) -> Found:
-        """Return a document that is kept so; raises CorruptionError: `bad_sidecar`."""
+        """Parse a stored document; raises CorruptionError: `bad_sidecar`."""
         document = load(self._bucket.uuid, key, kept.frame, kept.side, revs_limit)
         return Found(document, kept.partition, seqno_of(kept.frame))
 
@@ -119,11 +118,11 @@ class RevisedDocuments:
         now_ns: int,
         revs_limit: int,
     ) -> Made:
-        """Change a document as is decided by how it is; raises as `read`, and what is decided.
+        """Change a document by a decision about it; raises as `read`, and as the decision.
 
         Raises:
             UnavailableError: `temporarily_unavailable`: memory or disk is full, or it is locked;
-                `blob_missing`: an attachment was sent so long before that it is gone again.
+                `blob_missing`: an attachment was sent so long ago that it has been removed.
             UsageError: `too_large`.
         """
         found = self.read(key, now_ns, revs_limit)
@@ -147,7 +146,7 @@ class RevisedDocuments:
         Args:
             key: of the document.
             version: on which it was decided; None: there was no document.
-            packed: as the document is to be.
+            packed: the new document.
             document: the same, if it is known here.
             now_ns: Unix time.
 
@@ -178,7 +177,7 @@ class RevisedDocuments:
 
 
 def _check_blobs(partition: Partition, key: bytes, sidecar: bytes) -> None:
-    """See that the attachments which a change names are here, and let them stay."""
+    """Check that the attachments named by a change are here, and keep them."""
     names = blobs_of(sidecar)
     entry = partition.entry(key) if names else None
     if entry is not None and has_sidecar(entry.side):

@@ -1,4 +1,4 @@
-"""Which attachments nothing needs: names that a sweep has not found anywhere yet.
+"""Finds unused attachments: names that a sweep has found nowhere.
 
     unnamed = UnnamedBlobs(names of old files)   # from now on it is told what is relied on
     unnamed.found_beside(sides)                  # of every record and every change a hold keeps
@@ -6,12 +6,12 @@
     unnamed.take(100, busy)                      # these may go
 
 Invariants:
-1. Who is about to write a change that names a blob says so first (`keep`), in the same step of the
-   loop. So a name that is left was named by no change since the sweep began, and, where all that
-   was there before has been looked through, by none that anybody can read.
-2. A copy that has a complete state at or above the ends asks for nothing that older changes named.
+1. A writer of a change that names a blob first calls `keep`, in the same step of the loop. So a
+   remaining name was named by no change since the sweep began. Once all older changes have been
+   searched, it is named by no readable change.
+2. A copy that has a complete state at or above the ends requests nothing that older changes named.
 
-Elsewhere: the files (`kv.aio.documents.blobs`), the order of all this
+Elsewhere: the files (`kv.aio.documents.blobs`), the steps of a sweep
 (`kv.aio.documents.blob_sweeping`).
 
 Source: docs/design/0034-unused-attachments.md.
@@ -31,17 +31,17 @@ __all__ = ["CopiedPartition", "UnnamedBlobs", "have_reached", "high_ends"]
 
 
 class CopiedPartition(Protocol):
-    """What of a partition is asked."""
+    """The part of a partition that is read here."""
 
     acknowledged: Acknowledged | None
 
     @property
     def high_seqno(self) -> int:
-        """Of its newest change."""
+        """Return the seqno of its newest change."""
 
 
 class UnnamedBlobs:
-    """The names that a sweep has found no need of so far. Names go, they never come back."""
+    """The names that a sweep has not found in use so far. Names are only removed."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
         self._names = dict.fromkeys(names)
@@ -50,32 +50,32 @@ class UnnamedBlobs:
         return len(self._names)
 
     def keep(self, names: Iterable[bytes]) -> None:
-        """Somebody relies on these, or is about to."""
+        """These are in use, or about to be."""
         for name in names:
             self._names.pop(name, None)
 
     def found_beside(self, sides: Iterable[bytes]) -> None:
-        """These sides are of changes that can be read.
+        """Remove the names in the sides of readable changes.
 
         Raises:
-            CorruptionError: `bad_sidecar`: nobody knows what it names; nothing may go.
+            CorruptionError: `bad_sidecar`: its names are unknown, so nothing may be removed.
         """
         for side in sides:
             if has_sidecar(side):
                 self.keep(blobs_of(sidecar_of(side)))
 
     def found_in(self, sidecars: Iterable[bytes]) -> None:
-        """So are these sidecars; raises the same."""
+        """Remove the names in these sidecars; raises the same."""
         for sidecar in sidecars:
             if sidecar:
                 self.keep(blobs_of(sidecar))
 
     def take(self, count: int, busy: Collection[bytes]) -> list[bytes]:
-        """Return the first `count` names that may go, and forget them; empty: none are left.
+        """Remove and return the first `count` unused names; empty: none are left.
 
         Args:
-            count: at most so many.
-            busy: names that are being put at this moment: they stay.
+            count: upper bound.
+            busy: names that are being uploaded now: they stay.
         """
         self.keep(busy)
         taken = list(islice(self._names, count))
@@ -89,7 +89,7 @@ def high_ends(partitions: Iterable[CopiedPartition]) -> list[int]:
 
 
 def have_reached(partitions: Sequence[CopiedPartition], ends: Sequence[int]) -> bool:
-    """Return whether every copy that follows a partition here is complete at its end, or above."""
+    """Return whether every copy that follows a partition here is complete at or above its end."""
     for partition, end in zip(partitions, ends, strict=True):
         known = partition.acknowledged
         slowest = None if known is None else known.slowest_end

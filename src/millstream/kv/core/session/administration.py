@@ -1,4 +1,4 @@
-"""Commands of whoever runs the cluster: which part this node's copy of a partition plays.
+"""Administration commands: set, read and delete the state of this node's copy of a partition.
 
 Invariants:
 1. They need the right `admin`, and are refused on the plain memcached port.
@@ -36,14 +36,14 @@ def _partition(session: KvSession, packet: Packet) -> Partition | Status:
 
 
 def _set_state(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    """SET_VBUCKET_STATE: by force, so an activation begins a new history."""
+    """SET_VBUCKET_STATE: forced, so an activation begins a new history."""
     partition = _partition(session, packet)
     if isinstance(partition, Status):
         return session.refusal(packet, partition)
     state = _SETTABLE.get(int.from_bytes(packet.extras, "big"))
     if len(packet.extras) != 1 or state is None or packet.key:
         return session.refusal(packet, Status.EINVAL)
-    if packet.value not in (b"", b"{}"):  # who replicates to whom: nothing here does yet
+    if packet.value not in (b"", b"{}"):  # replication topology: not supported here
         return session.refusal(packet, Status.NOT_SUPPORTED)
     return _move(session, packet, partition, state)
 
@@ -59,7 +59,7 @@ def _get_state(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _delete(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    """DEL_VBUCKET: a dead copy goes; answered when it has, whatever `async` says."""
+    """DEL_VBUCKET: delete a dead copy; answered when it is gone, whatever `async` says."""
     partition = _partition(session, packet)
     if isinstance(partition, Partition) and partition.state is PartitionState.ABSENT:
         partition = Status.NOT_MY_VBUCKET

@@ -7,12 +7,11 @@
 
     PUT_BLOB
     key    SHA-256 of the bytes           extras  offset u64, length of all u64
-    value  what comes next of them; nothing at offset 0: are they here?
-    reply  extras: u64 how many are here: the length of all once they are there, durably, also if
-           they were before; EINVAL: not what comes next, or the bytes of another name
+    value  the next bytes; empty at offset 0: asks whether the bytes are here
+    reply  extras: u64 number of bytes that are here: the length of all once all are durable, also
+           if they were before; EINVAL: not the next bytes, or not the bytes of this name
 
-Elsewhere: the files (`kv.aio.documents.blobs`), who fetches them
-(`kv.aio.documents.blob_fetching`).
+Elsewhere: the files (`kv.aio.documents.blobs`), fetching (`kv.aio.documents.blob_fetching`).
 
 Source: docs/reference/wire/extensions.md.
 """
@@ -48,7 +47,7 @@ def put_extras(offset: int, length: int) -> bytes:
 
 
 def piece_of(packet: Packet) -> BlobPiece | None:
-    """Return what a successful reply brings; None: it is not right."""
+    """Return the content of a successful reply; None: it is malformed."""
     if len(packet.extras) != _LENGTH.size or len(packet.value) > PIECE_BYTES_MAX:
         return None
     return BlobPiece(int.from_bytes(packet.extras, "big"), packet.value)

@@ -1,11 +1,11 @@
-"""The document commands, but for the GET and SET that the request loop answers itself.
+"""The document commands, except the GET and SET that the request loop answers itself.
 
 Invariants:
 1. A command checks lengths first, then rights and partition, then the document.
-2. A quiet command answers only what its caller cannot guess: errors of writes, hits of reads.
+2. A quiet command answers only errors of writes and hits of reads.
 3. Readers of a locked document do not see its CAS.
-4. Keys `_local/...` are refused, and `_design/...` too, but for reading by our own clients: design
-   documents are checked before they are stored (`kv.core.revisions.design_documents`).
+4. Keys `_local/...` are refused. So are `_design/...`, except for reading by our own clients:
+   design documents are checked before they are stored (`kv.core.revisions.design_documents`).
 
 Source: memcached binary protocol; docs/reference/wire/documents.md.
 """
@@ -45,7 +45,7 @@ _TOKEN: Final = Struct(">Q8s")
 _OBSERVE: Final = Struct(">HH")
 _SECOND_NS: Final = 1_000_000_000
 RANDOM_TRIES_MAX: Final = 1000
-"""Documents in memory that GET_RANDOM_KEY looks at; finding none there it answers ETMPFAIL."""
+"""Documents in memory that GET_RANDOM_KEY tries; if none of them will do it answers ETMPFAIL."""
 _RESERVED: Final = (DESIGN_PREFIX, b"_local/")
 
 
@@ -81,9 +81,9 @@ def _may_read_designs(session: KvSession, packet: Packet) -> bool:
 
 
 def _written(session: KvSession, packet: Packet, partition: Partition, frame: bytes) -> bytes:
-    """The reply of a successful change."""
+    """Return the reply of a successful change."""
     session.has_changes = True
-    is_touch = packet.opcode == Opcode.TOUCH  # of its replies clients expect no token
+    is_touch = packet.opcode == Opcode.TOUCH  # clients expect no token in its replies
     extras = b"" if is_touch else _token(session, partition, frame)
     cas = int.from_bytes(frame[16:24], "big")
     if session.hashes_keys and packet.opcode == Opcode.DELETE:
@@ -119,7 +119,7 @@ def _change(extras: tuple[int, ...], change: Change, *, quiet: bool) -> Command:
 
 
 def _stored_fields(packet: Packet, partition: Partition, now_ns: int) -> tuple[int, int]:
-    """Flags and absolute expiry of a SET, ADD or REPLACE."""
+    """Return flags and absolute expiry of a SET, ADD or REPLACE."""
     flags, expiry = _FLAGS_EXPIRY.unpack(packet.extras)
     if packet.framing and FrameInfo.PRESERVE_TTL in parse_frame_infos(packet.framing):
         frame = partition.live(packet.key, now_ns)
@@ -239,7 +239,7 @@ def _get(*, quiet: bool, with_key: bool) -> Command:
 
 
 def _get_replica(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
-    """GET_REPLICA: what a replica has of a document, as of its last complete snapshot."""
+    """GET_REPLICA: a replica's version of a document, as of its last complete snapshot."""
     partition = _replica(session, packet)
     if isinstance(partition, Status):
         return session.refusal(packet, partition)
@@ -248,7 +248,7 @@ def _get_replica(session: KvSession, packet: Packet, now_ns: int) -> bytes | Non
         return session.refusal(packet, Status.KEY_ENOENT)
     change = head_of(frame)
     if change.seqno > partition.high_seqno:
-        return session.refusal(packet, Status.ETMPFAIL)  # of the snapshot that it is receiving
+        return session.refusal(packet, Status.ETMPFAIL)  # it is of the snapshot being received
     if change.is_deleted or 0 < change.expiry <= now_ns // _SECOND_NS:
         return session.refusal(packet, Status.KEY_ENOENT)
     return _found(session, packet, frame, change.cas)
@@ -281,7 +281,7 @@ def _get_and_touch(*, quiet: bool) -> Command:
 
 
 def _get_locked(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
-    """GET_LOCKED: the document, and for some seconds the sole right to change it."""
+    """GET_LOCKED: return the document and lock it for some seconds."""
     partition = _checked_for_both(session, packet, extras=(0, 4))
     if isinstance(partition, Status):
         return session.refusal(packet, partition)
@@ -295,7 +295,7 @@ def _get_locked(session: KvSession, packet: Packet, now_ns: int) -> bytes | None
 
 
 def _unlock(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
-    """UNLOCK: by the CAS that GET_LOCKED gave."""
+    """UNLOCK: by the CAS that GET_LOCKED returned."""
     partition = _checked(session, packet, extras=(0,), for_write=True)
     if not packet.cas:
         partition = Status.EINVAL
@@ -310,7 +310,7 @@ def _unlock(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
 
 
 def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
-    """GET_META: what is known of a key, tombstones included."""
+    """GET_META: metadata of a key, tombstones included."""
     partition = _checked(session, packet, extras=(0, 1), for_write=False)
     if isinstance(partition, Status):
         return session.refusal(packet, partition)
@@ -350,7 +350,7 @@ def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
 
 
 def _observable(session: KvSession, packet: Packet) -> Partition | Status:
-    """Return the partition if its copy here is active, or a replica: both have what is asked."""
+    """Return the partition if its copy here is active or a replica: both can answer."""
     found = session.partition_of(packet)
     if found == Status.NOT_MY_VBUCKET and session.bucket is not None:
         partition = session.bucket.partition(packet.vbucket)
@@ -373,7 +373,7 @@ def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
 
 
 def _random_key(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
-    """GET_RANDOM_KEY: some document; which, the time decides. `RANDOM_TRIES_MAX` are looked at."""
+    """GET_RANDOM_KEY: some document, chosen by the time. Looks at `RANDOM_TRIES_MAX`."""
     if packet.key or packet.value or len(packet.extras) not in (0, 4):
         return session.refusal(packet, Status.EINVAL)
     bucket = session.bucket

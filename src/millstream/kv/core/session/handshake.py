@@ -1,9 +1,9 @@
-"""Session commands: features, logging in, bucket selection, map, and becoming a stream.
+"""Session commands: features, log-in, bucket selection, map, and opening a stream.
 
 Invariants:
-1. A feature is granted only if it was asked for and is real.
-2. Before a login (where there are users) only the commands of `BEFORE_LOGIN` are answered.
-3. A new login or bucket replaces the old one at once, rights included.
+1. A feature is granted only if it was requested and is supported.
+2. Before a log-in (if there are users) only the commands of `BEFORE_LOGIN` are answered.
+3. A new log-in or bucket replaces the old one at once, rights included.
 
 Source: memcached binary protocol, SASL SCRAM (RFC 5802); docs/reference/wire/session.md.
 """
@@ -34,7 +34,7 @@ __all__ = ["BEFORE_LOGIN", "ERROR_MAP", "SESSION_COMMANDS", "VERSION"]
 VERSION: Final = "0.1.0-0000"
 """In the form that stream clients parse: major.minor.patch-build."""
 MEMCACHED_VERSION: Final = f"1.6.0 (Millstream {VERSION})"
-"""On the plain port: clients read which memcached's protocol is spoken, and take no 0 for it."""
+"""On the plain port: clients read memcached's protocol version from it, and reject 0."""
 
 _GRANTED: Final = frozenset(
     {Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XERROR, Feature.SELECT_BUCKET,
@@ -140,9 +140,9 @@ def _sasl_auth(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _welcome(session: KvSession, mechanism: str, first: bytes) -> bytes:
-    """Return what a node without users answers a log-in that it takes, whoever it is.
+    """Return the answer of a node without users to a log-in, which accepts any user.
 
-    Most clients are done with the status. The Go SDK goes on with SCRAM, and needs a challenge.
+    Most clients only need the status. The Go SDK goes on with SCRAM, and needs a challenge.
     """
     if mechanism not in _SCRAM_NAMES:
         return b""
@@ -234,7 +234,7 @@ def _error_map(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _not_supported(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    """Answer a command of Couchbase that this node has not: SDKs tell it from a fault."""
+    """Answer an unsupported command of Couchbase; SDKs distinguish this from an error."""
     return session.refusal(packet, Status.NOT_SUPPORTED)
 
 
@@ -270,16 +270,16 @@ def _open_stream(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _open_feed(session: KvSession, packet: Packet, name: str) -> bytes | None:
-    """The other direction: whoever runs the cluster brings changes for copies here."""
+    """The opposite direction: an administrator feeds copies on this node."""
     if not session.may("admin"):
         return session.refusal(packet, Status.EACCESS)
-    session.emit(_success(packet))  # before what the node asks for
+    session.emit(_success(packet))  # before the node's own requests
     session.stream = session.host.open_feed(session, name)
     return None
 
 
 def _is_object(value: bytes) -> bool:
-    """Whether the value of DCP_OPEN is what it may be: empty, or a JSON object."""
+    """Return whether the value of DCP_OPEN is valid: empty, or a JSON object."""
     try:
         return not value or isinstance(json.decode(value), dict)
     except (DecodeError, UnicodeDecodeError, RecursionError):

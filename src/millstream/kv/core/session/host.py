@@ -1,6 +1,6 @@
-"""What a session asks of the server around it.
+"""The interface of the server that a session uses.
 
-Elsewhere: the server that has this shape (`kv.aio.server`), sessions (`session`).
+Elsewhere: the implementation (`kv.aio.server`), sessions (`session`).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _Session = TypeVar("_Session", contravariant=True)
 
 
 class StreamPort(Protocol):
-    """The stream side of a connection, once it is opened as a producer."""
+    """The stream side of a connection that was opened as a producer."""
 
     def on_packet(self, packet: Packet) -> None:
         """Take one stream request, or a response to one of ours."""
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
 
 
 class Host(Protocol[_Session]):
-    """What a session asks of the server around it."""
+    """What a session needs from the server around it."""
 
     @property
     def buckets(self) -> Mapping[str, Bucket]:
-        """The buckets by name."""
+        """Return the buckets by name."""
 
     @property
     def users(self) -> UserStore:
-        """Who may do what."""
+        """Return the users and their rights."""
 
     def config(self, bucket: Bucket | None) -> bytes:
         """Return the cluster map as JSON."""
@@ -49,16 +49,16 @@ class Host(Protocol[_Session]):
         """Make the connection a producer; an older one of the same name is closed."""
 
     def open_feed(self, session: _Session, name: str) -> StreamPort:
-        """Make the connection one that feeds copies here; an older one of the name is closed."""
+        """Make the connection feed copies here; an older one of the name is closed."""
 
     def tell_changed(self, bucket: Bucket) -> None:
         """Tell the bucket's subscribers of changes, soon."""
 
     def check_password(self, session: _Session, name: str, password: str) -> None:
-        """Start the check; its end is told by `KvSession.on_password_checked`."""
+        """Start the check; its result goes to `KvSession.on_password_checked`."""
 
     def later(self, session: _Session, seconds: float, done: Callable[[], None]) -> None:
-        """Call back after some seconds, unless the connection has gone."""
+        """Call back after some seconds, unless the connection has closed."""
 
     def change_state(
         self,
@@ -67,7 +67,7 @@ class Host(Protocol[_Session]):
         state: PartitionState,
         done: Callable[[Status], None],
     ) -> None:
-        """Give a partition's copy another state; `done` is called once that is durable."""
+        """Set the state of a partition's copy; `done` is called once that is durable."""
 
     def read_blob(
         self,
@@ -88,7 +88,7 @@ class Host(Protocol[_Session]):
         data: bytes,
         done: Callable[[int | Status], None],
     ) -> None:
-        """Take a piece of an attachment; `done` is told how many bytes are here, or why not."""
+        """Store a piece of an attachment; `done` gets the number of bytes here, or the error."""
 
     def wipe(self, session: _Session, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""

@@ -1,11 +1,11 @@
-"""Statistics, positions, branches, leases and versioned reads: what readers ask of a bucket.
+"""Statistics, positions, branches, leases and versioned reads.
 
 Invariants:
 1. Our own commands (positions, branch log, leases, versioned reads) are unknown to connections
-   that did not ask for them at HELLO.
-2. Every answer about a partition is one consistent look, taken in one step of the loop.
+   that did not request them at HELLO.
+2. Every answer about a partition is one consistent snapshot, taken in one step of the loop.
 
-Source: docs/reference/wire/extensions.md; statistics as the memcached binary protocol has them.
+Source: docs/reference/wire/extensions.md; statistics as in the memcached binary protocol.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SEQNO: Final = Struct(">HQ")
 _OBSERVED: Final = Struct(">BHQQQ")
 _OPEN, _RENEW, _RELEASE = 1, 2, 3
 _DURABLE_MARK: Final = UINT64_MAX - 1
-"""Instead of a seqno in a lease: the newest mark that nothing takes away."""
+"""In a lease instead of a seqno: the newest mark whose changes cannot be lost."""
 _ALIVE: Final = (PartitionState.ACTIVE, PartitionState.REPLICA, PartitionState.PENDING)
 _NAMES: Final = {state: state.name.lower() for state in PartitionState}
 
@@ -54,7 +54,7 @@ def _bucket(session: KvSession, right: str = "read") -> Bucket | Status:
 
 
 def _own(command: Command) -> Command:
-    """Hide an extension from connections that did not ask for it."""
+    """Hide an extension from connections that did not request it."""
 
     def hidden(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
         if Feature.MILLSTREAM not in session.features:
@@ -209,7 +209,7 @@ def _open_lease(
 
 
 def _lease_at(bucket: Bucket, partition_id: int, at: int) -> int | None:
-    """Return the seqno to be held, None for the present high; 0 where no mark is durable."""
+    """Return the seqno to hold, None for the present high; 0 if no mark is durable."""
     if at == _DURABLE_MARK:
         return bucket.partitions[partition_id].durable_mark()
     return None if at == UINT64_MAX else at
@@ -295,7 +295,7 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _bucket_stats(bucket: Bucket, group: str) -> Iterable[tuple[str, str]] | None:
-    """Return the items of a group that is about the bucket as a whole, None if there is none."""
+    """Return the items of a group about the whole bucket; None if there is none."""
     if group == "dcp":
         return [item for stream in bucket.streams.by_name.values() for item in stream.statistics()]
     if group == "timings":
@@ -306,9 +306,9 @@ def _bucket_stats(bucket: Bucket, group: str) -> Iterable[tuple[str, str]] | Non
 
 
 def _take_over_stats(bucket: Bucket, arguments: list[str]) -> Iterable[tuple[str, str]] | None:
-    """Return how much the stream of a partition has still to send, None if there is no partition.
+    """Return how much a take-over stream has still to send; None if there is no partition.
 
-    Counted in seqnos: never too few. Without a stream it is all that a new one would send.
+    Counted in seqnos, and never too low. Without a stream it is all that a new one would send.
     """
     number = arguments[0] if arguments else ""
     if not number.isdigit() or int(number) >= bucket.partition_count:
@@ -325,7 +325,7 @@ def _take_over_stats(bucket: Bucket, arguments: list[str]) -> Iterable[tuple[str
         ("estimate", str(in_memory + in_log)),
         ("chk_items", str(in_memory)),
         ("vb_items", str(len(partition.table))),
-        ("on_disk_deletes", "0"),  # they are not counted apart
+        ("on_disk_deletes", "0"),  # they are not counted separately
         ("backfillRemaining", str(in_log)),
     ]
 
@@ -365,24 +365,24 @@ def _detail_stats(bucket: Bucket, partition: Partition) -> Iterator[tuple[str, s
 def _settings_stats(bucket: Bucket) -> Iterator[tuple[str, str]]:
     yield "maxbytes", str(bucket.partitions[0].residents.memory.quota_bytes)
     yield "item_size_max", str(VALUE_BYTES_MAX)
-    yield "evictions", "off"  # what leaves memory is read back from the log
+    yield "evictions", "off"  # evicted documents are read back from the log
     yield "cas_enabled", "yes"
     yield "flush_enabled", "yes"
     yield "binding_protocol", "binary"
 
 
 def _slab_stats(_: Bucket) -> Iterator[tuple[str, str]]:
-    """There are no slabs: documents are objects of the process."""
+    """Return no items: documents are objects of the process, not in slabs."""
     yield "active_slabs", "0"
 
 
 def _item_stats(bucket: Bucket) -> Iterator[tuple[str, str]]:
-    """All documents in memory, tombstones included, as of one class."""
+    """Return all documents in memory, tombstones included, as one class."""
     yield "items:1:number", str(sum(len(one.table) for one in bucket.partitions))
 
 
 _PLAIN: Final = {"settings": _settings_stats, "slabs": _slab_stats, "items": _item_stats}
-"""Groups of plain memcached, on its port."""
+"""Statistics groups of plain memcached, on its port."""
 _GROUPS: Final = {
     "vbucket": _state_stats,
     "vbucket-details": _detail_stats,

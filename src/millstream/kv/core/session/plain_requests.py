@@ -1,8 +1,8 @@
-"""Plain requests that the session's loop answers beside GET and SET, as methods of a session.
+"""Fast paths of the session's loop beside GET and SET, as methods of a session.
 
-GETQ, GETK and GETKQ of what is in memory, DELETE and DELETEQ of a document in memory, SETs that
-wait for the disk, and the reply to a change. What is not plain is left to the table of commands:
-nothing was changed then.
+GETQ, GETK and GETKQ of documents in memory, DELETE and DELETEQ of a document in memory, SETs that
+wait for the disk, and the reply to a change. Any other request is left to the table of commands,
+with nothing changed.
 
 Elsewhere: the loop (`kv.core.session.session`), the commands
 (`kv.core.session.document_commands`), their compiled twin (`accelerated`).
@@ -57,11 +57,11 @@ _PERSISTED_FRAMING: Final = (0x1102, 0x1103)
 _DURABLE_SET: Final = (ALT_REQUEST << 8 | Opcode.SET).to_bytes(2, "big")
 _DURABLE_SET_BYTES_MIN: Final = HEADER_BYTES + 2 + 8
 UNDERSCORE: Final = ord("_")
-"""Keys that begin with it may be reserved: they take the longer way."""
+"""Keys that begin with it may be reserved and take the slow path."""
 
 
 class Plain(Protocol):
-    """The session, as far as it is needed here."""
+    """The part of the session that is used here."""
 
     bucket: Bucket | None
     hashes_keys: bool

@@ -1,10 +1,10 @@
-"""Cutting one request out of received bytes, and what its framing extras ask for.
+"""Parsing of one request from received bytes, and of its framing extras.
 
-For all commands but those that the request loop answers itself.
+For all commands except those that the request loop answers itself.
 
 Invariants:
 1. A frame whose parts do not fit into it is refused.
-2. Framing extras that are not known are refused, never passed over.
+2. Unknown framing extras are refused, never ignored.
 
 Elsewhere: the loop (`kv.core.session.session`), the layout (`wire.mcbp`).
 """
@@ -42,15 +42,15 @@ __all__ = [
 _HTTP_STARTS: Final = (
     b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"COPY ", b"PRI * ",
 )  # fmt: skip
-"""How requests of HTTP begin."""
+"""Beginnings of HTTP requests."""
 
 MAGICS: Final = (REQUEST, ALT_REQUEST, RESPONSE)
-"""What the frames of a client begin with."""
+"""First bytes of a client's frames."""
 ORDINARY: Final = frozenset(
     {Status.KEY_ENOENT, Status.KEY_EEXISTS, Status.NOT_STORED, Status.DELTA_BADVAL,
      Status.UNKNOWN_COMMAND}
 )  # fmt: skip
-"""Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
+"""Answers that are no refusals: misses, unmet conditions, probes of old clients."""
 
 _LEVELS: Final = (1, 2, 3)
 _KNOWN: Final = frozenset(
@@ -63,10 +63,10 @@ _DURABLE: Final = frozenset(
 
 
 def cut_request(data: bytes, at: int, stop: int) -> Packet:
-    """Return the frame that stands in `data` from `at` to `stop`.
+    """Return the frame in `data` from `at` to `stop`.
 
     Raises:
-        RemoteProtocolError: `bad_frame`, its parts are longer than it is.
+        RemoteProtocolError: `bad_frame`, its parts are longer than the frame.
     """
     magic, opcode, key_bytes, extras_bytes, datatype, vbucket, _, opaque, cas = HEADER.unpack_from(
         data, at
@@ -87,7 +87,7 @@ def cut_request(data: bytes, at: int, stop: int) -> Packet:
 
 
 def not_binary(magic: int) -> RemoteProtocolError:
-    """Return the error of what does not begin as a frame does."""
+    """Return the error for bytes that do not begin a frame."""
     return RemoteProtocolError(
         f"magic 0x{magic:02x}: this port speaks memcached's binary protocol only; a client that "
         "speaks text, HTTP or TLS needs another port, or another setting",
@@ -110,11 +110,11 @@ def http_refusal(data: bytes) -> bytes:
 
 
 def is_waited_for(magic: int, body_bytes: int, *, is_logged_in: bool) -> bool:
-    """Return whether the rest of a frame is waited for; False: it is only passed over.
+    """Return whether to wait for the rest of a frame; False: it is skipped.
 
     Raises:
-        RemoteProtocolError: `bad_magic`; `too_large`: longer than what is passed over, or than
-            what is taken before a log-in.
+        RemoteProtocolError: `bad_magic`; `too_large`: longer than what is skipped, or than what is
+            accepted before a log-in.
     """
     if magic not in MAGICS:
         raise not_binary(magic)
@@ -126,7 +126,7 @@ def is_waited_for(magic: int, body_bytes: int, *, is_logged_in: bool) -> bool:
 
 
 def durability_of(packet: Packet) -> tuple[Status | None, int, int]:
-    """Return (why its framing extras are refused, level they ask for, ms it may take, 0: any)."""
+    """Return (why framing extras are refused, their durability level, timeout in ms, 0: any)."""
     infos = parse_frame_infos(packet.framing)
     if not _KNOWN.issuperset(infos):
         return Status.UNKNOWN_FRAME_INFO, 0, 0

@@ -1,21 +1,21 @@
 """One client connection of the kv and memcached ports, without its socket.
 
-Bytes in by `receive`, bytes out by `take_output`. GET and SET are answered in the loop itself;
-everything else goes through a table of commands. All replies of one wake-up leave as one write.
+Bytes in by `receive`, bytes out by `take_output`. The loop itself answers GET and SET; a table of
+commands answers everything else. All replies of one wake-up are written together.
 
 Invariants:
-1. Replies leave in request order: while a durable write waits for disk or copies, later ones do;
-   a request whose document is on the disk begins again once that was read, a write that finds
-   memory full once there is room, and nothing behind it is answered before.
+1. Replies leave in request order. While a durable write waits for disk or copies, later replies
+   wait. A request whose document is on the disk is retried once that was read, and a write that
+   finds memory full once there is room; no later request is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
-   more; the rest is kept for the next, which comes once the client has read.
-3. A frame that contradicts itself closes the connection, so does a byte that no frame begins with.
-   A frame that is longer than the limit is answered E2BIG, and its body is passed over, not kept.
+   more. The rest waits for the next wake-up, which comes once the client has read.
+3. A malformed frame closes the connection, and so does a byte that begins no frame. A frame longer
+   than the limit is answered E2BIG, and its body is skipped, not stored.
 4. A document command is answered only with a bucket selected and the right it needs.
 
-Elsewhere: cutting other requests (`requests`), what a durable write waits for (`durability`),
-document commands (`documents`), logging in
-(`handshake`), statistics, positions and leases (`introspection`), the socket (`kv.aio.server`).
+Elsewhere: other requests (`requests`), durable writes (`kv.core.copies.durability`), document
+commands (`document_commands`), log-in (`handshake`), statistics, positions and leases
+(`introspection`), the socket (`kv.aio.server`).
 
 Source: memcached binary protocol; docs/reference/wire/.
 """
@@ -89,7 +89,7 @@ __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of such replies; one wake-up may overshoot it."""
+"""Bytes of such replies; one wake-up may exceed it."""
 
 _cut_head = Struct(">HHHHI4sQ").unpack_from
 """Magic and opcode, key length, extras length and datatype, partition, body, opaque, CAS."""
@@ -130,10 +130,10 @@ class KvSession:
         self.host = host
         self.peer = peer
         self.source = source
-        """The address of it alone, as failed log-ins are counted by."""
+        """Address without the port; failed log-ins are counted by it."""
         self.commands = commands
         self.open_commands = open_commands
-        """What is answered before a login, where there are users."""
+        """Commands answered before a log-in, if there are users."""
         self.hashes_keys = hashes_keys
         """The server chooses the partition: the plain memcached port."""
         self.bucket: Bucket | None = None
@@ -147,22 +147,22 @@ class KvSession:
         self.stream: StreamPort | None = None
         self.is_closing = False
         self.is_waiting = False
-        """A login is being checked, a document is being read from the disk, all documents are
-        being deleted: requests wait."""
+        """A log-in is being checked, a document read, or all documents deleted: requests wait."""
         self.absent: NotInMemory | None = None
         """What the next request waits for; the shell takes it and calls `on_fetched`."""
         self.waits_for_room = False
         """The next request writes and memory is full; the shell calls `on_room` after that."""
         self.has_changes = False
         self.needs_care = False
-        """More is to be done than to write the output and tell of changes; the shell clears it."""
+        """More is to be done than to write the output and notify of changes; the shell clears
+        it."""
         self.out: list[bytes] = []
         self._deferred: deque[bytes | durability.PersistedWait | durability.Waiting] = deque()
         self._deferred_bytes = 0
         self._rest = b""
         self._pieces = bytearray()
         self._missing_bytes = 0
-        self._skipped_bytes = 0  # of a body that was too long: still to come
+        self._skipped_bytes = 0  # of a too long body: still to come
         self._has_rest = False
         self._open_tables: list[dict[bytes, Entry]] = []
         self._open_partitions: list[Partition | None] = []
@@ -172,7 +172,7 @@ class KvSession:
     # -- rights
 
     def select(self, bucket: Bucket | None) -> None:
-        """Use a bucket from now on, as far as the user's rights go."""
+        """Use a bucket from now on, within the user's rights."""
         self._tell_changed()
         self.bucket = bucket
         self._read_partitions, self._open_tables = (
@@ -185,7 +185,7 @@ class KvSession:
         )
 
     def _tell_changed(self) -> None:
-        """Tell of changes made in the selected bucket."""
+        """Notify of changes made in the selected bucket."""
         if self.has_changes and self.bucket is not None:
             self.has_changes = False
             if not self.bucket.is_told_soon:
@@ -204,24 +204,24 @@ class KvSession:
 
     @property
     def knows_lock_statuses(self) -> bool:
-        """Whether HELLO granted the newer statuses; older clients get ones that they know."""
+        """Return whether HELLO granted the newer statuses; other clients get older ones."""
         return Feature.XERROR in self.features
 
     @property
     def is_logged_in(self) -> bool:
-        """Whether requests that need no bucket may be answered."""
+        """Return whether requests that need no bucket may be answered."""
         return self.user is not None or self.host.users.is_empty or self.hashes_keys
 
     # -- bytes in
 
     @property
     def pending_bytes(self) -> int:
-        """Received and not yet cut into whole requests, or not yet answered."""
+        """Return the bytes received and not yet parsed as whole requests, or not yet answered."""
         return len(self._rest) + len(self._pieces)
 
     @property
     def is_clogged(self) -> bool:
-        """Whether reading must stop until replies have left."""
+        """Return whether reading must stop until replies have left."""
         return (
             self.is_waiting
             or len(self._deferred) >= DEFERRED_MAX
@@ -272,7 +272,7 @@ class KvSession:
         return data
 
     def _keep(self, rest: bytes) -> None:
-        """Keep what is left for the next wake-up."""
+        """Keep the rest for the next wake-up."""
         self._rest, self._has_rest = rest, bool(rest)
         if len(rest) >= HEADER_BYTES:
             missing = HEADER_BYTES + int.from_bytes(rest[8:12], "big") - len(rest)
@@ -281,7 +281,7 @@ class KvSession:
 
     @property
     def has_request(self) -> bool:
-        """Whether a whole request waits to be answered."""
+        """Return whether a whole request waits to be answered."""
         return len(self._rest) >= HEADER_BYTES and not self._missing_bytes
 
     def _answer(  # noqa: C901 - the hot path in one piece
@@ -394,7 +394,7 @@ class KvSession:
         return at
 
     def _skip(self, data: bytes, now_ns: int) -> bytes:
-        """Pass over the rest of a body that is too long; go on behind it."""
+        """Skip the rest of a too long body, then continue."""
         skipped = min(self._skipped_bytes, len(data))
         self._skipped_bytes -= skipped
         self._has_rest = self._skipped_bytes > 0
@@ -443,10 +443,10 @@ class KvSession:
     def _reply_durably(
         self, packet: Packet, reply: bytes, level: int, patience_ms: int, now_ns: int
     ) -> None:
-        """Answer a change that was just made once it has its level."""
+        """Answer a change that was just made once it has reached its level."""
         bucket = self.bucket
         assert bucket is not None
-        partition = bucket.partitions[self._number_of(packet)]  # memory may be full: none asks
+        partition = bucket.partitions[self._number_of(packet)]  # memory may be full: not checked
         if not durability.waits_for_copies_or_disk(partition, level):
             self.emit(reply)
             return
@@ -463,10 +463,10 @@ class KvSession:
             bucket.hurry()
 
     def partition_of(self, packet: Packet, *, for_write: bool = False) -> Partition | Status:
-        """Return the partition a document command speaks of, or why it is refused.
+        """Return the partition of a document command, or the status that refuses it.
 
         Raises:
-            NoRoomYet: it is to be written, and memory is full.
+            NoRoomYet: it is a write, and memory is full.
         """
         if self.bucket is None:
             return Status.NO_BUCKET if self.is_logged_in else Status.EACCESS
@@ -493,7 +493,7 @@ class KvSession:
     # -- bytes out
 
     def refusal(self, packet: Packet, status: Status) -> bytes:
-        """Return an error reply; "not my partition" carries the present map."""
+        """Return an error reply; "not my partition" contains the current map."""
         if status in (Status.LOCKED, Status.NOT_LOCKED) and not self.knows_lock_statuses:
             is_about_locks = packet.opcode in (Opcode.GET_LOCKED, Opcode.UNLOCK)
             status = Status.ETMPFAIL if is_about_locks else Status.KEY_EEXISTS
@@ -517,16 +517,16 @@ class KvSession:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept for the client: requests, and replies that wait for the disk."""
+        """Return the bytes held for the client: requests, and replies that wait for the disk."""
         return len(self._rest) + len(self._pieces) + self._deferred_bytes
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether `on_persisted` has something to release."""
+        """Return whether `on_persisted` has something to release."""
         return bool(self._deferred)
 
     def on_persisted(self, now_ns: int) -> None:
-        """Release the replies whose writes have their level now, or never will."""
+        """Release the replies whose writes have reached their level, or never will."""
         deferred = self._deferred
         while deferred:
             head = deferred[0]
@@ -541,7 +541,7 @@ class KvSession:
             deferred.popleft()
 
     def take_output(self) -> bytes:
-        """Return what is to be written now."""
+        """Return the bytes to write now."""
         out = self.out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
@@ -550,20 +550,20 @@ class KvSession:
     # -- waiting
 
     def _wait_for_document(self, absent: NotInMemory) -> None:
-        """The request that is being answered begins again once a document was read."""
+        """Retry the current request once a document was read."""
         self.absent = absent
         self.is_waiting = self.needs_care = True
 
     def on_fetched(self) -> None:
-        """The document is there: the request is answered by the next `receive`."""
+        """The document is there: the next `receive` answers the request."""
         self.is_waiting = False
 
     def on_room(self) -> None:
-        """Writes are taken again, or refused: the request is answered by the next `receive`."""
+        """Writes are accepted again, or refused: the next `receive` answers the request."""
         self.waits_for_room = self.is_waiting = False
 
     def on_fetch_refused(self) -> None:
-        """Too many documents are being read: the request is answered as a temporary failure."""
+        """Too many documents are being read: answer the request with a temporary failure."""
         rest = self._rest
         stop = HEADER_BYTES + int.from_bytes(rest[8:12], "big")
         packet = cut_request(rest, 0, stop)
@@ -572,7 +572,7 @@ class KvSession:
         self.emit(self.refusal(packet, Status.ETMPFAIL))
 
     def wait_for_reply(self, start: Callable[[Callable[[bytes], None]], None]) -> None:
-        """Start something that calls back with a reply; until then requests wait."""
+        """Start an operation that calls back with a reply; until then requests wait."""
 
         def done(reply: bytes) -> None:
             self.is_waiting = False
@@ -583,7 +583,7 @@ class KvSession:
         start(done)
 
     def on_password_checked(self, user: User | None) -> None:
-        """The end of `Host.check_password`: answers the request that asked."""
+        """Result of `Host.check_password`: answer the request."""
         self.is_waiting = False
         answer, self.password_reply = self.password_reply, None
         assert answer is not None
