@@ -9,7 +9,7 @@ import pytest
 
 from millstream.coordination.core.namespace import tables
 from millstream.coordination.core.namespace.state.run import Run
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from simulators.coordination_fuzz.codecs import codecs
 from simulators.coordination_fuzz.fronts import fronts
 from simulators.coordination_fuzz.twins import twins
@@ -36,7 +36,7 @@ def test_a_refused_command_that_leaves_something_is_found(monkeypatch: pytest.Mo
 
 
 def test_replies_out_of_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def filled(front: Front, slot: object) -> None:
+    def filled(front: RespSession, slot: object) -> None:
         slots = front._slots
         for each in [each for each in slots if each.text]:
             slots.remove(each)
@@ -44,7 +44,7 @@ def test_replies_out_of_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None
             front._out_bytes += len(each.text)
         front.wake()
 
-    monkeypatch.setattr(Front, "filled", filled)
+    monkeypatch.setattr(RespSession, "filled", filled)
     with pytest.raises(AssertionError, match="out of order"):
         by_chance(fronts, 1000, 300)
 

@@ -23,7 +23,7 @@ import hiredis
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.commands.transactions import unpack_command
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.entries import Entry
 from support.coordination.coordination_backend import FakeGuard
 
@@ -109,7 +109,7 @@ class Line:
         self.expected: deque[str] = deque()
         self.since = world.steps
         backend: Any = node
-        self.front = Front(
+        self.front = RespSession(
             backend, FakeGuard(), GROUP_COMMANDS, FRONT_COMMANDS, number=1,
             attached=node.attached, chance_bytes=world.rng.randbytes,
             on_output=lambda _: None, call_later=lambda *_: None,

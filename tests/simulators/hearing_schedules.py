@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from millstream.coordination.core.backend import Done, Where
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import (
     Code,
     Message,
@@ -67,7 +67,7 @@ class Node:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
-        self.attached: dict[tuple[int, int], Front] = {}
+        self.attached: dict[tuple[int, int], RespSession] = {}
         self.waiting: dict[int, Done] = {}
 
     def _ask(self, done: Done, make: Callable[[int], Any]) -> None:

@@ -29,7 +29,7 @@ from millstream.model.bucket_map import BucketMap, bucket_map_from_json
 from millstream.model.partitions import DESIGN_PREFIX, partition_of
 
 __all__ = [
-    "Learned",
+    "BucketState",
     "ListedBucket",
     "NodeAt",
     "Place",
@@ -135,7 +135,7 @@ class Place(msgspec.Struct, frozen=True):
         return NodeAt(self.host, self.http)
 
 
-class Learned(msgspec.Struct, frozen=True):
+class BucketState(msgspec.Struct, frozen=True):
     """The known state of a bucket."""
 
     name: str
@@ -157,7 +157,7 @@ class Learned(msgspec.Struct, frozen=True):
         return _partition_of_design(name, self.partitions) in self.heard
 
 
-def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
+def learn(told: Sequence[Told], before: BucketState | None = None) -> BucketState:
     """Combine the reports of nodes about one bucket.
 
     Args:
@@ -182,7 +182,7 @@ def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
         places = places_of(bucket_map)
     owned = owners(told, places)
     known = (before.designs, before.heard) if before is not None else ((), ())
-    return Learned(
+    return BucketState(
         one.name,
         one.uuid,
         one.partitions,

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from millstream.cluster.cluster_state import Learned
+from millstream.cluster.cluster_state import BucketState
 from millstream.runtime.files import write_atomically
 
 __all__ = ["FOLLOWED", "find_learned", "keep_learned"]
@@ -27,18 +27,18 @@ FOLLOWED: Final = "followed"
 _LEARNED: Final = "learned.json"
 
 
-def find_learned(path: Path) -> list[tuple[Path, Learned]]:
+def find_learned(path: Path) -> list[tuple[Path, BucketState]]:
     """Return the buckets in a directory `followed`, which may be missing, and their folders."""
     found = []
     for file in sorted(path.glob(f"*/{_LEARNED}")):
         try:
-            found.append((file.parent, msgspec.json.decode(file.read_bytes(), type=Learned)))
+            found.append((file.parent, msgspec.json.decode(file.read_bytes(), type=BucketState)))
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             _LOG.warning("%s is not used: %s", file, error)
     return found
 
 
-def keep_learned(path: Path, learned: Learned) -> None:
+def keep_learned(path: Path, learned: BucketState) -> None:
     """Store the known state of a bucket in its folder; raises OSError."""
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / _LEARNED, msgspec.json.encode(learned))

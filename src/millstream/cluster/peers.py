@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from millstream.views.aio.serving.gathering import NodeAccess
     from millstream.views.aio.serving.node_link import HttpNode
 
-__all__ = ["NODE_ASK_S", "NODE_SAYS_S_MAX", "Neighbours"]
+__all__ = ["NODE_ASK_S", "NODE_SAYS_S_MAX", "ClusterPeers"]
 
 _LOG = logging.getLogger(__name__)
 NODE_ASK_S: Final = 1.0
@@ -55,7 +55,7 @@ class _Watched:
         """Why it does not answer; empty while it does."""
 
 
-class Neighbours:
+class ClusterPeers:
     """Other nodes; ended by `stop`.
 
     Args:

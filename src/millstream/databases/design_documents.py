@@ -36,7 +36,7 @@ HEARD_PAUSE_S: Final = 0.2
 
 
 class Designs:
-    """Implements `gateway.core.api.node.DesignHost`.
+    """Implements `gateway.core.api.node.DesignApi`.
 
     Args:
         buckets: of the node.

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from millstream.errors import ConditionError, MillstreamError
-from millstream.gateway.core.api.node import DesignHost
+from millstream.gateway.core.api.node import DesignApi
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.views.aio.sandbox.functions import FunctionPool
 from millstream.views.core.design.design_code import (
@@ -35,14 +35,14 @@ CODES_MAX: Final = 200
 
 
 class DesignFunctions:
-    """Implements `gateway.core.api.node.FunctionHost`.
+    """Implements `gateway.core.api.node.FunctionApi`.
 
     Args:
         designs: of the node.
         pool: where the functions run; a new pool by default.
     """
 
-    def __init__(self, designs: DesignHost, pool: FunctionPool | None = None) -> None:
+    def __init__(self, designs: DesignApi, pool: FunctionPool | None = None) -> None:
         self._designs = designs
         self._pool = pool or FunctionPool()
         self._codes: OrderedDict[tuple[str, str, str], DesignCode] = OrderedDict()

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.cluster.cluster_state import NodeAt, SharedBucket, SharedDesign
-from millstream.cluster.peers import Neighbours
+from millstream.cluster.peers import ClusterPeers
 from millstream.databases.documents.included_documents import OwnDocuments, WithDocuments
 from millstream.databases.documents.remote_documents import DocumentsElsewhere
 from millstream.errors import UsageError
@@ -50,7 +50,7 @@ class OwnBucket:
     """
 
     def __init__(
-        self, running: BucketEngine, index_replicas: bool, neighbours: Neighbours
+        self, running: BucketEngine, index_replicas: bool, neighbours: ClusterPeers
     ) -> None:
         self._running = running
         self._index_replicas = index_replicas

@@ -24,7 +24,7 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Implements `gateway.core.api.shared.SharedHost`.
+    """Implements `gateway.core.api.shared.SharedApi`.
 
     Args:
         uuid: of the node.

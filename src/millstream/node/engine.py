@@ -30,7 +30,7 @@ from millstream.data_directory.ownership import DataDirectory, refuse_lost_coord
 from millstream.databases.buckets import Buckets
 from millstream.databases.design_documents import Designs
 from millstream.databases.design_functions import DesignFunctions
-from millstream.databases.documents.distributed_documents import SpreadDocuments
+from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.document_scan import DocumentScans
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.local_parts import OwnParts
@@ -159,7 +159,9 @@ class Engine:
             purges,
         )
         own = Documents(self._buckets, self.changes)
-        self.documents = SpreadDocuments(self._buckets, own, DocumentNodes(self.others.neighbours))
+        self.documents = DistributedDocuments(
+            self._buckets, own, DocumentNodes(self.others.neighbours)
+        )
         self.stored = StoredDocuments(self._buckets, own, self.documents.local_documents.write_own)
         self.parts = OwnParts(self.changes, own, purges, time.time_ns)
         self.scan = DocumentScans(self.changes.places, time.time_ns)

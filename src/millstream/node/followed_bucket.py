@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream.cluster.cluster_state import Learned, NodeAt
-from millstream.cluster.peers import Neighbours
+from millstream.cluster.cluster_state import BucketState, NodeAt
+from millstream.cluster.peers import ClusterPeers
 from millstream.databases.documents.included_documents import WithDocuments
 from millstream.databases.documents.remote_documents import DocumentsElsewhere
 from millstream.gateway.core.api.node import ViewAnswer
@@ -34,7 +34,7 @@ class FollowedBucket:
         neighbours: sends requests for documents to other nodes.
     """
 
-    def __init__(self, learned: Learned, neighbours: Neighbours) -> None:
+    def __init__(self, learned: BucketState, neighbours: ClusterPeers) -> None:
         self.learned = learned
         self.name, self.uuid = learned.name, learned.uuid
         self._neighbours = neighbours
@@ -48,7 +48,7 @@ class FollowedBucket:
         """Remove the subscription."""
         self._on_change = lambda: None
 
-    def take(self, learned: Learned) -> None:
+    def take(self, learned: BucketState) -> None:
         """Store a new known state."""
         self.learned = learned
         self._on_change()

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from millstream.access.users import NODE_USER, UserStore
-from millstream.cluster.cluster_state import Learned, NodeAt, learn
+from millstream.cluster.cluster_state import BucketState, NodeAt, learn
 from millstream.cluster.cluster_state_files import FOLLOWED, find_learned, keep_learned
-from millstream.cluster.peers import NODE_ASK_S, Neighbours
+from millstream.cluster.peers import NODE_ASK_S, ClusterPeers
 from millstream.data_directory.ownership import DataDirectory
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.aio.server import HttpServer
@@ -81,7 +81,7 @@ class IndexNode:
             lambda name: self._found(name).uuid,
         )  # fmt: skip
         self.designs = _FollowedDesigns(self._found)
-        self._neighbours = Neighbours(
+        self._neighbours = ClusterPeers(
             NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
             lambda _: True,
             self._heard,
@@ -186,7 +186,7 @@ class IndexNode:
         else:
             known.take(learned)
 
-    def _begin(self, learned: Learned) -> None:
+    def _begin(self, learned: BucketState) -> None:
         bucket = self._buckets[learned.uuid] = FollowedBucket(learned, self._neighbours)
         self.indexes.bucket_up(bucket)
 
@@ -282,7 +282,7 @@ class IndexNode:
 
 
 class _FollowedDesigns:
-    """Implements `gateway.core.api.node.DesignHost`, read only."""
+    """Implements `gateway.core.api.node.DesignApi`, read only."""
 
     def __init__(self, find: Callable[[str], FollowedBucket]) -> None:
         self._find = find

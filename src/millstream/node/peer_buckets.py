@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millstream.cluster.cluster_state import NodeAt, designs_of, owners, places_of
-from millstream.cluster.peers import Neighbours
+from millstream.cluster.peers import ClusterPeers
 from millstream.databases.buckets import Buckets
 from millstream.databases.own_bucket import OwnBucket
 from millstream.databases.shared_answers import Shared
@@ -41,7 +41,7 @@ class OtherNodes:
         self._indexes = indexes
         self.own: dict[str, OwnBucket] = {}
         """The served buckets, by uuid."""
-        self.neighbours = Neighbours(access, self._wants, self._heard)
+        self.neighbours = ClusterPeers(access, self._wants, self._heard)
         self.stop = self.neighbours.stop
 
     def shared(self, uuid: str, buckets: Buckets, kv_port: Callable[[], int]) -> Shared:

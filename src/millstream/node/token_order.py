@@ -57,7 +57,7 @@ def token_keys(order: TokenOrder | None) -> TokenKeys | None:
 
 
 class NodeTokens:
-    """Checks tokens of HTTP requests; implements `gateway.core.api.tokens.TokenHost`.
+    """Checks tokens of HTTP requests; implements `gateway.core.api.tokens.TokenApi`.
 
     Args:
         own: checks those of the issuer given to the node, if there is one.

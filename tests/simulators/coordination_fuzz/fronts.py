@@ -21,7 +21,7 @@ import hiredis
 from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.resp.protocol import RequestCutter
-from millstream.coordination.core.resp.session import OUT_BYTES_MAX, Front
+from millstream.coordination.core.resp.session import OUT_BYTES_MAX, RespSession
 from millstream.errors import RemoteProtocolError
 from millstream.vsr.core.effects import Code
 from simulators.coordination_fuzz.choices import Choices
@@ -173,7 +173,7 @@ class _World:
         self.backend = RegisterBackend(GroupState())
         users = {"user": ("a", True), "a": ("b", False)} if self.choices.one_in(4) else None
         self.guard = FakeGuard(users, {b"7": Principal("b", False, ("g",))} if users else None)
-        self.attached: dict[tuple[int, int], Front] = {}
+        self.attached: dict[tuple[int, int], RespSession] = {}
         self.numbers = count()
         self.is_rude = self.choices.one_in(2)
         """What is no request is sent, too."""

@@ -1,4 +1,5 @@
-"""The doors of machines: clients' connections, each with a real `Front`, and what fronts ask.
+"""The doors of machines: clients' connections, each with a real `RespSession`, and what fronts
+ask.
 
 Invariants:
 1. A door is open while its machine has a process; all connections end with that.
@@ -21,7 +22,7 @@ from millstream.coordination.core.namespace.commands.subscriptions import Wish
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker, Notice
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code, Read, Reply, Request, Resume, Touch
 from millstream.vsr.core.entries import NOBODY, Body, Kind
 from millstream.vsr.core.values import mapping
@@ -43,14 +44,16 @@ class Owed:
 
     def __init__(self, loop: Loop, counts: Counter[str]) -> None:
         self.loop, self.counts = loop, counts
-        self._owed: WeakKeyDictionary[Front, deque[tuple[float, Notice]]] = WeakKeyDictionary()
+        self._owed: WeakKeyDictionary[RespSession, deque[tuple[float, Notice]]] = (
+            WeakKeyDictionary()
+        )
 
-    def note(self, front: Front, notice: Notice) -> None:
+    def note(self, front: RespSession, notice: Notice) -> None:
         """Note what is told, if it has to be asked for."""
         if front.protocol == 2:
             self._owed.setdefault(front, deque()).append((self.loop.now, notice))
 
-    def check_told(self, front: Front | None, asked: float, told: list[str] | None) -> None:
+    def check_told(self, front: RespSession | None, asked: float, told: list[str] | None) -> None:
         """Look at what NOTIFY NEXT said that was asked for then."""
         assert front is not None
         owed = self._owed.get(front)
@@ -70,8 +73,8 @@ class Door:
     def __init__(self, guests: Guests, machine: Machine) -> None:
         self.guests, self.machine, self.loop = guests, machine, machine.loop
         self.shadow = guests.shadow
-        self.lines: dict[Front, Line] = {}
-        self.attached: dict[tuple[int, int], Front] = {}
+        self.lines: dict[RespSession, Line] = {}
+        self.attached: dict[tuple[int, int], RespSession] = {}
         self.owed = Owed(self.loop, guests.world.counts)
         self.waiting: dict[int, Done] = {}
         self._numbers = count(1)
@@ -97,7 +100,7 @@ class Door:
         """Take a client's connection, unless nobody is there."""
         if self.machine.replica is None or self.machine.paused:
             return False
-        line.front = Front(
+        line.front = RespSession(
             self, Users(), GROUP_COMMANDS, FRONT_COMMANDS, number=next(self._numbers),
             attached=self.attached, chance_bytes=self.guests.rng.randbytes,
             on_output=lambda _: line.go_on_soon(), call_later=self.loop.after,

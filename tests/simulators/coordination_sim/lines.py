@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from millstream.coordination.core.pool.messages import Address
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from simulators.coordination_sim.network import LATE_MS_MAX, Network
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Line:
         self.world, self.loop, self.node = world, world.loop, node
         self.rng: Random = world.callers.rng
         self.on_data, self.on_lost = on_data, on_lost
-        self.front: Front | None = None
+        self.front: RespSession | None = None
         self.process = 0
         self.is_broken = False
         self._last = [0.0, 0.0]

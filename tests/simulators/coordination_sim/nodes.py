@@ -50,7 +50,7 @@ from millstream.coordination.core.pool.messages import (
     encode_pool,
 )
 from millstream.coordination.core.pool.pool import Pool
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.vsr.core.disk.journal import format_group, is_formatted
 from millstream.vsr.core.effects import Code, DiskDone, Message, Reply, SetTimer, Timer
@@ -126,8 +126,8 @@ class Node:
         self.requests: Any = None
         self.process = self.incarnation = 0
         self.is_listening = self.stays_down = False
-        self.attached: dict[tuple[int, int], Front] = {}
-        self.lines: dict[Front, Line] = {}
+        self.attached: dict[tuple[int, int], RespSession] = {}
+        self.lines: dict[RespSession, Line] = {}
         self.owed = Owed(self.loop, world.counts)
         self.namespaces: Any = NoNames()
         self.who: dict[Address, bytes] = {}

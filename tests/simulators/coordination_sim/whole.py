@@ -20,7 +20,7 @@ from typing import Any
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.callers import Callers
@@ -144,9 +144,9 @@ class WholeWorld:
         purpose = f"disk/{number}/{node.number}/{group_id.hex()}"
         return SimulatedDisk(stream(self.seed, purpose), count(1))
 
-    def front_of(self, node: Node, line: Line) -> Front:
+    def front_of(self, node: Node, line: Line) -> RespSession:
         """Return a node's end of a connection."""
-        return Front(
+        return RespSession(
             node.requests, *self.vocabulary, FRONT_COMMANDS,
             number=next(self._connections), attached=node.attached,
             chance_bytes=self.callers.rng.randbytes, on_output=lambda _: line.go_on_soon(),

@@ -21,7 +21,7 @@ from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
 from millstream.coordination.core.registers import Registers
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import GENESIS, NOBODY, Body, Kind, chain
 from millstream.vsr.core.state_machine import StateMachine
@@ -224,21 +224,21 @@ class FrontClient:
         self,
         backend: RegisterBackend | None = None,
         guard: FakeGuard | None = None,
-        attached: dict[tuple[int, int], Front] | None = None,
+        attached: dict[tuple[int, int], RespSession] | None = None,
         vocabulary: Mapping[bytes, Parser] = REGISTER_COMMANDS,
     ) -> None:
         self.backend = backend or RegisterBackend()
         self.guard = guard or FakeGuard()
         self.told = 0
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.front = Front(
+        self.front = RespSession(
             self.backend, self.guard, vocabulary, FRONT_COMMANDS, number=1,
             attached=attached if attached is not None else {},
             chance_bytes=lambda size: b"\xab" * size, on_output=self._tell,
             call_later=lambda *timer: self.timers.append(timer),
         )  # fmt: skip
 
-    def _tell(self, front: Front) -> None:
+    def _tell(self, front: RespSession) -> None:
         self.told += 1
 
     def say(self, *lines: str) -> str:

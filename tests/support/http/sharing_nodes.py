@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.data_directory.bucket_files import BucketRecord
-from millstream.databases.documents.distributed_documents import SpreadDocuments
+from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.peer_requests import StoredDocuments
 from millstream.errors import (
@@ -43,7 +43,7 @@ class SpreadNode:
         self.name, self.running = name, running
         self.is_served = True
         self.own = Documents(self, changes_here(running))  # type: ignore[arg-type]
-        self.spread = SpreadDocuments(self, self.own, network)  # type: ignore[arg-type]
+        self.spread = DistributedDocuments(self, self.own, network)  # type: ignore[arg-type]
         self.stored = StoredDocuments(
             self, self.own, self.spread.local_documents.write_own  # type: ignore[arg-type]
         )  # fmt: skip

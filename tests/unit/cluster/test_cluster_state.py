@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from millstream.cluster.cluster_state import (
-    Learned,
+    BucketState,
     NodeAt,
     Place,
     SharedBucket,
@@ -42,7 +42,7 @@ def test_a_node_that_is_alone_has_everything():
     assert learned.places == [Place("", "alone", 11210, 5984, [0, 1, 2, 3])]
     assert learned.places[0].node == NodeAt("alone", 5984)
     assert [d.name for d in learned.designs] == sorted(NAMES.values())
-    again = msgspec.json.decode(msgspec.json.encode(learned), type=Learned)
+    again = msgspec.json.decode(msgspec.json.encode(learned), type=BucketState)
     assert again == learned
     fewer = learn([told(designs=[2])], learned)
     assert texts(fewer) == {NAMES[2]: "x"}
@@ -89,7 +89,7 @@ def test_places_are_never_those_of_an_older_map():
         assert learn([late], before) == before
     same = learn([told("b", bucket_map=new, text="new")], before)
     assert (same.revision, set(texts(same).values())) == (3, {"new"})
-    kept = msgspec.json.decode(msgspec.json.encode(before), type=Learned)
+    kept = msgspec.json.decode(msgspec.json.encode(before), type=BucketState)
     assert [place.name for place in learn([one], kept).places] == ["b"]
     newer = learn([told("a", bucket_map=a_map("aaaa", 4))], before)
     assert (newer.revision, [place.name for place in newer.places]) == (4, ["a"])

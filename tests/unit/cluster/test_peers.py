@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from millstream.cluster import peers as neighbours
 from millstream.cluster.cluster_state import ListedBucket, NodeAt, SharedBucket, SharedList
-from millstream.cluster.peers import Neighbours
+from millstream.cluster.peers import ClusterPeers
 from millstream.views.aio.serving.gathering import NodeAccess
 
 
@@ -54,7 +54,7 @@ class Watching:
     def __init__(self, at, wants=lambda _: True):
         self.news = asyncio.Event()
         self.count = 0
-        self.neighbours = Neighbours(NodeAccess("@node", "s", None), wants, self._heard)
+        self.neighbours = ClusterPeers(NodeAccess("@node", "s", None), wants, self._heard)
         self.at = at
 
     def _heard(self):

@@ -1,12 +1,14 @@
 import msgspec
 import pytest
 
-from millstream.cluster.cluster_state import Learned, NodeAt, Place, SharedDesign
+from millstream.cluster.cluster_state import BucketState, NodeAt, Place, SharedDesign
 from millstream.errors import RoutingError
 from millstream.node.followed_bucket import FollowedBucket
 
 PLACES = [Place("a", "h", 1, 2, [0, 2]), Place("b", "i", 3, 4, [1])]
-LEARNED = Learned("b", "u1", 4, PLACES, [SharedDesign("d", "1-x", {"views": {}})], 1, [0, 1, 2, 3])
+LEARNED = BucketState(
+    "b", "u1", 4, PLACES, [SharedDesign("d", "1-x", {"views": {}})], 1, [0, 1, 2, 3]
+)
 
 
 async def test_all_partitions_are_answered_for_and_each_is_read_where_it_is():
@@ -40,7 +42,7 @@ def test_what_was_not_heard_yet_is_not_said_to_be_missing():
 def test_whoever_tells_hears_of_changes_until_the_end():
     bucket, heard = FollowedBucket(LEARNED, None), []
     bucket.subscribe(lambda: heard.append(bucket.learned))
-    other = Learned("b", "u1", 4, [], [])
+    other = BucketState("b", "u1", 4, [], [])
     bucket.take(other)
     assert heard == [other]
     assert bucket.node_for() is None

@@ -186,14 +186,14 @@ async def test_what_was_not_heard_yet_is_not_said_to_be_missing(two, tmp_path):
 
 
 async def test_who_refused_at_first_is_asked_again(two, tmp_path, monkeypatch):
-    names, answers, ask = list(map(two.design_of, "ab")), [], neighbours.Neighbours._decoded
+    names, answers, ask = list(map(two.design_of, "ab")), [], neighbours.ClusterPeers._decoded
 
     async def refuse(self, node, *more):
         if node.http == port_of(two.engines["b"], "http") and not answers:
             raise UnavailableError("refused", code="node_failed")
         return await ask(self, node, *more)
 
-    monkeypatch.setattr(neighbours.Neighbours, "_decoded", refuse)
+    monkeypatch.setattr(neighbours.ClusterPeers, "_decoded", refuse)
     for name in names:
         await two.design(name, VIEWS)
     made = await start(tmp_path, two)

@@ -34,7 +34,7 @@ from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.state.run import Notice
 from millstream.coordination.core.register_commands import Parser
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
-from millstream.coordination.core.resp.session import OUT_BYTES_MAX, Front
+from millstream.coordination.core.resp.session import OUT_BYTES_MAX, RespSession
 
 __all__ = [
     "CONNECTIONS_MAX",
@@ -89,8 +89,8 @@ class RespServer:
         self._backend, self._guard, self._vocabulary = backend, guard, vocabulary
         self._now_s = now_s
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[Front, _Connection] = {}
-        self._attached: dict[tuple[int, int], Front] = {}
+        self._connections: dict[RespSession, _Connection] = {}
+        self._attached: dict[tuple[int, int], RespSession] = {}
         self._waiting: dict[_Connection, None] = {}
         self._strangers: dict[_Connection, float] = {}
         self._passing: dict[_Connection, float] = {}
@@ -109,7 +109,7 @@ class RespServer:
     def connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
         self.connections_total += 1
-        front = Front(
+        front = RespSession(
             self._backend, self._guard, self._vocabulary, FRONT_COMMANDS,
             number=self.connections_total, attached=self._attached,
             chance_bytes=secrets.token_bytes, on_output=self._on_output,
@@ -218,7 +218,7 @@ class RespServer:
             self._loop.call_soon(self._go_on)
         self._waiting[connection] = None
 
-    def _on_output(self, front: Front) -> None:
+    def _on_output(self, front: RespSession) -> None:
         connection = self._connections.get(front)
         if connection is not None:
             self.go_on_soon(connection)
@@ -248,7 +248,7 @@ def _places() -> int:
 class _Connection(asyncio.Protocol):
     """One socket."""
 
-    def __init__(self, server: RespServer, front: Front) -> None:
+    def __init__(self, server: RespServer, front: RespSession) -> None:
         self.front = front
         self._server = server
         self._transport: asyncio.Transport | None = None

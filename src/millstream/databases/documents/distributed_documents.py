@@ -24,10 +24,10 @@ from typing import TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.buckets import Buckets
-from millstream.databases.documents.distributed_local_documents import SpreadLocals
-from millstream.databases.documents.distributed_reads import SpreadReads
-from millstream.databases.documents.distributed_settings import SpreadSettings
-from millstream.databases.documents.distributed_updates import SpreadUpdate
+from millstream.databases.documents.distributed_local_documents import DistributedLocalDocuments
+from millstream.databases.documents.distributed_reads import DistributedReads
+from millstream.databases.documents.distributed_settings import DistributedSettings
+from millstream.databases.documents.distributed_updates import DistributedUpdate
 from millstream.databases.documents.document_owners import is_alone, other_nodes
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.remote_nodes import NodesAsked
@@ -44,13 +44,13 @@ from millstream.gateway.core.api.documents import (
 )
 from millstream.gateway.core.api.stored import Asked, AskPurges, Commit, Done, LimitPurges, Purges
 
-__all__ = ["SpreadDocuments"]
+__all__ = ["DistributedDocuments"]
 
 _A = TypeVar("_A")
 
 
-class SpreadDocuments:
-    """Implements `gateway.core.api.documents.DocumentHost`.
+class DistributedDocuments:
+    """Implements `gateway.core.api.documents.DocumentApi`.
 
     Args:
         buckets: of the node.
@@ -60,8 +60,8 @@ class SpreadDocuments:
 
     def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
         self._buckets, self._own, self._nodes = buckets, own, nodes
-        self._settings = SpreadSettings(buckets, own, nodes)
-        self.local_documents = SpreadLocals(buckets, own, nodes)
+        self._settings = DistributedSettings(buckets, own, nodes)
+        self.local_documents = DistributedLocalDocuments(buckets, own, nodes)
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return information about a database."""
@@ -69,7 +69,7 @@ class SpreadDocuments:
         return await self._own.info(bucket)
 
     async def total(self, bucket: str) -> int | None:
-        """Return the number of documents; see `DocumentHost`."""
+        """Return the number of documents; see `DocumentApi`."""
         return await self._own.total(bucket)
 
     async def stop(self) -> None:
@@ -83,7 +83,7 @@ class SpreadDocuments:
         return self._own.scan(bucket, start, end, descending=descending)
 
     def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
-        """Return all keys in a range; see `DocumentHost`."""
+        """Return all keys in a range; see `DocumentApi`."""
         return self._own.keys(bucket, start, end)
 
     # -- documents
@@ -110,7 +110,7 @@ class SpreadDocuments:
             found = self._own.read_all(bucket, doc_ids, is_durable=is_durable)
         else:
             limit = (await self.settings(bucket)).revs_limit
-            reads = SpreadReads(shared, self._own, self._nodes, limit, is_durable=is_durable)
+            reads = DistributedReads(shared, self._own, self._nodes, limit, is_durable=is_durable)
             found = reads.read_all(doc_ids)
         async with aclosing(found):
             async for one in found:
@@ -124,7 +124,7 @@ class SpreadDocuments:
         if is_alone(shared):
             return await self._own.update(bucket, edits, is_durable=is_durable)
         limit = (await self.settings(bucket)).revs_limit
-        updating = SpreadUpdate(shared, self._own, self._nodes, limit, is_durable=is_durable)
+        updating = DistributedUpdate(shared, self._own, self._nodes, limit, is_durable=is_durable)
         return await updating.update(edits)
 
     async def commit(self, bucket: str) -> None:

@@ -38,14 +38,14 @@ from millstream.gateway.core.api.stored import (
 )
 from millstream.kv.core.bucket import Bucket
 
-__all__ = ["GIVEN_S_MAX", "SpreadLocals"]
+__all__ = ["GIVEN_S_MAX", "DistributedLocalDocuments"]
 
 _LOG = logging.getLogger(__name__)
 GIVEN_S_MAX: Final = 2.0
 """How long other nodes may take to store what the owner wrote."""
 
 
-class SpreadLocals:
+class DistributedLocalDocuments:
     """The local documents of a node's buckets, on whatever node they are.
 
     Args:
@@ -61,7 +61,7 @@ class SpreadLocals:
         return self._buckets.engine(bucket).bucket
 
     async def read(self, bucket: str, doc_id: str) -> LocalDocument | None:
-        """Return one; see `DocumentHost.read_local`."""
+        """Return one; see `DocumentApi.read_local`."""
         shared = self._bucket(bucket)
 
         async def there(node: NodeAt) -> LocalDocument | None:
@@ -75,7 +75,7 @@ class SpreadLocals:
         )  # fmt: skip
 
     async def write(self, bucket: str, doc_id: str, body: bytes | None, rev: int | None) -> int:
-        """Replace or delete one; see `DocumentHost.write_local`.
+        """Replace or delete one; see `DocumentApi.write_local`.
 
         Raises:
             UnavailableError: also `ambiguous`.
@@ -112,7 +112,7 @@ class SpreadLocals:
             _LOG.info("node %s does not keep _local/%s of %s: %s", node, asked.id, bucket, error)
 
     async def all(self, bucket: str) -> list[LocalDocument]:
-        """Return all of them by id; raises as `DocumentHost`, and `node_failed`."""
+        """Return all of them by id; raises as `DocumentApi`, and `node_failed`."""
         shared = self._bucket(bucket)
         own = await self._own.locals(bucket)
         others = other_nodes(shared)

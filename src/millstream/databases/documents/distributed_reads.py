@@ -34,12 +34,12 @@ from millstream.gateway.core.api.stored import (
 from millstream.kv.core.bucket import Bucket
 from millstream.wire.frames import head_of
 
-__all__ = ["SpreadReads", "loaded", "nonsense", "read_stored"]
+__all__ = ["DistributedReads", "loaded", "nonsense", "read_stored"]
 
 _Read = StoredDocument | MillstreamError | None
 
 
-class SpreadReads:
+class DistributedReads:
     """One read of many documents of one bucket.
 
     Args:

@@ -37,7 +37,7 @@ from millstream.gateway.core.api.stored import (
 )
 from millstream.kv.core.bucket import Bucket
 
-__all__ = ["ASK_PAUSE_S", "ASK_S_MAX", "SpreadSettings"]
+__all__ = ["ASK_PAUSE_S", "ASK_S_MAX", "DistributedSettings"]
 
 ASK_S_MAX: Final = 2.0
 """How long to wait for the answers of nodes about settings."""
@@ -55,7 +55,7 @@ class _Heard:
         self.turn = asyncio.Lock()
 
 
-class SpreadSettings:
+class DistributedSettings:
     """The settings of a node's buckets.
 
     Args:

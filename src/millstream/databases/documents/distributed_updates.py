@@ -52,7 +52,7 @@ from millstream.model.partitions import partition_of
 from millstream.model.sides import split
 from millstream.wire.frames import change_of
 
-__all__ = ["SpreadUpdate"]
+__all__ = ["DistributedUpdate"]
 
 _TURN_DOCUMENTS: Final = 100
 """Number of decisions before other tasks have a turn."""
@@ -85,7 +85,7 @@ class _Edit:
         return Packed(value, split(found.side)[1]) == self.packed
 
 
-class SpreadUpdate:
+class DistributedUpdate:
     """Changes that are made together to documents of one bucket.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Final
 
 from millstream.databases.documents.included_documents import OwnDocuments
 from millstream.databases.partition_owners import BucketPlaces, is_elsewhere
-from millstream.databases.scans.distributed_scans import SpreadScan
+from millstream.databases.scans.distributed_scans import DistributedScan
 from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.shared import AskedDocument
@@ -82,7 +82,7 @@ class DocumentScans:
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield the documents of all nodes."""
         made = Documents(places.bucket.uuid)
-        found = SpreadScan(places, self._now_ns).documents(wanted)
+        found = DistributedScan(places, self._now_ns).documents(wanted)
         async with aclosing(found):
             async for one in found:
                 for _, key, text in made.of([one.frame], [one.side]):

@@ -22,7 +22,7 @@ import msgspec
 
 from millstream.databases.buckets import Buckets
 from millstream.databases.partition_owners import is_elsewhere
-from millstream.databases.scans.distributed_scans import SpreadScan, spread_figures
+from millstream.databases.scans.distributed_scans import DistributedScan, spread_figures
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
 from millstream.documents.purge_list import Purged, PurgeList
@@ -58,7 +58,7 @@ _SPAN_US: Final = 1_000_000_000_000_000
 
 
 class Documents:
-    """Implements `gateway.core.api.documents.DocumentHost`.
+    """Implements `gateway.core.api.documents.DocumentApi`.
 
     Args:
         buckets: of the node.
@@ -195,14 +195,14 @@ class Documents:
             except MillstreamError as error:
                 if not places.is_shared or not is_elsewhere(error):
                     raise
-        found = SpreadScan(places, time.time_ns).documents(asked._replace(after=last_read))
+        found = DistributedScan(places, time.time_ns).documents(asked._replace(after=last_read))
         async with aclosing(found):
             async for one in found:
                 yield one.key.decode(), load(places.bucket.uuid, *one, limit)
 
     async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
         """Yield all keys in a range, including keys that only kv clients use."""
-        scan = SpreadScan(self._changes.places(bucket), time.time_ns)
+        scan = DistributedScan(self._changes.places(bucket), time.time_ns)
         async with aclosing(scan.documents(Range(start, end, of_kv=True))) as found:
             async for one in found:
                 yield one.key

@@ -50,7 +50,7 @@ WAIT_S_MAX: Final = 60.0
 
 
 class OwnParts:
-    """Implements `gateway.core.api.changes.PartHost`.
+    """Implements `gateway.core.api.changes.PartApi`.
 
     Args:
         changes: of the node's buckets.
@@ -70,7 +70,7 @@ class OwnParts:
         self._purges, self._now_ns = purges, now_ns
 
     async def histories(self, bucket: str, wanted: WantedHistories) -> Histories:
-        """Return the state of partitions; see `PartHost`."""
+        """Return the state of partitions; see `PartApi`."""
         found = self._bucket(bucket, wanted)
         if wanted.positions and wanted.wait_s > 0:
             walk = self._walk(bucket, wanted, wanted.positions, restarts=False)
@@ -82,7 +82,7 @@ class OwnParts:
         return own_histories(found, wanted.partitions, self._purges.said(bucket))
 
     async def changes(self, bucket: str, wanted: WantedChanges) -> AsyncGenerator[bytes, None]:
-        """Yield changes as messages; see `PartHost`."""
+        """Yield changes as messages; see `PartApi`."""
         found = self._bucket(bucket, wanted)
         walk = self._walk(bucket, wanted, wanted.positions, restarts=wanted.restarts)
         try:
@@ -102,7 +102,7 @@ class OwnParts:
     async def documents(
         self, bucket: str, wanted: WantedDocuments
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-        """Yield documents by id as messages; see `PartHost`."""
+        """Yield documents by id as messages; see `PartApi`."""
         found = self._bucket(bucket, wanted)
         asked = Range(wanted.start, wanted.end, wanted.descending, wanted.after, wanted.of_kv)
         held, size = list[bytes](), 0
@@ -123,12 +123,12 @@ class OwnParts:
             yield framed(Failed(error.code, str(error)))
 
     async def figures(self, bucket: str, wanted: WantedPart) -> Figures:
-        """Return figures of partitions; see `PartHost`."""
+        """Return figures of partitions; see `PartApi`."""
         self._bucket(bucket, wanted)
         return await self._documents.figures(bucket, wanted.partitions)
 
     async def count_purge(self, bucket: str, uuid: str, *, is_made: bool) -> None:
-        """Count a purge; see `PartHost`."""
+        """Count a purge; see `PartApi`."""
         self._check_uuid(bucket, uuid)
         await (self._purges.end(bucket) if is_made else self._purges.begin(bucket))
 

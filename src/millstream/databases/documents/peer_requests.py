@@ -60,7 +60,7 @@ WriteOwnLocal = Callable[[str, str, bytes | None, int | None], Awaitable[int]]
 
 
 class StoredDocuments:
-    """Implements `gateway.core.api.stored.StoredHost`.
+    """Implements `gateway.core.api.stored.StoredApi`.
 
     Args:
         buckets: of the node.
@@ -75,7 +75,7 @@ class StoredDocuments:
         self.open_blob = own.open_blob
 
     async def answer(self, bucket: str, asked: Asked) -> Answer:
-        """Answer another node; see `StoredHost`."""
+        """Answer another node; see `StoredApi`."""
         running = self._running(bucket, asked.uuid)
         match asked:
             case ReadStored():

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.cluster.peers import Neighbours
+from millstream.cluster.peers import ClusterPeers
 from millstream.databases.documents.included_documents import OwnDocuments, document_key
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.gateway.core.api.shared import AskedDocument
@@ -56,7 +56,7 @@ class DocumentsElsewhere:
         bucket: str,
         partitions: int,
         place_of: Callable[[int], NodeAt | None],
-        neighbours: Neighbours,
+        neighbours: ClusterPeers,
         own: tuple[OwnDocuments, Callable[[int], bool]] | None = None,
     ) -> None:
         self._bucket, self._partitions = bucket, partitions

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.cluster.peers import Neighbours
+from millstream.cluster.peers import ClusterPeers
 from millstream.errors import (
     AccessError,
     ConditionError,
@@ -72,7 +72,7 @@ class DocumentNodes:
         neighbours: sends requests to other nodes.
     """
 
-    def __init__(self, neighbours: Neighbours) -> None:
+    def __init__(self, neighbours: ClusterPeers) -> None:
         self._neighbours = neighbours
 
     async def ask(self, node: NodeAt, bucket: str, asked: Asked, kind: type[_A]) -> _A:

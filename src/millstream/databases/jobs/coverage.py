@@ -19,9 +19,9 @@ import msgspec
 
 from millstream.documents.tokens import Vector
 from millstream.errors import ConditionError
-from millstream.gateway.core.api.changes import ChangesHost
+from millstream.gateway.core.api.changes import ChangesApi
 from millstream.gateway.core.api.coverage import Puller
-from millstream.gateway.core.api.documents import DocumentHost, LocalDocument
+from millstream.gateway.core.api.documents import DocumentApi, LocalDocument
 from millstream.replication.core.coverage import (
     Claim,
     Record,
@@ -44,7 +44,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class Coverage:
-    """Implements `gateway.core.api.coverage.CoverageHost`.
+    """Implements `gateway.core.api.coverage.CoverageApi`.
 
     Args:
         documents: of the node.
@@ -54,8 +54,8 @@ class Coverage:
 
     def __init__(
         self,
-        documents: DocumentHost,
-        changes: ChangesHost,
+        documents: DocumentApi,
+        changes: ChangesApi,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._documents, self._changes = documents, changes
@@ -67,7 +67,7 @@ class Coverage:
         return Present(database.uuid, tuple(database.histories()), database.purge_epoch())
 
     async def records(self, bucket: str, origins: Collection[str]) -> list[Record]:
-        """Return the records of a database; see `CoverageHost`."""
+        """Return the records of a database; see `CoverageApi`."""
         found = still_valid(await self._kept(bucket), await self._present(bucket))
         return [record for record in found if not origins or record.origin in origins]
 
@@ -77,7 +77,7 @@ class Coverage:
         return [record for record in found if record is not None]
 
     async def emitted(self, bucket: str, end: Vector, puller: Puller) -> list[Record]:
-        """Return the coverage to send to a reader; see `CoverageHost`."""
+        """Return the coverage to send to a reader; see `CoverageApi`."""
         if not end.is_closed and not puller.takes_parts:
             return []
         locals_ = await self._documents.locals(bucket)
@@ -95,7 +95,7 @@ class Coverage:
     async def store(
         self, bucket: str, records: Sequence[Record], removed: Collection[str]
     ) -> None:
-        """Store records and remove others; see `CoverageHost`."""
+        """Store records and remove others; see `CoverageApi`."""
         turn = self._turns.setdefault(self._changes.of(bucket).uuid, asyncio.Lock())
         async with turn:
             before = {record.name: record for record in await self._kept(bucket)}
@@ -111,7 +111,7 @@ class Coverage:
                     await self._documents.write_local(bucket, name, body, None)
 
     async def verify(self, bucket: str, claims: Sequence[Claim]) -> list[Vector | None]:
-        """Return how far claims hold; see `CoverageHost`."""
+        """Return how far claims hold; see `CoverageApi`."""
         logs: dict[str, Log | None] = {}
         for name in {claim.log for claim in claims}:
             found = await self._documents.read_local(bucket, name)

@@ -66,7 +66,7 @@ class _Once(NamedTuple):
 
 
 class Replications:
-    """Implements `gateway.core.api.replications.ReplicationHost`.
+    """Implements `gateway.core.api.replications.ReplicationApi`.
 
     Args:
         own: returns how the node reaches itself; called before each run.
@@ -113,7 +113,7 @@ class Replications:
     # -- jobs of `_replicate`
 
     async def run(self, job: Job) -> dict[str, Any]:
-        """Run a job to its end; see `ReplicationHost`."""
+        """Run a job to its end; see `ReplicationApi`."""
         name = job_name(job)
         once = self._once.get(name)
         if once is None:
@@ -155,14 +155,14 @@ class Replications:
         return answer_of(run, log)
 
     async def begin(self, job: Job) -> str:
-        """Start a job that runs until it is cancelled; see `ReplicationHost`."""
+        """Start a job that runs until it is cancelled; see `ReplicationApi`."""
         name = job_name(job)
         if self._scheduler.add(name, job):
             self._begun[name] = job, self._clock_ns()
         return name
 
     async def cancel(self, name: str) -> None:
-        """End a job that was not started by a document; see `ReplicationHost`."""
+        """End a job that was not started by a document; see `ReplicationApi`."""
         once = self._once.get(name)
         if once is not None:
             once.task.cancel()

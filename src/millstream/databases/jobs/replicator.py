@@ -36,7 +36,7 @@ from millstream.documents.sent import Sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import interactive
 from millstream.errors import MillstreamError, UsageError
-from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.api.replications import REPLICATOR
 from millstream.replication.aio.scheduler import Scheduler
 from millstream.replication.core.jobs import Job, parse_job
@@ -90,7 +90,7 @@ class ReplicatorDocuments:
 
     def __init__(
         self,
-        documents: DocumentHost,
+        documents: DocumentApi,
         open_rows: Callable[[], JobRows | None],
         make: Callable[[], Awaitable[object]],
         clock_ns: Callable[[], int],

@@ -27,7 +27,7 @@ from millstream.gateway.core.bucket_parts import Histories, PartHistory, WantedH
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.revisions.changes_feed import history_of, lasting_mark
 
-__all__ = ["OwnerState", "SeenBucket", "own_histories", "together"]
+__all__ = ["BucketView", "OwnerState", "own_histories", "together"]
 
 _Answer = TypeVar("_Answer")
 
@@ -71,7 +71,7 @@ def _history(bucket: Bucket, number: int) -> PartHistory:
     return PartHistory(number, *history_of(partition), lasting_mark(partition))
 
 
-class SeenBucket:
+class BucketView:
     """The reported state by partition; created by `look`."""
 
     def __init__(self, said: Sequence[Histories]) -> None:
@@ -84,7 +84,7 @@ class SeenBucket:
         )
 
     @classmethod
-    async def look(cls, places: BucketPlaces, purges: Callable[[], str]) -> SeenBucket:
+    async def look(cls, places: BucketPlaces, purges: Callable[[], str]) -> BucketView:
         """Ask all nodes that have partitions of a bucket.
 
         Args:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
-from millstream.databases.scans.bucket_view import OwnerState, SeenBucket
+from millstream.databases.scans.bucket_view import BucketView, OwnerState
 from millstream.documents.tokens import (
     SPREAD_PURGED,
     History,
@@ -52,7 +52,7 @@ from millstream.kv.core.revisions.changes_feed import Piece, in_order_of_time, l
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["WATCH_S", "SpreadChanges", "SpreadWalk"]
+__all__ = ["WATCH_S", "DistributedFeed", "DistributedWalk"]
 
 WATCH_S: Final = 50.0
 """How long another node is asked to wait for new changes before it is asked again."""
@@ -66,7 +66,7 @@ class _Lane(NamedTuple):
     numbers: Sequence[int]
 
 
-class SpreadChanges:
+class DistributedFeed:
     """Implements `gateway.core.api.changes.DatabaseChanges` for a recent state of the bucket.
 
     Args:
@@ -80,7 +80,7 @@ class SpreadChanges:
         self,
         own: BucketChanges,
         places: BucketPlaces,
-        seen: SeenBucket,
+        seen: BucketView,
         purges: Callable[[], str],
     ) -> None:
         self._own, self._places, self._seen = own, places, seen
@@ -108,14 +108,14 @@ class SpreadChanges:
         """Return the position for a token, a number, or None: now."""
         return start_at(since, self.latest(), self._seen.histories, self._own.origins)
 
-    def open(self, start: Vector, *, restarts: bool) -> SpreadWalk:
+    def open(self, start: Vector, *, restarts: bool) -> DistributedWalk:
         """Return a walk from a position on; to be closed."""
-        return SpreadWalk(
+        return DistributedWalk(
             self._own, self._places, self._seen, self._purges, start, restarts=restarts
         )
 
 
-class SpreadWalk:
+class DistributedWalk:
     """One reader's walk; implements `gateway.core.api.changes.ChangesWalk`.
 
     Args:
@@ -131,7 +131,7 @@ class SpreadWalk:
         self,
         own: BucketChanges,
         places: BucketPlaces,
-        seen: SeenBucket,
+        seen: BucketView,
         purges: Callable[[], str],
         start: Vector,
         *,

@@ -30,7 +30,7 @@ from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, Wante
 from millstream.model.sides import side_of
 from millstream.wire.frames import description_bytes, head_of
 
-__all__ = ["FoundDocument", "SpreadScan", "spread_figures"]
+__all__ = ["DistributedScan", "FoundDocument", "spread_figures"]
 
 _LINEAGE_BYTES_AT: Final = 32
 _LINEAGE_AT: Final = 34
@@ -74,7 +74,7 @@ class _Lane:
             raise UnavailableError("a node sends documents out of order", code="node_failed")
 
 
-class SpreadScan:
+class DistributedScan:
     """All documents of one bucket.
 
     Args:

@@ -20,8 +20,8 @@ from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.partition_owners import BucketPlaces
 from millstream.databases.purges import Purges
 from millstream.databases.remote_parts import PartLink
-from millstream.databases.scans.bucket_view import SeenBucket, together
-from millstream.databases.scans.distributed_feeds import SpreadChanges
+from millstream.databases.scans.bucket_view import BucketView, together
+from millstream.databases.scans.distributed_feeds import DistributedFeed
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.changes import DatabaseChanges
 from millstream.kv.aio.documents.changes import BucketChanges
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class NodeChanges:
-    """Implements `gateway.core.api.changes.ChangesHost`.
+    """Implements `gateway.core.api.changes.ChangesApi`.
 
     Args:
         find: returns a served bucket by its name, or raises why there is none.
@@ -65,17 +65,17 @@ class NodeChanges:
         return BucketPlaces(self._find(bucket).bucket, partial(self._link_to, bucket))
 
     async def whole(self, bucket: str) -> DatabaseChanges:
-        """Return the changes of a whole bucket; see `ChangesHost`."""
+        """Return the changes of a whole bucket; see `ChangesApi`."""
         own = self.of(bucket)
         places = self.places(bucket)
         if not places.is_shared:
             return own
         purges = partial(self._purges.said, bucket)
-        return SpreadChanges(own, places, await SeenBucket.look(places, purges), purges)
+        return DistributedFeed(own, places, await BucketView.look(places, purges), purges)
 
     @asynccontextmanager
     async def purging(self, bucket: str) -> AsyncGenerator[None, None]:
-        """Count a purge before and after it is made; see `ChangesHost`."""
+        """Count a purge before and after it is made; see `ChangesApi`."""
         places = self.places(bucket)
         if not places.is_shared:
             running = self._find(bucket)

@@ -16,8 +16,8 @@ from aiohttp import web
 from millstream.access.users import Right, User
 from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.room import hold
-from millstream.gateway.core.api.node import NodeHost
-from millstream.gateway.core.api.tokens import TokenHost
+from millstream.gateway.core.api.node import NodeApi
+from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.runtime.guests import Guests
@@ -52,13 +52,13 @@ _PIECE_BYTES: Final = 64 * 1024
 """Inflated at once."""
 _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
-HOST: Final = web.AppKey("host", NodeHost)
+HOST: Final = web.AppKey("host", NodeApi)
 OLD: Final = web.AppKey("old", OldRevisions)
 """Contents of revisions that newer ones took the place of."""
 GUESTS: Final = web.AppKey("guests", Guests)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
-TOKENS: Final[web.AppKey[TokenHost | None]] = web.AppKey(
-    "tokens", cast("type[TokenHost | None]", TokenHost)
+TOKENS: Final[web.AppKey[TokenApi | None]] = web.AppKey(
+    "tokens", cast("type[TokenApi | None]", TokenApi)
 )
 """Key of who judges tokens, None where none are taken."""
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))

@@ -59,8 +59,8 @@ from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.peers import bucket_part_pages, part_pages, shared_pages, stored_pages
 from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
 from millstream.gateway.aio.room import ROOM, Room
-from millstream.gateway.core.api.node import FrontHost, NodeHost
-from millstream.gateway.core.api.tokens import TokenHost
+from millstream.gateway.core.api.node import NodeApi, RespSessionHost
+from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.old_revisions import OldRevisions
@@ -103,16 +103,16 @@ DATALESS_PAGES: Final = (
     node_pages, session_pages, user_pages, user_document_pages, part_pages, index_pages,
     view_pages, design_pages, dataless_pages,
 )  # fmt: skip
-"""Those of a node without data: they need no more than a `FrontHost`."""
+"""Those of a node without data: they need no more than a `RespSessionHost`."""
 
 
 def make_application(
-    host: FrontHost, refusal: Refusal | None = None, tokens: TokenHost | None = None
+    host: RespSessionHost, refusal: Refusal | None = None, tokens: TokenApi | None = None
 ) -> web.Application:
     """Return the pages around a node.
 
     Args:
-        host: a `NodeHost`, or of a node without data what it has.
+        host: a `NodeApi`, or of a node without data what it has.
         refusal: how a node without data refuses what it has not.
         tokens: judges those that clients show; None: none are taken.
     """
@@ -120,7 +120,7 @@ def make_application(
     application = web.Application(
         middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
-    application[HOST] = cast("NodeHost", host)
+    application[HOST] = cast("NodeApi", host)
     application[OLD] = OldRevisions()
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
@@ -227,9 +227,9 @@ class HttpServer:
 
     def __init__(
         self,
-        host: FrontHost,
+        host: RespSessionHost,
         refusal: Refusal | None = None,
-        tokens: TokenHost | None = None,
+        tokens: TokenApi | None = None,
         guests: Guests | None = None,
     ) -> None:
         application = make_application(host, refusal, tokens)

@@ -8,7 +8,7 @@ Invariants:
    browser does not run it as a page of this node.
 3. An invalid answer is rejected before anything is stored.
 
-Elsewhere: the functions (`gateway.core.api.node.FunctionHost`), the pages
+Elsewhere: the functions (`gateway.core.api.node.FunctionApi`), the pages
 (`gateway.aio.documents.update_pages`, `gateway.aio.documents.changes_pages`).
 Source: CouchDB's request and response objects.
 """

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from millstream.cli.main import main
-from millstream.cluster.cluster_state import Learned
+from millstream.cluster.cluster_state import BucketState
 from millstream.cluster.cluster_state_files import keep_learned
 from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.pool_copies import keep_pool_file
@@ -106,7 +106,7 @@ def test_a_damaged_index_is_named_beside_sound_documents(directory, capsys):
 
 def test_indexes_of_what_other_nodes_have(directory, capsys):
     kept = directory / "followed" / "u9"
-    keep_learned(kept, Learned("theirs", "u9", 4, [], []))
+    keep_learned(kept, BucketState("theirs", "u9", 4, [], []))
     folder = kept / "indexes" / SHAPE.signature
     filled_index(folder).close()
     assert run(directory) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream.databases.documents import distributed_settings as spread_settings
-from millstream.databases.documents.distributed_settings import ASK_PAUSE_S, SpreadSettings
+from millstream.databases.documents.distributed_settings import ASK_PAUSE_S, DistributedSettings
 from millstream.errors import UnavailableError
 from millstream.gateway.core.api.stored import Asked, AskSettings, KeepSettings
 from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
@@ -71,7 +71,7 @@ async def test_a_node_that_has_nothing_of_the_bucket_need_not_hear(nodes: Spread
 async def test_who_was_silent_is_asked_again_later(nodes: SpreadNodes) -> None:
     now = 100.0
     await nodes["b"].own.set_revs_limit(BUCKET, 7)
-    settings = SpreadSettings(nodes["a"], nodes["a"].own, nodes.network, lambda: now)  # type: ignore[arg-type]
+    settings = DistributedSettings(nodes["a"], nodes["a"].own, nodes.network, lambda: now)  # type: ignore[arg-type]
     nodes.network.down.add("b")
     await settings.learn(BUCKET)
     nodes.network.down.clear()

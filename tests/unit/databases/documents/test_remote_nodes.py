@@ -48,7 +48,7 @@ class Server:
         return found
 
 
-class Neighbours:
+class ClusterPeers:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
@@ -67,7 +67,7 @@ async def there(server: Server) -> AsyncIterator[tuple[DocumentNodes, NodeAt]]:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", server.page)
     async with TestServer(application) as listening, aiohttp.ClientSession() as session:
-        nodes = DocumentNodes(Neighbours(session))  # type: ignore[arg-type]
+        nodes = DocumentNodes(ClusterPeers(session))  # type: ignore[arg-type]
         assert listening.port is not None
         yield nodes, NodeAt("127.0.0.1", listening.port)
 

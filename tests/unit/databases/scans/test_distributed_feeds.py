@@ -14,7 +14,7 @@ from millstream.databases import partition_owners as bucket_places
 from millstream.databases.scans import bucket_view as seen_bucket
 from millstream.databases.scans import distributed_feeds as spread_feeds
 from millstream.databases.scans import distributed_scans as spread_scans
-from millstream.databases.scans.distributed_feeds import SpreadWalk
+from millstream.databases.scans.distributed_feeds import DistributedWalk
 from millstream.documents.tokens import parse_token
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.kv.core.revisions.changes_feed import Piece
@@ -30,25 +30,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PAUSES_S", PAUSES)
 
 
-async def begun(nodes: SpreadNodes, at: str = "a", since: Any = 0) -> SpreadWalk:
+async def begun(nodes: SpreadNodes, at: str = "a", since: Any = 0) -> DistributedWalk:
     database = await nodes[at].changes.whole(BUCKET)
     walk = database.open(database.start_of(since), restarts=False)
-    assert isinstance(walk, SpreadWalk)
+    assert isinstance(walk, DistributedWalk)
     return walk
 
 
-def take(walk: SpreadWalk, piece: Piece) -> list[tuple[int, int]]:
+def take(walk: DistributedWalk, piece: Piece) -> list[tuple[int, int]]:
     number = piece.snapshot.partition_id
     walk.tokens.move(number, piece.snapshot.at(piece.covered))
     return [(number, seqno_of(frame)) for frame in piece.frames]
 
 
-async def read(walk: SpreadWalk) -> list[tuple[int, int]]:
+async def read(walk: DistributedWalk) -> list[tuple[int, int]]:
     """One pass: (partition, seqno) of what came, the reader moved along."""
     return [one async for piece in walk.pieces() for one in take(walk, piece)]
 
 
-def since_of(walk: SpreadWalk) -> Any:
+def since_of(walk: DistributedWalk) -> Any:
     return parse_token(walk.tokens.text().decode())
 
 
@@ -366,7 +366,7 @@ class Reader:
         self.known: dict[tuple[int, bytes], int] = {}
         self.twice = self.short = 0
         self.refused = set[str]()
-        self.walk: SpreadWalk | None = None
+        self.walk: DistributedWalk | None = None
 
     async def step(self, limit: int | None) -> None:
         """Read at most so many pieces; what fails is begun anew, as a client does."""
@@ -385,7 +385,7 @@ class Reader:
             self.refused.add(error.code)
             self.close()
 
-    async def _read(self, walk: SpreadWalk, limit: int | None) -> None:
+    async def _read(self, walk: DistributedWalk, limit: int | None) -> None:
         count = 0
         async with aclosing(walk.pieces()) as pieces:
             async for piece in pieces:

@@ -39,7 +39,7 @@ from millstream.vsr.core.values import (
 )
 
 if TYPE_CHECKING:
-    from millstream.coordination.core.resp.session import Front, Handler
+    from millstream.coordination.core.resp.session import Handler, RespSession
 
 __all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX", "TOKEN_NAME"]
 
@@ -52,7 +52,7 @@ TOKEN_NAME: Final = b"TOKEN"
 # ---- greeting and log-in
 
 
-def _hello(front: Front, argv: list[bytes]) -> bytes | None:
+def _hello(front: RespSession, argv: list[bytes]) -> bytes | None:
     version = argv[1] if len(argv) > 1 else b"%d" % front.protocol
     if version not in (b"2", b"3"):
         return error("NOPROTO", "protocols 2 and 3 are spoken here")
@@ -81,7 +81,7 @@ def _hello(front: Front, argv: list[bytes]) -> bytes | None:
     return None
 
 
-def _greeting(front: Front) -> bytes:
+def _greeting(front: RespSession) -> bytes:
     return mapping(
         (
             (b"server", bulk(b"millstream")),
@@ -94,14 +94,14 @@ def _greeting(front: Front) -> bytes:
     )
 
 
-def _auth(front: Front, argv: list[bytes]) -> bytes | None:
+def _auth(front: RespSession, argv: list[bytes]) -> bytes | None:
     if len(argv) != 3:
         return error("BADARG", "AUTH name password, or AUTH TOKEN token")
     _check(front, argv[1], argv[2], lambda: front.say(OK))
     return None
 
 
-def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
+def _check(front: RespSession, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
     """Have a password checked, or a token: that is what a user called so has."""
 
     def checked(found: Principal | str) -> None:
@@ -128,7 +128,7 @@ def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -
 # ---- the connection
 
 
-def _ping(front: Front, argv: list[bytes]) -> bytes:
+def _ping(front: RespSession, argv: list[bytes]) -> bytes:
     if len(argv) > 2:
         return error("BADARG", "PING [message]")
     if front.protocol == 2 and front.listener.is_on:
@@ -136,17 +136,17 @@ def _ping(front: Front, argv: list[bytes]) -> bytes:
     return bulk(argv[1]) if len(argv) == 2 else status(b"PONG")
 
 
-def _echo(_front: Front, argv: list[bytes]) -> bytes:
+def _echo(_front: RespSession, argv: list[bytes]) -> bytes:
     return bulk(argv[1]) if len(argv) == 2 else error("BADARG", "ECHO message")
 
 
-def _quit(front: Front, _argv: list[bytes]) -> bytes:
+def _quit(front: RespSession, _argv: list[bytes]) -> bytes:
     front.listener.end()
     front.is_closing = True
     return OK
 
 
-def _reset(front: Front, _argv: list[bytes]) -> bytes:
+def _reset(front: RespSession, _argv: list[bytes]) -> bytes:
     front.detach()
     front.listener.end()
     front.transaction = None
@@ -158,7 +158,7 @@ def _reset(front: Front, _argv: list[bytes]) -> bytes:
 # ---- transactions
 
 
-def _multi(front: Front, argv: list[bytes]) -> bytes:
+def _multi(front: RespSession, argv: list[bytes]) -> bytes:
     if len(argv) > 1:
         return error("BADARG", "MULTI")
     if front.transaction is not None:
@@ -167,14 +167,14 @@ def _multi(front: Front, argv: list[bytes]) -> bytes:
     return OK
 
 
-def _discard(front: Front, _argv: list[bytes]) -> bytes:
+def _discard(front: RespSession, _argv: list[bytes]) -> bytes:
     if front.transaction is None:
         return error("ERR", "DISCARD without MULTI")
     front.transaction = None
     return OK
 
 
-def _exec(front: Front, argv: list[bytes]) -> bytes | None:
+def _exec(front: RespSession, argv: list[bytes]) -> bytes | None:
     if front.transaction is None:
         return error("ERR", "EXEC without MULTI")
     if len(argv) > 1:
@@ -192,11 +192,11 @@ def _exec(front: Front, argv: list[bytes]) -> bytes | None:
 # ---- compatibility
 
 
-def _select(_front: Front, argv: list[bytes]) -> bytes:
+def _select(_front: RespSession, argv: list[bytes]) -> bytes:
     return OK if argv[1:] == [b"0"] else error("BADARG", "there is only SELECT 0")
 
 
-def _client(front: Front, argv: list[bytes]) -> bytes:
+def _client(front: RespSession, argv: list[bytes]) -> bytes:
     match [word.upper() for word in argv[1:2]], argv[2:]:
         case [b"SETINFO"], [_, _]:
             return OK
@@ -227,7 +227,7 @@ def _bad_name() -> bytes:
 # ---- the node
 
 
-def _command(_front: Front, argv: list[bytes]) -> bytes:
+def _command(_front: RespSession, argv: list[bytes]) -> bytes:
     match [word.upper() for word in argv[1:2]]:
         case []:
             return array(())
@@ -240,7 +240,7 @@ def _command(_front: Front, argv: list[bytes]) -> bytes:
     return error("BADARG", "COMMAND [COUNT or DOCS]")
 
 
-def _info(front: Front, argv: list[bytes]) -> bytes:
+def _info(front: RespSession, argv: list[bytes]) -> bytes:
     wanted = {word.decode("ascii", "replace").lower() for word in argv[1:]} - {"all", "default"}
     lines: list[str] = []
     server = {"server_name": "millstream", "version": __version__}
@@ -250,7 +250,7 @@ def _info(front: Front, argv: list[bytes]) -> bytes:
     return bulk("\r\n".join(lines).encode())
 
 
-def _config(front: Front, argv: list[bytes]) -> bytes:
+def _config(front: RespSession, argv: list[bytes]) -> bytes:
     match [argv[1].upper(), argv[2].upper(), *argv[3:]] if len(argv) > 2 else []:
         case [b"GET", b"NODE", pattern] if len(pattern) <= PATTERN_BYTES_MAX:
             return _of_node(front, pattern)
@@ -259,14 +259,14 @@ def _config(front: Front, argv: list[bytes]) -> bytes:
     return error("BADARG", "CONFIG GET|SET|UNSET path|GROUP|GLOBAL|NODE key ..., or GET pattern")
 
 
-def _of_node(front: Front, pattern: bytes) -> bytes:
+def _of_node(front: RespSession, pattern: bytes) -> bytes:
     if front.principal is not None and not front.principal.is_admin:
         return error("NOPERM", "CONFIG of a node is for administrators")
     found = sorted(front.backend.settings().items())
     return mapping([(key, bulk(value)) for key, value in found if in_key_pattern(key, pattern)])
 
 
-def _vds(front: Front, argv: list[bytes]) -> bytes | None:
+def _vds(front: RespSession, argv: list[bytes]) -> bytes | None:
     words, asker = tuple(argv), front.asker(0)
     if not (argv[1:2] and argv[1].startswith(b"/") and argv[1] != b"/"):
         return front.backend.vds(words, asker)
@@ -275,7 +275,7 @@ def _vds(front: Front, argv: list[bytes]) -> bytes | None:
     return None
 
 
-def _admin(front: Front, argv: list[bytes]) -> bytes | None:
+def _admin(front: RespSession, argv: list[bytes]) -> bytes | None:
     if front.principal is not None and not front.principal.is_admin:
         return error("NOPERM", "ADMIN is for administrators")
     if [word.upper() for word in argv[1:2]] == [b"USER"]:

@@ -61,8 +61,8 @@ __all__ = [
     "REPLIES_BYTES_MAX",
     "SECRET_BYTES",
     "TURN_REQUESTS_MAX",
-    "Front",
     "Handler",
+    "RespSession",
     "Session",
     "Slot",
 ]
@@ -115,7 +115,7 @@ class Slot:
 
     __slots__ = ("_front", "_protocol", "gid", "text")
 
-    def __init__(self, front: Front, gid: int, protocol: int) -> None:
+    def __init__(self, front: RespSession, gid: int, protocol: int) -> None:
         self._front, self.gid, self._protocol = front, gid, protocol
         self.text = b""
 
@@ -143,11 +143,11 @@ _NO_NUMBERS: Final = Reply(
 )
 
 
-Handler = Callable[["Front", list[bytes]], bytes | None]
+Handler = Callable[["RespSession", list[bytes]], bytes | None]
 """Carries out any other command: a value, or None if a slot was taken."""
 
 
-class Front:
+class RespSession:
     """A connection. `handlers` are the commands besides those of the state machine.
 
     Args:
@@ -169,9 +169,9 @@ class Front:
         handlers: Mapping[bytes, Handler],
         *,
         number: int,
-        attached: dict[tuple[int, int], Front],
+        attached: dict[tuple[int, int], RespSession],
         chance_bytes: Callable[[int], bytes],
-        on_output: Callable[[Front], None],
+        on_output: Callable[[RespSession], None],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self.backend, self.guard = backend, guard

@@ -24,7 +24,7 @@ from millstream.vsr.core.entries import ID_BYTES, Body, Kind
 from millstream.vsr.core.values import bulk, error, integer, mapping, status
 
 if TYPE_CHECKING:
-    from millstream.coordination.core.resp.session import Front
+    from millstream.coordination.core.resp.session import RespSession
 
 __all__ = ["group_asked", "session_command"]
 
@@ -36,7 +36,7 @@ _USAGE: Final = (
 )
 
 
-def group_asked(front: Front, argv: list[bytes], at: int) -> tuple[int, list[bytes]] | None:
+def group_asked(front: RespSession, argv: list[bytes], at: int) -> tuple[int, list[bytes]] | None:
     """Return which group a command without a path is about, and its words without that.
 
     It is said by NAMESPACE and a root, from word number `at` on; else it is the group used last.
@@ -55,7 +55,7 @@ def group_asked(front: Front, argv: list[bytes], at: int) -> tuple[int, list[byt
     return front.gid if front.gid is not None else front.backend.group_of(b""), argv
 
 
-def session_command(front: Front, argv: list[bytes]) -> bytes | None:
+def session_command(front: RespSession, argv: list[bytes]) -> bytes | None:
     """Carry out SESSION."""
     name = argv[1].upper() if len(argv) > 1 else b""
     if name == b"LIST" and front.principal is not None and not front.principal.is_admin:
@@ -86,7 +86,7 @@ def session_command(front: Front, argv: list[bytes]) -> bytes | None:
     return None
 
 
-def _ping(front: Front, gid: int, session: Session) -> None:
+def _ping(front: RespSession, gid: int, session: Session) -> None:
     slot = front.slot(gid)
 
     def known(reply: Reply) -> None:
@@ -98,7 +98,7 @@ def _ping(front: Front, gid: int, session: Session) -> None:
     front.backend.resume(gid, session.instance, session.number, session.secret, known)
 
 
-def _list(front: Front, gid: int, words: list[bytes]) -> bytes | None:
+def _list(front: RespSession, gid: int, words: list[bytes]) -> bytes | None:
     after = _CLIENT_ID.match(words[0]) if words else None
     if words and after is None:
         return error("BADARG", "SESSION LIST [client_id of the last one shown]")
@@ -121,7 +121,7 @@ def _shown(session: Session, *, is_whole: bool) -> bytes:
     return mapping(pairs)
 
 
-def _open(front: Front, gid: int, words: list[bytes]) -> bytes | None:
+def _open(front: RespSession, gid: int, words: list[bytes]) -> bytes | None:
     options = {name.upper(): value for name, value in zip(words[::2], words[1::2], strict=False)}
     ttl = options.pop(b"TTL", b"%d" % TIME_OUT_MS)
     instance = options.pop(b"INSTANCE", None)
@@ -139,7 +139,7 @@ def _open(front: Front, gid: int, words: list[bytes]) -> bytes | None:
     return None
 
 
-def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | None:
+def _resume(front: RespSession, gid: int, client_id: bytes, secret: bytes) -> bytes | None:
     found = _CLIENT_ID.match(client_id)
     if found is None:
         return error("BADARG", "a client_id is an instance, a hyphen and a number")
@@ -168,7 +168,7 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
     return None
 
 
-def _close(front: Front, gid: int, session: Session) -> None:
+def _close(front: RespSession, gid: int, session: Session) -> None:
     def closed(reply: Reply) -> None:
         if reply.code in (Code.OK, Code.SESSIONEXPIRED):
             front.detach(gid)

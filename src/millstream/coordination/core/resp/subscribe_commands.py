@@ -36,14 +36,14 @@ from millstream.vsr.core.values import NULL, OK, array, bulk, error, integer, pu
 
 if TYPE_CHECKING:
     from millstream.coordination.core.resp.prefixes import Prefixes
-    from millstream.coordination.core.resp.session import Front
+    from millstream.coordination.core.resp.session import RespSession
 
 __all__ = ["acknowledge_command", "notify_command", "subscribe_command", "unsubscribe_command"]
 
 _DIGITS_MAX: Final = 10
 
 
-def unsubscribe_command(front: Front, argv: list[bytes]) -> None:
+def unsubscribe_command(front: RespSession, argv: list[bytes]) -> None:
     """UNSUBSCRIBE [path ...]: end these subscriptions, or all, and confirm each."""
     listener = front.listener
     subscriber = listener.subscriber
@@ -55,7 +55,7 @@ def unsubscribe_command(front: Front, argv: list[bytes]) -> None:
         listener.end()
 
 
-def subscribe_command(front: Front, argv: list[bytes]) -> bytes | None:
+def subscribe_command(front: RespSession, argv: list[bytes]) -> bytes | None:
     """SUBSCRIBE."""
     usage, _ = SUBSCRIBE_COMMANDS[b"SUBSCRIBE"]
     try:
@@ -67,7 +67,7 @@ def subscribe_command(front: Front, argv: list[bytes]) -> bytes | None:
     return None
 
 
-def acknowledge_command(front: Front, argv: list[bytes]) -> bytes | None:
+def acknowledge_command(front: RespSession, argv: list[bytes]) -> bytes | None:
     """SUBACK, in the session of the group that is named, or was used last."""
     found = group_asked(front, argv, 3)
     if found is None:
@@ -80,7 +80,7 @@ def acknowledge_command(front: Front, argv: list[bytes]) -> bytes | None:
     return None
 
 
-def notify_command(front: Front, argv: list[bytes]) -> bytes | None:
+def notify_command(front: RespSession, argv: list[bytes]) -> bytes | None:
     """NOTIFY NEXT: the next notice of a session, from the node that leads its group.
 
     It is a sign of life as `SESSION PING` is, and refused as that is.
@@ -116,7 +116,7 @@ def notify_command(front: Front, argv: list[bytes]) -> bytes | None:
 
 
 def _next_notice(
-    front: Front, gid: int, most_ms: int, told: Callable[[Notice | None], None]
+    front: RespSession, gid: int, most_ms: int, told: Callable[[Notice | None], None]
 ) -> None:
     listener = front.listener
     if (notice := listener.next_notice(gid)) is not None or not most_ms or front.is_gone:
@@ -134,7 +134,7 @@ class _Subscribing:
     """One SUBSCRIBE on its way; nothing else is done on its connection meanwhile."""
 
     def __init__(
-        self, front: Front, wish: Wish, argv: tuple[bytes, ...], prefixes: Prefixes
+        self, front: RespSession, wish: Wish, argv: tuple[bytes, ...], prefixes: Prefixes
     ) -> None:
         seen = max(prefixes.seen, wish.from_lsn or 0)  # who goes on from there has seen it
         self._front, self._wish, self._prefixes = front, wish, prefixes._replace(seen=seen)

@@ -16,7 +16,7 @@ from millstream.coordination.core.backend import UserChange
 from millstream.vsr.core.values import error
 
 if TYPE_CHECKING:
-    from millstream.coordination.core.resp.session import Front
+    from millstream.coordination.core.resp.session import RespSession
 
 __all__ = ["user_command"]
 
@@ -27,7 +27,7 @@ _USAGE: Final = (
 _OPTIONS: Final = (b"PASSWORD", b"ROLES", b"GROUPS")
 
 
-def user_command(front: Front, words: Sequence[bytes]) -> bytes | None:
+def user_command(front: RespSession, words: Sequence[bytes]) -> bytes | None:
     """Carry out what follows ADMIN USER."""
     name = words[0].upper() if words else b""
     guard = front.guard

@@ -19,7 +19,7 @@ from typing import Any, Final
 from millstream.documents.stored import Attachment
 from millstream.errors import UsageError
 from millstream.gateway.aio.streaming import Turns
-from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
     ATTACHMENTS_MAX,
@@ -47,7 +47,7 @@ _DEFAULT_TYPE: Final = "application/octet-stream"
 
 
 async def keep(
-    documents: DocumentHost,
+    documents: DocumentApi,
     bucket: str,
     pieces: AsyncIterator[bytes],
     content_type: str,
@@ -164,7 +164,7 @@ async def inflated(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def keep_inline(
-    documents: DocumentHost, bucket: str, table: Mapping[str, Any], *, is_replicated: bool = False
+    documents: DocumentApi, bucket: str, table: Mapping[str, Any], *, is_replicated: bool = False
 ) -> dict[str, Attachment]:
     """Keep the attachments whose bytes stand in their document.
 
@@ -230,7 +230,7 @@ async def in_base64(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def content_of(
-    documents: DocumentHost, bucket: str, attachment: Attachment, *, is_plain: bool
+    documents: DocumentApi, bucket: str, attachment: Attachment, *, is_plain: bool
 ) -> AsyncIterator[bytes]:
     """Return the bytes of an attachment; `is_plain`: not compressed, however they are stored."""
     stored = documents.open_blob(bucket, attachment.sha256, 0, attachment.stored_length)

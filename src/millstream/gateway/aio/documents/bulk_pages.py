@@ -65,7 +65,7 @@ from millstream.gateway.aio.parsing import (
     worked,
 )
 from millstream.gateway.aio.streaming import Turns, stream
-from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
@@ -365,7 +365,7 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
 
 
 async def _known(
-    documents: DocumentHost, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    documents: DocumentApi, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
 ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
     """Yield documents by their ids, None also for an id that none can have."""
     for begin in range(0, len(doc_ids), READ_TOGETHER_MAX):
@@ -448,7 +448,7 @@ class _Getting:
 
     def __init__(
         self,
-        documents: DocumentHost,
+        documents: DocumentApi,
         old: OldRevisions,
         bucket: str,
         uuid: str,

@@ -24,7 +24,7 @@ from millstream.errors import UsageError
 from millstream.gateway.aio.documents.attaching import content_of, in_base64, in_pieces
 from millstream.gateway.aio.room import hold
 from millstream.gateway.aio.streaming import send_pieces
-from millstream.gateway.core.api.documents import DocumentHost
+from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.multipart import (
     PART_END,
     attachment_head,
@@ -46,7 +46,7 @@ _COPIES: Final = 2
 
 
 async def pieces_of(
-    documents: DocumentHost,
+    documents: DocumentApi,
     bucket: str,
     document: StoredDocument,
     rev: str,
@@ -66,7 +66,7 @@ async def pieces_of(
 
 
 async def inline_pieces(
-    documents: DocumentHost,
+    documents: DocumentApi,
     bucket: str,
     doc_id: str,
     document: StoredDocument,
@@ -102,7 +102,7 @@ async def inline_pieces(
 
 
 async def related(
-    documents: DocumentHost,
+    documents: DocumentApi,
     bucket: str,
     boundary: str,
     doc_id: str,
@@ -126,7 +126,7 @@ async def related(
 
 
 async def mixed(
-    documents: DocumentHost,
+    documents: DocumentApi,
     bucket: str,
     boundary: str,
     doc_id: str,
@@ -145,7 +145,7 @@ async def mixed(
 
 
 async def parts_of(
-    documents: DocumentHost,
+    documents: DocumentApi,
     bucket: str,
     boundary: str,
     doc_id: str,

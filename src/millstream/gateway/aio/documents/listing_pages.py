@@ -32,8 +32,8 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.parsing import prepare, worked
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
-from millstream.gateway.core.api.documents import DocumentHost
-from millstream.gateway.core.api.node import NodeHost
+from millstream.gateway.core.api.documents import DocumentApi
+from millstream.gateway.core.api.node import NodeApi
 from millstream.views.core.query.parameters import (
     MISSING,
     QUERY_BODY_BYTES_MAX,
@@ -102,7 +102,7 @@ def _key(value: Any) -> bytes:
     return value.encode(errors="surrogatepass")
 
 
-async def _listing(host: NodeHost, bucket: str, query: Query) -> _Listing:
+async def _listing(host: NodeApi, bucket: str, query: Query) -> _Listing:
     """Return an answer; what changes beside it is not in its `update_seq`."""
     seq = (await host.changes.whole(bucket)).latest().text() if query.update_seq else None
     return _Listing(host.documents, bucket, query, seq)
@@ -112,7 +112,7 @@ class _Listing:
     """The answer to one query."""
 
     def __init__(
-        self, documents: DocumentHost, bucket: str, query: Query, update_seq: str | None
+        self, documents: DocumentApi, bucket: str, query: Query, update_seq: str | None
     ) -> None:
         self._documents, self._bucket, self._query = documents, bucket, query
         self._update_seq = update_seq

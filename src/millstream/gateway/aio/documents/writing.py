@@ -8,7 +8,7 @@ Invariants:
    is stored here, too, and what cannot be run in it says so when it is asked.
 
 Elsewhere: what becomes of a document (`documents.updating`), the functions
-(`gateway.core.api.node.FunctionHost`), attachments (`attaching`).
+(`gateway.core.api.node.FunctionApi`), attachments (`attaching`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from millstream.errors import AccessError
 from millstream.gateway.aio.answers import HOST, USER, answer, require
-from millstream.gateway.core.api.node import NodeHost
+from millstream.gateway.core.api.node import NodeApi
 from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Figure, Histogram
 from millstream.version import __version__
 
@@ -70,7 +70,7 @@ async def _node(request: web.Request) -> web.Response:
 class _NodeCollector(Collector):
     """The node's figures in the form of the Prometheus library."""
 
-    def __init__(self, host: NodeHost) -> None:
+    def __init__(self, host: NodeApi) -> None:
         self._host = host
 
     def collect(self) -> Iterator[Metric]:

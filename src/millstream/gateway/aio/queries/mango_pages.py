@@ -33,7 +33,7 @@ from millstream.gateway.aio.parsing import understood
 from millstream.gateway.aio.queries.mango_index_pages import indexes_of_bucket
 from millstream.gateway.aio.queries.selecting import worked_out
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
-from millstream.gateway.core.api.node import NodeHost
+from millstream.gateway.core.api.node import NodeApi
 from millstream.gateway.core.mango_answers import Selection, rows_in
 from millstream.views.core.mango.finding import Find, Place, explained, parse_find
 from millstream.views.core.mango.planning import Plan, plan_query
@@ -74,7 +74,7 @@ async def _planned(request: web.Request) -> tuple[Find, Plan]:
 
 
 async def _answered(
-    host: NodeHost, bucket: str, find: Find, plan: Plan
+    host: NodeApi, bucket: str, find: Find, plan: Plan
 ) -> AsyncGenerator[bytes, None]:
     """Yield an answer's text."""
     loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ async def _answered(
     yield selection.tail(loop.time() - started)
 
 
-async def _all_documents(host: NodeHost, bucket: str, find: Find, plan: Plan) -> _Rows:
+async def _all_documents(host: NodeApi, bucket: str, find: Find, plan: Plan) -> _Rows:
     low, high = plan.ids
     if find.after is not None:
         low, high = (low, find.after.id) if find.descending else (find.after.id, high)
@@ -114,7 +114,7 @@ async def _all_documents(host: NodeHost, bucket: str, find: Find, plan: Plan) ->
             yield Place(None, doc_id), text
 
 
-async def _rows_of_index(host: NodeHost, bucket: str, find: Find, plan: Plan) -> _Rows:
+async def _rows_of_index(host: NodeApi, bucket: str, find: Find, plan: Plan) -> _Rows:
     index = plan.index
     found = await host.indexes.query(bucket, index.design, index.name, _options(find, plan))
     try:

@@ -21,7 +21,7 @@ from millstream.gateway.core.bucket_parts import (
 )
 from millstream.kv.core.revisions.changes_feed import Piece
 
-__all__ = ["ChangesHost", "ChangesWalk", "DatabaseChanges", "PartHost"]
+__all__ = ["ChangesApi", "ChangesWalk", "DatabaseChanges", "PartApi"]
 
 
 class ChangesWalk(Protocol):
@@ -84,7 +84,7 @@ class DatabaseChanges(Protocol):
         """
 
 
-class ChangesHost(Protocol):
+class ChangesApi(Protocol):
     """The changes of a node's databases."""
 
     def of(self, bucket: str) -> DatabaseChanges:
@@ -112,7 +112,7 @@ class ChangesHost(Protocol):
         """
 
 
-class PartHost(Protocol):
+class PartApi(Protocol):
     """A node's own partitions of a bucket, for nodes that answer for the whole bucket.
 
     Every call may raise `ConditionError` (`bucket_not_found`: also for another uuid) and

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from millstream.documents.tokens import Vector
 from millstream.replication.core.coverage import Claim, Record
 
-__all__ = ["CoverageHost", "Puller"]
+__all__ = ["CoverageApi", "Puller"]
 
 
 class Puller(NamedTuple):
@@ -24,7 +24,7 @@ class Puller(NamedTuple):
     """Whether it accepts, inside a snapshot, records about some partitions."""
 
 
-class CoverageHost(Protocol):
+class CoverageApi(Protocol):
     """What the databases of a node know of others.
 
     Every call may raise `ConditionError` (`bucket_not_found`) and `UnavailableError`

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from millstream.documents.stored import StoredDocument
 
 __all__ = [
-    "Blob", "DatabaseInfo", "Decide", "DocumentHost", "LocalDocument", "Settings", "Written",
+    "Blob", "DatabaseInfo", "Decide", "DocumentApi", "LocalDocument", "Settings", "Written",
 ]  # fmt: skip
 
 Decide = Callable[["StoredDocument | None"], "StoredDocument | None"]
@@ -85,7 +85,7 @@ class Settings(NamedTuple):
     """Uuid of the database; a later one of the same name has another."""
 
 
-class DocumentHost(Protocol):
+class DocumentApi(Protocol):
     """The documents of a node's databases.
 
     Every call may raise `ConditionError` (`bucket_not_found`), `UsageError` (`illegal_docid`) and

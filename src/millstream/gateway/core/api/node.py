@@ -13,12 +13,12 @@ import msgspec
 
 from millstream.access.users import UserStore
 from millstream.errors import MillstreamError
-from millstream.gateway.core.api.changes import ChangesHost, PartHost
-from millstream.gateway.core.api.coverage import CoverageHost
-from millstream.gateway.core.api.documents import DocumentHost
-from millstream.gateway.core.api.replications import ReplicationHost
-from millstream.gateway.core.api.shared import SharedHost
-from millstream.gateway.core.api.stored import StoredHost
+from millstream.gateway.core.api.changes import ChangesApi, PartApi
+from millstream.gateway.core.api.coverage import CoverageApi
+from millstream.gateway.core.api.documents import DocumentApi
+from millstream.gateway.core.api.replications import ReplicationApi
+from millstream.gateway.core.api.shared import SharedApi
+from millstream.gateway.core.api.stored import StoredApi
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
@@ -28,8 +28,18 @@ from millstream.model.standing import Standing
 from millstream.views.core.design.design_code import Revised, Updated
 
 __all__ = [
-    "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost",
-    "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "ViewAnswer", "WriterCall",
+    "BucketStatus",
+    "DesignApi",
+    "DocumentScan",
+    "FunctionApi",
+    "IndexHost",
+    "NodeApi",
+    "NodeMetrics",
+    "PartRequest",
+    "PartitionStatus",
+    "RespSessionHost",
+    "ViewAnswer",
+    "WriterCall",
 ]  # fmt: skip
 
 
@@ -91,7 +101,7 @@ class NodeMetrics:
     """By the name of the bucket."""
 
 
-class DesignHost(Protocol):
+class DesignApi(Protocol):
     """The design documents of a node's buckets, named without `_design/`.
 
     Every call may raise `ConditionError` (`bucket_not_found`), `UsageError` (`illegal_docid`) and
@@ -153,11 +163,11 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]
 
 
-class FunctionHost(Protocol):
+class FunctionApi(Protocol):
     """The functions of design documents other than views.
 
     Every call may raise `ConditionError` (`bucket_not_found`), `UnavailableError` (as
-    `DesignHost`), and the error of the function: `compilation_error`, `function_failed`, or the
+    `DesignApi`), and the error of the function: `compilation_error`, `function_failed`, or the
     name of what it threw.
     """
 
@@ -303,7 +313,7 @@ class IndexHost(Protocol):
         """Return the running builds and compactions, as `_active_tasks` shows them."""
 
 
-class FrontHost(Protocol):
+class RespSessionHost(Protocol):
     """The part of the interface that nodes without data have, too; all calls run in the loop."""
 
     @property
@@ -311,7 +321,7 @@ class FrontHost(Protocol):
         """The views."""
 
     @property
-    def designs(self) -> DesignHost:
+    def designs(self) -> DesignApi:
         """The design documents."""
 
     @property
@@ -346,23 +356,23 @@ class FrontHost(Protocol):
         """Return the running replications as `_active_tasks` shows them."""
 
 
-class NodeHost(FrontHost, Protocol):
+class NodeApi(RespSessionHost, Protocol):
     """A node with data as the pages see it; all calls run in the loop."""
 
     @property
-    def documents(self) -> DocumentHost:
+    def documents(self) -> DocumentApi:
         """The documents of its databases."""
 
     @property
-    def shared(self) -> SharedHost:
+    def shared(self) -> SharedApi:
         """Return the answers for other nodes about buckets."""
 
     @property
-    def stored(self) -> StoredHost:
+    def stored(self) -> StoredApi:
         """Return the answers for other nodes about documents."""
 
     @property
-    def functions(self) -> FunctionHost:
+    def functions(self) -> FunctionApi:
         """The functions of design documents."""
 
     @property
@@ -370,19 +380,19 @@ class NodeHost(FrontHost, Protocol):
         """All documents of a bucket."""
 
     @property
-    def changes(self) -> ChangesHost:
+    def changes(self) -> ChangesApi:
         """Return the changes of the databases."""
 
     @property
-    def parts(self) -> PartHost:
+    def parts(self) -> PartApi:
         """Return this node's partitions, for nodes that answer for a whole bucket."""
 
     @property
-    def coverage(self) -> CoverageHost:
+    def coverage(self) -> CoverageApi:
         """Return what the databases know of others."""
 
     @property
-    def replications(self) -> ReplicationHost:
+    def replications(self) -> ReplicationApi:
         """Return the replication jobs."""
 
     async def create_bucket(

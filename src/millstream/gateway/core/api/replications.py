@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from millstream.replication.core.jobs import Job
 
-__all__ = ["REPLICATOR", "ReplicationHost"]
+__all__ = ["REPLICATOR", "ReplicationApi"]
 
 REPLICATOR = "_replicator"
 """The database whose documents are jobs."""
 
 
-class ReplicationHost(Protocol):
+class ReplicationApi(Protocol):
     """The replications of a node; their descriptions are JSON with CouchDB's names."""
 
     async def run(self, job: Job) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["AskedDocument", "SharedHost"]
+__all__ = ["AskedDocument", "SharedApi"]
 
 
 class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
@@ -24,7 +24,7 @@ class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
     """Include the data of its attachments."""
 
 
-class SharedHost(Protocol):
+class SharedApi(Protocol):
     """The description of a node for others, and the documents that they request."""
 
     def listed(self) -> msgspec.Struct:

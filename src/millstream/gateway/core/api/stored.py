@@ -40,7 +40,7 @@ __all__ = [
     "CHANGES_MAX", "IDS_MAX", "PORTION_BYTES", "REQUEST_BYTES_MAX", "Answer", "AskPurges",
     "AskSettings", "Asked", "Change", "Changed", "Commit", "Done", "KeepLocal", "KeepSettings",
     "Lacking", "LimitPurges", "ListLocals", "LocalList", "LocalVersion", "Numbered", "Placed",
-    "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings", "Stored", "StoredHost",
+    "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings", "Stored", "StoredApi",
     "StoredList", "WriteLocal", "WriteStored", "WrittenList", "decode_answer", "decode_asked",
     "encode", "error_of", "refused",
 ]  # fmt: skip
@@ -144,7 +144,7 @@ class ReadLocal(_Form, frozen=True):
 
 
 class WriteLocal(_Form, frozen=True):
-    """Replace one; None: delete it; `rev` as `DocumentHost.write_local` has it: `Done`."""
+    """Replace one; None: delete it; `rev` as `DocumentApi.write_local` has it: `Done`."""
 
     uuid: str
     id: str
@@ -322,18 +322,18 @@ def error_of(refusal: Refused) -> MillstreamError:
     return kind(refusal.reason, code=refusal.code)
 
 
-class StoredHost(Protocol):
+class StoredApi(Protocol):
     """This node's part of the buckets that it shares with others."""
 
     async def answer(self, bucket: str, asked: Asked) -> Answer:
         """Answer another node.
 
         Raises:
-            MillstreamError: as `DocumentHost` does; nothing was done.
+            MillstreamError: as `DocumentApi` does; nothing was done.
         """
 
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
         """Store bytes of an attachment durably."""
 
     def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
-        """Return a range of bytes of an attachment; raises as `DocumentHost.open_blob`."""
+        """Return a range of bytes of an attachment; raises as `DocumentApi.open_blob`."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from millstream.access.tokens import Bearer
 
-__all__ = ["TokenHost"]
+__all__ = ["TokenApi"]
 
 
-class TokenHost(Protocol):
+class TokenApi(Protocol):
     """Checks tokens."""
 
     @property

@@ -40,7 +40,7 @@ from millstream.coordination.core.client.events import (
     Transmit,
     Wake,
 )
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code
 from support.coordination.coordination_backend import FrontClient, RegisterBackend
 
@@ -320,7 +320,7 @@ class Cluster:
         self.chance = random.Random(seed)
         self.now = 0.0
         self.group = RegisterBackend()
-        self.attached: list[dict[tuple[int, int], Front]] = [{}, {}, {}]
+        self.attached: list[dict[tuple[int, int], RespSession]] = [{}, {}, {}]
         self.leader = 0
         self.caller = Caller(["n:0", "n:1", "n:2"], self.chance.random)
         self.node = 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.coordination.core.resp.session import Front
+from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code
 from support.coordination.coordination_backend import FakeGuard, FrontClient, RegisterBackend
 
@@ -12,7 +12,7 @@ SECRET = "ab" * 16
 
 def two_clients() -> tuple[FrontClient, FrontClient]:
     backend = RegisterBackend()
-    attached: dict[tuple[int, int], Front] = {}
+    attached: dict[tuple[int, int], RespSession] = {}
     return FrontClient(backend, attached=attached), FrontClient(backend, attached=attached)
 
 
