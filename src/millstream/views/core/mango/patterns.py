@@ -14,9 +14,10 @@ Invariants:
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import re2
+if TYPE_CHECKING:
+    import re2
 
 __all__ = [
     "MEMORY_BYTES_MAX",
@@ -73,6 +74,8 @@ def compile_pattern(pattern: str) -> Pattern:
     """
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise PatternError(f"more than {PATTERN_CHARACTERS_MAX} characters")
+    import re2  # here, so that workers of Spark, which use no selectors, do without it
+
     options = re2.Options()
     options.log_errors = False
     options.max_mem = MEMORY_BYTES_MAX
