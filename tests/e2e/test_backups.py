@@ -74,9 +74,9 @@ def test_increments_are_right_across_fail_overs_and_restore_anywhere(
 ) -> None:
     backup = BackedUp(make_node, tmp_path / "backup")
     cluster = backup.cluster
-    backup.write({key: {"n": 1} for key in KEYS[:80]}, durability="majority")
+    backup.write({key: {"n": 1} for key in KEYS[:80]}, durability="majority_persisted")
     with backup.client() as client:
-        client.upsert("k0", {"n": 1}, expiry=LATER, durability="majority")
+        client.upsert("k0", {"n": 1}, expiry=LATER, durability="majority_persisted")
     cluster.until_level("a", "b")
     assert backup.run(is_incremental=False) == ["full"] * 4
 
