@@ -118,14 +118,14 @@ unit: $(TEST) accelerator ## unit tests
 
 quick: lint types unit ## lint, types, unit tests (4 min)
 
-test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 15 min)
+test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 16 min)
 	@$(PYTEST) $(PARALLEL) tests/unit
 	@$(PYTEST) $(PARALLEL) -m 'not slow' tests/e2e
 	@$(PYTEST) -m 'not slow' tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
-ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 35 min)
+ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 40 min)
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
 	@$(PYTEST) $(PARALLEL) -m slow tests/e2e
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
