@@ -142,6 +142,8 @@ class DocumentCounts:
     ) -> None:
         self._changes = changes
         self._followed: dict[int, _Followed] = {}
+        self._deletions = 0
+        """Deletions whose seqnos all followed partitions have."""
         self._asked_s = monotonic()
         self._follows = follow is not None
         if follow is not None:
@@ -175,8 +177,21 @@ class DocumentCounts:
         followed = self._followed.get(number)
         if followed is None:
             return
-        if not followed.take(changes) or monotonic() - self._asked_s > FOLLOWED_SECONDS_MAX:
-            del self._followed[number]
+        deletions = len(followed.deletions)
+        does_fit = followed.take(changes)
+        self._deletions += len(followed.deletions) - deletions
+        if (
+            not does_fit
+            or self._deletions > FOLLOWED_DELETIONS_MAX
+            or monotonic() - self._asked_s > FOLLOWED_SECONDS_MAX
+        ):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        """Stop following a partition, if it is followed."""
+        followed = self._followed.pop(number, None)
+        if followed is not None:
+            self._deletions -= len(followed.deletions)
 
     async def recent(self) -> Counts | None:
         """Return the current counts if that is quick, else the last ones.
@@ -222,6 +237,7 @@ class DocumentCounts:
     async def _recount(self, start: Vector, number: int) -> None:
         """Count a partition, and follow it from then on."""
         partition = self._changes.partitions[number]
+        self._drop(number)
         followed = self._followed[number] = _Followed(partition)
         changes = self._changes.open(start, restarts=False, numbers=[number])
         live, deletions = 0, set[int]()
@@ -236,15 +252,13 @@ class DocumentCounts:
                 changes.tokens.move(number, piece.snapshot.at(piece.covered))
             position = changes.tokens.position(number)
             self._known[number] = position, Counts(live, len(deletions))
-            if self._followed.get(number) is followed and not (
-                self._follows
-                and followed.begin(position.seqno, live, deletions)
-                and sum(len(one.deletions) for one in self._followed.values())
-                <= FOLLOWED_DELETIONS_MAX
-            ):
-                del self._followed[number]
+            if self._followed.get(number) is followed:
+                is_level = self._follows and followed.begin(position.seqno, live, deletions)
+                self._deletions += len(followed.deletions)
+                if not is_level or self._deletions > FOLLOWED_DELETIONS_MAX:
+                    self._drop(number)
         except MillstreamError:
-            self._followed.pop(number, None)
+            self._drop(number)
             raise
         finally:
             changes.close()

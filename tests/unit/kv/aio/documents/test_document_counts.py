@@ -153,3 +153,23 @@ async def test_followed_counts_are_read_and_no_log(tmp_path: Path, is_empty: boo
     await engine.documents.update(edits, LIMIT, is_durable=True)
     assert await counts.count() == Counts(1 + len(edits), 0)
     await engine.stop()
+
+
+async def test_seqnos_of_deletions_are_bounded_while_the_log_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FOLLOWED_DELETIONS_MAX", 5)
+    engine = await opened(tmp_path)
+    counts = DocumentCounts(BucketChanges(engine.bucket), engine.flusher.follow)
+    keys = [b"k%d" % number for number in range(20)]
+    await engine.documents.update([(key, put()) for key in keys], LIMIT, is_durable=True)
+    assert await counts.count() == Counts(20, 0)
+    for number, key in enumerate(keys, 1):
+        partition = engine.bucket.partition_for(key)
+        partition.delete(key, 0, NOW)
+        engine.bucket.changed()
+        await engine.until_persisted(partition.partition_id, partition.high_seqno)
+        held = sum(len(one.deletions) for one in counts._followed.values())
+        assert held <= 5
+        assert await counts.count() == Counts(20 - number, number)
+    await engine.stop()
