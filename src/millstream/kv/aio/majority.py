@@ -49,13 +49,14 @@ class MajorityWait:
                 `majority_impossible`.
         """
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         while partition.state is PartitionState.ACTIVE:
             try:
                 partition.check_majority(self._now_ns())
             except UnavailableError as error:
                 now_s = loop.time()
                 self._since_s = now_s if self._since_s is None else self._since_s
-                is_over = now_s >= self._since_s + FOLLOW_SECONDS_MAX
+                is_over = now_s >= min(began_s, self._since_s) + FOLLOW_SECONDS_MAX
                 if error.code != MAJORITY_AWAITED or is_over:
                     raise
                 await asyncio.sleep(FOLLOW_PAUSE_S)

@@ -74,3 +74,24 @@ async def test_many_changes_wait_in_vain_together_not_one_after_the_other(
     with pytest.raises(UnavailableError):
         await wait.until_possible(with_copies("a", "b"))
     assert loop.time() - since_s >= 0.2, "since then somebody has found its majority"
+
+
+async def test_changes_that_find_their_majority_prolong_no_wait_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(majority, "FOLLOW_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(majority, "FOLLOW_PAUSE_S", 0.001)
+    wait, others = MajorityWait(lambda: NOW), 0
+
+    async def others_go_on() -> None:
+        nonlocal others
+        while True:
+            await wait.until_possible(with_copies("a"))
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(others_go_on())
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(wait.until_possible(with_copies("a", "b")), 30)
+    task.cancel()
+    assert others > 1
