@@ -158,7 +158,7 @@ class Engine:
             lambda name, node: HttpPartLink(name, node, self.others.neighbours.node),
             purges,
         )
-        own = self._own_documents = Documents(self._buckets, self.changes)
+        own = Documents(self._buckets, self.changes)
         self.documents = DistributedDocuments(
             self._buckets, own, DocumentNodes(self.others.neighbours)
         )
@@ -546,7 +546,7 @@ class Engine:
     def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
         self.changes.drop(bucket)
-        self._own_documents.drop(bucket)
+        self.documents.drop(bucket)
         self._jobs.bucket_gone(bucket.name)
 
     def _job_rows(self) -> JobRows | None:
