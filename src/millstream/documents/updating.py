@@ -281,7 +281,7 @@ def _with(
 ) -> StoredDocument:
     """Return a document with one more leaf."""
     contents = {rev: content}
-    if present is not None and len(tree.branches) > 1:
+    if present is not None and max(len(tree.branches), len(present.tree.branches)) > 1:
         known = present.contents
         for leaf in tree.leaf_revs():
             if leaf != rev and leaf in known:

@@ -546,6 +546,7 @@ class Engine:
     def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
         self.changes.drop(bucket)
+        self.documents.drop(bucket)
         self._jobs.bucket_gone(bucket.name)
 
     def _job_rows(self) -> JobRows | None:

@@ -147,6 +147,17 @@ def test_an_edit_that_a_peer_sent_without_ancestors_is_one_revision():
     assert seen(after) == seen(second)
 
 
+def test_an_edit_that_a_peer_went_on_from_leaves_what_came_after_it():
+    first, one = edit(None, "{}")
+    _, two = edit(first, f'{{"_rev":"{one}","a":1}}')
+    three = "3-" + "c" * 32
+    met = told(first, Path(3, ["c" * 32, two[2:]]), body=',"a":2')
+    after, rev = edit(met, f'{{"_rev":"{one}","a":1}}')
+    assert rev == two
+    assert after.tree.leaf_revs() == [three]
+    assert again(after).contents == {three: met.contents[three]}
+
+
 def test_what_a_peer_sends_is_always_taken_and_once():
     document = told(None, Path(3, ["c", "b", "a"]))
     other = told(document, Path(3, ["x", "y"]))

@@ -1,8 +1,10 @@
 import asyncio
 import errno
+import gc
 import json
 import struct
 import urllib.request
+import weakref
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,20 @@ async def test_a_deleted_bucket_closes_its_connections(make_settings):
         await asyncio.to_thread(connection.request, 0x00, key=b"k")
     connection.close()
     await engine.stop()
+
+
+async def test_of_a_deleted_bucket_nothing_stays_in_memory(make_settings):
+    engine = await Engine.start(make_settings())
+    try:
+        await engine.create_bucket("b", 2)
+        await engine.documents.info("b")
+        await engine.create_bucket("newer", 2)
+        left = weakref.ref(engine.served["b"])
+        await engine.delete_bucket("b")
+        gc.collect()
+        assert left() is None
+    finally:
+        await engine.stop()
 
 
 async def test_a_failed_start_gives_everything_back(make_settings):

@@ -43,6 +43,7 @@ from millstream.gateway.core.api.documents import (
     Written,
 )
 from millstream.gateway.core.api.stored import Asked, AskPurges, Commit, Done, LimitPurges, Purges
+from millstream.kv.core.bucket import Bucket
 
 __all__ = ["DistributedDocuments"]
 
@@ -71,6 +72,11 @@ class DistributedDocuments:
     async def total(self, bucket: str) -> int | None:
         """Return the number of documents; see `DocumentApi`."""
         return await self._own.total(bucket)
+
+    def drop(self, bucket: Bucket) -> None:
+        """A bucket is no longer served."""
+        self._own.drop(bucket)
+        self._settings.drop(bucket)
 
     async def stop(self) -> None:
         """Stop all background work; called when the node stops."""

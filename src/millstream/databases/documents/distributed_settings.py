@@ -80,6 +80,10 @@ class DistributedSettings:
         shared = self._buckets.engine(bucket).bucket
         return shared, other_nodes(shared), self._heard.setdefault(shared.uuid, _Heard())
 
+    def drop(self, bucket: Bucket) -> None:
+        """A bucket is no longer served: forget which nodes were asked."""
+        self._heard.pop(bucket.uuid, None)
+
     async def learn(self, bucket: str) -> None:
         """Take over the settings of other nodes, if they were not asked yet."""
         shared, others, heard = self._of(bucket)

@@ -40,6 +40,7 @@ from millstream.gateway.core.api.stored import Numbered, SharedSettings
 from millstream.gateway.core.bucket_parts import Figures
 from millstream.kv.aio.documents.document_counts import DocumentCounts
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.map_agreement import places_of
 from millstream.model.partitions import PartitionState
 from millstream.replication.core.logs import held_body
@@ -123,6 +124,11 @@ class Documents:
             counts = DocumentCounts(self._changes.of(bucket), engine.flusher.follow)
             known = self._counts[engine.bucket.uuid] = engine, counts
         return known[1]
+
+    def drop(self, bucket: Bucket) -> None:
+        """A bucket is no longer served."""
+        self._counts.pop(bucket.uuid, None)
+        self._limits.pop(bucket.uuid, None)
 
     async def stop(self) -> None:
         """Stop counting in the background."""

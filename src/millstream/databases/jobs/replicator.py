@@ -301,11 +301,11 @@ def _is_said_over(known: Known, doc: Mapping[str, Any]) -> bool:
 
 def _time_ns(said: object, otherwise_ns: int) -> int:
     """Parse a time as CouchDB writes it: text, or seconds in old versions."""
+    if isinstance(said, str):
+        with suppress(ValueError, OverflowError):
+            said = int(datetime.fromisoformat(said).timestamp())
     if type(said) is int and 0 <= said < _SECONDS_MAX:
         return said * _NS_PER_S
-    if isinstance(said, str):
-        with suppress(ValueError):
-            return int(datetime.fromisoformat(said).timestamp()) * _NS_PER_S
     return otherwise_ns
 
 

@@ -394,8 +394,8 @@ class BucketEngine:
         try:
             async with asyncio.timeout(MAJORITY_SECONDS_MAX):
                 while partition.majority_seqno < seqno and partition.epoch == epoch:
-                    await self._majority.until_possible(partition)
                     news.clear()
+                    await self._majority.until_possible(partition)
                     await news.wait()
         except (TimeoutError, UnavailableError) as error:
             raise UnavailableError(

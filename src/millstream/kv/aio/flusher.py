@@ -1,8 +1,8 @@
 """The flusher: group commits of a bucket's changes to its log.
 
-A commit takes all unwritten changes of every partition, up to the present high, and makes them
-durable with one write and one fdatasync: in the flush thread, or in the loop if a write waits for
-it and the disk is fast.
+A commit takes all unwritten changes of every partition, up to the present high, writes them, and
+makes them durable with one fdatasync: in the flush thread, or in the loop if a write waits for it
+and the disk is fast.
 
 Invariants:
 1. One commit runs at a time, also while the flusher is being stopped.
@@ -122,6 +122,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
         self._sealing: asyncio.Task[None] | None = None
+        self._must_seal_again = False
         self._is_hurried = False
         self._is_stopping = False
         self._pause = asyncio.Lock()
@@ -342,6 +343,7 @@ class Flusher:
     def catch_up(self) -> None:
         """Apply to the by-id map what a start read in the log, so that the next start need not."""
         self._apply_by_id(1)
+        self.seal_by_id()
 
     async def bring_by_id_up(self) -> None:
         """Bring the by-id map up to the present end of the log."""
@@ -388,7 +390,9 @@ class Flusher:
 
     def seal_by_id(self) -> None:
         """Let the next start verify the pages of the by-id map, once they are unchanged."""
-        if self._sealing is None and not (self._applying or self.has_failed or self._is_stopping):
+        if self._sealing is not None:
+            self._must_seal_again = True
+        elif not (self._applying or self.has_failed or self._is_stopping):
             self._sealing = self._loop.create_task(self._seal(), name=f"seal {self._bucket.name}")
             self._sealing.add_done_callback(self._sealed)
 
@@ -398,6 +402,9 @@ class Flusher:
 
     def _sealed(self, _: asyncio.Task[None]) -> None:
         self._sealing = None
+        if self._must_seal_again:  # the pages may have changed meanwhile
+            self._must_seal_again = False
+            self.seal_by_id()
 
     async def _commit(self, *, somebody_waits: bool = False) -> bool:
         """Make one group commit; return whether more is waiting than one may take."""

@@ -35,8 +35,8 @@ class MajorityWait:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._since_s: float | None = None
-        """Time of the first change since the last one that found its majority; None: there is
-        none."""
+        """Time of the first change that had to wait since the last one that found its majority;
+        None: there is none."""
 
     async def until_possible(self, partition: Partition) -> None:
         """Return once enough copies follow that a majority may take a change.
@@ -49,14 +49,16 @@ class MajorityWait:
                 `majority_impossible`.
         """
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         while partition.state is PartitionState.ACTIVE:
             try:
                 partition.check_majority(self._now_ns())
             except UnavailableError as error:
+                if error.code != MAJORITY_AWAITED:
+                    raise
                 now_s = loop.time()
                 self._since_s = now_s if self._since_s is None else self._since_s
-                is_over = now_s >= self._since_s + FOLLOW_SECONDS_MAX
-                if error.code != MAJORITY_AWAITED or is_over:
+                if now_s >= min(began_s, self._since_s) + FOLLOW_SECONDS_MAX:
                     raise
                 await asyncio.sleep(FOLLOW_PAUSE_S)
             else:

@@ -10,7 +10,8 @@ Invariants:
    go both ways. Nothing is reset: rates are computed from differences.
 3. A request costs no more than one look at every partition.
 
-Elsewhere: the node's values (`node.engine`), the page (`gateway`), STAT (`introspection`).
+Elsewhere: the node's values (`node.engine`), the page (`gateway`), STAT
+(`kv.core.session.introspection`).
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ class LmdbByIdMap:
     def __init__(self, path: str | os.PathLike[str], *, map_bytes: int = MAP_BYTES) -> None:
         self._path = Path(path)
         self._map_bytes = map_bytes
-        self._is_damaged = self._is_unchanged = self._is_sealed = False
+        self._is_damaged = self._is_unchanged = self._is_sealed = self._is_changing = False
         self._changes = 0
+        """Grows when a change begins, and when it ends."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._is_trusted():
             self._remove()
@@ -82,7 +83,7 @@ class LmdbByIdMap:
         """Open a map to look at it, changing nothing; None if a start would not believe it."""
         made = cls.__new__(cls)
         made._path, made._is_damaged, made._is_unchanged = Path(path), False, True
-        made._changes, made._is_sealed = 0, False
+        made._changes, made._is_sealed, made._is_changing = 0, False, False
         if not made._is_trusted():
             return None
         try:
@@ -162,7 +163,7 @@ class LmdbByIdMap:
         Not synced: it is for who was killed, as the pages are.
         """
         changes, checksum = found
-        if changes == self._changes and not self._is_damaged:
+        if changes == self._changes and not (self._is_changing or self._is_damaged):
             with suppress(OSError):  # then a start compares nothing
                 self._put_origin(checksum)
                 self._is_sealed = True
@@ -268,6 +269,7 @@ class LmdbByIdMap:
             UnavailableError: `disk_full`.
         """
         self._unseal()
+        self._is_changing = True
         try:
             with self._environment.begin(write=True) as transaction:
                 for puts, removals in pieces:
@@ -283,6 +285,9 @@ class LmdbByIdMap:
             raise UnavailableError(
                 f"cannot write by-id in {self._path}: {error}", code="disk_full"
             ) from error
+        finally:
+            self._changes += 1
+            self._is_changing = False
 
     def _is_full(self, error: lmdb.Error) -> bool:
         """Return whether a write lacked space; LMDB calls one that was cut short an error."""
@@ -310,7 +315,7 @@ class LmdbByIdMap:
 
     def distrust(self) -> None:
         """Have the next start build the map anew: what it says is not so."""
-        self._is_damaged = True
+        self._is_damaged, self._is_sealed = True, False
         if not self._is_unchanged:
             (self._path / "origin").unlink(missing_ok=True)
 

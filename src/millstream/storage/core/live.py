@@ -22,7 +22,7 @@ from millstream.storage.core.records import StoredChange
 from millstream.storage.core.segment import Columns
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
-from millstream.storage.core.summary import PartitionSummary
+from millstream.storage.core.summary import Kill, PartitionSummary
 
 __all__ = ["LiveLog"]
 
@@ -32,8 +32,9 @@ class _KnownMark(NamedTuple):
 
     seqno: int
     swaps: int
-    segment: int
-    limit: int
+    newest: int
+    """The newest mark of the partition."""
+    kills: list[Kill]
     mark: int
 
 
@@ -127,20 +128,19 @@ class LiveLog:
 
         A sealed segment's columns are read once: until the seqno, or what counts, is another one.
         """
-        summary, log, swaps = self.summaries[partition_id], self.log, self.log.swaps
+        summary, log = self.summaries[partition_id], self.log
+        now = (seqno, log.swaps, summary.mark)
         known = self._marks.get(partition_id)
-        is_same = known is not None and known[:2] == (seqno, swaps)
-        if known is not None and is_same and summary.limit(known.segment) == known.limit:
+        if known is not None and known[:3] == now and known.kills is summary.kills:
             return known.mark
         for number in reversed(log.numbers):
             columns = log.columns(number, partition_id)
             if columns is not None:
-                limit = summary.limit(number)
-                most = min(seqno, limit)
-                found = next((mark for mark in reversed(columns.marks) if mark <= most), 0)
+                limit = min(seqno, summary.limit(number))
+                found = next((mark for mark in reversed(columns.marks) if mark <= limit), 0)
                 if found:
                     if not log.is_open(number):
-                        self._marks[partition_id] = _KnownMark(seqno, swaps, number, limit, found)
+                        self._marks[partition_id] = _KnownMark(*now, summary.kills, found)
                     return found
         return 0
 

@@ -158,13 +158,12 @@ class SegmentLog(SegmentFiles):
 
     def _refuse_lost_files(self, *, is_begun: bool) -> None:
         """Refuse a log whose segments are all gone, or whose receipt cannot be believed."""
-        receipt = self.receipt
-        if self.is_new and (is_begun or receipt.is_there):
+        receipt, reached = self.receipt, self._found_reached
+        if self.is_new and (is_begun or receipt.is_there or reached.is_there):
             raise self._lost("", "all segments of the log are missing")
         damage = receipt.damage if receipt.is_there else "it is missing" if is_begun else ""
         if damage:
             raise self._lost(RECEIPT_NAME, f"{damage}: nobody knows how far the log reached")
-        reached = self._found_reached
         damage = reached.damage if reached.is_there else "it is missing"
         if damage and (reached.is_there or receipt.has_reached):
             raise self._lost(REACHED_NAME, f"{damage}: nobody knows how far the log reached")

@@ -319,6 +319,14 @@ async def test_a_job_whose_document_says_that_it_is_over_is_not_run(world: World
     await until(lambda: len(world.opened) == 3)
 
 
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", 2**40])
+async def test_a_time_that_nobody_can_show_counts_as_unknown(world: World, time: object) -> None:
+    await world.write("odd", **ENDS, _replication_state="failed", _replication_state_time=time)
+    life = world.live()
+    await life.until(odd="failed")
+    assert life.shown()["odd"]["last_updated"] == life.shown()["odd"]["start_time"]
+
+
 async def test_what_a_request_began_is_not_taken_over(world: World) -> None:
     life = world.live()
     name = job_name(parse_job({**ENDS, "continuous": True}))

@@ -84,6 +84,26 @@ async def test_what_copies_acknowledge_is_told_once_a_turn(tmp_path: Path) -> No
     await engine.stop()
 
 
+async def test_a_copy_that_comes_and_acknowledges_during_a_pause_is_noticed(
+    tmp_path: Path,
+) -> None:
+    engine = await opened(tmp_path)
+    bucket, told = engine.bucket, asyncio.Event()
+    nodes = tuple(NodeAddress(name, "h", port, port) for port, name in enumerate("ab", 1))
+    bucket.set_map(BucketMap(1, nodes, (("a", "b"),) * 4), "a")
+    bucket.partitions[1].put(b"k", b"v", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(1, 1)
+    waiting = asyncio.ensure_future(engine.until_lasting(1, 1))
+    await asyncio.sleep(0)
+    bucket.subscribe_durable(told.set)
+    bucket.on_joined("b", 1, 1)
+    bucket.on_acknowledged("b", 1, 1, 1, 1)
+    await told.wait()
+    assert not waiting.done(), "it is in its pause"
+    await asyncio.wait_for(waiting, 5)
+    await engine.stop()
+
+
 async def test_a_state_that_was_flushed_is_read_after_more_changes(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     told: list[int] = []

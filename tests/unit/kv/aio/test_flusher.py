@@ -226,7 +226,41 @@ async def test_once_by_id_rests_its_pages_have_a_checksum_for_a_start_after_a_ki
     engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
     await engine.until_persisted(0, 1)
     await engine.flusher.bring_by_id_up()
-    origin = tmp_path / "byid" / "origin"
+    await until_sealed(tmp_path)
+
+
+async def test_a_by_id_map_that_lacks_nothing_has_a_checksum_from_the_start(
+    engine: BucketEngine, tmp_path: Path
+) -> None:
+    assert not engine.store.count_pending_by_id()
+    await until_sealed(tmp_path)
+
+
+async def test_pages_that_changed_while_their_checksum_was_made_get_another_one(
+    engine: BucketEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until_sealed(tmp_path)
+    made, may_go_on, checksum = threading.Event(), threading.Event(), engine.store.checksum_by_id
+
+    def slow() -> tuple[int, str]:
+        found = checksum()
+        made.set()
+        may_go_on.wait(10)
+        return found
+
+    monkeypatch.setattr(engine.store, "checksum_by_id", slow)
+    engine.flusher.seal_by_id()
+    await asyncio.to_thread(made.wait)
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    await engine.flusher.bring_by_id_up()
+    assert len((tmp_path / "byid" / "origin").read_text().split()) == 2
+    may_go_on.set()
+    await until_sealed(tmp_path)
+
+
+async def until_sealed(path: Path) -> None:
+    origin = path / "byid" / "origin"
     while len(origin.read_text().split()) < 3:  # noqa: ASYNC110 - it is another thread's
         await asyncio.sleep(0)
     data = (origin.parent / "data.mdb").read_bytes()

@@ -74,3 +74,42 @@ async def test_many_changes_wait_in_vain_together_not_one_after_the_other(
     with pytest.raises(UnavailableError):
         await wait.until_possible(with_copies("a", "b"))
     assert loop.time() - since_s >= 0.2, "since then somebody has found its majority"
+
+
+async def test_changes_that_find_their_majority_prolong_no_wait_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(majority, "FOLLOW_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(majority, "FOLLOW_PAUSE_S", 0.001)
+    wait, others = MajorityWait(lambda: NOW), 0
+
+    async def others_go_on() -> None:
+        nonlocal others
+        while True:
+            await wait.until_possible(with_copies("a"))
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(others_go_on())
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(wait.until_possible(with_copies("a", "b")), 30)
+    task.cancel()
+    assert others > 1
+
+
+async def test_copies_that_are_gone_for_good_shorten_no_wait_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(majority, "FOLLOW_SECONDS_MAX", 0.05)
+    gone, moving = with_copies("a", "b"), with_copies("a", "c")
+    assert gone.acknowledged is not None
+    assert moving.acknowledged is not None
+    assert gone.acknowledged.are_awaited(NOW - AWAITED_NS_MAX)
+    wait = MajorityWait(lambda: NOW)
+    with pytest.raises(UnavailableError, match="no majority"):
+        await wait.until_possible(gone)
+    await asyncio.sleep(0.05)
+    waiting = asyncio.ensure_future(wait.until_possible(moving))
+    await asyncio.sleep(0)
+    moving.acknowledged.join("c", 1)
+    await waiting

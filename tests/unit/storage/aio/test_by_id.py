@@ -156,6 +156,33 @@ def test_a_checksum_of_pages_that_have_changed_since_is_not_noted(path):
     again.close(is_durable=False)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_checksum_of_pages_that_are_being_changed_is_not_noted(path, is_early):
+    store = opened(path, PAIRS)
+    steps = store.apply_steps([([(b"b", b"1")], []), ([(b"c", b"1")], [])])
+    next(steps)
+    during = store.checksum()
+    if is_early:
+        store.seal(during)
+    list(steps)
+    store.seal(during)
+    store.close(is_durable=False)
+    again = opened(path)
+    assert again.get(b"b") == b"1"
+    again.close(is_durable=False)
+
+
+def test_a_map_that_is_found_to_be_wrong_is_not_trusted_though_it_was_sealed(path):
+    store = opened(path, PAIRS)
+    store.seal(store.checksum())
+    store.distrust()
+    list(store.apply_steps([([(b"b", b"1")], [])]))
+    store.close(is_durable=True)
+    again = opened(path)
+    assert again.count() == 0
+    again.close(is_durable=False)
+
+
 def test_a_checksum_that_cannot_be_taken_back_has_the_map_built_anew(path, monkeypatch):
     store = opened(path, PAIRS)
     store.seal(store.checksum())

@@ -179,6 +179,23 @@ def test_the_newest_mark_in_a_sealed_segment_is_looked_up_once(directory, monkey
     assert live.newest_mark(0, 2) == 1
 
 
+def test_a_mark_that_came_since_is_found_for_the_same_seqno(directory):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    store._log.roll()
+    live = store._live
+    assert live.newest_mark(0, 2) == 1
+    directory.write(0, (b"b", b"1"))
+    assert live.newest_mark(0, 2) == 2
+    store._log.roll()
+    store.roll_back(0, 1)
+    directory.highs[0] = 1
+    assert live.newest_mark(0, 2) == 1
+    store.roll_back(0, 1)
+    directory.write(0, (b"c", b"1"))
+    assert live.newest_mark(0, 2) == 2
+
+
 def test_the_dead_of_older_segments_and_of_the_rollbacks_own(directory):
     store = directory.open()
     directory.write(0, (b"a", b"1"))

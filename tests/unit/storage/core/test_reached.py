@@ -158,6 +158,15 @@ def test_a_lost_or_strange_file_stops_the_log_once_the_receipt_names_it(tmp_path
         opened(tmp_path / "log")
 
 
+def test_a_note_without_a_log_shows_that_the_log_is_lost(tmp_path):
+    killed_log(tmp_path / "log")
+    for path in (tmp_path / "log" / RECEIPT_NAME, *(tmp_path / "log").glob("*.seg")):
+        path.unlink()
+    with pytest.raises(CorruptionError, match="all segments of the log are missing") as raised:
+        opened(tmp_path / "log")
+    assert raised.value.code == "log_lost"
+
+
 def test_a_log_of_a_program_that_noted_nothing_opens_and_is_noted_from_then_on(tmp_path):
     ends = killed_log(tmp_path / "log")
     (tmp_path / "log" / REACHED_NAME).unlink()

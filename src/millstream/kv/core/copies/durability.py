@@ -9,8 +9,8 @@ Invariants:
    was lost, or the timeout passed.
 3. A clock that is set back ends a wait; it never makes one longer.
 
-Elsewhere: what a majority has (`acknowledged`), the order of replies (`session`), timeouts
-(`kv.aio.server`).
+Elsewhere: what a majority has (`kv.core.partition.acknowledgement`), the order of replies
+(`kv.core.session.session`), timeouts (`kv.aio.server`).
 
 Source: docs/concepts/durability.md.
 """

@@ -7,7 +7,8 @@ Invariants:
    check `epoch`.
 2. CAS and epochs keep growing.
 
-Elsewhere: which moves are legal (`states`), making them durable (`kv.aio.copies`).
+Elsewhere: which moves are legal (`kv.core.partition.states`), making them durable
+(`kv.aio.copies`).
 """
 
 from __future__ import annotations

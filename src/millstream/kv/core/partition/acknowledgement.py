@@ -20,8 +20,8 @@ Invariants:
 5. Missing copies count as about to connect for at most `AWAITED_NS_MAX`: the time that they need
    to find the active copy after it moved.
 
-Elsewhere: the streams that report (`upr.core.producer`), the writes that wait (`session`), what a
-copy that is not active knows of itself (`replica`).
+Elsewhere: the streams that report (`upr.core.producer`), the writes that wait
+(`kv.core.session.session`), what a copy that is not active knows of itself (`replica`).
 
 Source: docs/concepts/durability.md, docs/design/0006-copies.md.
 """

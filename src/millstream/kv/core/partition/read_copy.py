@@ -7,8 +7,8 @@ Invariants:
 3. The side of a change in memory is that of the key's entry iff the entry has this very frame. A
    change that holds keep has its own side. So nothing extra is kept for readers that want sides.
 
-Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the interface of a
-stream's source (`upr.core.source`).
+Elsewhere: what is kept in memory for readers (`kv.core.queue.mutation_queue`,
+`kv.core.queue.holds`), the interface of a stream's source (`upr.core.source`).
 """
 
 from __future__ import annotations

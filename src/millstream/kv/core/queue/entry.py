@@ -1,6 +1,7 @@
 """A document in memory, and its size.
 
-Elsewhere: the hash tables (`residents`), the changes that refer to entries (`mutation_queue`).
+Elsewhere: the hash tables (`kv.core.partition.residents`), the changes that refer to entries
+(`mutation_queue`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants:
 1. They need the right `admin`, and are refused on the plain memcached port.
 2. Success is answered once the state is durable and in force; until then the connection waits.
 
-Elsewhere: legal moves (`states`), making them (`kv.aio.copies`).
+Elsewhere: legal moves (`kv.core.partition.states`), making them (`kv.aio.copies`).
 
 Source: the released protocol's SET_VBUCKET, GET_VBUCKET, DEL_VBUCKET;
 docs/reference/wire/partitions.md.
