@@ -47,7 +47,7 @@ async def understood(
     request: web.Request, call: Callable[..., _Result], *arguments: Any
 ) -> _Result:
     """Return what a call makes of a request; that of a long body is made in the thread."""
-    size = request.content_length
+    size = request.content_length if request.body_exists else 0
     if size is not None and size <= QUICK_BODY_BYTES_MAX:
         return call(*arguments)
     return await beside(call, *arguments)
