@@ -217,9 +217,8 @@ async def _write(
             now = _first_of_each(edits, open_ones)
             await _validate(request, bucket, pending, now, done, settings.security)
             now = [at for at in now if done[at] is None]
-        for one in (pending[at] for at in now):
-            if one.is_large:
-                await one.sign(await host.documents.read(bucket, one.edit.doc_id))
+        await _sign(request, bucket, pending, now, done)
+        now = [at for at in now if done[at] is None]
         if not validates:
             groups = _groups(edits, now, together_max)
             joint = [_Together([pending[at] for at in one], settings.revs_limit) for one in groups]
@@ -241,6 +240,24 @@ async def _write(
         code="temporarily_unavailable",
     )
     return [late if result is None else result for result in done]
+
+
+async def _sign(
+    request: web.Request,
+    bucket: str,
+    pending: Sequence[_Pending],
+    now: Sequence[int],
+    done: list[Stored | MillstreamError | None],
+) -> None:
+    """Learn the signatures of large edits; those that were validated have theirs."""
+    for at in now:
+        one = pending[at]
+        if not one.is_large or one.expected is not None:
+            continue
+        try:
+            await one.sign(await request.app[HOST].documents.read(bucket, one.edit.doc_id))
+        except MillstreamError as error:
+            done[at] = error
 
 
 async def _change_alone(
