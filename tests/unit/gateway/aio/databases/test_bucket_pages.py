@@ -46,7 +46,8 @@ async def test_keys_come_in_pages(client, body):
     assert await body(await client.get(f"{path}?after=ab")) == {"keys": ["b"]}
     assert await body(await client.get(f"{path}?prefix=a&after=a")) == {"keys": ["ab"]}
     assert await body(await client.get(path, params={"prefix": r"\x6162"})) == {"keys": ["ab"]}
-    for bad in ("limit=0", "limit=1001", "limit=x", r"after=\xg", r"prefix=\x0"):
+    limits = ("limit=0", "limit=1001", "limit=x", "limit=" + "9" * 5000)
+    for bad in (*limits, r"after=\xg", r"prefix=\x0"):
         await body(await client.get(f"{path}?{bad}"), 400)
     await body(await client.get("/_millstream/buckets/none/keys"), 404)
 
