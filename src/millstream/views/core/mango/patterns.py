@@ -50,9 +50,10 @@ _LINE_END: Final = r"(?:\n?\z)"
 """PCRE's `$` is also true in front of a line end that is the last character."""
 _ESCAPES: Final = {
     r"\h": r"[ \t\xa0]", r"\H": r"[^ \t\xa0]", r"\e": r"\x1b", r"\Z": _LINE_END,
+    r"\s": "[[:space:]]", r"\S": "[[:^space:]]",  # RE2's have no \v
 }  # fmt: skip
 _ESCAPES_IN_CLASS: Final = {
-    r"\h": r" \t\xa0", r"\e": r"\x1b",
+    r"\h": r" \t\xa0", r"\e": r"\x1b", r"\s": "[:space:]", r"\S": "[:^space:]",
 }  # fmt: skip
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 

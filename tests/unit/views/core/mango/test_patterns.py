@@ -97,6 +97,8 @@ def test_the_same_texts_match_as_in_python(pattern, texts):
         (r"a{,3}b", "a{,3}b", "aab"),
         (r"[]a]x", "]x", "bx"),
         (r"\h\S", "\ta", " \t"),
+        (r"^\s[\s]$", "\v\v", "\va"),
+        (r"^\S[\Sx]$", "aé", "a\v"),
         ("", "", None),
     ],
 )
