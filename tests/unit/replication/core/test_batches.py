@@ -315,9 +315,10 @@ def test_what_a_side_says_of_itself_is_no_documents_fault(sides, code):
         sides.run()
 
 
-@pytest.mark.parametrize("kinds", [(Diff,), (Write,), (Fetch, Copy)], ids=str)
+@pytest.mark.parametrize("kinds", [(Diff,), (Write,), (Fetch, Copy), (Copy,)], ids=str)
 def test_a_side_that_takes_nothing_is_at_fault_though_it_answers(sides, kinds):
     rows = [Row(f"n{number:02}", (f"1-{number}",)) for number in range(3 * SUSPECTS_MAX)]
+    sides.streamed = {row.name for row in rows} if kinds == (Copy,) else set()
     failing(sides, kinds, {row.name for row in rows}, UnavailableError("500", code="badmatch"))
     with pytest.raises(UnavailableError, match="500"):
         sides.run(rows)
