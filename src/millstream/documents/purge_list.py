@@ -6,7 +6,7 @@ Invariants:
 1. The list has at most `limit` purges and about `PURGED_INFOS_BYTES_MAX` bytes; the oldest leave.
 
 Elsewhere: what a purge does to a document (`documents.updating`), where the list is kept
-(`node.documents`).
+(`databases.documents.local_documents`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants:
 3. A map never changes; the next one has a larger revision.
 
 Elsewhere: the file (`data_directory.map_file`), what a node does about a new map
-(`node.buckets`), what clients are shown of it (`kv.core.copies.cluster_config`).
+(`databases.buckets`), what clients are shown of it (`kv.core.copies.cluster_config`).
 """
 
 from __future__ import annotations

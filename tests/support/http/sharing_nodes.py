@@ -37,7 +37,7 @@ Hook = Callable[[str, Asked], Awaitable[None]]
 
 
 class SpreadNode:
-    """One node; it is also what its parts ask of `node.buckets`."""
+    """One node; it is also what its parts ask of `databases.buckets`."""
 
     def __init__(self, name: str, running: BucketEngine, network: Network) -> None:
         self.name, self.running = name, running
@@ -58,7 +58,9 @@ class SpreadNode:
 
 
 class Network:
-    """Has the shape of `node.document_nodes.NodesAsked`; what is sent is encoded and decoded.
+    """Has the shape of `databases.documents.remote_nodes.NodesAsked`.
+
+    What is sent is encoded and decoded.
 
     `before` is awaited with each request that arrives, `after` once it was answered: what they
     raise comes to who asked. Nodes in `down` cannot be reached.

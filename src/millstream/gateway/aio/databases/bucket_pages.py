@@ -3,7 +3,7 @@
 Invariants:
 1. Only administrators create, delete and compact; others see the buckets they have a right in.
 
-Elsewhere: the buckets (`node.buckets`).
+Elsewhere: the buckets (`databases.buckets`).
 """
 
 from __future__ import annotations
