@@ -116,7 +116,7 @@ class HostedBucket:
         """Why a design document, or an index by its signature, cannot be used."""
         self._change = asyncio.Lock()
         self._tasks = Tasks()
-        self._opening = OpeningIndexes(self._opened, self._apply_again, self._tasks)
+        self._opening = OpeningIndexes(self._opened, self.apply, self._tasks)
         self._began_ms: dict[tuple[str, str], int] = {}
         """When work was first seen: signature, kind of task."""
         self._is_stopping = False
@@ -148,41 +148,34 @@ class HostedBucket:
 
     # -- which indexes there are
 
-    async def apply(self, order: BucketOrder) -> None:
-        """Become what the engine says."""
+    async def apply(self, order: BucketOrder | None = None) -> None:
+        """Become what the engine says; None: what it said last, also while this waited."""
         async with self._change:
-            await self._apply(order)
-
-    async def _apply_again(self) -> None:
-        """Become what the engine said last, also if it says something while this waits."""
-        async with self._change:
-            await self._apply(self._order)
-
-    async def _apply(self, order: BucketOrder) -> None:
-        if order.follows != self._order.follows:
-            await self._indexer.set_sources(sources_of(order, self._kv, self._access))
-        self._order = order
-        wanted = self._parse(order)
-        for signature in [each for each in self._open if each not in wanted]:
-            await self._retire(signature)
-        for signature in self._open:
-            self._open[signature].design = wanted[signature]
-            self._indexer.set_automatic(signature, wanted[signature].autoupdate)
-            await self._set_keeper(wanted[signature])
-        new, unwanted = await self._opening.open(wanted, self._open)
-        for hosted in unwanted:
-            self._close_later(hosted)
-        try:
-            await self._set_partitions(new)
-            for hosted in new:
-                await self._take_in(hosted)
-        except BaseException:  # also when cancelled: what is open is known
-            for hosted in new:
-                if hosted.signature not in {*self._open, *self._closing}:
-                    self._close_later(hosted)
-            raise
-        finally:
-            self._opening.taken_in()
+            order = order or self._order
+            if order.follows != self._order.follows:
+                await self._indexer.set_sources(sources_of(order, self._kv, self._access))
+            self._order = order
+            wanted = self._parse(order)
+            for signature in [each for each in self._open if each not in wanted]:
+                await self._retire(signature)
+            for signature in self._open:
+                self._open[signature].design = wanted[signature]
+                self._indexer.set_automatic(signature, wanted[signature].autoupdate)
+                await self._set_keeper(wanted[signature])
+            new, unwanted = await self._opening.open(wanted, self._open)
+            for hosted in unwanted:
+                self._close_later(hosted)
+            try:
+                await self._set_partitions(new)
+                for hosted in new:
+                    await self._take_in(hosted)
+            except BaseException:  # also when cancelled: what is open is known
+                for hosted in new:
+                    if hosted.signature not in {*self._open, *self._closing}:
+                        self._close_later(hosted)
+                raise
+            finally:
+                self._opening.taken_in()
 
     async def until_open(self, name: str) -> None:
         """Wait while the index of a design document is being opened, for `OPEN_S_MAX` at most."""
@@ -593,7 +586,7 @@ class HostedBucket:
             # What could not be opened is tried again, what was opened late is taken in.
             can_be_tried = any(each.retry != "never" for each in self._refusals.values())
             if can_be_tried or self._opening.signatures:
-                await self._apply_again()
+                await self.apply()
             for hosted in list(self._open.values()):
                 await asyncio.to_thread(hosted.staging.expire)
                 sizes = hosted.index.sizes()
