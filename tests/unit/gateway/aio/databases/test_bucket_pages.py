@@ -1,5 +1,7 @@
 import pytest
 
+from millstream.errors import UnavailableError
+
 
 async def test_buckets_come_and_go(client, body):
     listed = await body(await client.get("/_millstream/buckets"))
@@ -91,3 +93,10 @@ async def test_only_administrators_have_replicas_indexed(guarded, guarded_host, 
     path = "/_millstream/buckets/orders/index_replicas"
     await body(await guarded.put(path, json={"wanted": True}, headers=bob), 403)
     await body(await guarded.put(path, json={"wanted": True}, headers=ada))
+
+
+@pytest.mark.parametrize("path", ["/_millstream/buckets/orders", "/orders"])
+async def test_a_bucket_that_is_not_served_can_be_deleted(client, open_host, body, path):
+    open_host.documents.failure = UnavailableError("it did not open", code="bucket_failed")
+    assert await body(await client.delete(path)) == {"ok": True}
+    assert open_host.buckets == {}
