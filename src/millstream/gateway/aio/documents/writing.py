@@ -139,7 +139,7 @@ class _Together:
     """Revisions of one document from a peer, which are stored at once.
 
     Args:
-        pending: they.
+        pending: these revisions.
         revs_limit: of the database.
     """
 
@@ -150,7 +150,7 @@ class _Together:
         paths = (one.edit.sent.path for one in pending)
         revisions = sum(1 if path is None else len(path.ids) for path in paths)
         self.is_long = revisions > QUICK_REVISIONS_MAX
-        """Whether it is to be decided beside the loop."""
+        """Whether `kv.aio.documents.revision_store` decides it in a thread."""
 
     def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
         """Decide what becomes of the document."""
@@ -292,7 +292,7 @@ async def _change_together(
     is_durable: bool,
     uuid: str,
 ) -> list[Sequence[Stored | MillstreamError | None]]:
-    """Make changes that are stored at once; return what came of each, None: they do not fit."""
+    """Make changes that are stored at once; return the result of each; None: they do not fit."""
     if not joint:
         return []
     wanted: list[tuple[str, Decide]] = [(one.pending[0].edit.doc_id, one) for one in joint]
@@ -322,7 +322,7 @@ def _groups(edits: Sequence[Edit], numbers: Sequence[int], most: int) -> list[li
 
 
 def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
-    """Return of the changes of each document the first: the next is judged by what it leaves."""
+    """Return the first change of each document: the next one is judged by its result."""
     first: dict[str, int] = {}
     for at in numbers:
         first.setdefault(edits[at].doc_id, at)
