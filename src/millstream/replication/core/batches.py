@@ -251,12 +251,13 @@ class Batch:
             failures = [Failure("", "", error.code, str(error))]
             if len(documents) == 1:
                 failures = [self._suspected(Write, error, documents[0].name, documents[0].rev)]
+            attempts = ATTEMPTS_OF_SUSPECTS_MAX
         if len(documents) == 1:
             failures = [each._replace(name=documents[0].name) for each in failures[:1]]
         elif not all(each.name in names for each in failures):
             middle = len(documents) // 2
-            yield from self._write(documents[:middle], ATTEMPTS_OF_SUSPECTS_MAX)
-            yield from self._write(documents[middle:], ATTEMPTS_OF_SUSPECTS_MAX)
+            yield from self._write(documents[:middle], attempts)
+            yield from self._write(documents[middle:], attempts)
             return
         self._failures += failures
         self._written += max(0, len(documents) - len(failures))
@@ -267,7 +268,7 @@ class Batch:
         """Write, and again what failed but may go well later."""
         final: dict[tuple[str, str], Failure] = {}
         count, wait_ms = len(documents), RETRY_MIN_MS
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(attempts):
             failures: Sequence[Failure] = yield from asked(
                 "target", Write(tuple(documents)), attempts
             )

@@ -240,6 +240,14 @@ def test_a_document_that_a_target_stumbles_over_is_a_failure_if_it_takes_others(
         sides.run([Row(name, ("1-" + name,)) for name in names])
 
 
+def test_a_target_that_stumbles_over_all_documents_is_given_up_soon(sides):
+    names = [f"n{number}" for number in range(100)]
+    sides.failures = {name: ["internal_server_error"] * 999 for name in names}
+    with pytest.raises(UnavailableError):
+        sides.run([Row(name, ("1-" + name,)) for name in names])
+    assert sum(each.wait_ms for each in sides.of(Pause)) < 30_000
+
+
 def names_in(request):
     if isinstance(request, Diff):
         return set(request.revs)
