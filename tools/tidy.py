@@ -14,6 +14,7 @@ Rules, each a function over the repository root:
    class at most `LINES_MAX` lines and `ATTRIBUTES_MAX` attributes; or it stands in `LARGE` with
    the reason.
 9. What pyproject.toml requires is pinned in requirements/: else a fresh clone lacks it.
+10. What a docstring names after `Elsewhere:` as `package.module` is there.
 
 Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), spelling (codespell).
 """
@@ -68,6 +69,8 @@ _SKIPPED_FOLDERS = {"build", "dist", "site", "demo-out", "artifacts", "spark-war
 _PIN = re.compile(r"^([\w.-]+)(?:\[[^\]]*\])?==", re.MULTILINE)
 OUR_OWN: Final = {"millstream-accelerator"}
 _MENTION = re.compile(r"\bdocs/[\w./-]+\.md\b")
+_ELSEWHERE = re.compile(r"^Elsewhere:.*?(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+_DOTTED = re.compile(r"`(?:millstream\.)?([a-z_]+(?:\.\w+)+)`")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -251,6 +254,30 @@ def requirements_pinned(root: Path) -> Iterator[str]:
             yield f"pyproject.toml: {wanted} has no pin: run `make lock`"
 
 
+def named_modules_exist(root: Path) -> Iterator[str]:
+    """Rule 10."""
+    source = root / "src" / "millstream"
+    for path in _modules(source):
+        elsewhere = _ELSEWHERE.search(ast.get_docstring(ast.parse(path.read_text())) or "")
+        for name in _DOTTED.findall(elsewhere[0]) if elsewhere else []:
+            package, *inside = name.split(".")
+            if (source / package).is_dir() and not _is_named(source / package, inside):
+                yield f"{path.relative_to(root)}: {name} is not there"
+
+
+def _is_named(place: Path, inside: list[str]) -> bool:
+    """Return whether names lead to a module or package, and perhaps to a name in it."""
+    while inside and (place / inside[0]).is_dir():
+        place, inside = place / inside[0], inside[1:]
+    module = place / f"{inside[0]}.py" if inside else place
+    if module.is_file():
+        inside = inside[1:]
+    else:
+        module = place / "__init__.py"
+    text = module.read_text() if module.is_file() else ""
+    return not inside or re.search(rf"\b{inside[0]}\b", text) is not None
+
+
 def _dotted(path: Path, root: Path) -> str:
     return ".".join(path.relative_to(root / "src").with_suffix("").parts)
 
@@ -292,6 +319,7 @@ RULES: Final[tuple[Rule, ...]] = (
     nothing_from_outside,
     no_dead_modules,
     requirements_pinned,
+    named_modules_exist,
 )
 
 

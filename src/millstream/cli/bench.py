@@ -18,13 +18,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
     tls_of,
     who_of,
@@ -52,27 +49,24 @@ class _Measured(NamedTuple):
         return self.done / self.seconds if self.seconds else 0.0
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     documents: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Documents written and read.")
     ] = 100_000,
     size: Annotated[int, typer.Option(min=1, max=1_000_000, help="Bytes of each value.")] = 256,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Measure a running node with one client: writes, reads, change stream.
 
     Documents of its own are written into the bucket and deleted at the end.
     """
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
-    host, port = parse_address(address, default_port=PORT_DEFAULT)
-    with client_of(
-        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-    ) as client:
+    who, tls = who_of(at.user, at.password_file), tls_of(at.tls_ca)
+    host, port = parse_address(at.address, default_port=PORT_DEFAULT)
+    with client_of(bucket, **at.options) as client:
         try:
             found = _measure(client, documents, size)
             with Connection(

@@ -111,7 +111,7 @@ class ToldBucket(Protocol):
 
 
 class Indexes:
-    """Implements `gateway.core.api.node.IndexHost`; begins with `start`, ends with `stop`.
+    """Implements `gateway.core.api.node.IndexApi`; begins with `start`, ends with `stop`.
 
     Args:
         order: what the index process is told at its start.

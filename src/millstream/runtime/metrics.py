@@ -3,7 +3,7 @@
 Invariants:
 1. Measuring costs next to nothing: one timer, a few times a second.
 
-Elsewhere: the page that shows it (`gateway.aio.metrics_page`).
+Elsewhere: the page that shows it (`gateway.aio.node.node_pages`).
 """
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ FIELDS = "".join(f"        self.f{n} = {n}\n" for n in range(41))
         ("nothing_from_outside", "docs/one.md", "see .." + "/shared for it"),
         ("no_dead_modules", "src/millstream/kv/one.py", CODE),
         ("requirements_pinned", "pyproject.toml", '[project]\ndependencies = ["a-b[c]>=2"]\n'),
+        (
+            "named_modules_exist",
+            "src/millstream/kv/one.py",
+            '"""One.\n\nElsewhere: two (`kv.one`, `kv.two`).\n"""',
+        ),
     ],
 )
 def test_a_breach_is_named(
@@ -68,7 +73,8 @@ def test_a_tidy_tree_has_no_breach(
     tidy: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "src/millstream/kv/one.py", CODE)
-    write(tmp_path, "src/millstream/cli/main.py", '"""Two."""\nfrom millstream.kv import one\n')
+    named = '"""Two.\n\nElsewhere: `kv.one`, `kv.one.f`.\n"""\nfrom millstream.kv import one\n'
+    write(tmp_path, "src/millstream/cli/main.py", named)
     write(tmp_path, "src/millstream/ports/disk.py", '"""Declares."""\nLIMIT = 3\n')
     write(tmp_path, "src/millstream/kv/two.py", '"""."""\nimport millstream.ports.disk\n')
     write(tmp_path, "src/millstream/kv/three.py", '"""."""\nimport millstream.kv.two\n')

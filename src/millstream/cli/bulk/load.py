@@ -37,13 +37,10 @@ from millstream.cli.bulk.load_rows import RowError, RowReader, format_of, open_r
 from millstream.cli.bulk.load_state import LoadState, NoState
 from millstream.cli.bulk.load_stream import STDIN, StreamReader
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
 )
 from millstream.cli.designs import database_of
@@ -116,16 +113,15 @@ class _Target(NamedTuple):
     is_new: bool = False
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     files: FilesArgument,
     key: KeyOption = "id",
     state: StateOption = None,
     text: TextOption = False,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Load documents from files; the same command goes on after an interruption.
@@ -142,14 +138,10 @@ def command(
         raise UsageError(f"--state {state}: no such directory", code="bad_state_dir")
 
     def database(key: str) -> Database:
-        return database_of(
-            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-        )
+        return database_of(bucket, key, **at.options)
 
     started_at = time.monotonic()
-    with client_of(
-        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-    ) as client:
+    with client_of(bucket, **at.options) as client:
         uuid = client.cluster_map.bucket_uuid
         states = [
             NoState() if file == STDIN else LoadState(file, bucket, uuid, state) for file in files

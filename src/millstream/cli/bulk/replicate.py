@@ -5,7 +5,8 @@ Invariants:
 2. A run that was interrupted goes on where both databases say that it was.
 3. `--continuous` ends by what will not pass. If an end does not answer, it waits and begins again.
 
-Elsewhere: what a run does (`replication.core.running`), jobs of a node (`node.replications`).
+Elsewhere: what a run does (`replication.core.running`), jobs of a node
+(`databases.jobs.replications`).
 """
 
 from __future__ import annotations

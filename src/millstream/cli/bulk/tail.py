@@ -24,12 +24,9 @@ from typing import Annotated, Final
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     client_of,
     tls_of,
     who_of,
@@ -69,31 +66,28 @@ BarrierOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     from_start: FromStartOption = False,
     checkpoint: CheckpointOption = None,
     until_now: UntilNowOption = False,
     barrier: BarrierOption = False,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Print the changes of a bucket as JSON lines."""
-    who = who_of(user, password_file)
-    client_of(
-        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-    ).close()  # waits for a node that is starting
+    who = who_of(at.user, at.password_file)
+    client_of(bucket, **at.options).close()  # waits for a node that is starting
     consumer = Consumer(
-        address,
+        at.address,
         bucket=bucket,
         user=who.user,
         password=who.password,
         checkpoints=None if checkpoint is None else FileCheckpointStore(checkpoint),
         start="beginning" if from_start else "now",
         until_now=until_now,
-        tls=tls_of(tls_ca),
+        tls=tls_of(at.tls_ca),
     )
     if barrier:
         consumer.barrier(b"tail")

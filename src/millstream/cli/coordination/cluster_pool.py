@@ -4,7 +4,7 @@ Invariants:
 1. What was done already is no error: a command can be said again until it has worked.
 2. `status`: exit code 0 if every group has a primary that was heard of lately, else 1.
 
-Elsewhere: what the nodes do (`coordination.core.pool.admin`), starting some
+Elsewhere: what the nodes do (`coordination.core.pool.admin_commands`), starting some
 (`cli.serving.cluster_up`).
 """
 

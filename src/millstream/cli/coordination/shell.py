@@ -19,11 +19,8 @@ from typing import Annotated
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
-    ConnectOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     tls_of,
     who_of,
 )
@@ -48,19 +45,18 @@ CoordOption = Annotated[
 RawOption = Annotated[bool, typer.Option("--raw", help="Print replies as they are on the wire.")]
 
 
+@at_node
 def command(
     file: FileArgument = None,
     raw: RawOption = False,
     coord: CoordOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Ask coordination groups, at a prompt or by a script."""
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
+    who, tls = who_of(at.user, at.password_file), tls_of(at.tls_ca)
     shell = Shell(sys.stdout.buffer, is_raw=raw)
-    shell.asking = Asking(coord or coord_address_at(address, who, tls), who, tls, shell.tell)
+    shell.asking = Asking(coord or coord_address_at(at.address, who, tls), who, tls, shell.tell)
     try:
         if file is None and sys.stdin.isatty():
             from millstream.cli.coordination.shell_terminal import Terminal

@@ -16,12 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     tls_of,
     who_of,
 )
@@ -32,19 +29,18 @@ from millstream.errors import UnavailableError
 __all__ = ["command"]
 
 
+@at_node
 def command(
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Show the health of a node: its buckets, and what somebody should look at.
 
     Exit code 1 if it cannot be reached or does not serve a bucket.
     """
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
-    with NodeFigures(address, who, tls) as node:
+    who, tls = who_of(at.user, at.password_file), tls_of(at.tls_ca)
+    with NodeFigures(at.address, who, tls) as node:
         found = node.read()
     buckets = found["buckets"]
     found["warnings"] = list(warnings_of(found, buckets))

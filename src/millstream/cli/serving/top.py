@@ -24,12 +24,9 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
     tls_of,
     who_of,
 )
@@ -52,22 +49,21 @@ IntervalOption = Annotated[
 ]
 
 
+@at_node
 def command(
     once: OnceOption = False,
     interval: IntervalOption = INTERVAL_S,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Show what a node and its buckets do, each second, until Ctrl-C.
 
     With --json each frame is a line.
     """
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
+    who, tls = who_of(at.user, at.password_file), tls_of(at.tls_ca)
     console = Console(highlight=False)
-    with NodeFigures(address, who, tls) as node:
+    with NodeFigures(at.address, who, tls) as node:
         top = _Top(node, interval)
         try:
             if json or once or not console.is_terminal:

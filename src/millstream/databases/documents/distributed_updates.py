@@ -191,7 +191,7 @@ class DistributedUpdate:
             ready = list[_Edit]()
             for number, (edit, one) in enumerate(zip(read, found, strict=True), 1):
                 edit.why = None
-                self._decide(node, edit, one)
+                await self._decide(node, edit, one)
                 if edit.packed is not None and edit.result is None and edit.why is None:
                     ready.append(edit)
                 if number % _TURN_DOCUMENTS == 0:
@@ -216,7 +216,7 @@ class DistributedUpdate:
         else:
             edit.fail(error)
 
-    def _decide(self, node: NodeAt, edit: _Edit, found: Stored | Refused | None) -> None:
+    async def _decide(self, node: NodeAt, edit: _Edit, found: Stored | Refused | None) -> None:
         """Decide on the current version of a document; the result is in `packed`."""
         document = loaded(self._bucket, edit.doc_id, found, self._revs_limit, node)
         if isinstance(document, MillstreamError):
@@ -233,8 +233,10 @@ class DistributedUpdate:
             edit.fail(edit.lost)
             return
         try:
-            after = edit.decide(document)
-            packed = None if after is None else pack(after)
+            if getattr(edit.decide, "is_long", False):  # it says so itself
+                after, packed = await asyncio.to_thread(_decided, edit.decide, document)
+            else:
+                after, packed = _decided(edit.decide, document)
         except MillstreamError as error:
             edit.fail(error)
             return
@@ -304,6 +306,14 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
     yield first
     async for piece in rest:
         yield piece
+
+
+def _decided(
+    decide: Decide, document: StoredDocument | None
+) -> tuple[StoredDocument | None, Packed | None]:
+    """Return the result of a decision, and that result as it is written."""
+    after = decide(document)
+    return after, None if after is None else pack(after)
 
 
 def _bytes_of(packed: Packed | None) -> int:

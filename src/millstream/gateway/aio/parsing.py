@@ -39,15 +39,15 @@ _thread: Final = ThreadPoolExecutor(1, thread_name_prefix="documents")
 
 
 async def beside(call: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Return what a call returns that takes long, made in the thread."""
+    """Run a call that takes long in the thread; return its result."""
     return await asyncio.get_running_loop().run_in_executor(_thread, call, *arguments)
 
 
 async def understood(
     request: web.Request, call: Callable[..., _Result], *arguments: Any
 ) -> _Result:
-    """Return what a call makes of a request; that of a long body is made in the thread."""
-    size = request.content_length
+    """Run a call that interprets a request; if its body is long, in the thread."""
+    size = request.content_length if request.body_exists else 0
     if size is not None and size <= QUICK_BODY_BYTES_MAX:
         return call(*arguments)
     return await beside(call, *arguments)
@@ -73,14 +73,14 @@ def is_heavy(document: StoredDocument) -> bool:
 async def worked(
     document: StoredDocument, call: Callable[..., _Result], *arguments: Any, **named: Any
 ) -> _Result:
-    """Return what a call returns about a document; it is made in the thread if that is heavy."""
+    """Run a call about a document; if the document is heavy, in the thread."""
     if is_heavy(document):
         return await beside(partial(call, *arguments, **named))
     return call(*arguments, **named)
 
 
 async def prepare(document: StoredDocument) -> None:
-    """Work out what the leaves of a document hold, where it is so large that it takes a while.
+    """Work out in the thread what the leaves of a heavy document hold.
 
     Raises:
         UnavailableError: `temporarily_unavailable`: there is no room for it.

@@ -59,7 +59,7 @@ from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.peers import bucket_part_pages, part_pages, shared_pages, stored_pages
 from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
 from millstream.gateway.aio.room import ROOM, Room
-from millstream.gateway.core.api.node import NodeApi, RespSessionHost
+from millstream.gateway.core.api.node import CommonNodeApi, NodeApi
 from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
@@ -103,11 +103,11 @@ DATALESS_PAGES: Final = (
     node_pages, session_pages, user_pages, user_document_pages, part_pages, index_pages,
     view_pages, design_pages, dataless_pages,
 )  # fmt: skip
-"""Those of a node without data: they need no more than a `RespSessionHost`."""
+"""Those of a node without data: they need no more than a `CommonNodeApi`."""
 
 
 def make_application(
-    host: RespSessionHost, refusal: Refusal | None = None, tokens: TokenApi | None = None
+    host: CommonNodeApi, refusal: Refusal | None = None, tokens: TokenApi | None = None
 ) -> web.Application:
     """Return the pages around a node.
 
@@ -227,7 +227,7 @@ class HttpServer:
 
     def __init__(
         self,
-        host: RespSessionHost,
+        host: CommonNodeApi,
         refusal: Refusal | None = None,
         tokens: TokenApi | None = None,
         guests: Guests | None = None,

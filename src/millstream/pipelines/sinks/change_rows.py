@@ -4,7 +4,7 @@ Invariants:
 1. Times are microseconds; they pass through no time zone.
 2. What a mark row has null in Arrow it has as 0 or empty text in Python, and the other way round.
 
-Elsewhere: the columns and their types (`pipelines.schema`).
+Elsewhere: the columns and their types (`pipelines.change_stream.schema`).
 """
 
 from __future__ import annotations

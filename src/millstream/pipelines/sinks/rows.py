@@ -10,7 +10,7 @@ Invariants:
 2. Nothing is stored otherwise than these rules say; rows of a rollback never are.
 3. Text of keys is that of the source: `\x` and hex for keys that are no text.
 
-Elsewhere: writing (`sinks.writing`), sinks that understand rollbacks (`apply_changes`).
+Elsewhere: writing (`sinks.writing`), sinks that understand rollbacks (`sinks.applying`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Invariants:
 1. An option that is not known, cannot be used, or means nothing together with the others is an
    error that says what is valid; nothing is ignored but what Spark itself adds.
-2. Where and as whom to connect is read by `pipelines.options`, on the driver.
+2. Where and as whom to connect is read by `pipelines.change_stream.connection_options`, on the
+   driver.
 
 Elsewhere: rows into documents (`sinks.rows`), writing them (`sinks.writing`).
 """

@@ -4,7 +4,7 @@ Invariants:
 1. What is held is one row that has not arrived whole, and the rows of one piece.
 2. An answer without its last line was cut off: an error, never fewer rows.
 
-Elsewhere: the form of answers, a line per row (docs/reference/views.md), asking (`view_source`).
+Elsewhere: the form of answers, a line per row (docs/reference/views.md), asking (`requests`).
 """
 
 from __future__ import annotations

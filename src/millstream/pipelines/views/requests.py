@@ -7,7 +7,7 @@ Invariants:
    answer that has begun is never asked for again: if it breaks off that is an error.
 3. What is held is one piece of the answer.
 
-Elsewhere: Spark's side (`view_source`), cutting answers (`view_answer`), what a query may say
+Elsewhere: Spark's side (`source`), cutting answers (`answer`), what a query may say
 (`views.core.query.parameters`).
 """
 

@@ -164,13 +164,13 @@ class Batch:
         except MillstreamError as error:
             yield from self._raise_unless_of_a_document(error, "source")
             if len(wanted) == 1:
-                yield from self._copy(wanted[0], ATTEMPTS_OF_SUSPECTS_MAX)
+                yield from self._copy(wanted[0], Fetch, ATTEMPTS_OF_SUSPECTS_MAX)
                 return
             middle = len(wanted) // 2
             yield from self._move(wanted[:middle], ATTEMPTS_OF_SUSPECTS_MAX)
             yield from self._move(wanted[middle:], ATTEMPTS_OF_SUSPECTS_MAX)
             return
-        self._went_well.add(Copy)
+        self._went_well.add(Fetch)
         streamed = {each.name for each in fetched.documents if each.has_attachments}
         self._missing |= {name for name, _ in fetched.missing if name not in streamed}
         self._missing |= _unanswered(wanted, fetched)
@@ -180,7 +180,7 @@ class Batch:
             yield from self._write(group)
         for each in wanted:
             if each.name in streamed:
-                yield from self._copy(each)
+                yield from self._copy(each, Copy)
 
     def _raise_unless_of_a_document(self, error: MillstreamError, *sides: Side) -> Steps[None]:
         """Raise an error of a whole request that no document in it can be at fault for.
@@ -205,18 +205,22 @@ class Batch:
                 raise error
         return Failure(name, rev, error.code, str(error))
 
-    def _copy(self, wanted: Wanted, attempts: int = ATTEMPTS_MAX) -> Steps[None]:
-        """Have a document with its attachments pass."""
+    def _copy(self, wanted: Wanted, kind: type, attempts: int = ATTEMPTS_MAX) -> Steps[None]:
+        """Have a document with its attachments pass.
+
+        If it does not, it is a suspect unless a request of this kind went well: a `Fetch` where
+        one failed for this document before.
+        """
         failures: Sequence[Failure]
         try:
             failures = yield from self._copied(wanted, attempts)
-            self._went_well.add(Copy)
+            self._went_well.add(kind)
         except MillstreamError as error:
             if error.code == "not_found":
                 failures = [Failure(wanted.name, "", MISSING, str(error))]
             else:
                 yield from self._raise_unless_of_a_document(error, "source", "target")
-                failures = [self._suspected(Copy, error, wanted.name)]
+                failures = [self._suspected(kind, error, wanted.name)]
         self._read += len(wanted.revs)
         self._written += max(0, len(wanted.revs) - len(failures))
         self._missing |= {each.name for each in failures if each.error == MISSING}
@@ -247,12 +251,13 @@ class Batch:
             failures = [Failure("", "", error.code, str(error))]
             if len(documents) == 1:
                 failures = [self._suspected(Write, error, documents[0].name, documents[0].rev)]
+            attempts = ATTEMPTS_OF_SUSPECTS_MAX
         if len(documents) == 1:
             failures = [each._replace(name=documents[0].name) for each in failures[:1]]
         elif not all(each.name in names for each in failures):
             middle = len(documents) // 2
-            yield from self._write(documents[:middle], ATTEMPTS_OF_SUSPECTS_MAX)
-            yield from self._write(documents[middle:], ATTEMPTS_OF_SUSPECTS_MAX)
+            yield from self._write(documents[:middle], attempts)
+            yield from self._write(documents[middle:], attempts)
             return
         self._failures += failures
         self._written += max(0, len(documents) - len(failures))
@@ -263,7 +268,7 @@ class Batch:
         """Write, and again what failed but may go well later."""
         final: dict[tuple[str, str], Failure] = {}
         count, wait_ms = len(documents), RETRY_MIN_MS
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(attempts):
             failures: Sequence[Failure] = yield from asked(
                 "target", Write(tuple(documents)), attempts
             )

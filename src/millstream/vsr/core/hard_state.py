@@ -7,7 +7,7 @@ Invariants:
    contents in one step, or not at all; what the view itself has brought may come after it.
 3. Nothing is sent that depends on a hard state before that is durable.
 
-Elsewhere: its bytes and files (`durable_steps`), when it changes (`storage.Storage.persist`).
+Elsewhere: its bytes and files (`durable_steps`), when it changes (`vsr.core.replica.storage`).
 
 Source: Liskov and Cowling 2012, section 4.
 """

@@ -77,8 +77,8 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
     async with Nodes(tmp_path / "nodes", 3) as nodes:
         for key, value in REGISTERS.items():
             assert (await nodes.ask(b"SET", key, value)).code is Code.OK
-        leader = nodes.running[await nodes.leader()]
-        lsn = await admin(leader, b"BACKUP", b"1", str(file).encode())
+        leader, lsn = await nodes.admin(b"BACKUP", b"1", str(file).encode())
+        assert lsn.startswith(b":"), lsn
         assert await admin(leader, b"RESTORE", b"9", str(file).encode()) == lsn
         first = await until(lambda: leader.groups.numbered.get(9))
         await until(lambda: first.replica.leading and first.replica.commit_lsn > int(lsn[1:]))

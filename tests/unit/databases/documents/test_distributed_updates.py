@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,25 @@ async def change(nodes: SpreadNodes, *edits: tuple[str, Decide], at: str = "a") 
 def code_of(found: object) -> str:
     assert isinstance(found, MillstreamError), found
     return found.code
+
+
+async def test_a_long_decision_about_a_document_of_another_node_is_made_in_a_thread(
+    nodes: SpreadNodes,
+) -> None:
+    threads = list[bool]()
+
+    class Noted:
+        def __init__(self, *, is_long: bool) -> None:
+            self.is_long = is_long
+
+        def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return put(b"{}")(document)
+
+    done = await change(nodes, ("k1", Noted(is_long=False)), ("k2", Noted(is_long=True)))
+    assert all(isinstance(one, Written) and one.seqno for one in done)
+    assert threads == [True, False]
+    assert nodes.network.requests(WriteStored) == ["b"]
 
 
 async def test_a_thousand_documents_are_two_requests(nodes: SpreadNodes) -> None:

@@ -240,6 +240,14 @@ def test_a_document_that_a_target_stumbles_over_is_a_failure_if_it_takes_others(
         sides.run([Row(name, ("1-" + name,)) for name in names])
 
 
+def test_a_target_that_stumbles_over_all_documents_is_given_up_soon(sides):
+    names = [f"n{number}" for number in range(100)]
+    sides.failures = {name: ["internal_server_error"] * 999 for name in names}
+    with pytest.raises(UnavailableError):
+        sides.run([Row(name, ("1-" + name,)) for name in names])
+    assert sum(each.wait_ms for each in sides.of(Pause)) < 30_000
+
+
 def names_in(request):
     if isinstance(request, Diff):
         return set(request.revs)
@@ -315,9 +323,10 @@ def test_what_a_side_says_of_itself_is_no_documents_fault(sides, code):
         sides.run()
 
 
-@pytest.mark.parametrize("kinds", [(Diff,), (Write,), (Fetch, Copy)], ids=str)
+@pytest.mark.parametrize("kinds", [(Diff,), (Write,), (Fetch, Copy), (Copy,)], ids=str)
 def test_a_side_that_takes_nothing_is_at_fault_though_it_answers(sides, kinds):
     rows = [Row(f"n{number:02}", (f"1-{number}",)) for number in range(3 * SUSPECTS_MAX)]
+    sides.streamed = {row.name for row in rows} if kinds == (Copy,) else set()
     failing(sides, kinds, {row.name for row in rows}, UnavailableError("500", code="badmatch"))
     with pytest.raises(UnavailableError, match="500"):
         sides.run(rows)

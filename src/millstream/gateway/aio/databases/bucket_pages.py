@@ -3,7 +3,7 @@
 Invariants:
 1. Only administrators create, delete and compact; others see the buckets they have a right in.
 
-Elsewhere: the buckets (`node.buckets`).
+Elsewhere: the buckets (`databases.buckets`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _keys(request: web.Request) -> web.Response:
     if "after" in query:
         start = max(prefix, _key_of(query["after"]) + b"\0")
     text = query.get("limit", str(KEYS_MAX))
-    if not text.isdecimal() or not 1 <= int(text) <= KEYS_MAX:
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= KEYS_MAX:
         raise UsageError(f"limit is 1 to {KEYS_MAX}", code="bad_request")
     left, found = int(text), list[str]()
     end = prefix + b"\xff" * (KEY_BYTES_MAX + 1)

@@ -5,7 +5,7 @@ Invariants:
 2. What is answered is durable and in force. A map makes replicas where it places them; it makes
    no copy active, and none that is active stand down.
 
-Elsewhere: what is a map (`model.bucket_map`), what follows from one (`node.buckets`).
+Elsewhere: what is a map (`model.bucket_map`), what follows from one (`databases.buckets`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Invariants:
    have the passwords of others.
 2. The database of jobs is made when something is first written into it.
 
-Elsewhere: what a job may ask for (`replication.core.jobs`), who runs it (`node.replications`).
+Elsewhere: what a job may ask for (`replication.core.jobs`), who runs it
+(`databases.jobs.replications`).
 Source: CouchDB's replicator.
 """
 

@@ -4,7 +4,8 @@ Invariants:
 1. A revision that is named has to be the present one; none at all replaces whatever is there.
 2. What was answered is durable.
 
-Elsewhere: where they lie, and which are taken back when history is (`kv.core.local_documents`).
+Elsewhere: where they are stored, and which go when history is rolled back
+(`databases.documents.local_documents`).
 Source: CouchDB's `_local` documents.
 """
 

@@ -139,7 +139,7 @@ class _Together:
     """Revisions of one document from a peer, which are stored at once.
 
     Args:
-        pending: they.
+        pending: these revisions.
         revs_limit: of the database.
     """
 
@@ -150,7 +150,7 @@ class _Together:
         paths = (one.edit.sent.path for one in pending)
         revisions = sum(1 if path is None else len(path.ids) for path in paths)
         self.is_long = revisions > QUICK_REVISIONS_MAX
-        """Whether it is to be decided beside the loop."""
+        """Whether `kv.aio.documents.revision_store` decides it in a thread."""
 
     def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
         """Decide what becomes of the document."""
@@ -217,9 +217,8 @@ async def _write(
             now = _first_of_each(edits, open_ones)
             await _validate(request, bucket, pending, now, done, settings.security)
             now = [at for at in now if done[at] is None]
-        for one in (pending[at] for at in now):
-            if one.is_large:
-                await one.sign(await host.documents.read(bucket, one.edit.doc_id))
+        await _sign(request, bucket, pending, now, done)
+        now = [at for at in now if done[at] is None]
         if not validates:
             groups = _groups(edits, now, together_max)
             joint = [_Together([pending[at] for at in one], settings.revs_limit) for one in groups]
@@ -241,6 +240,24 @@ async def _write(
         code="temporarily_unavailable",
     )
     return [late if result is None else result for result in done]
+
+
+async def _sign(
+    request: web.Request,
+    bucket: str,
+    pending: Sequence[_Pending],
+    now: Sequence[int],
+    done: list[Stored | MillstreamError | None],
+) -> None:
+    """Learn the signatures of large edits; those that were validated have theirs."""
+    for at in now:
+        one = pending[at]
+        if not one.is_large or one.expected is not None:
+            continue
+        try:
+            await one.sign(await request.app[HOST].documents.read(bucket, one.edit.doc_id))
+        except MillstreamError as error:
+            done[at] = error
 
 
 async def _change_alone(
@@ -275,7 +292,7 @@ async def _change_together(
     is_durable: bool,
     uuid: str,
 ) -> list[Sequence[Stored | MillstreamError | None]]:
-    """Make changes that are stored at once; return what came of each, None: they do not fit."""
+    """Make changes that are stored at once; return the result of each; None: they do not fit."""
     if not joint:
         return []
     wanted: list[tuple[str, Decide]] = [(one.pending[0].edit.doc_id, one) for one in joint]
@@ -305,7 +322,7 @@ def _groups(edits: Sequence[Edit], numbers: Sequence[int], most: int) -> list[li
 
 
 def _first_of_each(edits: Sequence[Edit], numbers: Sequence[int]) -> list[int]:
-    """Return of the changes of each document the first: the next is judged by what it leaves."""
+    """Return the first change of each document: the next one is judged by its result."""
     first: dict[str, int] = {}
     for at in numbers:
         first.setdefault(edits[at].doc_id, at)

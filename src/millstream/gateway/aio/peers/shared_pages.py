@@ -10,7 +10,7 @@ Invariants:
 2. Documents are answered in order, of the first ones as many as fit, at least one.
 
 Elsewhere: who asks (`cluster.peers`, `databases.documents.remote_documents`), what is told
-(`node.shared`).
+(`databases.shared_answers`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from millstream.gateway.aio.answers import (
     read_object,
     require,
 )
-from millstream.gateway.core.api.node import RespSessionHost
+from millstream.gateway.core.api.node import CommonNodeApi
 from millstream.views.core.design.design_documents import DESIGN_PREFIX, design_name, read_design
 from millstream.views.core.mango.definitions import parse_definition
 from millstream.views.core.mango.planning import ALL_DOCS, Index, indexes_of
@@ -42,7 +42,7 @@ _OPTIONS: Final = frozenset({"index", "type", "name", "ddoc", "w", "partitioned"
 _LANGUAGE: Final = "query"
 
 
-async def indexes_of_bucket(host: RespSessionHost, bucket: str) -> list[Index]:
+async def indexes_of_bucket(host: CommonNodeApi, bucket: str) -> list[Index]:
     """Return the JSON indexes of a bucket, by design document and name.
 
     Raises:

@@ -7,7 +7,7 @@ Invariants:
 3. A wrong query is refused before anything is read; what fails later is cut off.
 
 Elsewhere: indexes (`mango_index_pages`), queries and which index serves (`views.core.mango`), the
-rows of an index (`gateway.core.api.node.IndexHost`), all documents
+rows of an index (`gateway.core.api.node.IndexApi`), all documents
 (`gateway.core.api.node.DocumentScan`). Source: CouchDB's `_find`.
 """
 

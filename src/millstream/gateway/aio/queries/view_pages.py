@@ -6,8 +6,8 @@ Invariants:
 3. Whoever asks is not blamed for a design document that cannot be used: that is 500.
 
 Elsewhere: parameters (`views.core.query.parameters`), the answers
-(`gateway.core.api.node.IndexHost`), how they
-leave (`streaming`), design documents (`design_pages`).
+(`gateway.core.api.node.IndexApi`), how they leave (`streaming`), design documents
+(`design_pages`).
 Source: CouchDB's view API.
 """
 

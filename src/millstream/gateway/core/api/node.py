@@ -29,15 +29,15 @@ from millstream.views.core.design.design_code import Revised, Updated
 
 __all__ = [
     "BucketStatus",
+    "CommonNodeApi",
     "DesignApi",
     "DocumentScan",
     "FunctionApi",
-    "IndexHost",
+    "IndexApi",
     "NodeApi",
     "NodeMetrics",
     "PartRequest",
     "PartitionStatus",
-    "RespSessionHost",
     "ViewAnswer",
     "WriterCall",
 ]  # fmt: skip
@@ -247,7 +247,7 @@ class DocumentScan(Protocol):
         """
 
 
-class IndexHost(Protocol):
+class IndexApi(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
     Every call may raise `UnavailableError` (`index_unavailable`: the index process is being
@@ -313,11 +313,11 @@ class IndexHost(Protocol):
         """Return the running builds and compactions, as `_active_tasks` shows them."""
 
 
-class RespSessionHost(Protocol):
+class CommonNodeApi(Protocol):
     """The part of the interface that nodes without data have, too; all calls run in the loop."""
 
     @property
-    def indexes(self) -> IndexHost:
+    def indexes(self) -> IndexApi:
         """The views."""
 
     @property
@@ -356,7 +356,7 @@ class RespSessionHost(Protocol):
         """Return the running replications as `_active_tasks` shows them."""
 
 
-class NodeApi(RespSessionHost, Protocol):
+class NodeApi(CommonNodeApi, Protocol):
     """A node with data as the pages see it; all calls run in the loop."""
 
     @property

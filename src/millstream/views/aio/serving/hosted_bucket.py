@@ -116,7 +116,7 @@ class HostedBucket:
         """Why a design document, or an index by its signature, cannot be used."""
         self._change = asyncio.Lock()
         self._tasks = Tasks()
-        self._opening = OpeningIndexes(self._opened, lambda: self.apply(self._order), self._tasks)
+        self._opening = OpeningIndexes(self._opened, self.apply, self._tasks)
         self._began_ms: dict[tuple[str, str], int] = {}
         """When work was first seen: signature, kind of task."""
         self._is_stopping = False
@@ -148,9 +148,10 @@ class HostedBucket:
 
     # -- which indexes there are
 
-    async def apply(self, order: BucketOrder) -> None:
-        """Become what the engine says."""
+    async def apply(self, order: BucketOrder | None = None) -> None:
+        """Become what the engine says; None: what it said last, also while this waited."""
         async with self._change:
+            order = order or self._order
             if order.follows != self._order.follows:
                 await self._indexer.set_sources(sources_of(order, self._kv, self._access))
             self._order = order
@@ -585,7 +586,7 @@ class HostedBucket:
             # What could not be opened is tried again, what was opened late is taken in.
             can_be_tried = any(each.retry != "never" for each in self._refusals.values())
             if can_be_tried or self._opening.signatures:
-                await self.apply(self._order)
+                await self.apply()
             for hosted in list(self._open.values()):
                 await asyncio.to_thread(hosted.staging.expire)
                 sizes = hosted.index.sizes()

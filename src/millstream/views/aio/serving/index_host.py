@@ -7,7 +7,7 @@ Invariants:
 
 Elsewhere: one bucket (`hosted_bucket`), the socket (`index_server`), the process
 (`node.processes.index_child`), how a query is answered, by one node (`answering`) and by several
-(`spreading`).
+(`distributed_queries`).
 """
 
 from __future__ import annotations

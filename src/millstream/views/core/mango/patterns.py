@@ -7,6 +7,7 @@ possessive and atomic groups, recursion, conditions. `\d`, `\w`, `\s` and `\b` a
 
 Invariants:
 1. A pattern has at most `PATTERN_CHARACTERS_MAX` characters; RE2 has `MEMORY_BYTES_MAX` for it.
+   At most `COMPILED_MAX` patterns are kept compiled, however many selectors there are.
 2. A text whose search could take more than `WORK_MAX` steps does not match.
 3. The same text always gives the same answer.
 """
@@ -14,12 +15,14 @@ Invariants:
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import re2
 
 __all__ = [
+    "COMPILED_MAX",
     "MEMORY_BYTES_MAX",
     "PATTERN_CHARACTERS_MAX",
     "WORK_MAX",
@@ -29,8 +32,10 @@ __all__ = [
 ]
 
 PATTERN_CHARACTERS_MAX: Final = 1000
-MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
+MEMORY_BYTES_MAX: Final = 2 * 1024 * 1024
 """Memory of one compiled pattern, and of what RE2 remembers while it searches."""
+COMPILED_MAX: Final = 128
+"""Patterns that a process keeps compiled; the others are compiled anew for each text."""
 WORK_MAX: Final = 1_000_000_000
 """Bytes of a text times `Pattern.steps`: at worst ten seconds, mostly some milliseconds."""
 _TOKEN: Final = re.compile(
@@ -43,8 +48,13 @@ _TOKEN: Final = re.compile(
 )
 _LINE_END: Final = r"(?:\n?\z)"
 """PCRE's `$` is also true in front of a line end that is the last character."""
-_ESCAPES: Final = {r"\h": r"[ \t\xa0]", r"\H": r"[^ \t\xa0]", r"\e": r"\x1b", r"\Z": _LINE_END}
-_ESCAPES_IN_CLASS: Final = {r"\h": r" \t\xa0", r"\e": r"\x1b"}
+_ESCAPES: Final = {
+    r"\h": r"[ \t\xa0]", r"\H": r"[^ \t\xa0]", r"\e": r"\x1b", r"\Z": _LINE_END,
+    r"\s": "[[:space:]]", r"\S": "[[:^space:]]",  # RE2's have no \v
+}  # fmt: skip
+_ESCAPES_IN_CLASS: Final = {
+    r"\h": r" \t\xa0", r"\e": r"\x1b", r"\s": "[:space:]", r"\S": "[:^space:]",
+}  # fmt: skip
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 
 
@@ -53,38 +63,47 @@ class PatternError(ValueError):
 
 
 class Pattern:
-    """A compiled regular expression."""
+    """A regular expression."""
 
-    def __init__(self, compiled: re2._Regexp) -> None:
-        self._search = compiled.search
-        self.steps: int = compiled.programsize
+    def __init__(self, syntax: bytes) -> None:
+        self._syntax = syntax
+        self.steps: int = _compiled(syntax).programsize
         """The most steps that RE2 needs for a byte of a text."""
 
     def is_in(self, text: str) -> bool:
         """Return whether some part of a text matches. The search does not hold the GIL."""
         data = text.encode(errors="surrogatepass")
-        return len(data) * self.steps <= WORK_MAX and self._search(data) is not None
+        if len(data) * self.steps > WORK_MAX:
+            return False
+        return _compiled(self._syntax).search(data) is not None
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """Return a compiled regular expression.
+    """Return a regular expression.
 
     Raises:
         PatternError: it is none, or too large, or has what is not supported.
     """
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise PatternError(f"more than {PATTERN_CHARACTERS_MAX} characters")
+    return Pattern(_in_syntax_of_re2(pattern).encode(errors="surrogatepass"))
+
+
+@lru_cache(COMPILED_MAX)
+def _compiled(syntax: bytes) -> re2._Regexp:
     import re2  # here, so that workers of Spark, which use no selectors, do without it
 
     options = re2.Options()
     options.log_errors = False
     options.max_mem = MEMORY_BYTES_MAX
+    options.never_capture = True  # finding groups takes much longer
     try:
-        encoded = _in_syntax_of_re2(pattern).encode(errors="surrogatepass")
-        return Pattern(re2.compile(encoded, options))
+        return re2.compile(syntax, options)
     except re2.error as error:
         (reason,) = error.args
         raise PatternError(reason.decode(errors="replace")) from error
+    finally:
+        re2.purge()  # it would keep 128 of them
 
 
 def _in_syntax_of_re2(pattern: str) -> str:

@@ -1,4 +1,4 @@
-"""`coordination.core.pool.hosting`: founding once, opening, invitations, deleting."""
+"""`coordination.core.pool.hosted_groups`: founding once, opening, invitations, deleting."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 import pytest
 
+from millstream.errors import UnavailableError
+
 
 async def test_buckets_come_and_go(client, body):
     listed = await body(await client.get("/_millstream/buckets"))
@@ -46,7 +48,8 @@ async def test_keys_come_in_pages(client, body):
     assert await body(await client.get(f"{path}?after=ab")) == {"keys": ["b"]}
     assert await body(await client.get(f"{path}?prefix=a&after=a")) == {"keys": ["ab"]}
     assert await body(await client.get(path, params={"prefix": r"\x6162"})) == {"keys": ["ab"]}
-    for bad in ("limit=0", "limit=1001", "limit=x", r"after=\xg", r"prefix=\x0"):
+    limits = ("limit=0", "limit=1001", "limit=x", "limit=" + "9" * 5000)
+    for bad in (*limits, r"after=\xg", r"prefix=\x0"):
         await body(await client.get(f"{path}?{bad}"), 400)
     await body(await client.get("/_millstream/buckets/none/keys"), 404)
 
@@ -90,3 +93,10 @@ async def test_only_administrators_have_replicas_indexed(guarded, guarded_host, 
     path = "/_millstream/buckets/orders/index_replicas"
     await body(await guarded.put(path, json={"wanted": True}, headers=bob), 403)
     await body(await guarded.put(path, json={"wanted": True}, headers=ada))
+
+
+@pytest.mark.parametrize("path", ["/_millstream/buckets/orders", "/orders"])
+async def test_a_bucket_that_is_not_served_can_be_deleted(client, open_host, body, path):
+    open_host.documents.failure = UnavailableError("it did not open", code="bucket_failed")
+    assert await body(await client.delete(path)) == {"ok": True}
+    assert open_host.buckets == {}

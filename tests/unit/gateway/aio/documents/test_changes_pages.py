@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from millstream.access.users import UserStore
 from millstream.gateway.aio.documents import changes_pages
+from millstream.gateway.aio.parsing import QUICK_BODY_BYTES_MAX
+from millstream.gateway.core.changes import parse_changes
 
 URL = "/orders/_changes"
 
@@ -276,3 +279,17 @@ async def test_a_feed_of_nobody_ends_once_there_are_users(client, open_host):
     open_host.users.put("ada", "secret", ["admin"])
     async with asyncio.timeout(60):
         assert b'"last_seq":"0-' in await response.read()
+
+
+async def test_only_long_requests_are_understood_in_the_thread(client, bucket, monkeypatch):
+    threads = []
+
+    def noted(*arguments):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse_changes(*arguments)
+
+    monkeypatch.setattr(changes_pages, "parse_changes", noted)
+    await client.get(URL)
+    await client.post(URL, json={"doc_ids": ["a"]})
+    await client.post(URL, json={"doc_ids": ["a" * QUICK_BODY_BYTES_MAX]})
+    assert threads == [True, True, False]

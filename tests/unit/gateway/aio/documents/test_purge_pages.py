@@ -1,5 +1,7 @@
 """`_purge`, `_purged_infos` and `_purged_infos_limit`."""
 
+from millstream.errors import UnavailableError
+
 
 async def test_leaves_are_purged(client, open_host, body, forked):
     path = "/orders/_purge"
@@ -40,3 +42,21 @@ async def test_purges_are_listed_with_the_revisions_that_went(client, body):
     await body(await client.put("/orders/_purged_infos_limit", data=b"1"))
     assert await body(await client.get(path)) == {"purged_infos": told[1:]}
     await body(await client.get("/none/_purged_infos"), 404)
+
+
+async def test_old_contents_are_forgotten_though_the_purge_cannot_be_noted(
+    client, open_host, body, monkeypatch
+):
+    first = (await body(await client.put("/orders/d", json={"secret": 1}), 201))["rev"]
+    second = (await body(await client.put(f"/orders/d?rev={first}", json={}), 201))["rev"]
+    assert (await body(await client.get(f"/orders/d?rev={first}")))["secret"] == 1
+
+    async def full(*_):
+        raise UnavailableError("the disk is full", code="disk_full")
+
+    monkeypatch.setattr(open_host.documents, "note_purges", full)
+    await body(await client.post("/orders/_purge", json={"d": [second]}), 503)
+    path = {"start": 2, "ids": [second[2:], first[2:]]}
+    again = {"docs": [{"_id": "d", "_revisions": path}], "new_edits": False}
+    assert await body(await client.post("/orders/_bulk_docs", json=again), 201) == []
+    await body(await client.get(f"/orders/d?rev={first}"), 404)

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from millstream.errors import AccessError
+from millstream.documents.json_text import LARGE_BYTES
+from millstream.errors import AccessError, UnavailableError
+from millstream.gateway.aio.documents import writing
 from millstream.gateway.aio.documents.writing import VALIDATION_TRIES_MAX
 
 PATH = "/orders/d"
@@ -122,3 +124,44 @@ async def test_many_changes_of_one_document_are_judged_one_after_the_other(clien
     assert [new["n"] for new, _ in judged] == list(range(count))
     winners = [-1 if old is None else old["n"] for _, old in judged]
     assert winners == [-1, 0, 1, 2, 3, 4, 4, *range(6, count - 1)]
+
+
+async def test_a_large_document_that_cannot_be_read_is_refused_alone(
+    client, open_host, body, monkeypatch
+):
+    documents, read = open_host.documents, open_host.documents.read
+
+    async def failing(bucket, doc_id, *, is_durable=False):
+        if doc_id == "large":
+            raise UnavailableError("its node is away", code="node_failed")
+        return await read(bucket, doc_id, is_durable=is_durable)
+
+    monkeypatch.setattr(documents, "read", failing)
+    asked = {"docs": [{"_id": "a"}, {"_id": "large", "x": "x" * LARGE_BYTES}, {"_id": "b"}]}
+    told = await body(await client.post("/orders/_bulk_docs", json=asked), 201)
+    assert [(one["id"], one.get("error")) for one in told] == [
+        ("a", None), ("large", "node_failed"), ("b", None),
+    ]  # fmt: skip
+    assert set(documents.database("orders").documents) == {"a", "b"}
+
+
+@pytest.mark.parametrize("is_judged", [False, True])
+async def test_a_large_document_is_read_and_signed_once(
+    client, open_host, body, monkeypatch, is_judged
+):
+    signed, read = [], []
+    sign, read_one = writing.signature_of, open_host.documents.read
+
+    def signing(*texts, **said):
+        signed.append(said["parent"])
+        return sign(*texts, **said)
+
+    async def reading(bucket, doc_id, *, is_durable=False):
+        read.append(doc_id)
+        return await read_one(bucket, doc_id, is_durable=is_durable)
+
+    monkeypatch.setattr(writing, "signature_of", signing)
+    monkeypatch.setattr(open_host.documents, "read", reading)
+    open_host.functions.judge = (lambda new, old: None) if is_judged else None
+    await body(await client.put(PATH, json={"x": "x" * LARGE_BYTES}), 201)
+    assert (signed, read) == ([None], ["d"])

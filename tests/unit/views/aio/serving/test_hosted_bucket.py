@@ -231,6 +231,19 @@ def full(*_, **__):
     raise UnavailableError("the disk is full", code="disk_full")
 
 
+async def test_an_order_that_comes_while_the_last_one_waits_to_be_applied_again_stays(hosted):
+    bucket = hosted.bucket
+    async with bucket._change:
+        newest = asyncio.ensure_future(hosted.apply({"e": OTHER}))
+        await asyncio.sleep(0)
+        again = asyncio.ensure_future(bucket._opening._take_in())
+        await asyncio.sleep(0)
+    await asyncio.gather(newest, again)
+    assert bucket.info("e")["signature"]
+    with pytest.raises(ConditionError):
+        bucket.info("d")
+
+
 async def test_what_could_not_be_begun_is_not_opened_twice(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
 

@@ -1,13 +1,16 @@
 """Regular expressions: the same as Python's where both know the syntax, in bounded time."""
 
+import gc
 import re
 import time
 
 import pytest
+import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.views.core.mango.patterns import (
+    COMPILED_MAX,
     PATTERN_CHARACTERS_MAX,
     WORK_MAX,
     PatternError,
@@ -94,6 +97,8 @@ def test_the_same_texts_match_as_in_python(pattern, texts):
         (r"a{,3}b", "a{,3}b", "aab"),
         (r"[]a]x", "]x", "bx"),
         (r"\h\S", "\ta", " \t"),
+        (r"^\s[\s]$", "\v\v", "\va"),
+        (r"^\S[\Sx]$", "aé", "a\v"),
         ("", "", None),
     ],
 )
@@ -142,3 +147,11 @@ def test_a_text_that_could_cost_too_much_does_not_match():
     text = "a" * 901 + "c"
     assert pattern.is_in(text)
     assert not pattern.is_in(text + "a" * (WORK_MAX // pattern.steps))
+
+
+def test_a_bounded_number_of_patterns_is_kept_compiled():
+    names = [f"kept{number}" for number in range(3 * COMPILED_MAX)]
+    patterns = list(map(compile_pattern, names))
+    assert all(pattern.is_in(name) for pattern, name in zip(patterns, names, strict=True))
+    compiled = [one.pattern for one in gc.get_objects() if isinstance(one, re2._Regexp)]
+    assert len({name.encode() for name in names}.intersection(compiled)) == COMPILED_MAX
