@@ -8,8 +8,8 @@ Invariants:
    and is another history from there on.
 2. A crash while it is made leaves no group that anybody knows of.
 
-Elsewhere: taking the snapshot (`snapshotting`), the commands (`replica_commands`,
-`group_commands`), reading and writing the file (the shell).
+Elsewhere: taking the snapshot (`vsr.core.replica.snapshot_taking`), the commands
+(`pool.replica_commands`, `pool.group_commands`), reading and writing the file (the shell).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`coordination.core.pool.boots`: older and other copies of a node's directory are refused."""
+"""`core.pool.incarnations`: older and other copies of a node's directory are refused."""
 
 from __future__ import annotations
 
