@@ -1,6 +1,6 @@
 """A group's state in a file, and a new group that begins with it.
 
-The file is a snapshot's file (`durable`): whole or refused.
+The file is a snapshot's file (`vsr.core.disk.durable_steps`): whole or refused.
 
 Invariants:
 1. A restored group is another group: of another id, in an epoch of a later generation than all

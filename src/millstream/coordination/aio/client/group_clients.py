@@ -8,7 +8,7 @@ Invariants:
    then, and from then on the node itself goes only forward on it. What came over other
    connections, as changes do, is noted here, and named in each stale read (`SEEN`).
 
-Elsewhere: the commands (`async_client`), connections and repeats (`aio.client`).
+Elsewhere: the commands (`async_client`), connections and repeats (`group_client`).
 """
 
 from __future__ import annotations
