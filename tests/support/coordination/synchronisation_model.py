@@ -4,7 +4,7 @@ Invariants:
 1. Every wait is looked at after every entry, in order; nothing is indexed.
 2. A command returns the first word of its reply; `finals` has those of requests that waited.
 
-Elsewhere: the machine that this is compared with (`synchronisation` and its commands).
+Elsewhere: the machine that this is compared with (`holders` and its commands).
 """
 
 from __future__ import annotations

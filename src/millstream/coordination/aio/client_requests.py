@@ -6,8 +6,8 @@ Invariants:
 3. That there is no such element is said only by the group that has the namespace, or by the system
    group if none has.
 
-Elsewhere: who asks (`core.front`), who answers (`aio.group_runner`, for names of namespaces
-`aio.namespaces`).
+Elsewhere: who asks (`core.resp.session`), who answers (`aio.group_runner`, for names of
+namespaces `aio.namespaces`).
 """
 
 from __future__ import annotations

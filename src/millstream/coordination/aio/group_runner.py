@@ -8,7 +8,8 @@ Invariants:
 3. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
    any more; `on_fatal` is told once.
 
-Elsewhere: every decision (`core.replica`), the files (`aio.journal`), connections (`aio.peers`).
+Elsewhere: every decision (`vsr.core.replica`), the files (`vsr.aio.journal`), connections
+(`aio.peers`).
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Groups:
             settled.settle()
             settled.close()
         else:
-            self._reached(standing.group_id).forget()
+            self._forget_reached(standing.group_id)
             format_group(disk, standing)
         sync_directory(self.directory)
 
@@ -187,9 +187,18 @@ class Groups:
             sync_directory(self.directory)
         return self.disk(group_id)
 
-    def _reached(self, group_id: bytes) -> ReachedFile:
+    def _reached(self, group_id: bytes) -> ReachedFile | None:
+        """Return where it is noted how far a group got, None if nothing can be noted. Blocks."""
         path = self.directory.with_name(self.directory.name + REACHED)
-        return ReachedFile(OsDisk(path), self._node_id, group_id)
+        try:
+            return ReachedFile(OsDisk(path), self._node_id, group_id)
+        except OSError as error:
+            _LOG.warning("older copies of groups are not recognized: %s: %s", path, error)
+            return None
+
+    def _forget_reached(self, group_id: bytes) -> None:
+        if (reached := self._reached(group_id)) is not None:
+            reached.forget()
 
     @property
     def numbered(self) -> dict[int, GroupRunner]:
@@ -210,7 +219,7 @@ class Groups:
             _end_subscriptions(runner)
         for path in (self.directory / group_id.hex(), self.making(group_id)):
             await asyncio.to_thread(self._remove, path)
-        await asyncio.to_thread(self._reached(group_id).forget)
+        await asyncio.to_thread(self._forget_reached, group_id)
 
     @staticmethod
     def _remove(path: Path) -> None:

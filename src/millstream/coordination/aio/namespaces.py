@@ -12,8 +12,8 @@ Invariants:
    otherwise is asked again.
 4. What is answered is known on this node: who asks next where a name is finds it.
 
-Elsewhere: what is asked next (`core.namespace.settling`), what nodes know (`core.pool_board`),
-requests of clients (`aio.client_requests`).
+Elsewhere: what is asked next (`core.namespace.settling`), what nodes know
+(`core.pool.system_board`), requests of clients (`aio.client_requests`).
 """
 
 from __future__ import annotations

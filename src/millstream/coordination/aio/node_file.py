@@ -2,7 +2,7 @@
 
 Invariants:
 1. The id is random, made once, and never given to another directory; `incarnation` grows, durably,
-   before a process says anything to another node (`core.boots`).
+   before a process says anything to another node (`core.pool.boot_stamps`).
 2. Both files are written in place, one after the other, each synced, and only both make a start
    count. So a start needs no free space, after a crash one is whole, and later damage to either
    one brings back no older incarnation.

@@ -3,7 +3,7 @@
 Invariants:
 1. Nothing is written. What the next start heals by itself is told and is no damage.
 
-Elsewhere: the files (`node_file`, `pool_copies`), a group's (`core.group_check`).
+Elsewhere: the files (`node_file`, `pool_copies`), a group's (`core.pool.group_check`).
 """
 
 from __future__ import annotations

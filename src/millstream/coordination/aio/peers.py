@@ -13,7 +13,7 @@ Invariants:
    there is something to send.
 5. Receiving gives the loop back after `TURN_S`.
 
-Elsewhere: the frames (`core.messages`), who is told what (`aio.coordinator`).
+Elsewhere: the frames (`vsr.core.messages`), who is told what (`aio.coordinator`).
 docs/reference/coordination-messages.md.
 """
 

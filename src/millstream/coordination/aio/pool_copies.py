@@ -5,7 +5,7 @@ Invariants:
    damage to either one brings back nothing older than what was kept.
 2. Of two whole ones `pool` is in force; the next start writes the other one again.
 
-Elsewhere: its bytes (`core.pool_file`), when it is written (`aio.pool_runner`).
+Elsewhere: its bytes (`core.pool.file_format`), when it is written (`aio.pool_runner`).
 """
 
 from __future__ import annotations

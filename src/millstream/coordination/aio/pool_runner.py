@@ -342,6 +342,7 @@ class PoolRunner:
                 if work.phase is not Phase.OPEN or error.code != SET_BACK:
                     raise
                 self.set_back[work.group_id] = str(error)
+                self._put_off.pop(work.group_id, None)
                 _LOG.critical("coordination group %s stays closed: %s", work.group_id.hex(), error)
                 return False
             except (UnavailableError, OSError) as error:

@@ -15,8 +15,8 @@ Invariants:
    are not whole, those that have let theirs wait for longest are cut off. Who takes what waits
    lives, however slowly it does that.
 
-Elsewhere: everything a request means (`core.front`), log-ins (`aio.user_guard`), who may connect
-from where (who listens).
+Elsewhere: everything a request means (`core.resp.session`), log-ins (`aio.user_guard`), who may
+connect from where (who listens).
 """
 
 from __future__ import annotations

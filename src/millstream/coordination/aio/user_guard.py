@@ -7,7 +7,8 @@ Invariants:
 3. Whoever's record was changed is told of (`on_user_changed`) `DROP_S` later: behind the reply.
 
 Elsewhere: the record (`access.users`), tokens (`aio.provider`), connections
-(`aio.resp_server`), commands (`core.front_commands`, `core.front_users`).
+(`aio.resp_server`), commands (`core.resp.common_commands`,
+`core.resp.user_commands`).
 """
 
 from __future__ import annotations

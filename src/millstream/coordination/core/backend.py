@@ -5,7 +5,7 @@ Invariants:
    that is gone by then ignores it.
 2. Nothing here waits or raises: what cannot be done is told by the reply.
 
-Elsewhere: who asks (`front`), who answers (the shell with its groups, and the pool).
+Elsewhere: who asks (`resp.session`), who answers (the shell with its groups, and the pool).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Backend(Protocol):
     def subscribe(
         self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
     ) -> Reply:
-        """Begin subscriptions on this node's member (`namespace.subscribing.subscribe`).
+        """Begin subscriptions on this node's member (`namespace.commands.subscriptions`).
 
         OK without a value if they have begun, or with an error; or why this member cannot.
         """
@@ -111,7 +111,7 @@ class Backend(Protocol):
         """Return what INFO shows: sections of names and figures."""
 
     def settings(self) -> dict[bytes, bytes]:
-        """Return what the node was started with: keys of `NODE` (`namespace.keys`)."""
+        """Return what the node was started with: keys of `NODE` (`namespace.state.keys`)."""
 
 
 class Principal(NamedTuple):

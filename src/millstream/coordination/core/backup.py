@@ -1,6 +1,6 @@
 """A group's state in a file, and a new group that begins with it.
 
-The file is a snapshot's file (`durable`): whole or refused.
+The file is a snapshot's file (`vsr.core.disk.durable_steps`): whole or refused.
 
 Invariants:
 1. A restored group is another group: of another id, in an epoch of a later generation than all
@@ -8,8 +8,8 @@ Invariants:
    and is another history from there on.
 2. A crash while it is made leaves no group that anybody knows of.
 
-Elsewhere: taking the snapshot (`snapshotting`), the commands (`replica_commands`,
-`group_commands`), reading and writing the file (the shell).
+Elsewhere: taking the snapshot (`vsr.core.replica.snapshot_taking`), the commands
+(`pool.replica_commands`, `pool.group_commands`), reading and writing the file (the shell).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Invariants:
 1. A path begins with a slash and a register's key does not, so no command can mean both.
 2. A group without namespaces has the same bytes as one of a version that knew none.
 
-Elsewhere: namespaces (`namespace.machine`), registers (`register`), how their commands are written
-(`namespace.admission`, `register_commands`).
+Elsewhere: namespaces (`namespace.machine`), registers (`registers`), how their commands are
+written (`namespace.admission`, `register_commands`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["GROUP_COMMANDS", "GroupState"]
 
 
 class GroupState:
-    """The state machine of a group (`register.StateMachine`)."""
+    """The state machine of a group (`vsr.core.state_machine.StateMachine`)."""
 
     def __init__(self) -> None:
         self.registers = Registers()
@@ -118,7 +118,7 @@ class GroupState:
         self, subscriber: Subscriber, wish: Hearing, lsn: int, confirm: Callable[[Path], None],
         begun: Begun = FROM_THE_START,
     ) -> Reply:  # fmt: skip
-        """Begin subscriptions (`subscribing.subscribe`); OK without a value if they have begun."""
+        """Begin subscriptions (`subscriptions`); OK without a value if they have begun."""
         try:
             state = self.namespace.state
             subscribe(state, self.audience, subscriber, wish, lsn, confirm, begun)

@@ -3,7 +3,7 @@
 Invariants:
 1. What is logged is bounded, and understood by the state machine: nothing else gets into the log.
 
-Elsewhere: what the commands do (`register`), all that is not about registers (`front`).
+Elsewhere: what the commands do (`registers`), all that is not about registers (`resp.session`).
 """
 
 from __future__ import annotations

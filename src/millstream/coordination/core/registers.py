@@ -5,8 +5,8 @@ Invariants:
    no clock, no chance, no order of hashing.
 2. What it does not understand it answers with an error, and changes nothing.
 
-Elsewhere: which entries it is given (`member`), sessions (`client_table`), how clients write
-these commands (`register_commands`).
+Elsewhere: which entries it is given (`vsr.core.replica.execution`), sessions
+(`client_table`), how clients write these commands (`register_commands`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants:
 3. What was looked up or put lately is found without a search: `_recent` says what the chunks say,
    of at most `RECENT_MAX` keys.
 
-Elsewhere: what is kept in one (`register`), who freezes (`snapshotting`).
+Elsewhere: what is kept in one (`registers`), who freezes (`vsr.core.replica.snapshot_taking`).
 """
 
 from __future__ import annotations

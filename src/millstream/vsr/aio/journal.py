@@ -6,11 +6,11 @@ Invariants:
 2. `on_done` is called in the loop, with each number in order, once that step is durable.
 3. While there is no space the step waits and is tried again; nothing overtakes it. Only a snapshot
    of the own state is given up instead, which `on_given_up` is told.
-4. How far all had got is noted after each step, outside of the files (`core.reached`).
+4. How far all had got is noted after each step, outside of the files (`core.disk.reached_file`).
 5. After any other error `on_fatal` is called once, and nothing is reported or written any more:
    the process has to stop.
 
-Elsewhere: the steps (`core.journal`), who needs them (the replica).
+Elsewhere: the steps (`core.disk.journal`), who needs them (the replica).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Configuration(NamedTuple):
 
     `first_view` begins without a vote, since its primary led the epoch before (or is the first
     member). `old`: the members of the epoch before. `journalled`: members keep the log on their
-    disks; else a restart loses it, and the others give it back (`recovering`).
+    disks; else a restart loses it, and the others give it back (`replica.recovery`).
     """
 
     epoch: int

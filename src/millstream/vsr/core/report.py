@@ -4,7 +4,7 @@ Invariants:
 1. It is a picture of one moment; asking for it changes nothing.
 2. Only a primary knows how far the others are, so only its report has `lags`.
 
-Elsewhere: where the figures come from (`replica`), how they are printed (STATUS).
+Elsewhere: where the figures come from (`replica.reporting`), how they are printed (STATUS).
 """
 
 from __future__ import annotations

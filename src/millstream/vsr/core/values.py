@@ -9,7 +9,8 @@ Invariants:
 1. One value has one encoding, so replies of all members are equal.
 2. A value is shown in RESP2 and RESP3 from the same bytes.
 
-Elsewhere: RESP (`resp`), which values a command gives (the state machine, `front`, the pool).
+Elsewhere: RESP (`coordination.core.resp.protocol`), which values a command gives (the state
+machine, the pool).
 """
 
 from __future__ import annotations

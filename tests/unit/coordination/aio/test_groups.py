@@ -17,6 +17,7 @@ from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands.subscriptions import Wish
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.pool.effects import GroupChanged
+from millstream.coordination.core.pool.group_check import REACHED
 from millstream.errors import UnavailableError
 from millstream.vsr.core.disk.careful_files import CarefulFiles
 from millstream.vsr.core.disk.durable_steps import SUPERBLOCK
@@ -155,6 +156,20 @@ async def test_no_descriptor_left_is_no_failed_disk(
     assert told.value.code == "disk_full"
     files.rename("moved", SUPERBLOCK)
     files.close()
+
+
+async def test_a_group_works_where_nothing_can_be_noted_beside_its_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "coord").mkdir()
+    (tmp_path / ("coord" + REACHED)).write_text("no directory can be made here")
+    made = Made(tmp_path / "coord")
+    await made.groups.format(founded(GROUP, NODE, (NODE,)))
+    await made.groups.open(GROUP, 7)
+    await until(lambda: made.changes and made.changes[-1].leads)
+    assert "older copies of groups are not recognized" in caplog.text
+    await made.groups.drop(GROUP)
+    assert made.groups.here() == ()
 
 
 async def test_who_listens_to_a_group_that_goes_is_told(tmp_path: Path) -> None:

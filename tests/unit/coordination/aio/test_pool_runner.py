@@ -13,13 +13,15 @@ import pytest
 from millstream.coordination.aio import pool_copies
 from millstream.coordination.aio import pool_runner as module
 from millstream.coordination.aio.coordinator import Coordinator
+from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.pool_copies import POOL_FILES
 from millstream.coordination.core.pool.effects import FIRST_GROUP
 from millstream.coordination.core.pool.membership import REMOVED
 from millstream.coordination.core.pool.messages import Address, Deleted, Hello, PoolEnvelope
-from millstream.errors import CorruptionError, RemoteProtocolError
+from millstream.errors import CorruptionError, RemoteProtocolError, UnavailableError
 from millstream.runtime.disk import OsFile
 from millstream.runtime.files import write_atomically
+from millstream.vsr.core.disk.reached_file import SET_BACK
 from support.coordination.coordinators import admin, until
 
 NUMBER = b"%d" % FIRST_GROUP
@@ -190,6 +192,25 @@ async def test_a_group_that_finds_no_space_is_put_off_and_the_others_are_opened(
     await until(lambda: all(one.replica.leading for one in node.groups.running.values()))
     assert len(node.groups.running) == 2
     assert not gone.exists()
+    await node.stop()
+
+
+async def test_a_group_that_was_put_off_and_stays_closed_waits_for_no_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OPEN_RETRY_S", 0.01)
+    async with node_in(tmp_path):
+        pass
+    errors = [UnavailableError("full", code="disk_full"), CorruptionError("old", code=SET_BACK)]
+
+    async def refuse(*_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(Groups, "open", refuse)
+    node = await Coordinator.start(tmp_path)
+    await until(lambda: node.pool.set_back)
+    assert not node.pool.is_disk_full
+    assert not errors
     await node.stop()
 
 

@@ -12,8 +12,8 @@ Invariants:
 2. One client has one session in each group that it uses; what is ephemeral, held or taken belongs
    to it.
 
-Elsewhere: connections, numbers and repeats (`aio.client`, `core.caller`), what can be held
-(`aio.holding`), changes (`aio.subscription`), errors (`core.client_errors`).
+Elsewhere: connections, numbers and repeats (`group_client`, `core.client.caller`), what can be
+held (`held`), changes (`subscription`), errors (`core.client.errors`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AsyncClient(GroupClients):
         on_session_lost: called in the loop when the group has ended the session. The next call
             begins a new one; ephemeral elements, locks and items taken are gone.
 
-    All methods may raise `MillstreamError`; `core.client_errors` says which, and what to do.
+    All methods may raise `MillstreamError`; `core.client.errors` says which, and what to do.
 
     Raises:
         UsageError: `bad_address`.

@@ -13,7 +13,7 @@ Invariants:
 2. Any thread may call; `KeyboardInterrupt` cancels the call that is waited for.
 3. Nobody waits for a client that was closed: each call that is under way then ends with an error.
 
-Elsewhere: all methods, arguments and errors (`aio.async_client`).
+Elsewhere: all methods, arguments and errors (`async_client`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants:
 2. What was acknowledged is not told again under this name, whatever becomes of connections and of
    the session: a new one is told of the name anew, and how far it was heard.
 
-Elsewhere: changes (`aio.subscription`), repeats (`aio.client`).
+Elsewhere: changes (`subscription`), repeats (`group_client`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants:
    cannot be told by the deadline, `OutcomeUnknownError` says so; no other error leaves it open.
 2. All methods are called in the loop that the client was entered in; after `close` nothing runs.
 
-Elsewhere: what is repeated, where and when (`core.caller`).
+Elsewhere: what is repeated, where and when (`core.client.caller`).
 """
 
 from __future__ import annotations

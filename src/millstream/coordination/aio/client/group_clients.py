@@ -8,7 +8,7 @@ Invariants:
    then, and from then on the node itself goes only forward on it. What came over other
    connections, as changes do, is noted here, and named in each stale read (`SEEN`).
 
-Elsewhere: the commands (`aio.async_client`), connections and repeats (`aio.client`).
+Elsewhere: the commands (`async_client`), connections and repeats (`group_client`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SYSTEM: Final = 1
 class GroupClients:
     """A client for each group that is used; each has a session of its own.
 
-    Arguments: as of `aio.async_client.AsyncClient`.
+    Arguments: as of `async_client.AsyncClient`.
     """
 
     def __init__(

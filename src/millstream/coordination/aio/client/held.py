@@ -11,7 +11,7 @@ Invariants:
 3. A client has a path once: what is held belongs to its session, so a second holder in the same
    client would be none.
 
-Elsewhere: asking again while it waits (`core.caller`), who is next (the node).
+Elsewhere: asking again while it waits (`core.client.caller`), who is next (the node).
 """
 
 from __future__ import annotations

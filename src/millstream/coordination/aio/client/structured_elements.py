@@ -3,7 +3,7 @@
 Invariants: handles hold no state but a path; a handler of `Queue.work` that ends well has its item
 acknowledged, any other gives it back: each item is handled at least once.
 
-Elsewhere: the client that makes them (`aio.async_client`), what they do (the node).
+Elsewhere: the client that makes them (`async_client`), what they do (the node).
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ Invariants:
 4. Under a name (`durable`), a change is acknowledged once its reader asks for the next one, or
    leaves `async with` without an error: so each is worked off at least once.
 
-Elsewhere: what to ask for and what is new (`core.following`), names (`aio.durable_places`).
+Elsewhere: what to ask for and what is new (`core.client.resumed_subscription`), names
+(`durable_positions`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ Invariants:
 7. Since when the primary has heard the session is told by what was sent, never by a reply's time.
 8. No clock, no dice: both are arguments.
 
-Elsewhere: sockets, and the calls that people make (`aio.client`); the other end (`front`).
+Elsewhere: sockets, and the calls that people make (`aio.client`); the other end
+(`resp.session`).
 
 Source: V2R2, "Client"; Liskov and Cowling 2012, section 4.1.
 """

@@ -3,7 +3,8 @@
 Invariants: values, tokens and ids are bytes as they came; paths and names are text; versions are
 `Version`; times are milliseconds.
 
-Elsewhere: the commands (`aio.async_client`), the replies' other end (`namespace.tree`).
+Elsewhere: the commands (`aio.client.async_client`), the replies' other end
+(`namespace.commands.tree`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants:
 3. A lock keeps out who begins, not who goes on: that one waits until it is let in again.
 4. No clock, no sockets.
 
-Elsewhere: connections (`aio.subscription`), the node's end (`namespace.audience`).
+Elsewhere: connections (`aio.client.subscription`), the node's end (`namespace.audience`).
 
 Source: V2R2, "Subscribe to an element".
 """

@@ -3,7 +3,7 @@
 Invariants:
 1. What is logged was understood, so at work it can only be refused for what there is by then.
 
-Elsewhere: understanding (`commands`), doing (`machine`), connections (`front`).
+Elsewhere: understanding (`commands`), doing (`machine`), connections (`resp.session`).
 """
 
 from __future__ import annotations

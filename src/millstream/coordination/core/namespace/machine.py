@@ -100,7 +100,7 @@ def _stamp_in(text: bytes) -> int:
 
 
 class Namespace:
-    """The state machine (`register.StateMachine`)."""
+    """The state machine (`vsr.core.state_machine.StateMachine`)."""
 
     def __init__(self, audience: Audience | None = None) -> None:
         self.state = State()

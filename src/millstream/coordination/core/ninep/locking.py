@@ -5,7 +5,7 @@ Invariants:
    nothing waits for it any more.
 2. What was locked by a fid is released when the fid is clunked.
 
-Elsewhere: locks (`namespace.locks`).
+Elsewhere: locks (`namespace.commands.locks`).
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ class AskRestore(NamedTuple):
 
 
 class AdminReply(NamedTuple):
-    """The answer to an administrator, a value of `values`."""
+    """The answer to an administrator, a value of `vsr.core.values`."""
 
     ticket: int
     value: bytes

@@ -4,7 +4,7 @@ Invariants:
 1. Bytes that are not whole are told from a file that is not there: a node that had groups and does
    not know which must not begin anew.
 
-Elsewhere: writing it (the shell), the members' promises (`standing`).
+Elsewhere: writing it (the shell), the members' promises (`vsr.core.hard_state`).
 docs/reference/coordination-format.md.
 """
 

@@ -4,7 +4,8 @@ Invariants:
 1. Nothing is written. What the next start heals, cuts, finishes or removes by itself is told and
    is no damage.
 
-Elsewhere: reading the files (`recovery`), what a start does about it (`journal`).
+Elsewhere: reading the files (`vsr.core.disk.startup`), what a start does about it
+(`vsr.core.disk.journal`).
 """
 
 from __future__ import annotations

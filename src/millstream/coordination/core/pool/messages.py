@@ -1,7 +1,7 @@
 """What nodes of a pool say to each other besides their groups' messages, and its bytes.
 
-Frames are those of the groups (`messages`) with a group id of all zeros, epoch and view 0, and a
-payload in MessagePack: the message's fields as an array, tuples as arrays.
+Frames are those of the groups (`vsr.core.messages`) with a group id of all zeros, epoch and view
+0, and a payload in MessagePack: the message's fields as an array, tuples as arrays.
 
 Invariants:
 1. A frame is whole or refused; every list has a bound.

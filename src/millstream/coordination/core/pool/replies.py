@@ -3,7 +3,7 @@
 Invariants:
 1. Ids are written in hex, addresses as people write them, times in ms and of age, not of a clock.
 
-Elsewhere: which answer there is (`admin_commands`), bytes of values (`values`).
+Elsewhere: which answer there is (`admin_commands`), bytes of values (`vsr.core.values`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ Invariants:
 2. It is late, never wrong for long, and decides nothing: a group that does not have a namespace
    any more says so.
 
-Elsewhere: the names and settings themselves (`namespace.registry`, `namespace.configuration`), who
-posts (`aio.namespaces`), who asks (`aio.client_requests`, `discovery`).
+Elsewhere: the names and settings themselves (`namespace.state.registry`,
+`namespace.state.configuration`), who posts (`aio.namespaces`), who asks (`aio.client_requests`,
+`discovery`).
 
 Source: V2R2, "Nomenclature" (VDS).
 """

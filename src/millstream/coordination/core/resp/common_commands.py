@@ -5,7 +5,7 @@ Invariants:
 2. A password or a token is checked by the guard alone, and nothing else is done on the connection
    meanwhile.
 
-Elsewhere: sessions (`front_sessions`), subscriptions (`front_listening`), the state machine's
+Elsewhere: sessions (`session_commands`), subscriptions (`subscribe_commands`), the state machine's
 commands (`register_commands`).
 """
 

@@ -3,7 +3,7 @@
 Invariants:
 1. What makes no sense is refused whole; none of it counts.
 
-Elsewhere: what it does (`front`).
+Elsewhere: what it does (`session`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Requests are cut by splitting at line ends and comparing the lengths; only a chu
 does not come out, as one with line breaks in its data, is walked through
 (docs/design/0023-coordination-clients.md).
 
-Elsewhere: what requests mean (`front`), values (`values`).
+Elsewhere: what requests mean (`session`), values (`vsr.core.values`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Invariants:
 3. Notices are hints: of each group's the newest `NOTICES_MAX` wait, and none outlives the
    connection. In RESP3 they leave by themselves, in RESP2 who asks gets the next one.
 
-Elsewhere: what is told (`namespace.audience`, `namespace.waits`), the commands
-(`front_listening`), when output is sent (`front`).
+Elsewhere: what is told (`namespace.audience`, `namespace.state.waits`), the commands
+(`subscribe_commands`), when output is sent (`session`).
 """
 
 from __future__ import annotations

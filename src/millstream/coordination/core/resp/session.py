@@ -20,9 +20,9 @@ Invariants:
 6. A state that may be stale is never older than one that was shown on this connection before.
 7. Messages leave between replies, and only while less than `OUT_BYTES_MAX` waits to be sent.
 
-Elsewhere: bytes (`resp`), prefixes (`front_prefixes`), commands of clients (`front_commands`), of
-sessions (`front_sessions`), of messages (`listener`), of the state machine (given as a table of
-parsers), sockets (`aio.resp_server`).
+Elsewhere: bytes (`protocol`), prefixes (`prefixes`), commands of clients (`common_commands`), of
+sessions (`session_commands`), messages (`pushes`), commands of the state machine (given
+as a table of parsers), sockets (`aio.resp_server`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Invariants:
 2. On the primary a subscription begins with a state that a quorum vouched for, elsewhere with one
    no older than the client has seen.
 
-Elsewhere: what may be heard (`namespace.subscribing`), what waits to be told (`listener`).
+Elsewhere: what may be heard (`namespace.commands.subscriptions`), what waits to be told
+(`pushes`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Invariants:
 1. Every command that a node takes is here, once with each way of writing it.
 2. What has a password in it is known, so that it is kept nowhere.
 
-Elsewhere: what a node does with them (`front_commands`, `namespace.admission`), how a line is
-taken apart (`resp.words_of`).
+Elsewhere: what a node does with them (`resp.common_commands`, `namespace.admission`), how a line
+is taken apart (`resp.protocol.words_of`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Invariants:
 1. Nothing is lost: `as_sent` gives the bytes that came.
 2. A status and data are told apart, which clients of RESP mostly do not.
 
-Elsewhere: how a reply is shown to people (`shell_output`), how one is made (`values`, `resp`).
+Elsewhere: how a reply is shown to people (`output`), how one is made (`vsr.core.values`,
+`resp.protocol`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a member of a replication group keeps on disk, as bytes and as what a restart finds.
 
-    superblock          two copies, 64 KiB apart: the standing, and which files are in force
+    superblock          two copies, 64 KiB apart: the hard state, and which files are in force
     journal-<number>    entries, one behind the other
     headers-<number>    a slot of 160 bytes for each entry: its header, and where the entry stands
     snapshot-<number>   state of the group at one LSN
@@ -18,7 +18,7 @@ Invariants:
    snapshot together.
 4. A number is never given to two files that were both in force.
 
-Elsewhere: reading it all at a start (`recovery`), writing it (`journal`).
+Elsewhere: reading it all at a start (`startup`), writing it (`journal`).
 
 Source: Liskov and Cowling 2012; Alagappan et al. 2018 on telling torn from damaged.
 docs/reference/coordination-format.md.
@@ -278,7 +278,7 @@ class DurableImage:
     snapshot_id: SnapshotId | None = None
     """What the superblock names."""
     is_journal_lost: bool = False
-    """Nothing can be said of the log: it is not empty, though it is here. The standing holds."""
+    """Nothing can be said of the log: it is not empty, though it is here. The hard state holds."""
 
     @property
     def link(self) -> Link:
@@ -299,7 +299,7 @@ class DurableImage:
 
     @property
     def for_replica(self) -> Image:
-        """The same, as a replica takes it; the standing must be there."""
+        """The same, as a replica takes it; the hard state must be there."""
         assert self.standing is not None
         if self.is_journal_lost:
             return Image(self.standing, lost=True)

@@ -5,8 +5,8 @@ Invariants:
 2. An append syncs the entries before it writes their slots, and these before it returns.
 3. Install, a new base and a cut prefix write new files, sync them and the directory, and then
    take effect by one superblock write; the files they replace are removed only after it. An
-   install that takes nothing away, and adds only what the view itself has brought, is a standing
-   and an append: in between, the log is the one that the view began with, or more.
+   install that takes nothing away, and adds only what the view itself has brought, is a hard
+   state and an append: in between, the log is the one that the view began with, or more.
    An install that finds many segments writes the entries of the last small ones into its new one,
    too: so there are never more than `SEGMENTS_FEW` and what large ones hold the log.
 4. What the superblock's commit hint covers is never cut, and promises never go back.
@@ -14,8 +14,8 @@ Invariants:
    error, and after any error of a sync or of the superblock, nothing is written any more.
 6. At a start what was found is made durable before it is believed.
 
-Elsewhere: what is found at a start (`recovery`), errors (`careful_files`), the thread that calls
-this (`aio.journal`).
+Elsewhere: what is found at a start (`startup`), errors (`careful_files`), the thread that calls
+this (`vsr.aio.journal`).
 
 Source: Liskov and Cowling 2012. docs/reference/coordination-format.md.
 """
@@ -254,10 +254,10 @@ class Journal:
     def install(self, keep_lsn: int, suffix: Sequence[Entry], standing: HardState) -> None:
         """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
 
-        Takes effect, with the standing, as a whole or not at all. Of a lost log nothing is kept.
-        But if all is kept, and what is behind it was born in this view, the standing may be there
-        before the suffix, as if this log's owner had taken over the view first, and then missed
-        what its primary added. The other way round there would be a lie.
+        Takes effect, with the hard state, as a whole or not at all. Of a lost log nothing is kept.
+        But if all is kept, and what is behind it was born in this view, the hard state may be
+        there before the suffix, as if this log's owner had taken over the view first, and then
+        missed what its primary added. The other way round there would be a lie.
         """
         if self._is_lost:
             assert keep_lsn == 0

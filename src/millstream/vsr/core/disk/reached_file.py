@@ -15,7 +15,7 @@ Invariants:
 2. A note that cannot be written, or is not there, stops nothing.
 
 Elsewhere: who notes (`aio.journal`), who compares (`journal`), whose folders these are
-(`aio.groups`).
+(`coordination.aio.groups`).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Reads:
         self, state: ReplicaState, up: Upcalls, execution: Execution, normal: NormalCase
     ) -> None:
         self.state, self.up, self.execution, self.normal = state, up, execution, normal
-        self.is_asked = False
+        self._is_asked = False
         """Something was to be read in this step."""
         self._round = self._ticks = 0
         self._stale: list[tuple[float, Read]] = []
@@ -123,13 +123,13 @@ class Reads:
             self._resumes.append((state.log.op_lsn, read))
             return None
         self._reads.append(read)
-        self.is_asked = True
+        self._is_asked = True
         return None
 
     def end_step(self) -> None:
         """Begin to check for the reads of one step, all at once."""
-        if self.is_asked:
-            self.is_asked = False
+        if self._is_asked:
+            self._is_asked = False
             if self.state.leading and not self.state.suspended and not self._checks:
                 self._quorum_check()
 

@@ -251,9 +251,7 @@ class Reconfiguration:
             if configuration.closed_lsn >= state.commit_lsn:
                 self._enter(configuration, envelope.sender)
         elif configuration.epoch > self.newest.epoch:
-            self._next, self._started = configuration, set()
-            self.reads.refuse_reads(Code.NOTPRIMARY)
-            self.refuse_held(Code.NOTPRIMARY)
+            self._goes_on_without(configuration)
             if configuration.epoch > state.epoch + 1:
                 self._retire()
 
@@ -277,11 +275,14 @@ class Reconfiguration:
         is_fork = generation(heard.epoch) > generation(self.newest.epoch)
         if is_fork and state.members and state.id not in heard.members:
             journalled = state.configuration.journalled
-            self._next = heard_of(heard.epoch, heard.members, journalled)
-            self._started = set()
-            self.reads.refuse_reads(Code.NOTPRIMARY)
-            self.refuse_held(Code.NOTPRIMARY)
+            self._goes_on_without(heard_of(heard.epoch, heard.members, journalled))
             self._retire()
+
+    def _goes_on_without(self, later: Configuration) -> None:
+        """Know that the group goes on in an epoch without this member: nobody is served here."""
+        self._next, self._started = later, set()
+        self.reads.refuse_reads(Code.NOTPRIMARY)
+        self.refuse_held(Code.NOTPRIMARY)
 
     def on_epoch_started(self, envelope: Envelope, started: EpochStarted) -> None:
         """Count the new members that have begun without this one."""

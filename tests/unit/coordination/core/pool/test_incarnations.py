@@ -1,4 +1,4 @@
-"""`coordination.core.pool.incarnations`: old and foreign copies of a directory are refused."""
+"""`coordination.core.pool.incarnations`: older and other copies of a directory are refused."""
 
 from __future__ import annotations
 

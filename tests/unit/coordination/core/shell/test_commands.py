@@ -1,4 +1,4 @@
-"""`core.shell_commands`: help, completion, and what the shell knows of commands."""
+"""`core.shell.commands`: help, completion, and what the shell knows of commands."""
 
 from __future__ import annotations
 

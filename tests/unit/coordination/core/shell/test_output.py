@@ -1,4 +1,4 @@
-"""`core.shell_output`: replies as V2R2 prints them."""
+"""`core.shell.output`: replies as V2R2 prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`core.shell_replies`: cut from any pieces, and back to the same bytes."""
+"""`core.shell.replies`: cut from any pieces, and back to the same bytes."""
 
 from __future__ import annotations
 

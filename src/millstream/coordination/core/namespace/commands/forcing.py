@@ -5,7 +5,7 @@ Invariants:
 2. No lock is taken from anybody. One that an element has ends with the element; and nothing moves
    to where its locks would meet others that forbid them.
 
-Elsewhere: where it is written (`front_prefixes`), what it passes (`synchronisation`).
+Elsewhere: where it is written (`resp.prefixes`), what it passes (`holders`).
 """
 
 from __future__ import annotations

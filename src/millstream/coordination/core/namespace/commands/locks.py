@@ -10,7 +10,7 @@ Invariants:
 3. A session that makes its READ lock a WRITE one comes before others.
 4. A session that would wait for itself, by way of others, is told DEADLOCK instead.
 
-Elsewhere: what is in the way, offers, what a lock forbids others (`synchronisation`).
+Elsewhere: what is in the way, offers, what a lock forbids others (`holders`).
 
 Source: V2R2, "LOCK".
 """

@@ -10,7 +10,7 @@ Invariants:
 2. A queue that is as it was has no new version.
 3. WAIT reserves nothing: of those who wait, as many as there are items ready are told, in order.
 
-Elsewhere: where items are (`queue_items`), who waits (`synchronisation`).
+Elsewhere: where items are (`queue_items`), who waits (`holders`).
 
 Source: V2R2, "Queues".
 """

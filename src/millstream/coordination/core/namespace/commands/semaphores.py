@@ -6,7 +6,7 @@ Invariants:
 2. A semaphore that is being destroyed takes nobody in; it ends in the entry in which the last one
    leaves it, whether or not anybody waits for that.
 
-Elsewhere: who is next (`synchronisation`).
+Elsewhere: who is next (`holders`).
 
 Source: V2R2, "SEMAPHORE".
 """

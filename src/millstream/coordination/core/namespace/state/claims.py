@@ -10,7 +10,7 @@ Invariants:
 3. `number` is the number of claims that `of` gives.
 4. Which tokens are current is known without a search, unless changes were taken back since.
 
-Elsewhere: what waits (`waits`), what becomes of claims (`synchronisation`).
+Elsewhere: what waits (`waits`), what becomes of claims (`holders`).
 
 Source: V2R2, "LOCK".
 """

@@ -5,7 +5,7 @@ Invariants:
    then what the key is by itself.
 2. Only values that the key reads are kept.
 
-Elsewhere: keys (`keys`), commands (`configuring`), who may change it (`permissions`).
+Elsewhere: keys (`keys`), commands (`settings`), who may change it (`permissions`).
 
 Source: V2R2, "Sessions and Heartbeating" and "Subscribe to an element" on what elements override.
 """

@@ -11,7 +11,7 @@ Invariants:
    or whose history is to be of no length, is gone.
 
 Elsewhere: what is an update (`updates`), who hears it at once (`audience`), who has a mark made
-(`subscribing`).
+(`subscriptions`).
 
 Source: V2R2, "Subscribe to an element".
 """

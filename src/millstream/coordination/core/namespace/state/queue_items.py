@@ -6,7 +6,7 @@ Invariants:
    what is given back the first; several that are given back come in the order of their push.
 3. A session has `TAKEN_MAX` items at most, so its end is bounded work.
 
-Elsewhere: commands (`queues`), who waits for items (`synchronisation`).
+Elsewhere: commands (`queues`), who waits for items (`holders`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Invariants:
    place.
 3. Waits are in the order of their beginning; who waits to make its lock a WRITE one comes first.
 
-Elsewhere: claims on elements (`claims`), what fits (`synchronisation`), who counts an offer's time
-(the primary).
+Elsewhere: claims on elements (`claims`), what fits (`holders`), who counts an offer's time (the
+primary).
 
 Source: V2R2, "LOCK"; the numbers of requests: `client_table`.
 """
