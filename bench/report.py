@@ -39,9 +39,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 _INTRODUCTION = """\
 # Benchmarks
 
-`make bench` measures a node beside Debian's memcached on the same machine and writes this page.
-Machines
-differ, and shared ones are noisy. So compare the ratios, not the absolute times.
+`make bench` measures a node beside other servers on the same machine and writes this page.
+Machines differ, and shared ones are noisy. So compare the ratios, not the absolute times.
 
 A node does more for a write than memcached: it gives the change a sequence number, keeps it in the
 stream, and writes it to a log on disk. The floors are the project's own goals. `make bench` fails
@@ -52,12 +51,14 @@ when one is not reached.
 | requests | the server's processor time per operation | memcached |
 | streams | items/s, cost of one more reader, delay until a reader has a write | Redis streams |
 | Spark | a batch read of a whole bucket | Parquet, PostgreSQL |
-| streams into Spark | micro-batches, from the trigger to the commit | |
+| streams into Spark | micro-batches, from the trigger to the commit, also into sinks | |
 | views on Spark | building an index, then keeping it | |
 | engine | its parts alone; opening; single durable writes | least cost of the bytes; Redis |
 | views | building an index, and queries | PouchDB |
 | coordination | writes, reads and fail-over of a group of three | etcd |
 | locks, elements of sessions, watches, idle sessions | the same | etcd, ZooKeeper |
+| documents | writes, reads, changes and replication over HTTP | PouchDB Server |
+| loading | three times what the memory quota holds; quiet SETs | a quota that holds all; SETs |
 | yardstick | a fixed loop of pure Python, before and after | |
 
 How it is measured:
@@ -90,12 +91,10 @@ How it is measured:
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
   sink, all columns, node and Spark on the same processors.
   - The first read, in which Python workers and the JVM start, is shown apart. Then one warm-up,
-    and
-    the best of three.
+    and the best of three.
   - The same rows are read as Parquet, which is about the least that Spark can spend on them, and
     from Debian's PostgreSQL through Spark's own JDBC source: by ranges of the partition number
-    with
-    an index and in its order on disk, columns in binary, 10,000 rows a fetch.
+    with an index and in its order on disk, columns in binary, 10,000 rows a fetch.
   - All data is in the page cache.
 - **Streams into Spark**: batches as Spark's progress reports them, from the trigger to the commit.
   The shortest batch is that of a query with one task while one document is written each 10 ms, so
