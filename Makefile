@@ -150,14 +150,14 @@ pipelines: $(TEST) accelerator java ## Spark tests against a node, the slow ones
 e2e: $(TEST) accelerator java ## whole processes, kill -9
 	@$(PYTEST) $(PARALLEL) tests/e2e
 
-crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of each machine
+crash: $(TEST) accelerator ## faults at every effect of the disk, and short runs of the simulators
 	@$(PYTEST) $(PARALLEL) tests/crash
 
-soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
+soak: $(TEST) ## 50,000 random histories of a bucket under faults (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
 	  $(PYTEST) tests/crash/test_engine_machine.py
 
-soak-views: $(TEST) ## 20,000 examples of the view engine's machine (EXAMPLES=...; half an hour or more)
+soak-views: $(TEST) ## 20,000 random histories of an index under faults (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),20000) \
 	  $(PYTEST) tests/crash/test_views_machine.py
 
@@ -167,7 +167,7 @@ simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats 
 sites: $(TEST) ## databases that replicate while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
 	@PYTHONPATH=tests $(PY) -m simulators.sites --seeds $(or $(SEEDS),2000) $(ARGS)
 
-fuzz: $(FUZZ) ## bytes nobody would send, at the coordination service, SECONDS=60 for each target; ARGS="twins --file F" repeats
+fuzz: $(FUZZ) ## arbitrary bytes for the coordination service, SECONDS=60 for each target; ARGS="twins --file F" repeats
 	@mkdir -p artifacts
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
@@ -196,7 +196,7 @@ coverage: $(TEST) ## line and branch coverage of the unit tests
 
 # ---- use
 
-demo: $(RUN) accelerator java ## the whole road: flights in, stream out, Spark views, checked (ARGS="--flights 20000")
+demo: $(RUN) accelerator java ## flights in, stream out, views kept by Spark, all checked (ARGS="--flights 20000")
 	@$(VENV)/bin/millstream demo $(ARGS)
 
 bench: $(RUN) accelerator java ## benchmarks; writes docs/benchmarks.md

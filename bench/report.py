@@ -39,7 +39,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 _INTRODUCTION = """\
 # Benchmarks
 
-`make bench` measures a node beside Debian's memcached on the same machine and writes this page.
+`make bench` measures a node beside other servers on the same machine and writes this page.
 Machines differ, and shared ones are noisy. So compare the ratios, not the absolute times.
 
 A node does more for a write than memcached: it gives the change a sequence number, keeps it in the
@@ -51,12 +51,14 @@ when one is not reached.
 | requests | the server's processor time per operation | memcached |
 | streams | items/s, cost of one more reader, delay until a reader has a write | Redis streams |
 | Spark | a batch read of a whole bucket | Parquet, PostgreSQL |
-| streams into Spark | micro-batches, from the trigger to the commit | |
+| streams into Spark | micro-batches, from the trigger to the commit, also into sinks | |
 | views on Spark | building an index, then keeping it | |
 | engine | its parts alone; opening; single durable writes | least cost of the bytes; Redis |
 | views | building an index, and queries | PouchDB |
 | coordination | writes, reads and fail-over of a group of three | etcd |
 | locks, elements of sessions, watches, idle sessions | the same | etcd, ZooKeeper |
+| documents | writes, reads, changes and replication over HTTP | PouchDB Server |
+| loading | three times what the memory quota holds; quiet SETs | a quota that holds all; SETs |
 | yardstick | a fixed loop of pure Python, before and after | |
 
 How it is measured:
