@@ -1,13 +1,13 @@
-"""The journal of a group in a thread of its own: what a replica wants durable, done in order.
+"""The journal of a group in its own thread: it makes a replica's steps durable, in order.
 
 Invariants:
-1. One step is under way at a time and steps take effect in the order they were asked for; appends
-   that wait behind one another become one.
-2. `on_done` is called in the loop, with each number in order, once that step is durable.
-3. While there is no space the step waits and is tried again; nothing overtakes it. Only a snapshot
-   of the own state is given up instead, which `on_given_up` is told.
-4. How far all had got is noted after each step, outside of the files (`core.disk.reached_file`).
-5. After any other error `on_fatal` is called once, and nothing is reported or written any more:
+1. One step runs at a time, and steps take effect in the order in which they were asked for.
+   Appends that wait one behind the other are combined into one.
+2. `on_done` is called in the loop with each number, in order, once that step is durable.
+3. While the disk is full, the step waits and is tried again. No later step overtakes it. Only a
+   snapshot of the own state is given up instead, and `on_given_up` is called.
+4. After each step the progress of the files is noted outside of them (`core.disk.reached_file`).
+5. After any other error `on_fatal` is called once. Nothing is reported or written after it, and
    the process has to stop.
 
 Elsewhere: the steps (`core.disk.journal`), who needs them (the replica).
@@ -35,18 +35,18 @@ __all__ = ["APPEND_BYTES_MAX", "DISK_FULL_RETRY_S", "STEPS_MAX", "JournalThread"
 
 _LOG = logging.getLogger(__name__)
 APPEND_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bodies that waiting appends may have together to become one."""
+"""Most bytes of bodies that waiting appends may have to be combined into one."""
 DISK_FULL_RETRY_S: Final = 1.0
-"""How long a step waits for space before it is tried again."""
+"""How long a step waits for disk space before it is tried again."""
 STEPS_MAX: Final = 4096
-"""Steps that may wait; a replica that asks for more has a fault."""
+"""Most steps that may wait. A replica that asks for more has a fault."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """Some numbers, and what makes them durable; `entries` if it is an append.
+    """The numbers of a step, and the call that makes it durable. `entries` are those of an append.
 
-    `is_optional`: without space it is given up.
+    An `is_optional` step is given up when the disk is full.
     """
 
     ops: list[int]
@@ -56,7 +56,7 @@ class _Step:
 
 
 class JournalThread:
-    """Opened by `open`; all methods are called in the loop."""
+    """Made by `open`. All methods are called in the loop."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class JournalThread:
         self._retry: asyncio.TimerHandle | None = None
         self._is_busy = self._is_closed = False
         self.is_full = False
-        """There is no space: everything waits."""
+        """Set while the disk is full: everything waits."""
 
     @classmethod
     async def open(
@@ -87,12 +87,13 @@ class JournalThread:
         on_given_up: Callable[[int], None] = lambda _: None,
         reached: ReachedFile | None = None,
     ) -> JournalThread:
-        """Open and heal the files of a formatted group; what was found is `image`.
+        """Open and repair the files of a formatted group; `image` is what was found.
 
-        `reached`: where it stands how far they had got, and is noted from now on.
+        `reached`: the file that notes the progress of these files, from now on.
 
         Raises:
-            CorruptionError: a newer version wrote them; `set_back`: they are older than that.
+            CorruptionError: a newer version wrote the files; `set_back`: they are older than
+            noted.
             UnavailableError: `disk_full`, `disk_failed`.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -106,12 +107,12 @@ class JournalThread:
         return cls(journal, thread, on_done, on_fatal, on_given_up, reached)
 
     def take_image(self) -> DurableImage:
-        """Return what was found, once: it holds the whole log."""
+        """Return what was found at the start, once. It holds the whole log."""
         image, self._journal.image = self._journal.image, DurableImage(None)
         return image
 
     def carry_out(self, effect: DiskEffect) -> None:
-        """Do what a replica wants done; its number is reported."""
+        """Carry out an effect of the replica; its number is reported once it is durable."""
         if not isinstance(effect, Append):
             is_optional = isinstance(effect, WriteSnapshot)
             self._add(
@@ -126,7 +127,7 @@ class JournalThread:
             self._add(_Step([effect.op], None, list(effect.entries)))
 
     def perform(self, op: int, call: Callable[[Journal], None]) -> None:
-        """Do any other step, as of snapshots, when those before it are done."""
+        """Carry out any other step, for example of a snapshot, after the steps before it."""
         self._add(_Step([op], call, []))
 
     def _add(self, step: _Step) -> None:
@@ -143,11 +144,11 @@ class JournalThread:
             self._begin(self._steps.popleft())
 
     def _begin(self, step: _Step) -> None:
-        """Have the thread do a step at once: what else the loop has to do goes on meanwhile."""
+        """Start a step in the thread at once, so that the loop can do other work meanwhile."""
         self._thread.submit(self._do, step)
 
     def _do(self, step: _Step) -> None:
-        """In the thread."""
+        """Run the step. Called in the thread."""
         error: BaseException | None = None
         try:
             if step.call is None:
@@ -188,7 +189,7 @@ class JournalThread:
         self._on_fatal(error)
 
     async def close(self) -> None:
-        """Let the step under way end; those behind it, which nobody was told of, are dropped."""
+        """Wait for the running step, and drop the later ones, of which nothing was reported."""
         self._is_closed = True
         self._steps.clear()
         if self._retry is not None:

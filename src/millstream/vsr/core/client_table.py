@@ -1,12 +1,12 @@
-"""Which requests of which sessions were executed, and what was answered: exactly once.
+"""The executed requests of each session and their replies: exactly-once execution.
 
 Invariants:
-1. It changes at apply only, so all members have the same, and a view change that drops a request
-   drops all traces of it.
-2. A request number is executed at most once. What was executed stays known as such until
-   `WINDOW_MAX` larger numbers make it gone; what is gone is never executed. A request that waits
-   counts as neither, whatever its number.
-3. A session's number is the LSN of the entry that opened it: never used again.
+1. The table changes at apply only. So all members have the same table, and a view change that
+   drops a request drops all traces of it.
+2. A request number is executed at most once. An executed number stays known until `WINDOW_MAX`
+   larger numbers follow. Older numbers are gone, and are never executed. A waiting request counts
+   as neither executed nor gone.
+3. A session's number is the LSN of the entry that opened it, and is never used again.
 
 Elsewhere: requests that are logged but not committed (`normal_case`), what a request waits for
 (the state machine), a session's time (the primary).
@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 REPLIES_MAX: Final = 128
-"""Of one session that are kept."""
+"""Most replies that are kept of one session."""
 REPLIES_BYTES_MAX: Final = 1024 * 1024
-"""Of one session; the newest is kept whatever its length."""
+"""Most bytes of replies that are kept of one session. The newest is kept whatever its length."""
 WINDOW_MAX: Final = 256
-"""How far below the highest executed number one may still be executed for the first time."""
+"""How far below the highest executed number a number may still be executed for the first time."""
 SESSIONS_MAX: Final = 100_000
-"""Of one group; no more are opened."""
+"""Most sessions of one group. No more are opened."""
 TIME_OUT_MS: Final = 10_000
-"""So long a client may be silent, if it asks for no less and nothing else is set."""
+"""How long a client may be silent if neither it nor a setting asks for another time."""
 TIME_OUT_MS_MIN: Final = 500
-"""No time-out is shorter."""
+"""The shortest time-out."""
 SECRET_BYTES_MAX: Final = 64
-"""Of what a client proves with that a session is its own; more is not looked at."""
+"""Longest secret with which a client proves that a session is its own. The rest is ignored."""
 _DIGITS_MAX: Final = 9
 
 
@@ -62,7 +62,7 @@ _REPLY: Final = Struct(">QQI")
 
 
 class Past(Enum):
-    """Of a request number."""
+    """What is known of a request number."""
 
     NEW = "never executed"
     WAITING = "executed, and waits for its reply"
@@ -73,7 +73,7 @@ class Past(Enum):
 
 
 class Verdict(NamedTuple):
-    """What the table says of a request; `value` and `lsn` are those of a kept reply."""
+    """The table's answer for a request. `value` and `lsn` are those of a kept reply."""
 
     past: Past
     value: bytes = b""
@@ -133,7 +133,7 @@ class _Session:
         return other
 
     def pieces(self) -> Iterator[bytes]:
-        """Return what counts: numbers that are gone anyway are left out."""
+        """Return the numbers in pieces, without those that are gone in any case."""
         executed = sorted(csn for csn in self.executed if csn > self.highest - WINDOW_MAX)
         yield self.instance + _SESSION.pack(
             self.time_out_ms, len(self.secret), self.highest, len(executed), len(self.replies)
@@ -160,7 +160,7 @@ class _Session:
 
 
 class ClientTable:
-    """The sessions of a group. Numbers of session 0 are nobody's and are never looked at."""
+    """The sessions of a group. Session 0 means no session; its numbers are not checked."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
@@ -179,9 +179,10 @@ class ClientTable:
     def open(
         self, session: int, instance: bytes, time_out_ms: bytes = b"", secret: bytes = b""
     ) -> bool:
-        """Begin a session named after the entry's LSN; False if there are too many.
+        """Open a session named after the entry's LSN. False if there are too many.
 
-        `time_out_ms`: digits; what is none, or is too large, is the longest there is.
+        `time_out_ms`: decimal digits. Anything else, and a number that is too large, means the
+        maximum.
         """
         if len(self._sessions) >= SESSIONS_MAX:
             return False
@@ -192,7 +193,7 @@ class ClientTable:
         return True
 
     def close(self, session: int, instance: bytes) -> bool:
-        """End it, if it is the caller's; what comes of it later is refused."""
+        """Close the session if it belongs to the caller. Its later requests are refused."""
         known = self._sessions.get(session)
         if known is None or known.instance != instance:
             return False
@@ -200,21 +201,21 @@ class ClientTable:
         return True
 
     def expire(self, sessions: Iterable[int]) -> None:
-        """End them, whosever they are."""
+        """End these sessions, whoever they belong to."""
         for session in sessions:
             self._sessions.pop(session, None)
 
     def time_out_ms(self, session: int) -> int:
-        """Return how long its client asked to be silent; there has to be such a session."""
+        """Return the session's time-out. The session must exist."""
         return self._sessions[session].time_out_ms
 
     def about(self, session: int) -> tuple[bytes, int, int]:
-        """Return its instance, time-out and highest number; there has to be such a session."""
+        """Return the session's instance, time-out and highest number. The session must exist."""
         known = self._sessions[session]
         return known.instance, known.time_out_ms, known.highest
 
     def know(self, instance: bytes, session: int, secret: bytes) -> tuple[Code, int]:
-        """Return what a client that goes on with its session is told: its highest number."""
+        """Return what a client that resumes its session is told: its highest number."""
         known = self._sessions.get(session)
         if known is None or known.instance != instance:
             return Code.SESSIONEXPIRED, 0
@@ -232,13 +233,13 @@ class ClientTable:
         return _NEW if csn > known.highest else known.judge(csn)
 
     def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
-        """Keep the reply of a request that was just executed for the first time."""
+        """Keep the reply of a request that has just been executed for the first time."""
         if session:
             known = self._sessions[session]
             (known if known.age == self._age else self._own(session)).store(csn, value, lsn)
 
     def wait(self, session: int, csn: int) -> None:
-        """Note a request that was executed, and waits for its reply: it has none yet."""
+        """Note a request that was executed and has no reply yet because it waits."""
         self._own(session).reach(csn)
 
     def _own(self, session: int) -> _Session:
@@ -248,16 +249,16 @@ class ClientTable:
         return known
 
     def freeze(self) -> Iterator[bytes]:
-        """Return the table of this moment, in small pieces, while it changes.
+        """Return the table as of this moment, in small pieces, while it goes on changing.
 
-        A session that is stored to later is copied, once; sessions are in order, since their
-        numbers only grow.
+        A session that changes later is copied, once. Sessions are in order, since their numbers
+        only grow.
         """
         self._age += 1
         return _pieces(list(self._sessions.items()))
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let the table be what `freeze` wrote, one session with each step."""
+        """Replace the table by what `freeze` wrote, one session with each step."""
         self._sessions = {}
         for _ in range(pieces.number()):
             session = pieces.number()

@@ -1,13 +1,14 @@
-"""Who belongs to a replication group, in which epoch, and what shows that the epoch has begun.
+"""The members of a replication group, their epoch, and the proof that the epoch has begun.
 
 Invariants:
 1. Members are sorted, so all of them name the same primary for a view.
 2. A configuration is its own proof: it names the entry that closed the epoch before it by LSN and
-   hash, and that entry holds these members. Whoever has it may act on it, whoever sent it.
-   One that only others have heard of, without that entry, is no proof: it is never passed on.
+   hash, and that entry holds these members. A member may act on it, whoever sent it. A
+   configuration that is only known by report, without that entry, is no proof and is never passed
+   on.
 3. A fork begins another generation of epochs: a group that was restored from a backup, or forced
-   to go on without its majority. No change of members leads from one generation to the next, so
-   entries of two generations are of one history only up to where the later one began.
+   to go on without its majority. No change of members leads from one generation to the next. So
+   entries of two generations share history only up to where the later one began.
 
 Elsewhere: how one configuration follows another (`reconfiguration`), what is durable of it
 (`hard_state`).
@@ -43,23 +44,23 @@ __all__ = [
 ]
 
 MEMBERS_MAX: Final = 7
-"""Of one group; three of them may fail."""
+"""Most members of one group. Three of them may fail."""
 SIZES: Final = (3, 5, 7)
-"""That a change may lead to; a group of one is where a lone node begins."""
+"""Fewest members that a change may lead to. Only a new node begins with a group of one."""
 _GENERATION_BITS: Final = 16
-"""Of an epoch, the low ones: so many changes of members fit between two generations."""
+"""Low bits of an epoch: the number of member changes between two generations."""
 GENERATION_STEPS: Final = 128
-"""A fork is so many generations ahead at most: two forks of one group mostly differ."""
+"""Most generations by which a fork is ahead. Two forks of one group mostly differ in it."""
 _EPOCH_MAX: Final = (1 << 32) - 1
 _UNKNOWN_LSN: Final = (1 << 64) - 1
 
 
 class Configuration(NamedTuple):
-    """The members of an epoch; `closed_lsn` and `closed_hash` are the end of the epoch before.
+    """The members of an epoch. `closed_lsn` and `closed_hash` are the end of the epoch before.
 
     `first_view` begins without a vote, since its primary led the epoch before (or is the first
     member). `old`: the members of the epoch before. `journalled`: members keep the log on their
-    disks; else a restart loses it, and the others give it back (`replica.recovery`).
+    disks. Without it a restart loses the log, and the others give it back (`replica.recovery`).
     """
 
     epoch: int
@@ -72,7 +73,7 @@ class Configuration(NamedTuple):
 
     @property
     def quorum(self) -> int:
-        """How many members decide: two such sets have a member in common."""
+        """The number of members that decide. Two such sets have a member in common."""
         return len(self.members) // 2 + 1
 
     @property
@@ -82,28 +83,28 @@ class Configuration(NamedTuple):
 
     @property
     def is_fork(self) -> bool:
-        """Whether no entry of the epoch before closed it: it began where it forked."""
+        """Whether this epoch began by a fork, not by an entry that closed the epoch before."""
         return self.epoch > 0 and (self.epoch % (1 << _GENERATION_BITS) == 0 or not self.old)
 
     @property
     def is_hearsay(self) -> bool:
-        """Whether where it began is not known: see `heard_of`."""
+        """Whether the beginning of this epoch is unknown (see `heard_of`)."""
         return self.closed_lsn == _UNKNOWN_LSN
 
     def primary(self, view: int) -> bytes:
-        """Return who leads `view` if anybody does."""
+        """Return the only member that may lead `view`."""
         return self.members[view % len(self.members)]
 
 
 def generation(epoch: int) -> int:
-    """Return the generation of an epoch: it grows with each fork, never by changes of members."""
+    """Return the generation of an epoch. Only forks raise it, never changes of members."""
     return epoch >> _GENERATION_BITS
 
 
 def forked_epoch(epoch: int, salt: int) -> int | None:
-    """Return the first epoch of a fork of a group in this one; None: there is none left.
+    """Return the first epoch of a fork of a group in this epoch, None if no number is left.
 
-    `salt` tells two forks of one group apart.
+    `salt` makes two forks of one group differ.
     """
     later = generation(epoch) + 1 + salt % GENERATION_STEPS
     found = later << _GENERATION_BITS
@@ -111,7 +112,10 @@ def forked_epoch(epoch: int, salt: int) -> int | None:
 
 
 def heard_of(epoch: int, members: tuple[bytes, ...], journalled: bool) -> Configuration:
-    """Return the configuration of a fork that others told of: it shows that this epoch is over."""
+    """Return the configuration of a fork that others reported.
+
+    It shows that this epoch is over.
+    """
     return Configuration(epoch, members, 0, (), _UNKNOWN_LSN, GENESIS.hash, journalled)
 
 
@@ -124,7 +128,7 @@ def closing_body(members: tuple[bytes, ...], leader: bytes) -> Body:
 
 
 def is_closing(entry: Entry) -> bool:
-    """Return whether a body says what `closing_body` says; who sent it may be wrong."""
+    """Return whether a body says what `closing_body` says. Its sender may be wrong."""
     first_view, *members = argv_of(entry) or (b"",)
     number = number_in(first_view)
     sizes = {len(member) for member in members}
@@ -133,7 +137,7 @@ def is_closing(entry: Entry) -> bool:
 
 
 def successor(current: Configuration, closing: Entry) -> Configuration:
-    """Return the configuration that begins where `closing`, the end of `current`, is committed."""
+    """Return the configuration that begins when `closing`, the end of `current`, is committed."""
     assert closing.header.kind is Kind.RECONFIG
     assert closing.header.epoch == current.epoch
     assert is_closing(closing)

@@ -1,13 +1,13 @@
-"""What happens to a replica, and what it wants done about it.
+"""The events that a replica receives, and the effects that it asks for.
 
 Invariants:
-1. Effects are carried out in their order. Disk effects of one group are carried out one after
-   the other and each, once it is durable, is reported by `DiskDone` with its number, in order.
-2. A replica asks for a Send or Reply that depends on something durable only after the report;
-   so the shell need not hold anything back.
-3. A disk effect that fails stops the process: nothing is tried again.
+1. Effects are carried out in their order. Disk effects of one group are carried out one after the
+   other. Each is reported by `DiskDone` with its number, in order, once it is durable.
+2. A replica asks for a Send or Reply that depends on something durable only after the report. So
+   the shell need not hold anything back.
+3. A disk effect that fails stops the process. Nothing is repeated.
 
-Elsewhere: deciding (`replica`), doing (the shell, the journal).
+Elsewhere: deciding (`replica`), carrying out (the shell, the journal).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Damaged(NamedTuple):
-    """A place of the log that was acknowledged and cannot be read: its header is known."""
+    """A place of the log that was acknowledged and cannot be read. Its header is known."""
 
     header: Header
 
@@ -73,9 +73,9 @@ class Damaged(NamedTuple):
 class Image(NamedTuple):
     """What a restart finds: the hard state, and the log from its first entry on.
 
-    `lost`: the log cannot be told any more, and what is found of it is worth nothing. `base`: the
-    entry before the first one of the log. `stable`: the snapshot that stands for what is below;
-    `snapshot` is None if its file is damaged.
+    `lost`: the log is lost, and what is found of it must not be used. `base`: the entry before the
+    first one of the log. `stable`: the snapshot that stands for the entries below. `snapshot` is
+    None if its file is damaged.
     """
 
     standing: HardState
@@ -96,7 +96,7 @@ class Start(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A member, or somebody who says so, sent this."""
+    """Somebody who claims to be a member sent this."""
 
     envelope: Envelope
 
@@ -112,17 +112,17 @@ class DiskDone(NamedTuple):
 
 
 class DiskGaveUp(NamedTuple):
-    """There was no space for the snapshot of this `WriteSnapshot`; it is not there."""
+    """There was no space for the snapshot of this `WriteSnapshot`: it does not exist."""
 
     op: int
 
 
 class Request(NamedTuple):
-    """A client wants a change; `ticket` comes back with the Reply.
+    """A client wants a change. The Reply carries the same `ticket`.
 
-    SESSION_OPEN has the arguments time-out in ms and secret, both may be missing; its reply is the
-    session's number. `is_counted`: the connection counted the number itself, so it is no
-    repetition: if the number was used before, that was on another connection.
+    SESSION_OPEN has the arguments time-out in ms and secret; both may be missing. Its reply is the
+    session's number. `is_counted`: the connection made up the number itself. So the request is not
+    a repetition: if the number was used before, that was on another connection.
     """
 
     ticket: int
@@ -135,10 +135,10 @@ class Request(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A client wants to know something that is true after it asked.
+    """A client wants to read what is true after it asked.
 
-    `seen`: it is content with any member's state that has at least this LSN applied.
-    `session`: whose sign of life it is.
+    `seen`: any member's state will do that has at least this LSN applied.
+    `session`: the session that this read keeps alive.
     """
 
     ticket: int
@@ -148,19 +148,19 @@ class Read(NamedTuple):
 
 
 class TakeSnapshot(NamedTuple):
-    """Take a snapshot now; the answer, its number, comes once it is stable.
+    """Take a snapshot now. The reply, its number, comes once the snapshot is stable.
 
-    BUSY: one is being taken. UNKNOWN: it was not stable when this member ceased to lead, or in
-    time.
+    BUSY: another one is being taken. UNKNOWN: it was not stable in time, or when this member
+    ceased to lead.
     """
 
     ticket: int
 
 
 class CopyState(NamedTuple):
-    """Freeze the state of this member as it is, whatever the others have; OK with its LSN.
+    """Freeze the state of this member, whatever the others have. The reply is OK with its LSN.
 
-    It is `Replica.copy` then. BUSY: one is being made. NOTREADY: the state is not here.
+    The copy is in `Replica.copy` then. BUSY: one is being made. NOTREADY: the state is not here.
     """
 
     ticket: int
@@ -169,9 +169,9 @@ class CopyState(NamedTuple):
 class Force(NamedTuple):
     """Go on as a group of this member alone: its majority is lost for good.
 
-    The reply is OK with a map of what may be lost, once the new epoch runs if `is_confirmed`, else
-    at once, and nothing changes. CONFLICT: a quorum answers; NOTREADY: it has not listened for
-    long enough; BADCONFIG: it is none that could go on.
+    The reply is OK with a map of what may be lost: once the new epoch runs if `is_confirmed`, else
+    at once, and nothing changes. CONFLICT: a quorum answers. NOTREADY: this member has not
+    listened for long enough. BADCONFIG: this member cannot go on alone.
     """
 
     ticket: int
@@ -179,21 +179,21 @@ class Force(NamedTuple):
 
 
 class Superseded(NamedTuple):
-    """These nodes are said to be the members of a fork of the group: ask them for its epoch."""
+    """These nodes are reported to be members of a fork of the group: ask them for its epoch."""
 
     epoch: int
     members: tuple[bytes, ...]
 
 
 class Soon(NamedTuple):
-    """Other events had their turn after a `CallSoon`."""
+    """Other events have been handled since a `CallSoon`."""
 
 
 class Resume(NamedTuple):
-    """A client goes on with its session on another connection, or asks what is known of it.
+    """A client resumes its session on another connection, or asks what is known of it.
 
     The reply comes once all is applied that was logged before: OK with time-out in ms and highest
-    request number, SESSIONEXPIRED, or NOPERM if the secret is another one.
+    request number, SESSIONEXPIRED, or NOPERM if the secret is wrong.
     """
 
     ticket: int
@@ -203,17 +203,20 @@ class Resume(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """The client of this session lives. Requests and reads that name it say so by themselves."""
+    """The client of this session is alive.
+
+    Requests and reads that name it say so by themselves.
+    """
 
     session: int
 
 
 class Reconfigure(NamedTuple):
-    """Have these members in the next epoch, if it is this one that they shall follow.
+    """Have these members in the next epoch, if the current epoch is the given one.
 
     The reply is OK with the number of the epoch once the next one runs (or these are the members
-    already); CONFLICT with the epoch there is; BADCONFIG with the reason; BUSY; NOTREADY with
-    node and lag of each member that is too far behind or silent; UNKNOWN: it is in the log.
+    already); CONFLICT with the current epoch; BADCONFIG with the reason; BUSY; NOTREADY with node
+    and lag of each member that is too far behind or silent; UNKNOWN: the change is in the log.
     """
 
     ticket: int
@@ -222,9 +225,9 @@ class Reconfigure(NamedTuple):
 
 
 class MovePrimary(NamedTuple):
-    """Have this member lead; the reply is OK once it does.
+    """Have this member lead. The reply is OK once it does.
 
-    BADCONFIG: it is no member; BUSY; NOTREADY: it is too far behind or silent, or another one
+    BADCONFIG: it is no member. BUSY. NOTREADY: it is too far behind or silent, or another member
     leads now.
     """
 
@@ -241,22 +244,22 @@ Event = (
 
 
 class Send(NamedTuple):
-    """Try to deliver this; it may be lost."""
+    """Try to deliver this message. It may be lost."""
 
     receiver: bytes
     envelope: Envelope
 
 
 class SetTimer(NamedTuple):
-    """Report `Timer` after so long; it replaces the one before."""
+    """Report `Timer` after this time. It replaces the timer before."""
 
     after_ms: float
 
 
 class CallSoon(NamedTuple):
-    """Report `Soon` when what waits now has had its turn: there is work to be done in slices.
+    """Report `Soon` after the waiting events have been handled: work is done in slices.
 
-    A report too few delays it until the next Timer, one too many does no harm.
+    A missing report delays the work until the next Timer. An extra one does no harm.
     """
 
 
@@ -270,7 +273,7 @@ class Append(NamedTuple):
 class Install(NamedTuple):
     """Cut the log above `keep_lsn`, put `suffix` there, and replace the hard state.
 
-    A crash leaves all of it or nothing.
+    After a crash all of it or nothing has happened.
     """
 
     op: int
@@ -287,14 +290,14 @@ class WriteHardState(NamedTuple):
 
 
 class WriteSnapshot(NamedTuple):
-    """Make a snapshot durable beside the one in force; without space it may be given up."""
+    """Make a snapshot durable beside the one in force. On a full disk it may be given up."""
 
     op: int
     snapshot: Snapshot
 
 
 class AdoptSnapshot(NamedTuple):
-    """Let a snapshot that was written be the one in force; the log up to `cut_lsn` may go."""
+    """Put a snapshot that was written in force. The log up to `cut_lsn` may be removed."""
 
     op: int
     id: SnapshotId
@@ -302,9 +305,9 @@ class AdoptSnapshot(NamedTuple):
 
 
 class InstallSnapshot(NamedTuple):
-    """Let the log be `suffix` behind a snapshot of another member, and replace the hard state.
+    """Replace the log by `suffix` behind another member's snapshot, and replace the hard state.
 
-    A crash leaves all of it or nothing.
+    After a crash all of it or nothing has happened.
     """
 
     op: int
@@ -317,7 +320,7 @@ DiskEffect = Append | Install | WriteHardState | WriteSnapshot | AdoptSnapshot |
 
 
 class Code(Enum):
-    """What a reply says. All but OK, GONE and UNKNOWN: this attempt changed nothing."""
+    """Status of a reply. All but OK, GONE and UNKNOWN mean that this attempt changed nothing."""
 
     OK = "OK"
     NOTPRIMARY = "NOTPRIMARY"
@@ -335,7 +338,10 @@ class Code(Enum):
 
 
 class Reply(NamedTuple):
-    """The answer to a request or read; `lsn`: the entry it is the result of, or the state read."""
+    """The answer to a request or read.
+
+    `lsn`: the entry that it results from, or the state read.
+    """
 
     ticket: int
     code: Code

@@ -1,14 +1,16 @@
-"""Log entries of a replication group: what is agreed on, the same bytes on every member.
+"""Log entries of a replication group, with the same bytes on every member.
 
     header 112 | hash of the header 16 | body
 
 Invariants:
 1. One entry has one encoding: decoding and encoding again gives the same bytes.
-2. A header's hash covers all of it, and so, by `body_hash`, the body, and by `prev_hash`, every
-   entry before it: members whose logs have the same hash at an LSN have the same log up to there.
-3. `view` is the view that first proposed the entry; a later view that commits it changes nothing.
-4. LSNs begin at 1 and grow by 1, `ts_ms` never falls; neither begins anew in a view or an epoch.
-5. `ts_ms` is information for people. No decision looks at it.
+2. A header's hash covers the whole header. By `body_hash` it covers the body, and by `prev_hash`
+   every entry before. So members whose logs have the same hash at an LSN have the same log up to
+   it.
+3. `view` is the view that first proposed the entry. A later view that commits it does not change
+   it.
+4. LSNs begin at 1 and grow by 1. `ts_ms` never falls. Neither starts again in a view or an epoch.
+5. `ts_ms` is information for people. No decision depends on it.
 
 Elsewhere: what is durable and where (`durable_steps`), what a body asks for (the state machine).
 
@@ -59,14 +61,14 @@ __all__ = [
 HASH_BYTES: Final = 16
 ID_BYTES: Final = 16
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of one entry; what clients may send is bounded below it, where requests are let in."""
+"""Most bytes of one entry. What clients may send is bounded below it, where it is received."""
 BODY_ITEMS_MAX: Final = 65535
-"""Groups, and arguments, of one entry."""
+"""Most groups, and most arguments, of one entry."""
 NOBODY: Final = bytes(ID_BYTES)
 """The client instance of an entry that no client asked for."""
 _VERSION: Final = 1
 _CLAIM: Final = 1
-"""A flag: the request was logged before; its wait is over, and this entry says how it ended."""
+"""Flag: the request was logged before, its wait is over, and this entry holds its outcome."""
 _FIELDS: Final = Struct(">BBHI16sIIQ16sQ16sQQ16s")
 HEADER_BYTES: Final = _FIELDS.size + HASH_BYTES
 """A header and its hash."""
@@ -75,7 +77,7 @@ _DIGITS_MAX: Final = 19
 
 
 class Kind(IntEnum):
-    """What an entry is for."""
+    """The purpose of an entry."""
 
     REQUEST = 1
     NOOP = 2
@@ -90,7 +92,7 @@ class Kind(IntEnum):
 
 
 class Link(NamedTuple):
-    """The end of a log, which the next entry hangs on."""
+    """The end of a log, to which the next entry is linked."""
 
     lsn: int
     hash: bytes
@@ -98,11 +100,11 @@ class Link(NamedTuple):
 
 
 GENESIS: Final = Link(0, bytes(HASH_BYTES), 0)
-"""What the first entry of every group hangs on."""
+"""What the first entry of every group is linked to."""
 
 
 class Header(NamedTuple):
-    """Everything about an entry but its body; made by `chain` and `decode_header`."""
+    """Everything about an entry but its body. Made by `chain` and `decode_header`."""
 
     group_id: bytes
     epoch: int
@@ -118,7 +120,7 @@ class Header(NamedTuple):
     body_length: int
     body_hash: bytes
     encoded: bytes
-    """The same as `HEADER_BYTES` bytes, which every file and message shares."""
+    """The header as `HEADER_BYTES` bytes, the same in every file and message."""
 
     @property
     def hash(self) -> bytes:
@@ -127,17 +129,17 @@ class Header(NamedTuple):
 
     @property
     def link(self) -> Link:
-        """What the next entry hangs on."""
+        """What the next entry is linked to."""
         return Link(self.lsn, self.encoded[-HASH_BYTES:], self.ts_ms)
 
     def follows(self, link: Link) -> bool:
-        """Return whether this is an entry right behind `link`."""
+        """Return whether this entry directly follows `link`."""
         lsn, digest, ts_ms = link
         return self.lsn == lsn + 1 and self.prev_hash == digest and self.ts_ms >= ts_ms
 
 
 class Body(NamedTuple):
-    """Who asks for what; principal and groups are empty if nobody outside asked."""
+    """Who asks for what. Principal and groups are empty if the group itself asked."""
 
     principal: bytes = b""
     groups: tuple[bytes, ...] = ()
@@ -155,17 +157,17 @@ class Entry(NamedTuple):
 
     @property
     def lsn(self) -> int:
-        """Where it stands."""
+        """The LSN of the entry."""
         return self.header.lsn
 
     @property
     def content(self) -> Body:
-        """What it asks for; CorruptionError as `decode_body`."""
+        """The decoded body. Raises CorruptionError as `decode_body`."""
         return decode_body(self.body)
 
 
 def argv_of(entry: Entry) -> tuple[bytes, ...]:
-    """Return the words of its body; none if that is no body: who proposed it was wrong.
+    """Return the words of its body. Empty if the body is invalid, by a fault of its proposer.
 
     All members have the same bytes, so all find the same.
     """
@@ -176,7 +178,7 @@ def argv_of(entry: Entry) -> tuple[bytes, ...]:
 
 
 def number_in(text: bytes) -> int | None:
-    """Return the number of at most 8 bytes that an entry has as digits; None if it is none."""
+    """Return the number of at most 8 bytes that an entry holds as digits, None if it has none."""
     return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
@@ -199,7 +201,7 @@ def chain(
     csn: int = 0,
     claim: bool = False,
 ) -> Entry:
-    """Return the entry behind `link`; a time before the last entry's becomes that."""
+    """Return the entry behind `link`. Its time is at least that of the entry before."""
     data = encode_body(body)
     lsn, prev_hash, last_ms = link
     assert len(group_id) == len(instance) == ID_BYTES
@@ -290,7 +292,10 @@ def decode_entry(data: bytes, offset: int = 0) -> Entry:
 
 
 def decode_entries(data: bytes, offset: int, count: int) -> tuple[tuple[Entry, ...], int]:
-    """Return so many entries, one behind the other, and where they end; errors as there."""
+    """Return this many entries, one behind the other, and where they end.
+
+    Raises the same errors.
+    """
     found = []
     for _ in range(count):
         entry = decode_entry(data, offset)
@@ -305,7 +310,7 @@ def is_body_of(header: Header, body: bytes) -> bool:
 
 
 def encode_body(body: Body) -> bytes:
-    """Return the bytes of a body; what is too long was to be refused before it came here."""
+    """Return the bytes of a body. The caller has refused bodies that are too long."""
     assert len(body.groups) <= BODY_ITEMS_MAX
     assert len(body.argv) <= BODY_ITEMS_MAX
     parts = [_COUNTS.pack(len(body.principal), len(body.groups), len(body.argv)), body.principal]

@@ -1,7 +1,7 @@
 """A member's log in memory: entries in LSN order, with holes where a body was found damaged.
 
 Invariants:
-1. The hashes are one chain; a hole keeps its hash, so what fills it is known exactly.
+1. The hashes are one chain. A hole keeps its hash, so its content is known exactly.
 2. Nothing at or below `base` is here: a snapshot stands for it.
 
 Elsewhere: what is durable of it (`storage`), whose log counts (`log_choice`), files (the journal).
@@ -18,19 +18,19 @@ __all__ = ["Log", "Mark", "size_of", "size_of_all"]
 
 
 class Mark(NamedTuple):
-    """What a member says of one place of its log: the hash, and whether the body is whole."""
+    """What a member reports of one place of its log: the hash, and whether the body is whole."""
 
     hash: bytes
     whole: bool
 
 
 def size_of(entry: Entry) -> int:
-    """Return its bytes in a message."""
+    """Return the size of a mark in a message, in bytes."""
     return HEADER_BYTES + len(entry.body)
 
 
 def size_of_all(entries: Sequence[Entry]) -> int:
-    """Return their bytes in a message."""
+    """Return the size of these marks in a message, in bytes."""
     return HEADER_BYTES * len(entries) + sum([len(body) for _, body in entries])
 
 
@@ -54,16 +54,16 @@ class Log:
 
     @property
     def holes(self) -> Sequence[int]:
-        """Where the body is missing, ascending."""
+        """The LSNs without a body, ascending."""
         return self._holes
 
     @property
     def whole_lsn(self) -> int:
-        """Up to here nothing is missing."""
+        """Up to this LSN nothing is missing."""
         return self._holes[0] - 1 if self._holes else self.op_lsn
 
     def hash_at(self, lsn: int) -> bytes | None:
-        """Return the hash of the entry there, None if it is not known here."""
+        """Return the hash of the entry at an LSN, None if it is not known here."""
         if lsn == self.base.lsn:
             return self.base.hash
         if self.base.lsn < lsn <= self.op_lsn:
@@ -71,7 +71,7 @@ class Log:
         return None
 
     def link_at(self, lsn: int) -> Link | None:
-        """Return what hangs on the entry there, None if it is not known here."""
+        """Return the link that follows the entry at an LSN, None if it is not known here."""
         if lsn == self.base.lsn:
             return self.base
         if self.base.lsn < lsn <= self.op_lsn:
@@ -79,19 +79,22 @@ class Log:
         return None
 
     def entry_at(self, lsn: int) -> Entry | None:
-        """Return the entry there if it is here and whole."""
+        """Return the entry at an LSN if it is here and whole."""
         if self.base.lsn < lsn <= self.op_lsn:
             return self._entries[lsn - self.base.lsn - 1]
         return None
 
     def append(self, entry: Entry) -> None:
-        """Put it at the end, where it belongs."""
+        """Add an entry at the end. It must fit there."""
         header = entry.header
         assert header.follows(self.head)
         self._put(header, entry)
 
     def extend(self, entries: Sequence[Entry], end: Link) -> None:
-        """Put some at the end, where they belong; `end`: of the log with them (`check_chain`)."""
+        """Add entries at the end.
+
+        They must fit there. `end`: the log's end after them (`check_chain`).
+        """
         headers = [header for header, _ in entries]
         self._headers += headers
         self._entries += entries
@@ -99,7 +102,7 @@ class Log:
         self.head, self.op_lsn, self.last = end, end.lsn, headers[-1]
 
     def append_hole(self, header: Header) -> None:
-        """Put a header whose body is damaged at the end."""
+        """Add a header whose body is damaged at the end."""
         assert header.follows(self.head)
         self._put(header, None)
         self._holes.append(header.lsn)
@@ -116,7 +119,7 @@ class Log:
         self.op_lsn = self.head.lsn
 
     def replace_above(self, lsn: int, suffix: Iterable[Entry]) -> None:
-        """Keep what is up to `lsn`, put `suffix` behind it."""
+        """Keep the log up to `lsn`, and put `suffix` behind it."""
         assert self.base.lsn <= lsn <= self.op_lsn
         kept = lsn - self.base.lsn
         self.size -= _size_of_all(self._headers[kept:])
@@ -127,13 +130,13 @@ class Log:
             self.append(entry)
 
     def begin_at(self, base: Link) -> None:
-        """Forget everything; a snapshot stands for all up to `base`."""
+        """Forget the log. A snapshot stands for everything up to `base`."""
         self.base, self.size = base, 0
         self._headers, self._entries, self._holes = [], [], []
         self._find_end()
 
     def drop_prefix(self, lsn: int) -> None:
-        """Forget what is up to `lsn`; a snapshot stands for it."""
+        """Forget the log up to `lsn`. A snapshot stands for it."""
         dropped = lsn - self.base.lsn
         assert 0 <= dropped <= len(self._headers)
         if dropped:
@@ -145,7 +148,10 @@ class Log:
             self._find_end()
 
     def after(self, lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
-        """Return entries right behind `lsn`, up to a hole or a limit; one if any is here."""
+        """Return entries directly behind `lsn`, up to a hole or a limit.
+
+        At least one if any is here.
+        """
         found: list[Entry] = []
         size, begin = 0, lsn - self.base.lsn
         for entry in self._entries[begin : begin + count_max] if begin >= 0 else ():
@@ -158,7 +164,7 @@ class Log:
         return found
 
     def ending_at(self, lsn: int, floor_lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
-        """Return the entries above `floor_lsn` that end at `lsn`; limits cut the older ones."""
+        """Return the entries above `floor_lsn` that end at `lsn`. Limits cut the older ones."""
         found: list[Entry] = []
         size = 0
         while lsn - len(found) > floor_lsn and len(found) < count_max:
@@ -169,7 +175,7 @@ class Log:
         return found[::-1]
 
     def marks(self, lsn: int) -> tuple[Mark, ...]:
-        """Return what this log has above `lsn`."""
+        """Return the marks of this log above `lsn`."""
         start = max(0, lsn - self.base.lsn)
         return tuple(
             Mark(header.hash, entry is not None)

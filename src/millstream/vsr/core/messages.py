@@ -79,19 +79,19 @@ __all__ = [
 ]
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of one message: the largest entry, or the largest vote, and room to spare."""
+"""Most bytes of one message: the largest entry or vote, and room to spare."""
 FRAME_ENTRIES_MAX: Final = 4096
-"""Log entries in one message."""
+"""Most log entries in one message."""
 FRAME_MARKS_MAX: Final = 512 * 1024
-"""Places of a log in one vote; it grows by snapshots never being made."""
+"""Most places of a log in one vote. It is reached only if snapshots are never made."""
 
 
 VIEW_MAX: Final = 1 << 31
-"""Of what is listened to: whoever goes to a view has to have room for the next ones."""
+"""Highest view that a message may name: a member that goes there has room for later views."""
 
 
 class Prepare(NamedTuple):
-    """The primary's next entries; the first one's header says what they hang on."""
+    """The primary's next entries. The first one's header says what they are linked to."""
 
     entries: tuple[Entry, ...]
     commit_lsn: int
@@ -99,7 +99,7 @@ class Prepare(NamedTuple):
 
 
 class PrepareOk(NamedTuple):
-    """All up to `lsn` is durable here and equal to the primary's. `wall_ms` caps time stamps.
+    """All up to `lsn` is durable here and equal to the primary's log. `wall_ms` caps time stamps.
 
     `format_max`: the highest state format that the sender understands.
     """
@@ -111,7 +111,7 @@ class PrepareOk(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The primary lives, and so much is committed; so many members may fail now."""
+    """The primary is alive: how much is committed, how many more members may fail now."""
 
     commit_lsn: int
     commit_hash: bytes
@@ -119,7 +119,7 @@ class Commit(NamedTuple):
 
 
 class QuorumCheck(NamedTuple):
-    """Are you in my view? Only an answer with the same nonce says so."""
+    """Are you in my view? Only an answer with the same nonce confirms it."""
 
     nonce: int
 
@@ -131,9 +131,9 @@ class QuorumCheckOk(NamedTuple):
 
 
 class StartViewChange(NamedTuple):
-    """The sender would go to `proposed`, if enough others would.
+    """The sender would go to the view `proposed` if enough others would.
 
-    `resigned`: it is the primary, and gives up its view by itself; there is nothing to wait for.
+    `resigned`: it is the primary and gives up its view by itself, so there is nothing to wait for.
     """
 
     proposed: int
@@ -141,9 +141,9 @@ class StartViewChange(NamedTuple):
 
 
 class DoViewChange(NamedTuple):
-    """A vote: the sender's log, as far as somebody else has to know it.
+    """A vote: the part of the sender's log that others have to know.
 
-    `marks` are of what is above the commit. `wall_ms` caps time stamps.
+    `marks` describe the entries above the commit. `wall_ms` caps time stamps.
     """
 
     last_normal_epoch: int
@@ -157,18 +157,18 @@ class DoViewChange(NamedTuple):
 
     @property
     def last_normal(self) -> tuple[int, int]:
-        """Epoch and view whose log it is."""
+        """Epoch and view of the primary whose log it is."""
         return self.last_normal_epoch, self.last_normal_view
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has a mark for each entry above the commit, the last one that of the end."""
+        """Whether each entry above the commit has a mark, and the last mark is that of the end."""
         last = self.marks[-1].hash if self.marks else self.commit_hash
         return len(self.marks) == self.op_lsn - self.commit_lsn and last == self.op_hash
 
 
 class StartView(NamedTuple):
-    """The log of a view; `entries` are its end, what lies between is fetched by hash."""
+    """The log of a view. `entries` are its end. What lies before is fetched by hash."""
 
     op_lsn: int
     op_hash: bytes
@@ -178,7 +178,7 @@ class StartView(NamedTuple):
 
 
 class GetView(NamedTuple):
-    """Send me your StartView; I know what is committed up to here."""
+    """Send me your StartView. I know what is committed up to here."""
 
     commit_lsn: int
 
@@ -191,7 +191,7 @@ class GetState(NamedTuple):
 
 
 class NewState(NamedTuple):
-    """Entries of this view behind what was asked; `op_lsn`: how far the sender's log goes."""
+    """Entries of this view that were asked for. `op_lsn`: the end of the sender's log."""
 
     op_lsn: int
     commit_lsn: int
@@ -200,7 +200,7 @@ class NewState(NamedTuple):
 
 
 class GetEntries(NamedTuple):
-    """Send me entries that end in this one. Who has it not says nothing."""
+    """Send me entries that end in this one. A member that lacks it does not answer."""
 
     lsn: int
     hash: bytes
@@ -208,7 +208,7 @@ class GetEntries(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries asked for, one chain; what they are worth follows from their hashes alone."""
+    """Entries that were asked for, in one chain. Their hashes show whether they are right."""
 
     entries: tuple[Entry, ...]
 
@@ -237,9 +237,9 @@ class Recovery(NamedTuple):
 
 
 class RecoveryResponse(NamedTuple):
-    """The sender is in this view; if it leads there, this is the end of its log.
+    """The sender is in this view. If it leads there, this is the end of its log.
 
-    `snapshot`: the stable one in its log, for whom that begins too late.
+    `snapshot`: the stable one in its log, for a member for which that log begins too late.
     """
 
     nonce: int
@@ -253,10 +253,10 @@ class RecoveryResponse(NamedTuple):
 
 
 class Learn(NamedTuple):
-    """You may become a member: have these entries, which are committed like all up to the LSN.
+    """You may become a member: take these entries, which are committed like all up to the LSN.
 
-    They hang on what was acknowledged. The first one has none: a node that never heard of the
-    group begins to learn it.
+    They follow what was acknowledged. The first message has none: with it a node that never heard
+    of the group begins to learn it.
     """
 
     commit_lsn: int
@@ -298,7 +298,7 @@ class SnapshotPart(NamedTuple):
 
 
 class TooOld(NamedTuple):
-    """What you asked for is in no log here any more; this stable snapshot stands for it."""
+    """What you asked for is in no log here any more. This stable snapshot stands for it."""
 
     snapshot: SnapshotId
 
@@ -312,7 +312,7 @@ Payload = (
 
 
 class Envelope(NamedTuple):
-    """A message and who says it."""
+    """A message and its sender."""
 
     group_id: bytes
     sender: bytes
@@ -326,7 +326,7 @@ class Envelope(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """How one field is written and read; `read` returns the value and where the next one is."""
+    """How one field is written and read; `read` returns the value and its end."""
 
     write: Callable[[Any], bytes]
     read: Callable[[bytes, int], tuple[Any, int]]
@@ -518,7 +518,7 @@ _NUMBERS: Final = {message: number for number, (message, _) in MESSAGES.items()}
 # ---- frames
 
 LENGTH: Final = Struct(">I")
-"""What a frame begins with: how many bytes follow."""
+"""Beginning of a frame: how many bytes follow."""
 _VERSION: Final = 1
 HEAD: Final = Struct(">BB16s16sQII")
 """Type, version, group id, sender, incarnation, epoch, view."""

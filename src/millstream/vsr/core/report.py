@@ -1,7 +1,7 @@
-"""What one replica says about itself to people.
+"""The status of one replica, for people.
 
 Invariants:
-1. It is a picture of one moment; asking for it changes nothing.
+1. It shows one moment. Asking for it changes nothing.
 2. Only a primary knows how far the others are, so only its report has `lags`.
 
 Elsewhere: where the figures come from (`replica.reporting`), how they are printed (STATUS).
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 __all__ = ["STUCK_MS", "Report"]
 
 STUCK_MS: Final = 10_000.0
-"""Trouble of so long does not go by itself: it is logged, and an alarm."""
+"""Trouble that lasts this long does not end by itself: it is logged, and raises an alarm."""
 
 
 class Report(NamedTuple):
@@ -28,41 +28,41 @@ class Report(NamedTuple):
     view: int
     members: tuple[bytes, ...]
     primary: bytes | None
-    """Of its view, as far as it knows; None if it belongs to no epoch."""
+    """The primary of its view, as far as it knows. None if it belongs to no epoch."""
     op_lsn: int
     commit_lsn: int
     applied_lsn: int
     lags: tuple[tuple[bytes, int], ...]
     """Committed entries that each other member, and each learner, has not acknowledged."""
     snapshot: int
-    """Number of the newest stable one, 0 if there is none."""
+    """Number of the newest stable snapshot, 0 if there is none."""
     is_quorum_ok: bool
     """Whether it can do its work: as primary a quorum answers, as backup the primary is heard."""
     fault_tolerance: int
     """How many more members may fail now: those that answer and are not far behind, beyond a
-    quorum. A backup has it from its primary; without a quorum it is 0."""
+    quorum. A backup has it from its primary. Without a quorum it is 0."""
     sessions: int
     queue_depth: int
-    """Requests and reads that are let in and not answered."""
+    """Requests and reads that are accepted and not answered."""
     view_changed_ms: float
-    """When it came into this view, by the clock that `step` is given."""
+    """When it came into this view, by the clock given to `step`."""
     view_reason: str
     repaired: int
     """Damaged entries of the log that were replaced since the start of the process."""
     is_diverged: bool
-    """Its state was not the one of the others once; it fetched theirs, or is about to."""
+    """Its state once differed from that of the others. It fetched theirs, or is about to."""
     is_data_lost: bool
-    """It and others have lost their logs, more than may: nothing goes on by itself."""
+    """More members than may fail have lost their logs. The group does not go on by itself."""
     contradiction: str = ""
-    """What it heard last that cannot be if all keep their promises; it was not taken."""
+    """What it last heard that is impossible if all keep their promises. It was not taken."""
     state_format: int = 1
-    """Of what is applied here."""
+    """The state format of what is applied here."""
     state_format_max: int = 1
-    """The highest one that this program understands."""
+    """The highest state format that this program understands."""
     trouble: str = ""
     """Why it cannot do its work, if it cannot."""
     trouble_ms: float = 0.0
-    """For how long."""
+    """For how long, in milliseconds."""
 
     @property
     def is_stuck(self) -> bool:

@@ -36,18 +36,21 @@ __all__ = [
 ]
 
 PART_BYTES: Final = 256 * 1024
-"""Of one part of a snapshot, and of one message with it."""
+"""Bytes of one part of a snapshot, and of the message with it."""
 SHA_BYTES: Final = 32
 SLICE_BYTES_MAX: Final = 64 * 1024
-"""Of a snapshot that is made, in one go; other events have their turn in between."""
+"""Bytes of a snapshot that are made in one go. Other events are handled in between."""
 SLICE_STEPS_MAX: Final = 512
-"""Of a state that is restored, in one go."""
+"""Bytes of a state that are restored in one go."""
 _PIECE_BYTES: Final = 64
-"""What handling a piece costs, as if in bytes."""
+"""What handling a piece costs, expressed in bytes."""
 
 
 class SnapshotId(NamedTuple):
-    """One snapshot; `link` is that of the entry that asked for it, `hash` SHA-256 of its bytes."""
+    """The name of one snapshot.
+
+    `link` is that of the entry that asked for it, `hash` is SHA-256 of its bytes.
+    """
 
     number: int
     link: Link
@@ -71,7 +74,7 @@ class Snapshot(NamedTuple):
         return len(self.parts[0]) * (len(self.parts) - 1) + len(self.parts[-1])
 
     def part_at(self, offset: int) -> bytes:
-        """Return what is from there to the end of its part; nothing if that is the end."""
+        """Return the bytes from there to the end of that part. Empty at the snapshot's end."""
         index, skipped = divmod(offset, len(self.parts[0]) or 1)
         return self.parts[index][skipped:] if index < len(self.parts) else b""
 
@@ -87,7 +90,7 @@ def snapshot_of(number: int, link: Link, data: bytes) -> Snapshot:
 
 
 class Making:
-    """A snapshot on the way: from the pieces of a frozen state to parts and a hash."""
+    """A snapshot being made: from the pieces of a frozen state to parts and a hash."""
 
     def __init__(
         self, number: int, link: Link, pieces: Iterator[bytes], part_bytes: int = PART_BYTES
@@ -99,7 +102,7 @@ class Making:
         self._hash = sha256()
 
     def go_on(self) -> Snapshot | None:
-        """Do one slice of the work; return the snapshot once it is whole."""
+        """Do one slice of the work. Return the snapshot once it is whole."""
         cost = 0
         for piece in self._pieces:
             self._open += piece
@@ -126,7 +129,7 @@ class Making:
 
 
 class Pieces:
-    """The bytes of a state, read in the order they were written."""
+    """Reads the bytes of a state in the order in which they were written."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
         self._parts: Iterator[bytes] = iter(parts)
@@ -143,7 +146,7 @@ class Pieces:
         """Return the next bytes.
 
         Raises:
-            CorruptionError: `unknown_state`: there are fewer, so another version wrote it.
+            CorruptionError: `unknown_state`: there are fewer, so another version wrote them.
         """
         end = self._at + size
         while end > len(self._part):

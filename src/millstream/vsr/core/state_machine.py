@@ -27,9 +27,9 @@ class Answer(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a session waited for is there for it: since the entry with this LSN.
+    """What a session waited for is offered to it, since the entry with this LSN.
 
-    `name`: of its wait; offers are in the order of these.
+    `name`: the name of its wait. Offers are ordered by name.
     """
 
     path: bytes
@@ -46,40 +46,46 @@ class StateMachine(Protocol):
         """The highest state format that this program understands."""
 
     def use_format(self, number: int) -> None:
-        """Execute entries, and freeze, in this state format from now on; it never falls."""
+        """Execute entries, and freeze, in this state format from now on.
+
+        The format never falls.
+        """
 
     def apply(self, entry: Entry) -> bytes:
         """Execute a committed request and return its reply."""
 
     def weight(self, session: int) -> int:
-        """Return how much ends with a session, in things that are let go one by one."""
+        """Return how many things are released one by one when a session ends."""
 
     def silence_ms(self, session: int) -> int | None:
-        """Return how long a session may be silent by what is set in the state, None if nothing."""
+        """Return how long a session may be silent by the state's settings, None if none is set."""
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
-        """Let go what was of these sessions alone: this committed entry has ended them."""
+        """Release what belonged to these sessions alone: this committed entry has ended them."""
 
     def end_offers(self, entry: Entry) -> None:
         """End the offers that this committed entry names."""
 
     def waiting(self, session: int, csn: int) -> Verdict | None:
-        """Return WAITING with a reply for now, or OFFERED; None: the request waits for nothing."""
+        """Return WAITING with a preliminary reply, or OFFERED.
+
+        None: the request waits for nothing.
+        """
 
     def take_answers(self) -> list[Answer]:
         """Return the final replies of requests that waited until the last entry, each once."""
 
     def take_settings(self) -> Mapping[bytes, bytes] | None:
-        """Return what is set for the group, by key, if it may have changed since the last call."""
+        """Return the settings of the group, by key, if they may have changed since the last."""
 
     def offers(self, start: bytes = b"") -> Iterator[Offer]:
-        """Yield what ends if nobody comes for it in time, from a name on, in order.
+        """Yield the offers that end if nobody takes them in time, from a name on, in order.
 
         Nothing may change meanwhile.
         """
 
     def read(self, body: Body, session: int = 0) -> bytes:
-        """Return what this session asks for, changing nothing; 0: none."""
+        """Return what this session asks for, without a change. Session 0 means no session."""
 
     def freeze(self) -> Iterator[bytes]:
         """Return the state of this moment, in small pieces, while changes go on.
@@ -88,7 +94,7 @@ class StateMachine(Protocol):
         """
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let the state be what `freeze` wrote, and nothing else; some work with each step.
+        """Replace the state by what `freeze` wrote, some work with each step.
 
-        It is not asked for anything before the last step. CorruptionError if it is not understood.
+        The state is not used before the last step. Raises CorruptionError if it is not understood.
         """

@@ -1,8 +1,8 @@
-"""How much the members of a group send and keep, and how often: built in, and set for a group.
+"""How much the members of a group send and keep, and how often: defaults and settings.
 
 Invariants:
-1. Nothing of it decides anything between members: each may have it later than the others.
-2. A setting that is removed falls back to the built-in value.
+1. No decision between members depends on it: each may learn of a change later than the others.
+2. A setting that is removed falls back to the default.
 
 Elsewhere: the settings (the state machine has them), when they are read (`execution`).
 """
@@ -33,32 +33,32 @@ __all__ = [
 ]
 
 HEARTBEAT_MS: Final = 100
-"""Between two signs of life of a primary, if nothing else is set, and the longest time between two
-tries of whatever has to be tried again."""
+"""Time between two signs of life of a primary, and the longest time between two tries of anything
+that is tried again."""
 APPLY_ENTRIES_MAX: Final = 512
-"""Entries applied in one step; one may take a tenth of a millisecond and more."""
+"""Entries applied in one step. One may take a tenth of a millisecond and more."""
 BATCH_ENTRIES_MAX: Final = 512
 """Entries of one batch."""
 PIPELINE_MAX: Final = 4
-"""Batches that are sent and not yet committed while a lone request still leaves at once."""
+"""Batches sent and not yet committed up to which a lone request still leaves at once."""
 HINT_ENTRIES_MAX: Final = 65_536
-"""Committed since the hard state last said how many: so much a vote after a restart may name."""
+"""Entries committed since the hard state last noted the commit: a vote after a restart may name so
+many."""
 SNAPSHOT_ENTRIES: Final = 10_000
-"""Applied since the last snapshot, after which the next one is taken; who starts applies them."""
+"""Entries applied since the last snapshot, after which the next is taken. A start applies them."""
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
-"""The same in bytes of the log. It has to be more than the last snapshot has, in any case."""
+"""The same in bytes of the log. It always exceeds the size of the last snapshot."""
 SNAPSHOT_SHARE: Final = 4
-"""Before that many bytes the log grows to as many times the last snapshot, so that snapshots are a
-small part of the work."""
+"""Up to this size the log grows to so many times the last snapshot, so that snapshots are a small
+part of the work."""
 RETAIN_ENTRIES: Final = 100_000
-"""Kept in the log before the stable snapshot, for members that lag."""
+"""Entries kept in the log before the stable snapshot, for members that lag."""
 RETAIN_BYTES: Final = 256 * 1024 * 1024
-"""The log is cut further if it has more."""
+"""The log is cut further if it has more bytes."""
 PATIENCE_MS: Final = 600
-"""A member that has not heard its primary for so long, or a little longer, asks for another; if
-nothing else is set."""
+"""A member that has not heard its primary for this time, or a little longer, asks for another."""
 PATIENCE_SPREAD_MS: Final = 300
-"""So much longer at most: drawn anew each time, so that members do not ask all at once."""
+"""How much longer at most. It is drawn each time, so that members do not all ask at once."""
 TUNED: Final = {
     b"GROUP.SNAPSHOT.ENTRIES": "snapshot_entries",
     b"GROUP.LOG.RETAIN": "retain_entries",
@@ -67,7 +67,7 @@ TUNED: Final = {
     b"GROUP.HEARTBEAT": "heartbeat_ms",
     b"GROUP.VIEW.TIMEOUT": "view_time_out_ms",
 }
-"""Settings of the group, and which attribute of `Tuning` has the same."""
+"""Settings of the group, and the attribute of `Tuning` for each."""
 
 
 class Tuning:
@@ -88,10 +88,10 @@ class Tuning:
 
     def __init__(self) -> None:
         self._built_in: dict[str, int | tuple[int, int]] = {}
-        """Of what settings have changed: what it is without them."""
+        """The values that settings have replaced."""
 
     def tune(self, settings: Mapping[bytes, bytes]) -> None:
-        """Take what the group's settings say now."""
+        """Take over the current settings of the group."""
         for key, attribute in TUNED.items():
             if attribute not in self._built_in and key in settings:
                 self._built_in[attribute] = getattr(self, attribute)
@@ -106,16 +106,16 @@ class Tuning:
 
     @property
     def tick_ms(self) -> float:
-        """Between two Timers."""
+        """Time between two Timers."""
         return self.heartbeat_ms / self.ticks_per_beat
 
     @property
     def beat_ms(self) -> int:
-        """Within which a member that is there has been heard, or asked, again."""
+        """Time within which a living member has been heard, or asked again."""
         return max(self.heartbeat_ms, HEARTBEAT_MS)
 
 
 def numbers_of(value: bytes) -> int | tuple[int, int]:
-    """Return the number that a kept value begins with, or both ends of a range."""
+    """Return the number that a stored value begins with, or both ends of a range."""
     least, _, most = value.split(b" ", 1)[0].partition(b"-")
     return (int(least), int(most)) if most else int(least)

@@ -1,9 +1,9 @@
-"""Replies of commands as bytes that no protocol version shapes: made at apply, kept, shown later.
+"""Replies of commands as bytes that depend on no protocol version: made at apply, shown later.
 
-The first byte says what it is: `+` a status, `-` an error (code, space, words), `=` bytes, `:` a
-number, `#` a truth (t, f), `_` nothing, `*` a list, `%` a map, `~` a set. Those three go on with
-their number of values (4 bytes) and, for each, its length (4 bytes) and itself. `>` is like `*`,
-for what nobody asked for; it is never kept.
+The first byte gives the kind: `+` a status, `-` an error (code, space, words), `=` bytes, `:` a
+number, `#` a truth value (t, f), `_` nothing, `*` a list, `%` a map, `~` a set. The last three go
+on with their number of values (4 bytes) and, for each, its length (4 bytes) and the value. `>` is
+like `*`, for a push; it is never stored.
 
 Invariants:
 1. One value has one encoding, so replies of all members are equal.

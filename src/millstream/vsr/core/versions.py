@@ -33,7 +33,7 @@ class Version(NamedTuple):
 
 
 NEVER: Final = Version(0, 0, 0)
-"""Of what was never changed."""
+"""The version of what was never changed."""
 
 
 def version_of(header: Header) -> Version:
@@ -42,6 +42,6 @@ def version_of(header: Header) -> Version:
 
 
 def parse_version(text: bytes) -> Version | None:
-    """Return the version that a client wrote; None if it is none."""
+    """Return the version that a client wrote, None if it is none."""
     found = _TEXT.match(text)
     return Version(*map(int, found.groups())) if found else None

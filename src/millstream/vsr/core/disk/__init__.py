@@ -1,1 +1,1 @@
-"""What a replica keeps on disk, and how it is read at a start."""
+"""The files of a replica, and how they are read at a start."""

@@ -1,13 +1,13 @@
-"""Writing files of a directory so that an error leaves no doubt about what counts.
+"""Writing files of a directory so that an error leaves no doubt about what is durable.
 
 Invariants:
-1. A call that returns has synced what it wrote; names are durable after `sync_directory`.
-2. Lack of space before a sync is `disk_full`, and the same call may be made again. Every other
-   error, and each of a sync, is `disk_failed`: nothing is written after it, and no sync is tried
-   again, since what the first one did not write may be gone.
-3. What `append` has filled ahead is zeros up to the file's end.
+1. A call that returns has synced what it wrote. Names are durable after `sync_directory`.
+2. A lack of space before a sync is `disk_full`, and the same call may be repeated. Every other
+   error, and each error of a sync, is `disk_failed`. Nothing is written after it, and no sync is
+   repeated, since data that the first sync did not write may be lost.
+3. The bytes that `append` fills ahead are zeros up to the file's end.
 
-Elsewhere: which files there are and what order they are written in (`journal`).
+Elsewhere: which files there are and their order of writing (`journal`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CarefulFiles"]
 
 
 class CarefulFiles:
-    """The files of one directory; keeps those open that it has written."""
+    """The files of one directory. Files that were written stay open."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -31,10 +31,10 @@ class CarefulFiles:
         self._filled: dict[str, int] = {}
 
     def settle(self) -> None:
-        """Make durable what is readable, and unreadable what is not durable.
+        """Sync what is readable, and make unreadable what is not durable.
 
-        What a killed process wrote may still be in memory only; what a failed sync left there
-        never gets to the disk by itself.
+        Data of a killed process may still be in memory only. Data that a failed sync left there
+        never reaches the disk by itself.
         """
         for name in self.names():
             self._try(self._settle, name)
@@ -46,7 +46,7 @@ class CarefulFiles:
         file.forget_cache()
 
     def names(self) -> list[str]:
-        """Return the names in the directory; to be told them takes a descriptor."""
+        """Return the names in the directory. This takes a descriptor."""
         found: list[str] = []
         self._try(lambda _: found.extend(self.disk.names()), "")
         return found
@@ -56,7 +56,7 @@ class CarefulFiles:
     ) -> None:
         """Write (offset, bytes) to a file, made if it is missing, and sync it.
 
-        `is_final`: a lack of space is an error like any other.
+        `is_final`: a lack of space is treated as any other error.
         """
         self._try(self._write, name, parts, is_final=is_final)
         self._try(self._sync, name, is_final=True)
@@ -67,10 +67,10 @@ class CarefulFiles:
             file.write_at(offset, data)
 
     def append(self, name: str, offset: int, data: bytes, ahead_max: int) -> None:
-        """Write behind what counts of a file, and sync it.
+        """Write behind the valid bytes of a file, and sync it.
 
-        Beyond the file's end zeros are written as well, as many as the file has bytes, up to
-        `ahead_max`: a sync that changes no length costs half as much.
+        Beyond the file's end zeros are written, too: as many as the file has bytes, up to
+        `ahead_max`. A sync that does not change the length costs half as much.
         """
         self._try(self._fill, name, offset + len(data))
         filled = self._filled[name]
@@ -81,12 +81,12 @@ class CarefulFiles:
         self._filled[name] = filled
 
     def _fill(self, name: str, end: int) -> None:
-        """Find out how far the file goes, if it is not known to go far enough."""
+        """Find out the length of the file if it is not known to be long enough."""
         if end > self._filled.get(name, 0):
             self._filled[name] = self._file(name).size()
 
     def replace(self, name: str, content: bytes) -> None:
-        """Give a file, which nothing refers to yet, this content, and sync it."""
+        """Give this content to a file that nothing refers to yet, and sync it."""
         self.cut(name, 0)
         self.write(name, [(0, content)])
 
@@ -100,7 +100,7 @@ class CarefulFiles:
         self._file(name).sync()
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return bytes of a file; a disk that opens it and cannot give them has failed."""
+        """Return bytes of a file. A disk that opens a file and cannot read it has failed."""
         data = b""
 
         def read(name: str) -> None:
@@ -112,9 +112,9 @@ class CarefulFiles:
         return data
 
     def peek(self, name: str, size: int) -> bytes:
-        """Return what a file begins with, as far as it can be read; an error is none of the disk.
+        """Return the readable beginning of a file. Errors here are not errors of the disk.
 
-        What could not be read is found and mended at the next start.
+        The next start finds and repairs what could not be read.
         """
         try:
             return self._file(name).read_at(0, size)
@@ -122,21 +122,21 @@ class CarefulFiles:
             return b""
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file its name, durably."""
+        """Rename a file durably."""
         self._forget(source)
         self._forget(target)
         self._try(lambda _: self.disk.rename(source, target), target)
         self.sync_directory()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that nothing refers to any more; those that are gone, are."""
+        """Remove files that nothing refers to any more. Missing files are no error."""
         for name in names:
             self._forget(name)
             with suppress(FileNotFoundError):
                 self._try(self.disk.remove, name)
 
     def sync_directory(self) -> None:
-        """Make names durable."""
+        """Make the names in the directory durable."""
         self._try(lambda _: self.disk.sync_directory(), "", is_final=True)
 
     def close(self) -> None:

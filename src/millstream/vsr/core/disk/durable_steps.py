@@ -78,7 +78,7 @@ __all__ = [
 
 SUPERBLOCK: Final = "superblock"
 COPY_BYTES: Final = 64 * 1024
-"""Of the superblock: the room of one copy, so that no sector and no page has parts of both."""
+"""Room of one copy of the superblock, so that no sector or page has parts of both."""
 SUPERBLOCK_BYTES: Final = 2 * COPY_BYTES
 _MAGIC: Final = b"MSTRMGRP"
 _SNAPSHOT_MAGIC: Final = b"MSTRMSNP"
@@ -103,14 +103,14 @@ class Extent(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The files in force; `base` is the entry before the first one that is kept."""
+    """The files in force. `base` is the entry before the first one that is kept."""
 
     base: Link
     headers: int
     segments: tuple[Extent, ...]
 
     def segment_of(self, lsn: int) -> int | None:
-        """Return the number of the segment that has an LSN."""
+        """Return the number of the segment that holds an LSN."""
         for extent in reversed(self.segments):
             if extent.first_lsn <= lsn:
                 return extent.segment if not extent.last_lsn or lsn <= extent.last_lsn else None
@@ -141,7 +141,7 @@ def encode_root(root: Root, copy: int) -> bytes:
 
 
 def decode_root(data: bytes, copy: int) -> Root | None:
-    """Return what stands in copy 0 or 1; None if it is not whole, or the other one's.
+    """Return copy 0 or 1 of the superblock. None if it is damaged, or is the other copy.
 
     Raises:
         CorruptionError: `newer_superblock`: whole, but of a version that is not known.
@@ -164,7 +164,7 @@ def decode_root(data: bytes, copy: int) -> Root | None:
 
 
 def newest_root(data: bytes) -> tuple[Root | None, tuple[int, ...]]:
-    """Return what is in force of a superblock file, and which of its two copies do not say so."""
+    """Return the root in force of a superblock file, and which of its copies do not say so."""
     found = [decode_root(data[i * COPY_BYTES : (i + 1) * COPY_BYTES], i) for i in (0, 1)]
     whole = [root for root in found if root is not None]
     newest = max(whole, key=lambda root: root.sequence, default=None)
@@ -197,20 +197,20 @@ class Place(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """An entry that may have been acknowledged, and where it stands."""
+    """The header and place of an entry that may have been acknowledged."""
 
     header: Header
     place: Place
 
 
 def encode_slot(header: bytes, place: tuple[int, int]) -> bytes:
-    """Return the `SLOT_BYTES` bytes of an entry with this header, as encoded."""
+    """Return the `SLOT_BYTES` bytes of an entry with this encoded header."""
     data = header + _PLACE.pack(*place)
     return data + hash_of(data)
 
 
 def encode_log(entries: Iterable[Entry], segment: int, offset: int) -> tuple[bytes, bytes]:
-    """Return entries as they stand in a segment from `offset` on, and their slots."""
+    """Return the bytes of entries in a segment from `offset` on, and their slots."""
     data, slots = bytearray(), bytearray()
     for header, body in entries:
         slots += encode_slot(header.encoded, (segment, offset + len(data)))
@@ -220,7 +220,7 @@ def encode_log(entries: Iterable[Entry], segment: int, offset: int) -> tuple[byt
 
 
 def decode_slot(data: bytes) -> Slot | None:
-    """Return the slot, None if these are not the bytes of one."""
+    """Return the slot, None if the bytes are not those of a slot."""
     body = data[:-HASH_BYTES]
     if len(data) != SLOT_BYTES or data[-HASH_BYTES:] != hash_of(body):
         return None
@@ -231,7 +231,7 @@ def decode_slot(data: bytes) -> Slot | None:
 
 
 def encode_snapshot_head(snapshot: Snapshot, *, is_of_one: bool = False) -> bytes:
-    """Return what a snapshot's file begins with; its parts follow."""
+    """Return the beginning of a snapshot's file. The snapshot's parts follow."""
     number, link, digest = snapshot.id
     head = _SNAPSHOT_HEAD.pack(
         _SNAPSHOT_MAGIC, _VERSION, is_of_one, 0, number, *link, snapshot.size, digest

@@ -1,9 +1,9 @@
-"""How far a member of a group had got when its process ended, noted outside of its directory.
+"""The progress of a group's member, noted outside of its directory.
 
 A group's folder, or the whole directory of coordination, may be replaced by an older copy of
-itself. All in it agrees then, and still it has forgotten promises. So how far each member had got
-stands in a small file elsewhere. It is written after each step was made durable, and never synced
-itself. What it says was true when it was written; after a loss of power it may be old.
+itself. All files in it agree then, and still the member has forgotten promises. So the progress of
+each member is kept in a small file elsewhere. It is written after each step was made durable, and
+is never synced itself. It was true when it was written. After a loss of power it may be old.
 
     magic 8 | node 16 | group 16 | superblock's number 8 | last LSN 8 | BLAKE2b of all that 8
 
@@ -11,8 +11,8 @@ Such a note stands at offsets 0 and 512, written in turn, so that a process that
 write leaves the other.
 
 Invariants:
-1. Only notes of the same node and group count: a new node may take an old one's directory.
-2. A note that cannot be written, or is not there, stops nothing.
+1. Only notes of the same node and group count: a new node may take over an old node's directory.
+2. A note that cannot be written, or is missing, stops nothing.
 
 Elsewhere: who notes (`aio.journal`), who compares (`journal`), whose folders these are
 (`coordination.aio.groups`).
@@ -30,16 +30,16 @@ from millstream.ports.disk import Disk, File
 __all__ = ["SET_BACK", "ReachedFile", "ReachedPoint"]
 
 SET_BACK: Final = "set_back"
-"""Code of the error that a member's files are older than they were."""
+"""Error code: a member's files are older than they once were."""
 _MAGIC: Final = b"MSREACH1"
 _NOTE: Final = Struct(">8s16s16sQQ")
 _HASH_BYTES: Final = 8
 _PLACES: Final = (0, 512)
-"""Each in a sector of its own, which a disk writes whole."""
+"""Offsets of the notes: each in a sector of its own, which a disk writes whole."""
 
 
 class ReachedPoint(NamedTuple):
-    """The number of the superblock in force, and the last LSN of the log then."""
+    """The number of the superblock in force, and the last LSN of the log at that time."""
 
     sequence: int
     op_lsn: int
@@ -66,14 +66,14 @@ class ReachedFile:
         return max((point for point in points if point is not None), default=None)
 
     def note(self, point: ReachedPoint) -> None:
-        """Note that this is durable."""
+        """Note that this point is durable."""
         head = _NOTE.pack(_MAGIC, self._node_id, self._group_id, *point)
         self._turn = 1 - self._turn
         with suppress(OSError):
             self._opened().write_at(_PLACES[self._turn], head + _hash_of(head))
 
     def forget(self) -> None:
-        """Know of nothing any more; raises OSError."""
+        """Forget all points; raises OSError."""
         self.close()
         with suppress(FileNotFoundError):
             self._disk.remove(self._name)

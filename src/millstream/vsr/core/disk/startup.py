@@ -51,7 +51,7 @@ __all__ = ["Survey", "read_whole", "survey"]
 
 _BLOCK_BYTES: Final = 4096
 _UNREADABLE: Final = b"\xff" * _BLOCK_BYTES
-"""Stands for a block that the disk cannot read; no zeros, which would say "never written"."""
+"""Marks a block that the disk cannot read. It is not zeros, which would mean "never written"."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def _files_in_force(root: Root) -> Iterator[str]:
 
 
 def read_whole(disk: Disk, name: str) -> bytes | None:
-    """Return a file's content, None if there is none; blocks that cannot be read are no zeros."""
+    """Return a file's content, None if it is missing. Unreadable blocks are not shown as zeros."""
     try:
         file = disk.open(name)
     except FileNotFoundError:
@@ -170,7 +170,7 @@ class _Reading:
         )  # fmt: skip
 
     def _read(self, index: int, slot: Slot | None) -> None:
-        """Add one entry that is there, whole or not."""
+        """Add an entry that a slot or an extent names, whole or faulty."""
         place = self._expected_place() if slot is None else slot.place
         header = None if slot is None else slot.header
         written = self._header_at(place, header)
@@ -192,7 +192,10 @@ class _Reading:
         self._bodies.append(body)
 
     def _read_unnamed(self) -> bool:
-        """Add the entry behind the last one if it is whole: it may be kept or not."""
+        """Add the entry behind the last one if it is whole.
+
+        No slot names it, so it may be kept or cut.
+        """
         place = self._expected_place()
         header = self._header_at(place)
         if place is None or header is None or not self._fits(len(self._headers), header):
@@ -205,7 +208,7 @@ class _Reading:
         return True
 
     def _fits(self, index: int, header: Header) -> bool:
-        """Return whether a header without slot is the one of this index, by its neighbours."""
+        """Return whether a header without slot belongs to this index, judged by its neighbours."""
         if (header.group_id, header.lsn) != (self._group_id, self._layout.base.lsn + 1 + index):
             return False
         following = self._slots[index + 1] if index + 1 < len(self._slots) else None
@@ -217,7 +220,7 @@ class _Reading:
         return before is None or header.follows(before.link)
 
     def _expected_place(self) -> Place | None:
-        """Return where the next entry must begin; None if the last one's length is not known."""
+        """Return where the next entry must begin, None if the last one's length is not known."""
         lsn = self._layout.base.lsn + 1 + len(self._headers)
         segment = self._layout.segment_of(lsn)
         if segment is None:
@@ -227,7 +230,7 @@ class _Reading:
         return _behind(self._places[-1], self._headers[-1])
 
     def _header_at(self, place: Place | None, slot: Header | None = None) -> Header | None:
-        """Return what is there; if it says the same as a slot that is whole, it is that."""
+        """Return the header there. If it says the same as a whole slot, it is that one."""
         if place is None:
             return None
         content = self._segment_content(place.segment)
@@ -247,7 +250,7 @@ class _Reading:
         return self._content
 
     def _doubt_broken_links(self) -> None:
-        """Let each entry tell which one is before it, from the end: that was acknowledged."""
+        """Check from the end that each entry names the one before it: those were acknowledged."""
         for index in range(len(self._headers) - 1, -1, -1):
             header = self._headers[index]
             before = self._headers[index - 1] if index else None
@@ -289,13 +292,13 @@ def _behind(place: Place | None, header: Header | None) -> Place | None:
 
 
 def _cut_slots(raw: bytes) -> list[bytes]:
-    """Return the slots up to the last that is not all zeros; a part of one counts."""
+    """Return the slots up to the last one that is not all zeros. A part of one counts."""
     count = -(-len(raw.rstrip(b"\0")) // SLOT_BYTES)
     return [raw[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
 
 
 def _believed(raw: list[bytes], layout: Layout, group_id: bytes) -> list[Slot | None]:
-    """Return the slots that are whole, stand where they belong and are named by the next one."""
+    """Return the slots that are whole, are in their place and are named by the next slot."""
     slots: list[Slot | None] = []
     for index, data in enumerate(raw):
         slot = decode_slot(data)

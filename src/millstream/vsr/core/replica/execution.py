@@ -1,10 +1,10 @@
-"""Executing the log: entries get their place in it, and are applied once they are committed.
+"""Executing the log: entries are put into it, and are applied once they are committed.
 
 Invariants:
 1. Entries are committed and applied in LSN order, each once, never above the end of the log or a
    hole in it.
 2. The state machine, the client table and the record of epochs change by applied entries alone, or
-   become those of a snapshot.
+   are replaced by those of a snapshot.
 
 Elsewhere: when an entry is committed (`normal_case`), what an entry does (the state machine).
 
@@ -45,7 +45,7 @@ _NO_BODY: Final = b"-BADARG the log has no request here"
 _MAY_WAIT: Final = (Past.NEW, Past.GONE)
 _TO_EXECUTE: Final = (Past.NEW, Past.WAITING, Past.OFFERED)
 FORKED: Final = Body(argv=(b"FORK",))
-"""Of the first entry of a fork, after which the state knows its epoch."""
+"""Body of the first entry of a fork. After it the state knows its epoch."""
 
 
 class Execution:
@@ -54,12 +54,12 @@ class Execution:
     def __init__(self, state: ReplicaState, up: Upcalls) -> None:
         self.state, self.up = state, up
         self.to_apply_lsn = 0
-        """So far entries of this log are known to be committed."""
+        """Entries of this log are known to be committed up to here."""
         self.uncommitted_bytes = 0
         self.asked_lsn = 0
-        """Where the log has last asked for a snapshot, as far as it is applied."""
+        """Where the log last asked for a snapshot, among applied entries."""
         self.bytes_since = 0
-        """Of the entries applied since."""
+        """Bytes of the entries applied since then."""
         self._epoch_record = _EPOCH.pack(0, 0, bytes(HASH_BYTES), 0)
 
     def next_entry(
@@ -79,9 +79,9 @@ class Execution:
         return entry
 
     def advance(self, lsn: int) -> bool:
-        """Commit and apply up to `lsn`, as far as the log is whole; return whether any was.
+        """Commit and apply up to `lsn`, as far as the log is whole. Return whether any was.
 
-        A long way is gone in slices: `go_on_applying` does the next one.
+        Many entries are applied in slices: `go_on_applying` does the next one.
         """
         state = self.state
         before = state.commit_lsn
@@ -118,7 +118,7 @@ class Execution:
 
     @property
     def has_to_apply(self) -> bool:
-        """Whether more is known to be committed here, and can be applied."""
+        """Whether entries are known to be committed here and can be applied, and are not yet."""
         state = self.state
         end = min(self.to_apply_lsn, state.log.whole_lsn)
         return state.commit_lsn < end and state.has_state
@@ -201,9 +201,10 @@ class Execution:
 
     @property
     def first_body(self) -> Body:
-        """Return what the first entry of a view says: that a fork begins, if the state lacks it.
+        """Return the body of the first entry of a view.
 
-        A fork is of one member at first, so that it is in the state before others come.
+        It says that a fork begins, if the state lacks that. A fork has one member at first. So the
+        entry is in the state before other members come.
         """
         is_known = generation(_EPOCH.unpack(self._epoch_record[: _EPOCH.size])[0]) == generation(
             self.state.epoch
@@ -211,13 +212,13 @@ class Execution:
         return NOTHING if is_known or len(self.state.members) > 1 else FORKED
 
     def freeze(self) -> Iterator[bytes]:
-        """Return what all members have the same of, as of this moment: epoch, clients, state."""
+        """Return what all members have in common as of this moment: epoch, clients, state."""
         state = self.state
         head = state.state_format.to_bytes(4, "big") + self._epoch_record
         return joined((head,), state.table.freeze(), state.machine.freeze())
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let it be what `freeze` wrote, a little with each step."""
+        """Replace it by what `freeze` wrote, a little with each step."""
         state = self.state
         state.state_format = 1
         self._use_format(pieces.number(4))
@@ -247,14 +248,14 @@ class Execution:
         return Code.OK, value, header.lsn
 
     def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
-        """Return what client table and state say of a request."""
+        """Return what the client table and the state say of a request."""
         verdict = self.state.table.judge(instance, session, csn)
         if session and verdict.past in _MAY_WAIT:
             verdict = self.state.machine.waiting(session, csn) or verdict
         return verdict
 
     def forget_clients(self) -> None:
-        """Answer those whose requests are logged that nobody here will tell them the result."""
+        """Tell clients whose requests are logged that this member will not report the result."""
         state = self.state
         for lsn in sorted(state.waiting):
             for ticket in state.waiting[lsn]:
@@ -269,10 +270,10 @@ def outcome(verdict: Verdict) -> tuple[Code, bytes, int]:
 
 
 def epoch_in(snapshot: Snapshot, format_max: int) -> int:
-    """Return the epoch that a state is of, as `Execution.freeze` wrote it.
+    """Return the epoch of a state, as `Execution.freeze` wrote it.
 
     Raises:
-        CorruptionError: `unknown_state`: its format is higher than that.
+        CorruptionError: `unknown_state`: its format is higher than this program knows.
     """
     pieces = Pieces(snapshot.parts)
     if pieces.number(4) > format_max:

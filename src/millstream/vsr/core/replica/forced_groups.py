@@ -36,12 +36,12 @@ from millstream.vsr.core.values import NULL, array, bulk, integer, mapping
 __all__ = ["LISTEN_MS", "ForcedGroups"]
 
 LISTEN_MS: Final = 2 * PATIENCE_MS_MAX
-"""A member that lives says something within half of this, unless a longer time-out is set."""
+"""A living member sends something within half of this time, unless a longer time-out is set."""
 _SALTS: Final = 1 << 16
 
 
 class ForcedGroups:
-    """Goes on alone if an operator asks for it: Force."""
+    """Goes on alone if an operator asks for it (Force)."""
 
     def __init__(
         self, state: ReplicaState, up: Upcalls, storage: Storage, normal: NormalCase,
@@ -52,9 +52,9 @@ class ForcedGroups:
         self.begun_ms = 0.0
         """When this process began to listen."""
         self.spoke_ms: dict[bytes, float] = {}
-        """When members said something last that only one with a log says."""
+        """When each member last sent something that only a member with a log sends."""
         self._led_acks: dict[bytes, int] = {}
-        """How far the others were, when this process led last."""
+        """How far the others were when this process led last."""
 
     def stand_down(self) -> None:
         """Remember how far the others were."""
@@ -62,7 +62,7 @@ class ForcedGroups:
             self._led_acks = dict(self.state.acks)
 
     def tick_primary(self) -> None:
-        """Tell those who are none of the group any more, before they ask one another."""
+        """Tell former members of the new epoch before they ask one another."""
         state = self.state
         if state.leading and state.configuration.is_fork:
             for member in state.configuration.old:
@@ -70,7 +70,7 @@ class ForcedGroups:
                     state.send(member, StartEpoch(state.configuration))
 
     def on_force(self, asked: Force) -> None:
-        """Tell what may be lost; if it is confirmed, go on alone."""
+        """Report what may be lost. If that is confirmed, go on alone."""
         state = self.state
         refusal = self._not_forced()
         if refusal is None:
@@ -129,7 +129,7 @@ class ForcedGroups:
         return member == self.state.id or is_heard
 
     def _loss(self, epoch: int | None) -> bytes:
-        """Return what is kept and what may be lost; `epoch`: the one that begins, if any does."""
+        """Return what is kept and what may be lost. `epoch`: the one that begins, if any."""
         state = self.state
         end_lsn, commit_lsn = state.log.whole_lsn, state.commit_lsn
         told_lsn = max(self.normal.told_lsn, commit_lsn)

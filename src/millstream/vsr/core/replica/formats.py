@@ -35,9 +35,10 @@ class Formats:
         self.begin()
 
     def begin(self) -> None:
-        """Have heard from nobody, and asked for nothing.
+        """Forget which members were heard, and what was asked for.
 
-        Also as a new primary: other programs may answer by now, and what was logged may be lost.
+        Also called for a new primary: other programs may answer by now, and what was logged may be
+        lost.
         """
         self._format_of: dict[bytes, int] = {}
         self.changes.asked_format = 0

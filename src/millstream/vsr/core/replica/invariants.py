@@ -1,9 +1,9 @@
-"""What holds of a replica after each step, whatever happened; simulators check it.
+"""Invariants of one replica after each step, whatever happened. Simulators check them.
 
-A replica that breaks one of these has a fault in its own code. Checks of what several members do
-together are the simulators'.
+A replica that breaks one of these has a fault in its own code. The simulators check what several
+members do together.
 
-Elsewhere: what is asserted where it is done (the parts), moves of the status (`member`).
+Elsewhere: asserts within a step (the parts), moves of the status (`member`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_MEMBERS = (Status.NORMAL, Status.VIEWCHANGE, Status.GAP)
 
 
 def check_invariants(parts: Parts) -> None:
-    """Assert all of them.
+    """Assert all invariants.
 
     Raises:
         AssertionError: one does not hold.
@@ -37,7 +37,7 @@ def check_invariants(parts: Parts) -> None:
 
 
 def _check_log(state: ReplicaState) -> None:
-    """What is committed is whole, and in the log or in the snapshot that it begins behind."""
+    """What is committed is whole, and is in the log or in the snapshot below it."""
     log = state.log
     assert log.base.lsn <= state.commit_lsn, "the log begins behind what is applied"
     assert state.commit_lsn <= log.op_lsn, "more is committed than there is"
@@ -55,7 +55,7 @@ def _check_promises(state: ReplicaState) -> None:
 
 
 def _check_primary(state: ReplicaState) -> None:
-    """One that leads is in the view that it leads, with its log."""
+    """A primary is in the view that it leads, with its log."""
     assert state.leading or not state.suspended, "who does not lead is suspended"
     assert state.suspended or not state.deposed, "who is deposed goes on"
     if not state.leading:
@@ -78,7 +78,7 @@ def _check_status(state: ReplicaState) -> None:
 
 
 def _check_snapshots(parts: Parts) -> None:
-    """The stable snapshot is the one that is named, and a state that is missing is on its way."""
+    """The stable snapshot is the named one, and a missing state is being fetched."""
     state, stable, named = parts.state, parts.state.stable, parts.state.stable_id
     assert stable is None or stable.id == named, "another snapshot than the stable one is given"
     if named is not None:
@@ -89,7 +89,7 @@ def _check_snapshots(parts: Parts) -> None:
 
 
 def _check_fetching(parts: Parts) -> None:
-    """A log is fetched for something, and a later epoch is entered by fetching its log."""
+    """A log is fetched for a purpose, and a later epoch is entered by fetching its log."""
     state, repairs, epochs = parts.state, parts.repairs, parts.reconfiguration
     assert (repairs.repair is None) == (repairs.then is None), "a log is fetched for nothing"
     later, entered = epochs.next_known, epochs.next_epoch

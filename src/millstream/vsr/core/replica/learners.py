@@ -37,21 +37,21 @@ from millstream.vsr.core.snapshots import Snapshot
 __all__ = ["IDLE_MAX", "Learners"]
 
 IDLE_MAX: Final = 3
-"""Heartbeats after which what a learner did not acknowledge is sent again."""
+"""Heartbeats after which entries that a learner did not acknowledge are sent again."""
 
 
 @dataclass(slots=True)
 class _Pupil:
     lsn: int = -1
-    """So far its log is known to be this one; -1: it was never heard."""
+    """Up to here its log is known to be this one. -1: it was never heard."""
     sent_lsn: int = -1
     heard_ms: float = -inf
     idle: int = 0
-    """Heartbeats since it came nearer."""
+    """Heartbeats since it last made progress."""
     format_max: int = 0
-    """The highest state format that it understands; 0: it was never heard."""
+    """The highest state format that it understands. 0: it was never heard."""
     is_other: bool = False
-    """What is committed there is not what is here: it was in a fork of the group."""
+    """It has committed what is not committed here: it was in a fork of the group."""
 
 
 class Learners:
@@ -74,7 +74,7 @@ class Learners:
     # ---- teaching
 
     def teach(self, nodes: Iterable[bytes]) -> None:
-        """Have those of these that are no members learn the log, and nobody else."""
+        """Teach the log to those of these nodes that are no members, and to nobody else."""
         known = self._pupils
         self._pupils = {
             node: known.get(node, _Pupil()) for node in nodes if node not in self.state.members
@@ -83,11 +83,11 @@ class Learners:
 
     @property
     def pupils(self) -> tuple[bytes, ...]:
-        """Who is taught."""
+        """The nodes that are taught."""
         return tuple(self._pupils)
 
     def acknowledged(self, node: bytes) -> int:
-        """Return how far a member, or a learner, has this log."""
+        """Return how far a member or a learner has this log."""
         state = self.state
         if node == state.id:
             return state.log.op_lsn
@@ -95,7 +95,7 @@ class Learners:
         return state.acks.get(node, 0) if pupil is None else max(0, pupil.lsn)
 
     def format_of_pupil(self, node: bytes) -> int:
-        """Return the highest state format that a learner understands; 0: it was never heard."""
+        """Return the highest state format that a learner understands. 0: it was never heard."""
         pupil = self._pupils.get(node)
         return 0 if pupil is None else pupil.format_max
 
@@ -105,12 +105,12 @@ class Learners:
         return pupil is not None and pupil.is_other
 
     def heard_at(self, member: bytes) -> float:
-        """Return when a member, or a learner, answered last."""
+        """Return when a member or a learner last answered."""
         pupil = self._pupils.get(member)
         return self.reads.heard_at(member) if pupil is None else pupil.heard_ms
 
     def tick(self) -> None:
-        """Begin anew with those who come no nearer: what was sent may be lost."""
+        """Start again with learners that make no progress: what was sent may be lost."""
         for node, pupil in self._pupils.items():
             pupil.idle += 1
             if pupil.idle > IDLE_MAX:
@@ -160,7 +160,7 @@ class Learners:
 
     @property
     def may_learn(self) -> bool:
-        """Whether this node takes part in nothing, and nothing it has may be taken for a vote."""
+        """Whether this node takes part in nothing, and nothing of it may count as a vote."""
         outside = not self.state.members or self.state.status is Status.RETIRED
         return outside and not self.up.entering
 
@@ -170,7 +170,7 @@ class Learners:
         return self._teacher != b"" and self.may_learn
 
     def on_learn(self, envelope: Envelope, learn: Learn) -> None:
-        """Take what is committed, and say how far this log is durable."""
+        """Take what is committed, and report how far this log is durable."""
         state = self.state
         if not self.may_learn:
             if envelope.epoch > state.epoch:
@@ -190,7 +190,7 @@ class Learners:
         self._learned(learn)()
 
     def _chained(self, entries: list[Entry]) -> list[Entry]:
-        """Return these if they are a chain that hangs on this log, else none."""
+        """Return the entries if they are a chain that follows this log, else none."""
         if not entries or not (link := self.state.log.link_at(entries[0].lsn - 1)):
             return []
         try:
@@ -200,7 +200,7 @@ class Learners:
         return entries
 
     def learn_from(self, snapshot: Snapshot) -> None:
-        """Begin at a snapshot: the teacher's log is cut for it."""
+        """Begin at a snapshot: the teacher's log no longer holds the entries before it."""
         assert self.may_learn
         self.storage.persist(self._begun, NewEnd(snapshot.id.lsn, (), snapshot))
 
@@ -236,7 +236,7 @@ class Learners:
         return done
 
     def acknowledge(self) -> bool:
-        """Tell a teacher how far this log is durable; return whether there is one."""
+        """Tell the teacher how far this log is durable. Return whether there is a teacher."""
         state = self.state
         if self._teacher == b"" or not self.may_learn:
             return False

@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 
 def choose(votes: Sequence[DoViewChange], members: int) -> Choice | None:
-    """Return the log to begin with; None if more members have to be heard.
+    """Return the log to begin with. None if more members have to be heard.
 
     Args:
         votes: one per member that voted, of one view, at least a quorum; no `contradiction`.
@@ -56,7 +56,7 @@ def choose(votes: Sequence[DoViewChange], members: int) -> Choice | None:
 
 
 def contradiction(votes: Sequence[DoViewChange]) -> str:
-    """Return how votes contradict what their voters promised, empty if they do not."""
+    """Return how votes contradict what their voters promised. Empty if they do not."""
     best = _best(votes)
     if max(vote.commit_lsn for vote in votes) > best.op_lsn:
         return "the chosen log is shorter than what is committed"
@@ -87,7 +87,7 @@ def _has(vote: DoViewChange, lsn: int, digest: bytes) -> bool:
 
 
 def _nacks(votes: Iterable[DoViewChange], lsn: int, digest: bytes) -> int:
-    """Count who never acknowledged it: all that is between the commit and `lsn` is whole."""
+    """Count the voters that never acknowledged it: all is whole there from the commit to `lsn`."""
     return sum(1 for vote in votes if _never_had(vote, lsn, digest))
 
 

@@ -38,35 +38,35 @@ class LogRepair:
         self.begin_epoch()
 
     def begin(self) -> None:
-        """Fetch nothing, and have nothing of what was fetched."""
+        """Fetch nothing, and forget what was fetched."""
         self.forget()
         self.spare: dict[int, Entry] = {}
-        """Entries fetched of a log that outlive the view: the next end may need them, too."""
+        """Fetched entries of a log that outlive the view: the next log may need them, too."""
 
     def begin_epoch(self) -> None:
-        """Fetch nothing, and know nobody who has what is missing."""
+        """Fetch nothing, and forget who has what is missing."""
         self.then = None
         self._asked = 0
         self.got_ms = self.state.now_ms
-        """When the last of what is missing came, entries or a part of a snapshot."""
+        """When the last missing entries, or a part of a snapshot, arrived."""
         self.giver = b""
-        """Who has just shown to have what is missing here."""
+        """The member that last showed to have what is missing here."""
 
     def forget(self) -> None:
-        """Fetch nothing more; what came is kept."""
+        """Stop fetching. What has arrived is kept."""
         self.repair, self.then = None, None
 
     def fetch(self, lsn: int, digest: bytes, then: Callable[[], None]) -> None:
-        """Fetch what is missing of the log that ends there, and do `then`; `go_on` begins."""
+        """Fetch what is missing of the log that ends there, then call `then`. `go_on` begins."""
         self.repair = Repair(self.state.log, lsn, digest, self.spare)
         self.then = then
 
     def fetch_instead(self, lsn: int, digest: bytes) -> None:
-        """Fetch the log that ends there, for the same reason."""
+        """Fetch the log that ends there for the same purpose instead."""
         self.repair = Repair(self.state.log, lsn, digest, self.spare)
 
     def begin_at(self, snapshot: Snapshot | None) -> None:
-        """Let a snapshot stand for all up to its LSN, if there is one."""
+        """Let a snapshot, if there is one, stand for all up to its LSN."""
         assert self.repair is not None
         if snapshot is not None:
             self.repair.use(snapshot)
@@ -80,7 +80,10 @@ class LogRepair:
         return end
 
     def on_entries(self, envelope: Envelope, entries: Entries) -> None:
-        """Take what is wanted of them; ask for more only if something was, or copies breed."""
+        """Take the wanted entries.
+
+        Ask for more only if any was wanted: copies must not multiply requests.
+        """
         if self.repair is not None:
             wanted = self.repair.wanted
             self.repair.offer(entries.entries)
@@ -90,7 +93,7 @@ class LogRepair:
                 self.go_on()
 
     def go_on(self) -> None:
-        """Ask for what is missing next, if it is time, or do what all of it was for."""
+        """Ask for what is missing next if it is time. If nothing is missing, finish."""
         assert self.repair is not None
         if self.repair.is_of_another_log:
             if self.repair.snapshot_lsn is None:

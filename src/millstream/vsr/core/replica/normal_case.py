@@ -61,18 +61,18 @@ __all__ = [
 
 _USED: Final = (Past.STORED, Past.WAITING, Past.OFFERED)
 BATCH_BYTES_MAX: Final = 1024 * 1024
-"""Of one batch; a larger entry is a batch of its own."""
+"""Most bytes of one batch. A larger entry is a batch of its own."""
 SHARE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of log and snapshots that a member gives to those who lag, in one heartbeat."""
+"""Most bytes of log and snapshots that a member sends to lagging members in one heartbeat."""
 UNCOMMITTED_ENTRIES_MAX: Final = 10_000
-"""Entries of a primary that are not committed; beyond that requests are refused."""
+"""Most entries of a primary that are not committed. Beyond that requests are refused."""
 UNCOMMITTED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The same in bytes."""
+"""Most bytes of entries of a primary that are not committed."""
 UNWRITTEN_ENTRIES_MAX: Final = 20_000
-"""Entries of a member that its disk has not made durable; beyond that it takes nothing more. More
-than can be uncommitted: members whose disks are full alike still have the same log."""
+"""Most entries that wait for a member's disk. Beyond that it takes nothing more. This is more than
+can be uncommitted, so that members whose disks are full alike still have the same log."""
 UNWRITTEN_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The same in bytes."""
+"""Most bytes of entries that wait for a member's disk."""
 
 
 class NormalCase:
@@ -85,17 +85,17 @@ class NormalCase:
         self.state, self.up = state, up
         self.execution, self.storage, self.repairs = execution, storage, repairs
         self.shared_bytes = 0
-        """Given to members that lag, since the last heartbeat."""
+        """Bytes sent to lagging members since the last heartbeat."""
         self.told_lsn = 0
-        """What the primary of this view said last that it has committed."""
+        """What the primary of this view last reported as committed."""
         self.fault_tolerance = 0
-        """How many more members may fail: as the primary knows since its last tick, and says."""
+        """How many more members may fail, as the primary knew and said at its last tick."""
         self.is_new = False
-        """Something was ordered in this step."""
+        """Whether something was ordered in this step."""
         self.begin()
 
     def begin(self) -> None:
-        """Have nothing under way."""
+        """Forget all work under way."""
         self.state.acks = {}
         self.writing: dict[int, int] = {}
         """Number of a disk step -> the end of what it writes of the log."""
@@ -110,7 +110,7 @@ class NormalCase:
     # ---- requests
 
     def on_request(self, request: Request) -> None:
-        """Order a client's request, or say why not."""
+        """Order a client's request, or answer why not."""
         state = self.state
         if not state.leading:
             return state.reply(request.ticket, Code.NOTPRIMARY)
@@ -146,7 +146,7 @@ class NormalCase:
 
     @property
     def disk_is_behind(self) -> bool:
-        """Whether too much is on its way to the disk: it is full, or far too slow."""
+        """Whether too much waits for the disk: it is full, or far too slow."""
         return (
             self.state.log.op_lsn - self.state.durable_lsn >= UNWRITTEN_ENTRIES_MAX
             or self.unwritten_bytes >= UNWRITTEN_BYTES_MAX
@@ -160,7 +160,10 @@ class NormalCase:
         self.state.waiting.setdefault(entry.header.lsn, []).append(ticket)
 
     def add(self, kind: Kind, *of_request: object) -> Entry:
-        """Put an entry into the log; it leaves at the end of this step if the pipeline allows."""
+        """Put an entry into the log.
+
+        It is sent at the end of this step if the pipeline has room.
+        """
         entry = self.execution.next_entry(kind, *of_request)  # type: ignore[arg-type]
         header = entry.header
         if header.session:
@@ -170,14 +173,14 @@ class NormalCase:
         return entry
 
     def end_step(self) -> None:
-        """Let go what the events of one step have brought."""
+        """Send what the events of one step have brought."""
         if self.is_new:
             self.is_new = False
             if self.state.leading:
                 self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """Send as much as the pipeline has room for; a suspended primary says nothing."""
+        """Send as much as the pipeline has room for. A suspended primary sends nothing."""
         while not self.state.suspended and self._due():
             self.flush()
 
@@ -203,7 +206,7 @@ class NormalCase:
         self._open_bytes -= size_of_all(entries)
 
     def drop_open_batch(self) -> None:
-        """Forget what was neither sent nor written: nobody else will ever know of it."""
+        """Drop what was neither sent nor written: no other member knows of it."""
         self.state.log.replace_above(self.state.flushed_lsn, ())
         self._open_bytes = 0
 
@@ -212,11 +215,14 @@ class NormalCase:
 
     @property
     def commit_hash(self) -> bytes:
-        """Of the last entry that is committed here."""
+        """The hash of the last entry that is committed here."""
         return self.state.log.hash_at(self.state.commit_lsn) or GENESIS.hash
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Have the newest entries of the log put on the disk; `written` comes once they are."""
+        """Write the newest entries of the log to the disk.
+
+        `written` is called once they are durable.
+        """
         op, size = self.storage.write(entries), size_of_all(entries)
         self.writing[op], self._sizes[op] = entries[-1].lsn, size
         self.unwritten_bytes += size
@@ -278,16 +284,16 @@ class NormalCase:
             state.broadcast(self.sign_of_life())
 
     def note_commit(self) -> None:
-        """Have the disk know how much is committed; nothing waits for that."""
+        """Let the disk note how much is committed. Nothing waits for that."""
         if self.state.commit_lsn - self.storage.hinted_lsn >= self.state.tuning.hint_entries_max:
             self.writing[self.storage.write_hint()] = 0
 
     def sign_of_life(self) -> Commit:
-        """Return what a primary says when it has nothing else to say."""
+        """Return what a primary sends when it has nothing else to send."""
         return Commit(self.state.commit_lsn, self.commit_hash, self.fault_tolerance)
 
     def remind(self) -> None:
-        """Say again what was not acknowledged, and that this primary lives."""
+        """Send again what was not acknowledged, and that this primary is alive."""
         state = self.state
         life = state.sealed(self.sign_of_life())
         for member in state.members:
@@ -308,7 +314,7 @@ class NormalCase:
     # ---- the others
 
     def on_prepare(self, envelope: Envelope, prepare: Prepare) -> None:
-        """Keep what the primary of this view says."""
+        """Take the entries of the primary of this view."""
         if prepare.entries and self.up.follows(envelope):
             self.told_lsn = prepare.commit_lsn
             self.extend(
@@ -328,9 +334,9 @@ class NormalCase:
         self, sender: bytes, entries: tuple[Entry, ...], op_lsn: int, commit_lsn: int,
         commit_hash: bytes,
     ) -> None:  # fmt: skip
-        """Append what lies above the own log, of the same view; never cut.
+        """Append what lies above the own log, of the same view. Nothing is cut.
 
-        So far as `op_lsn` the sender's log is known to go.
+        The sender's log is known to reach `op_lsn`.
         """
         state = self.state
         assert state.current
@@ -375,7 +381,7 @@ class NormalCase:
         return self.write(entries)
 
     def _take_some(self, entries: tuple[Entry, ...]) -> None:
-        """Take those that hang on the end: others are here already, or later than the next one."""
+        """Take those that follow the end. Others are here already, or later than the next one."""
         new, log = [], self.state.log
         for entry in entries:
             header = entry.header
@@ -386,7 +392,7 @@ class NormalCase:
             self.write(new)
 
     def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
-        """Give a member of this view what it missed."""
+        """Send a member of this view what it missed."""
         state = self.state
         if envelope.view != state.view or state.status is not Status.NORMAL or not state.current:
             return
@@ -418,7 +424,7 @@ class NormalCase:
     # ---- holes in the own log
 
     def fill_holes(self) -> None:
-        """Fetch what is damaged here; the rest of the log stays as it is."""
+        """Fetch damaged entries. The rest of the log stays as it is."""
         if self.repairs.repair is None:
             head = self.state.log.head
             self.repairs.fetch(head.lsn, head.hash, self.filled)
@@ -442,7 +448,7 @@ class NormalCase:
     # ---- entries by hash
 
     def on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
-        """Give entries that end in the one asked for, if it is here."""
+        """Send entries that end in the one asked for, if it is here."""
         state = self.state
         if asked.lsn <= state.log.base.lsn:
             self.up.offer_snapshot(envelope.sender)

@@ -1,8 +1,8 @@
-"""The parts of a replica, composed, and who hears of what happens, in which order.
+"""The parts of a replica, composed, and the order in which they are called.
 
 Invariants:
-1. A part is made of parts that were made before it: it knows those below it alone.
-2. An upcall goes to parts here, and decides at most which ones.
+1. A part is made of parts that were made before it. It knows only those below it.
+2. An upcall goes to parts here, and at most decides which ones.
 
 Elsewhere: what the parts are (`member`), what calls them first (`replica`).
 """
@@ -42,7 +42,7 @@ __all__ = ["PartTypes", "Parts"]
 
 @dataclass(frozen=True)
 class PartTypes:
-    """The class of each part. Simulators plant mistakes by other ones."""
+    """The class of each part. Simulators replace classes to plant mistakes."""
 
     state: type[ReplicaState] = ReplicaState
     execution: type[Execution] = Execution
@@ -62,7 +62,7 @@ class PartTypes:
 
 
 class Parts:
-    """All parts of one replica; to the lower ones, their `Upcalls`."""
+    """All parts of one replica. They are the `Upcalls` of the lower ones."""
 
     def __init__(
         self, kinds: PartTypes, machine: StateMachine, chance: Callable[[], float],
@@ -102,7 +102,7 @@ class Parts:
         )  # fmt: skip
 
     def begin(self) -> None:
-        """Have nothing under way, and know nobody: the process starts."""
+        """Begin with no work under way and no known member: the process starts."""
         self.normal.begin()
         self.reads.begin()
         self.views.begin()
@@ -128,7 +128,7 @@ class Parts:
         self.reconfiguration.end_epoch(closing)
 
     def touch(self, session: int) -> None:
-        """The client of a session lives."""
+        """The client of a session is alive."""
         self.sessions.touch(session)
 
     def ended(self, sessions: Iterable[int]) -> None:

@@ -1,11 +1,11 @@
-"""Linearizable reads, confirmed by a quorum; and what a primary does that has lost its quorum.
+"""Linearizable reads, confirmed by a quorum, and a primary that has lost its quorum.
 
 No entry is logged for a read, and there is no lease.
 
 Invariants:
-1. A batch of reads is answered only after a quorum has confirmed this view, later than the last
-   of them arrived. A retry has its own nonce and its own batch, of the reads that came meanwhile.
-   An answer confirms the batch of its nonce and the batches before it, never a later one. So an
+1. A batch of reads is answered only after a quorum has confirmed this view, later than the last of
+   them arrived. A retry has its own nonce and its own batch, of the reads that came meanwhile. An
+   answer confirms the batch of its nonce and the batches before it, never a later one. So an
    answer that takes longer than a retry still counts: slow links are slow, not cut.
 2. Nothing is read before the first entry of the primary's own view is committed, nor once the
    entry that ends the epoch is in its log.
@@ -51,25 +51,26 @@ __all__ = [
 ]
 
 READS_MAX: Final = 10_000
-"""That wait for a check; beyond that they are refused."""
+"""Most reads that wait for a check. Beyond that they are refused."""
 RECHECK_MS: Final = 2 * HEARTBEAT_MS
-"""After so long without an answer another check is begun; those before may be answered yet."""
+"""After this time without an answer another check begins. Earlier ones may still be answered."""
 CHECKS_MAX: Final = 16
-"""That are under way; beyond that the oldest one's reads wait for the answers to the next one."""
+"""Most checks under way. Beyond that the oldest one's reads wait for the answers to the next."""
 QUORUM_BEATS: Final = 2
 QUORUM_MS: Final = 400
-"""A primary that no quorum answered for so long and `QUORUM_BEATS` heart-beats suspends."""
+"""A primary suspends itself if no quorum has answered for this time and `QUORUM_BEATS` heartbeats.
+"""
 FETCHING_MS_MAX: Final = 5000.0
-"""No longer than this after a quorum answered: perhaps another member could lead and commit."""
+"""Longest time after a quorum's answer: later another member might lead and commit."""
 
 
 _SERVING: Final = (Status.NORMAL, Status.GAP)
 STALE_WAIT_MS: Final = 1000.0
-"""So long a member may take to reach what a client has seen elsewhere."""
+"""How long a member may take to reach the state that a client has seen elsewhere."""
 
 
 Asked: TypeAlias = Read | Resume | Request
-"""What a quorum is asked for; of requests, those that wait."""
+"""What a quorum is asked for, and the reads that wait for it."""
 
 
 class _Check(NamedTuple):
@@ -87,13 +88,13 @@ class Reads:
     ) -> None:
         self.state, self.up, self.execution, self.normal = state, up, execution, normal
         self._is_asked = False
-        """Something was to be read in this step."""
+        """Whether something was to be read in this step."""
         self._round = self._ticks = 0
         self._stale: list[tuple[float, Read]] = []
         self.begin()
 
     def begin(self) -> None:
-        """Have no reads, and take it that everybody answered just now."""
+        """Begin without reads, as if everybody had answered just now."""
         state = self.state
         self._reads: list[Asked] = []
         self._resumes: list[tuple[int, Resume]] = []
@@ -104,12 +105,12 @@ class Reads:
 
     @property
     def reads_waiting(self) -> int:
-        """How many are not answered."""
+        """How many reads are not answered."""
         under_way = sum(len(check.batch) for check in self._checks)
         return len(self._reads) + under_way + len(self._resumes) + len(self._stale)
 
     def on_read(self, read: Asked) -> None:
-        """Answer a read once it is known to be true."""
+        """Answer a read once its result is known to be current."""
         state = self.state
         if isinstance(read, Read) and read.seen is not None:
             return self._on_stale_read(read)
@@ -139,7 +140,7 @@ class Reads:
         return not state.suspended and state.commit_lsn >= state.noop_lsn and not state.closing
 
     def _quorum_check(self) -> None:
-        """Close the batch and ask; what was asked before may be answered yet."""
+        """Close the batch and ask. Earlier questions may still be answered."""
         state = self.state
         batch: list[Asked] = []
         if len(self._checks) >= CHECKS_MAX:
@@ -176,7 +177,7 @@ class Reads:
         self._finish_checks()
 
     def _finish_checks(self) -> None:
-        """Answer what a quorum has spoken for; the earlier ones are done first."""
+        """Answer the reads that a quorum has confirmed. Earlier batches come first."""
         state = self.state
         done = [check for check in self._checks if len(check.answered) >= state.quorum]
         if not done:
@@ -213,9 +214,9 @@ class Reads:
             state.reply(read.ticket, Code.OK, value, state.commit_lsn)
 
     def time_out_ms(self, session: int) -> int:
-        """Return how long a session may be silent now; there has to be such a session.
+        """Return how long a session may be silent now. The session must exist.
 
-        That is what is set for what it holds, unless its client asked for less.
+        It is the time that is set for what the session holds, unless its client asked for less.
         """
         asked = self.state.table.time_out_ms(session)
         is_set = self.state.machine.silence_ms(session)
@@ -230,7 +231,7 @@ class Reads:
         return self.answer_stale_reads()
 
     def answer_stale_reads(self) -> None:
-        """Answer those whose time has come, one way or the other."""
+        """Answer stale reads whose state is reached, or whose time is over."""
         state = self.state
         waiting = []
         for until_ms, read in self._stale:
@@ -271,7 +272,7 @@ class Reads:
 
     @property
     def quorum_ms(self) -> float:
-        """So long a primary goes on that no quorum answers."""
+        """How long a primary goes on without a quorum's answer."""
         return QUORUM_BEATS * self.state.tuning.beat_ms + QUORUM_MS
 
     def heard_from(self, member: bytes) -> None:
@@ -283,10 +284,11 @@ class Reads:
         return self._answered_ms.get(member, -inf)
 
     def fetches(self, envelope: Envelope) -> None:
-        """Note that a member of this view asks for what it lacks: it is there, and hears this one.
+        """Note that a member of this view asks for what it lacks.
 
-        It acknowledges nothing yet. But were it not counted, a primary with just a quorum would
-        give up before the member has what it needs, and so would the next one, for ever.
+        So it is there, and hears this primary. It acknowledges nothing yet. If it did not count, a
+        primary with a bare quorum would give up before the member has what it needs, and so would
+        the next primary, for ever.
         """
         state = self.state
         if state.leading and (envelope.epoch, envelope.view) == (state.epoch, state.view):
@@ -307,14 +309,14 @@ class Reads:
         return len(answers) >= state.quorum
 
     def suspend(self) -> None:
-        """Take nothing more, and say so to those who wait."""
+        """Take nothing more, and tell the waiting clients."""
         if not self.state.suspended:
             self.state.suspended = True
             self.refuse_reads(Code.NOQUORUM)
             self.execution.forget_clients()
 
     def tick_primary(self) -> None:
-        """Show a sign of life, or ask for another view if there is no quorum."""
+        """Send a sign of life, or ask for another view if there is no quorum."""
         state = self.state
         self._ticks += 1
         is_beat = self._ticks % state.tuning.ticks_per_beat == 0

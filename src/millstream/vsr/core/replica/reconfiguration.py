@@ -43,9 +43,9 @@ from millstream.vsr.core.replica.view_change import ViewChange
 __all__ = ["HELD_BYTES_MAX", "HELD_REQUESTS_MAX", "Reconfiguration"]
 
 HELD_REQUESTS_MAX: Final = 10_000
-"""That wait for the next epoch; beyond that they are refused."""
+"""Most requests that wait for the next epoch. Beyond that they are refused."""
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The same in bytes."""
+"""Most bytes of requests that wait for the next epoch."""
 
 
 class Reconfiguration:
@@ -66,7 +66,8 @@ class Reconfiguration:
         self._started: set[bytes] = set()
         self._entering: Configuration | None = None
         self.entered_view = 0
-        """The view to begin the next epoch in: its first one, or that of who gave a snapshot."""
+        """The view to begin the next epoch in: its first one, or that of the member that gave a
+        snapshot."""
         self._held: list[Request] = []
         self._held_bytes = 0
 
@@ -95,12 +96,12 @@ class Reconfiguration:
 
     @property
     def next_epoch(self) -> Configuration | None:
-        """The one whose log is being fetched."""
+        """The epoch whose log is being fetched."""
         return self._entering
 
     @property
     def sources(self) -> tuple[bytes, ...]:
-        """Members, of the epoch that is being entered if there is one."""
+        """Members of the epoch that is being entered, else of this one."""
         return (self._entering or self.state.configuration).everybody
 
     def is_source(self, node: bytes) -> bool:
@@ -137,7 +138,7 @@ class Reconfiguration:
 
     @property
     def requests_waiting(self) -> int:
-        """How many are let in and not answered."""
+        """How many requests are accepted and not answered."""
         return len(self._held) + sum(map(len, self.state.waiting.values()))
 
     def _take_held(self) -> list[Request]:
@@ -149,7 +150,7 @@ class Reconfiguration:
         self.refuse_held(Code.NOTPRIMARY if self.views.resigned else Code.NOQUORUM)
 
     def give_up(self) -> None:
-        """Enter no epoch; who tells of it again begins anew."""
+        """Give up entering an epoch. The next report of it starts anew."""
         self._entering = None
 
     def release_held(self) -> None:
@@ -158,12 +159,12 @@ class Reconfiguration:
             self.normal.on_request(request)
 
     def refuse_held(self, code: Code) -> None:
-        """Answer what waits for the next epoch that it was not done."""
+        """Refuse what waits for the next epoch."""
         for request in self._take_held():
             self.state.reply(request.ticket, code)
 
     def end_epoch(self, closing: Entry) -> None:
-        """Tell everybody that the epoch is over; begin the next one if a member of it."""
+        """Tell everybody that the epoch is over. A member of the next one begins it."""
         self._next, self._started = successor(self.state.configuration, closing), set()
         self._send_start()
         if self.state.id in self._next.members:
@@ -256,16 +257,16 @@ class Reconfiguration:
                 self._retire()
 
     def answer_lower_epoch(self, sender: bytes, epoch: int) -> None:
-        """Tell who speaks of an old epoch which one there is."""
+        """Tell a member that speaks of an old epoch which one is current."""
         if self.state.members and epoch < self.newest.epoch and not self.newest.is_hearsay:
             self.state.send(sender, StartEpoch(self.newest))
 
     def ask_epoch(self, sender: bytes) -> None:
-        """Ask who speaks of an unknown epoch what it is."""
+        """Ask a member that speaks of an unknown epoch for it."""
         self.state.send(sender, GetEpoch())
 
     def on_superseded(self, heard: Superseded) -> None:
-        """Ask for an epoch that this member has not heard of; leave a group that has forked."""
+        """Ask for an epoch that this member has not heard of. Leave a group that has forked."""
         state = self.state
         if heard.epoch <= self.newest.epoch:
             return
@@ -279,7 +280,10 @@ class Reconfiguration:
             self._retire()
 
     def _goes_on_without(self, later: Configuration) -> None:
-        """Know that the group goes on in an epoch without this member: nobody is served here."""
+        """Note that the group goes on in an epoch without this member.
+
+        It serves nobody any more.
+        """
         self._next, self._started = later, set()
         self.reads.refuse_reads(Code.NOTPRIMARY)
         self.refuse_held(Code.NOTPRIMARY)
@@ -304,6 +308,6 @@ class Reconfiguration:
         self.storage.persist(lambda: None)
 
     def tick(self) -> None:
-        """Tell those who have not begun."""
+        """Tell members that have not begun."""
         if self._next is not None:
             self._send_start()

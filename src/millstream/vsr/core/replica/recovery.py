@@ -32,9 +32,9 @@ from millstream.vsr.core.replica.view_change import ViewChange
 __all__ = ["FETCH_MS", "RECOVERY_MS", "Recovery"]
 
 RECOVERY_MS: Final = 1000.0
-"""After so long without a result a lost member asks again, with another nonce."""
+"""After this time without a result a lost member asks again, with another nonce."""
 FETCH_MS: Final = 10 * RECOVERY_MS
-"""After so long in which nothing of the log came it asks again, too."""
+"""After this time without any part of the log it asks again, too."""
 
 
 class Recovery:
@@ -50,7 +50,7 @@ class Recovery:
         self.begin()
 
     def begin(self) -> None:
-        """Have asked nobody."""
+        """Forget whom it asked."""
         self._nonce = 0
         self._asked_ms = -RECOVERY_MS
         self._responses: dict[bytes, RecoveryResponse] = {}
@@ -58,7 +58,7 @@ class Recovery:
 
     @property
     def is_data_lost(self) -> bool:
-        """Whether so many members lack their logs that what was committed may be gone."""
+        """Whether so many members lack their logs that committed entries may be lost."""
         state = self.state
         if state.status is not Status.LOST:
             return False
@@ -66,7 +66,7 @@ class Recovery:
         return 1 + others > len(state.members) - state.quorum
 
     def ask(self) -> None:
-        """Ask all members what there is, anew if the last time came to nothing."""
+        """Ask all members, anew if the last attempt brought nothing."""
         state = self.state
         since_ms = max(self._asked_ms, self.repairs.got_ms)
         if self.repairs.repair is not None and (
@@ -80,7 +80,7 @@ class Recovery:
         return state.broadcast(messages.Recovery(self._nonce, state.view))
 
     def lose_log(self, what: str) -> None:
-        """Believe the own log no more: it differs from another one where none may."""
+        """Stop using the own log: it differs from another one where none may differ."""
         state = self.state
         state.contradict(what)
         self.up.stand_down()
@@ -89,12 +89,12 @@ class Recovery:
         self.forget_answers()
 
     def forget_answers(self) -> None:
-        """Ask anew: what was answered is too old."""
+        """Ask anew: the answers are too old."""
         self._asked_ms = -RECOVERY_MS
         self._nonce, self._responses = self.reads.next_nonce(), {}
 
     def on_recovery(self, envelope: Envelope, asked: messages.Recovery) -> None:
-        """Tell a member that lost its log which view there is, and as primary the log's end."""
+        """Tell a member that lost its log which view is current, and as primary the log's end."""
         state = self.state
         self._lost_ms[envelope.sender] = state.now_ms
         if state.status is not Status.NORMAL:

@@ -1,16 +1,15 @@
-"""What is missing of a log whose end is known by its hash, and what to ask for next.
+"""The missing entries of a log whose end is known by its hash, and what to ask for next.
 
 Invariants:
-1. Entries are taken by hash only, from the known end downwards. So whoever sent them, they are
-   the right ones.
+1. Entries are taken by hash only, from the known end downwards. So they are the right ones,
+   whoever sent them.
 2. The same question is asked again only after an answer could have come. Else needless requests
    fill the line and delay those that matter.
 3. The own log is not changed. The result is one step: keep the log up to an LSN and append
    entries, or begin at a snapshot and append entries.
 4. Holes in the part that is kept are filled, too.
 
-Elsewhere: whose end it is (`log_choice`, a StartView, a closed epoch), doing the step
-(`storage`).
+Elsewhere: whose end it is (`log_choice`, a StartView, a closed epoch), doing the step (`storage`).
 
 Source: Alagappan et al., "Protocol-Aware Recovery for Consensus-Based Storage", 2018.
 """
@@ -27,13 +26,13 @@ from millstream.vsr.core.snapshots import Snapshot
 __all__ = ["AGAIN_MS", "AGAIN_MS_MAX", "Asking", "NewEnd", "Repair", "Wanted"]
 
 AGAIN_MS: Final = 100.0
-"""After so long without an answer the same may be asked for again."""
+"""After this time without an answer the same may be asked for again."""
 AGAIN_MS_MAX: Final = 1000.0
-"""That time doubles with every try, and is twice what the last answer took, up to this."""
+"""That time doubles with every try, and is twice the time of the last answer, up to this."""
 
 
 class Asking:
-    """When to ask, of one thing after the other."""
+    """When to ask, for one thing after the other."""
 
     def __init__(self) -> None:
         self._question: object = None
@@ -41,7 +40,7 @@ class Asking:
         self._again_ms = AGAIN_MS
 
     def is_due(self, question: object, now_ms: float) -> bool:
-        """Return whether to ask this now, and take it that it is asked then."""
+        """Return whether to ask this now. If so, it counts as asked."""
         if question != self._question:
             took_ms = now_ms - self._since_ms if self.waits(now_ms) else 0.0
             self._again_ms = min(max(2 * took_ms, AGAIN_MS), AGAIN_MS_MAX)
@@ -58,12 +57,12 @@ class Asking:
         return self._question is not None and now_ms - self._asked_ms < self._again_ms
 
     def forget(self) -> None:
-        """Let whatever comes next be due."""
+        """Let the next question be due at once."""
         self._question = None
 
 
 class Wanted(NamedTuple):
-    """An entry that is missing, and how many up to it."""
+    """An entry that is missing, and how many entries up to it."""
 
     lsn: int
     hash: bytes
@@ -71,7 +70,7 @@ class Wanted(NamedTuple):
 
 
 class NewEnd(NamedTuple):
-    """How a log is to be changed: keep so much of it, or begin at `snapshot`; `suffix` behind."""
+    """How a log is to be changed: keep it up to an LSN, or begin at `snapshot`; then `suffix`."""
 
     keep_lsn: int
     suffix: tuple[Entry, ...]
@@ -82,7 +81,7 @@ class Repair:
     """The way from `log` to one that ends in (`lsn`, `digest`).
 
     `spare` has entries that were fetched on the way to other ends: views may change faster than
-    entries come. What is fetched here is put there, too.
+    entries arrive. What is fetched here is put there, too.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Repair:
         self._snapshot: Snapshot | None = None
 
     def use(self, snapshot: Snapshot) -> None:
-        """Let a snapshot stand for all up to its LSN; it is one of this log."""
+        """Let a snapshot of this log stand for all up to its LSN."""
         assert snapshot.id.lsn <= self.lsn
         self._snapshot, self._next = snapshot, (self.lsn, self.hash)
         self.asking.forget()
@@ -114,21 +113,24 @@ class Repair:
 
     @property
     def snapshot_lsn(self) -> int | None:
-        """Where the snapshot stands that the result begins at, None if there is none."""
+        """The LSN of the snapshot that the result begins at, None if there is none."""
         return None if self._snapshot is None else self._snapshot.id.lsn
 
     @property
     def is_of_another_log(self) -> bool:
-        """Whether what was fetched comes down to something else than what it has to begin with.
+        """Whether the fetched entries lead down to something else than the required beginning.
 
-        That is the snapshot, or what the own log begins behind. Nothing more is wanted then, and
-        there is no result.
+        The beginning is the snapshot, or what the own log begins behind. Nothing more is wanted
+        then, and there is no result.
         """
         lsn, digest = self._meet()
         return lsn <= self._floor_lsn and not self._is_known(lsn, digest)
 
     def hash_at(self, lsn: int) -> bytes | None:
-        """Return the hash there in the result, None if it is not known or begins behind."""
+        """Return the hash at an LSN of the result.
+
+        None if it is unknown or below the beginning.
+        """
         if lsn < self._floor_lsn:
             return None
         if self._snapshot is not None and lsn == self._floor_lsn:
@@ -137,7 +139,7 @@ class Repair:
         return self._log.hash_at(lsn) if entry is None else entry.header.hash
 
     def offer(self, entries: Iterable[Entry]) -> None:
-        """Take what is wanted of a chain of entries, its end first."""
+        """Take the wanted entries of a chain, its end first."""
         for entry in reversed(tuple(entries)):
             wanted = self.wanted
             if wanted is None:
@@ -168,7 +170,7 @@ class Repair:
         return self._found.get(lsn)
 
     def _meet(self) -> tuple[int, bytes]:
-        """Return where the entries found so far come down to."""
+        """Return where the entries found so far lead down to."""
         lsn, digest = self._next
         while not self._is_known(lsn, digest):
             entry = self._fetched(lsn, digest) if lsn > self._floor_lsn else None

@@ -92,13 +92,13 @@ _ASKING: Final = (
     Request, Read, Resume, Reconfigure, MovePrimary, TakeSnapshot, CopyState, Force,
 )  # fmt: skip
 DEFERRED_MAX: Final = 4096
-"""Events that wait for one disk operation."""
+"""Most events that wait for one disk operation."""
 DEFERRED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What they carry; one may overshoot it."""
+"""Most bytes of these events. One event may exceed it."""
 
 
 class Replica:
-    """A member of a group; `step` is all there is to call, and `report`."""
+    """A member of a group. Callers use only `step` and `report`."""
 
     part_types = PartTypes()
 
@@ -152,17 +152,16 @@ class Replica:
             Superseded: parts.reconfiguration.on_superseded,
             Soon: self._on_soon,
         }
-        """The disk's reports never wait, and are not here."""
+        """Disk effects under way. The disk's reports never wait."""
 
     # ---- events
 
     def step(self, now_ms: float, wall_ms: int, *events: Event) -> list[Effect]:
         """Take events that happened at the same time, and return what to do, in order.
 
-        What they ask for leaves together, so that many in one step cost less than one by one.
-
-        `now_ms`: a clock of this process that only grows. `wall_ms`: what people's clocks show;
-        nothing depends on it.
+        Their effects leave together, so many events in one step cost less than one by one.
+        `now_ms`: a monotonic clock of this process. `wall_ms`: the time for people; nothing
+        depends on it.
         """
         state = self.state
         state.now_ms, state.wall_ms = now_ms, wall_ms
@@ -179,7 +178,7 @@ class Replica:
         self.parts.reads.end_step()
 
     def _without_journal(self, effects: list[Effect]) -> list[Effect]:
-        """Have nothing written but hard states: what would be is as durable as it ever gets."""
+        """Drop all disk effects but hard states: without a journal nothing gets more durable."""
         kept: list[Effect] = []
         for effect in effects:
             match effect:
@@ -226,7 +225,7 @@ class Replica:
             self.state.reply(event.ticket, Code.BUSY)
 
     def defer(self, envelope: Envelope) -> None:
-        """Receive this again once the disk is done."""
+        """Receive this event again once the disk is done."""
         self._defer(Message(envelope))
 
     def _on_request(self, request: Request) -> None:

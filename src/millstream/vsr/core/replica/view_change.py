@@ -43,12 +43,12 @@ from millstream.vsr.core.replica.upcalls import Upcalls
 __all__ = ["FAILURES_MAX", "JOIN_SHARE", "PATIENCE_MS_MAX", "ViewChange"]
 
 PATIENCE_MS_MAX: Final = 5000.0
-"""The time grows by half with every attempt that fails, up to this."""
+"""The time-out grows by half with every attempt that fails, up to this."""
 FAILURES_MAX: Final = 8
-"""Attempts that are counted: after so many the time is at its end, whatever was drawn."""
+"""Attempts that are counted. After so many the time-out is at its maximum, whatever was drawn."""
 JOIN_SHARE: Final = 0.5
-"""Of the shortest silence after which members ask: who has not heard the primary for so long joins
-in when another one asks."""
+"""Part of the shortest time-out: a member that has not heard the primary for so long joins another
+member that asks for a new view."""
 
 
 class ViewChange:
@@ -66,7 +66,7 @@ class ViewChange:
         self.begin()
 
     def begin(self) -> None:
-        """Have heard the primary just now."""
+        """Begin as if the primary had been heard just now."""
         self._votes: dict[bytes, DoViewChange] = {}
         self._proposals: dict[bytes, int] = {}
         self._choice: Choice | None = None
@@ -89,7 +89,7 @@ class ViewChange:
         return min(max(PATIENCE_MS_MAX, most), drawn * self._grown)
 
     def heard_from(self, member: bytes) -> None:
-        """Forget its proposal: it follows this primary."""
+        """Forget the member's proposal: it follows this primary."""
         if not self.state.suspended:
             self._proposals.pop(member, None)
 
@@ -117,7 +117,7 @@ class ViewChange:
         self._count_proposals()
 
     def on_start_view_change(self, envelope: Envelope, asked: StartViewChange) -> None:
-        """Join a member that does not hear the primary either; go once a quorum agrees."""
+        """Join a member that does not hear the primary either. Change once a quorum agrees."""
         state = self.state
         known = self._proposals.get(envelope.sender, 0)
         self._proposals[envelope.sender] = max(asked.proposed, known)
@@ -139,7 +139,7 @@ class ViewChange:
         return None
 
     def hear_higher_view(self, view: int) -> None:
-        """Know, as primary, that a member is in a higher view: it cannot follow this one again."""
+        """Note, as primary, that a member is in a higher view: it cannot follow this one again."""
         state = self.state
         self.why = "a member was in a higher view"
         self.up.suspend()
@@ -147,7 +147,7 @@ class ViewChange:
         self._proposals[state.id] = max(view, self._proposals.get(state.id, 0))
 
     def resign(self, view: int) -> None:
-        """Give up leading for good, in favour of the primary of that higher view."""
+        """Stop leading for good, in favour of the primary of that higher view."""
         self.why, self.resigned = "the primary handed over", True
         self.reads.refuse_reads(Code.NOTPRIMARY)
         self.up.suspend()
@@ -155,14 +155,14 @@ class ViewChange:
         self.propose(view)
 
     def in_view(self, why: str = "") -> None:
-        """Note since when this member is in this view, and for what reason."""
+        """Note since when, and why, this member is in this view."""
         self.view_changed_ms = self.state.now_ms
         self.view_reason = why or self.why or "other members asked for it"
         self.why, self.resigned = "", False
         self.up.view_entered()
 
     def leave(self, view: int) -> None:
-        """Go to a higher view, durably; then vote there."""
+        """Go to a higher view, durably, then vote there."""
         state = self.state
         assert view > state.view
         self.up.stand_down()
@@ -175,7 +175,7 @@ class ViewChange:
         self.storage.persist(self._left)
 
     def stand_down(self) -> None:
-        """Lead no more, and fetch nothing more for the old view."""
+        """Stop leading, and fetch nothing more for the old view."""
         state = self.state
         if state.leading:
             self.normal.drop_open_batch()
@@ -207,7 +207,7 @@ class ViewChange:
     # ---- choosing and leading
 
     def on_do_view_change(self, envelope: Envelope, vote: DoViewChange) -> None:
-        """Count a vote of this view; one of a higher view is reason enough to go there."""
+        """Count a vote of this view. A vote of a higher view is reason enough to go there."""
         if envelope.view > self.state.view:
             self.leave(envelope.view)
             self.up.defer(envelope)
@@ -236,7 +236,7 @@ class ViewChange:
         return self.repairs.go_on()
 
     def install_choice(self) -> None:
-        """Begin the view with the log that was chosen, and that is whole now."""
+        """Begin the view with the chosen log, which is whole now."""
         state = self.state
         assert self._choice is not None
         known = [(vote.commit_lsn, vote.commit_hash) for vote in self._votes.values()]
@@ -248,9 +248,9 @@ class ViewChange:
         self.storage.persist(lambda: self.lead(commit_lsn), suffix)
 
     def keeps(self, end_lsn: int, known: Iterable[tuple[int, bytes]] = ()) -> bool:
-        """Return whether the log that was fetched has what is committed; else give it up.
+        """Return whether the fetched log has all that is committed, here or as others said.
 
-        What is committed here, and what others said of it.
+        Else give up.
         """
         state = self.state
         assert self.repairs.repair is not None
@@ -268,12 +268,12 @@ class ViewChange:
         return True
 
     def give_up(self) -> None:
-        """Fetch no more what was fetched: it cannot be had, or is not what it was taken for."""
+        """Stop fetching: the log cannot be had, or is not the expected one."""
         self.repairs.forget()
         self.adopting, self._choice = None, None
 
     def lead(self, commit_lsn: int) -> None:
-        """Be this view's primary."""
+        """Become this view's primary."""
         state = self.state
         self.up.begin_to_lead()
         self.normal.begin()
@@ -320,7 +320,7 @@ class ViewChange:
         state.send(receiver, StartView(state.flushed_lsn, digest, *commit[:2], tuple(entries)))
 
     def on_get_view(self, envelope: Envelope, asked: GetView) -> None:
-        """Tell a member what this view's log is, unless no quorum can follow in it any more."""
+        """Send a member this view's log, unless no quorum can follow in it any more."""
         if self.state.leading and not self.state.deposed:
             self._start_view(envelope.sender, asked.commit_lsn)
 
@@ -330,7 +330,7 @@ class ViewChange:
         return envelope.sender == self.state.configuration.primary(envelope.view)
 
     def follows(self, envelope: Envelope) -> bool:
-        """Return whether to take entries of this primary; else ask for the view's log."""
+        """Return whether to take entries of this primary. If not, ask for the view's log."""
         state = self.state
         if envelope.view < state.view or not self._is_of_primary(envelope):
             return False
@@ -346,7 +346,10 @@ class ViewChange:
         return False
 
     def on_start_view(self, envelope: Envelope, start: StartView) -> None:
-        """Take over the log of this view or a higher one; add to it if that is done already."""
+        """Take over the log of this view or a higher one.
+
+        Only add to it if that is done already.
+        """
         state = self.state
         if envelope.view < state.view or not self._is_of_primary(envelope):
             return
@@ -386,7 +389,7 @@ class ViewChange:
         self.storage.persist(lambda: self.follow_on(commit_lsn), suffix)
 
     def follow_on(self, commit_lsn: int) -> None:
-        """Follow the primary of this view: this log is its log now, durably."""
+        """Follow the primary of this view: from now on this is its log, durably."""
         state = self.state
         self.normal.begin()
         self._failures = 0
@@ -402,9 +405,9 @@ class ViewChange:
 
     @property
     def _forfeits(self) -> bool:
-        """Whether to have the next one lead at once: it may have the state that is missing here.
+        """Whether to let the next member lead at once: it may have the state that is missing here.
 
-        Once all had their turn, another view helps nobody, and is asked for as after any failure.
+        Once all had their turn, another view does not help. It is asked for as after any failure.
         """
         state = self.state
         hopes = self._failures <= len(state.members)
@@ -412,7 +415,7 @@ class ViewChange:
 
     @property
     def _asks_for_view(self) -> bool:
-        """Whether the view's log is missing, could be taken, and nothing of it is under way."""
+        """Whether the view's log is missing, could be taken, and was not asked for."""
         state = self.state
         follows = state.status is Status.GAP and state.primary != state.id
         return follows and not self.normal.is_getting and not self.normal.disk_is_behind
@@ -428,7 +431,7 @@ class ViewChange:
             self.resign(state.view + ahead % len(state.members))
 
     def tick_backup(self) -> None:
-        """Try again what was not answered; ask for another view if the primary is silent."""
+        """Repeat what was not answered. Ask for another view if the primary is silent."""
         state = self.state
         if state.now_ms - self._heard_ms > self._patience_ms:
             self.why = "the primary was silent"
