@@ -34,7 +34,7 @@ _ASIDE: Final = "set-aside"
 
 
 class Standing(NamedTuple):
-    """Where a checkpoint stands. `batch_id`: of the last batch that has ended, -1 for none."""
+    """The position of a checkpoint. `batch_id`: of the last finished batch, -1 for none."""
 
     directory: Path
     batch_id: int
@@ -44,7 +44,7 @@ class Standing(NamedTuple):
 
 
 def read_checkpoint(path: Path) -> Standing:
-    """Return where a checkpoint stands.
+    """Return the position of a checkpoint.
 
     Args:
         path: what the query has as `checkpointLocation`, or the directory of a pipeline.
@@ -68,13 +68,13 @@ def read_checkpoint(path: Path) -> Standing:
 
 
 def reset_checkpoint(path: Path, offset: Offset) -> int:
-    """Have a checkpoint go on from an offset; return the number of the batch that says so.
+    """Let a checkpoint go on from an offset. Return the number of the batch that records it.
 
     No query may be using it.
 
     Raises:
         UsageError: as `read_checkpoint`; `other_bucket`.
-        ConditionError: `has_state`: the query keeps state, which would not be that of the offset.
+        ConditionError: `has_state`: the query keeps state, which would not fit the offset.
     """
     standing = read_checkpoint(path)
     directory = standing.directory

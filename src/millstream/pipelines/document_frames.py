@@ -62,7 +62,7 @@ class DocumentFrames:
             )
         self._rules = RowRules(derived.schema, id_field=ID, with_cas=False, is_append=False)
         self.schema = StructType([field for field in derived.schema if field.name != ID])
-        """Of what the steps make, without `_id`."""
+        """The schema of what the steps make, without `_id`."""
 
     def frame_of(self, documents: Mapping[str, bytes]) -> DataFrame:
         """Return the rows that the steps make of documents."""
@@ -70,10 +70,10 @@ class DocumentFrames:
         return reduce(lambda made, step: step(made), self._steps, frame)
 
     def derive(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Return what becomes of documents, as JSON, by key.
+        """Return the results of documents, as JSON, by key.
 
         Raises:
-            UsageError: `bad_row`: a step made several rows of one, or changed `_id`.
+            UsageError: `bad_row`: a step made several rows of one document, or changed `_id`.
         """
         found: dict[str, bytes] = {}
         for key, value in _json_of(self.frame_of(documents), self._rules):

@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | str]]:
-    """Yield (name, executable or reason why there is none), in order of preference."""
+    """Yield (name, executable or why there is no executable), in order of preference."""
     home = environ.get("JAVA_HOME")
     yield "JAVA_HOME", Path(home, "bin", "java") if home else "not set"
     on_path = shutil.which("java", path=environ.get("PATH", ""))

@@ -55,7 +55,7 @@ _LOOPBACK: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""Where all of Spark is on this machine; executors elsewhere have to find the driver."""
+"""Settings if all of Spark is on this machine: executors elsewhere have to find the driver."""
 _LOCAL_FILES: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -79,7 +79,7 @@ STATE_SETTINGS: Final[Mapping[str, str]] = {
     ),
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
 }
-"""For queries that keep state in Spark, such as a streaming aggregation."""
+"""Settings for queries that keep state in Spark, such as a streaming aggregation."""
 
 
 def local_session(

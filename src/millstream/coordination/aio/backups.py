@@ -37,7 +37,7 @@ __all__ = ["RESTORED_BYTES_MAX", "Restored", "back_up", "restore"]
 
 Restored = int | tuple[int, str]
 RESTORED_BYTES_MAX: Final = 4 * 1024**3
-"""Of a file that a group is restored from: its state has to fit into memory."""
+"""Most bytes of a file that a group is restored from: its state has to fit into memory."""
 
 
 async def back_up(snapshot: Snapshot, file: str, *, is_of_one: bool = False) -> int | Refusal:

@@ -75,7 +75,7 @@ class ClientRequests:
         self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
         instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
-        """Have something changed."""
+        """Request a change."""
         if kind is Kind.REQUEST and _is_of_system(body.argv[1:]):
             if gid != FIRST_GROUP:
                 done(_NOT_HERE)
@@ -97,7 +97,7 @@ class ClientRequests:
     def read(
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
-        """Have something read."""
+        """Request a read."""
         if gid != FIRST_GROUP and _is_of_system(body.argv):
             done(_NOT_HERE)
             return
@@ -128,9 +128,9 @@ class ClientRequests:
         return look
 
     def _hoping(self, words: tuple[bytes, ...], done: Done) -> Done:
-        """Return who takes what a member of the system group says of a namespace nobody knows yet.
+        """Return a callback for the system group's answer about an unknown namespace.
 
-        The member may be behind, and news of the namespace on its way.
+        The member that was asked may be behind, and news of the namespace may be on its way.
         """
         path = _path_in(words)
         if not path or self._namespaces.is_known(path):
@@ -258,7 +258,7 @@ def _is_naming(words: tuple[bytes, ...]) -> bool:
 
 
 def _path_in(words: tuple[bytes, ...]) -> bytes:
-    """Return the first path of a command; empty if there is none."""
+    """Return the first path of a command. Empty if it has none."""
     return next((word for word in words if word.startswith(b"/")), b"")
 
 

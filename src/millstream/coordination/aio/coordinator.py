@@ -66,24 +66,24 @@ MARK_S: Final = 2.0
 """While its groups go on, a node tells others after each such time that its directory is newer: an
 older copy of it that is not older than that is taken for it."""
 HANDSHAKES_MAX: Final = 256
-"""Of clients whose TLS handshake is under way: half of the descriptors that clients leave."""
+"""Most clients whose TLS handshake is under way: half of the descriptors that clients leave."""
 
 
 class Listening(NamedTuple):
     """Where a node is reached: bound sockets, and what others are told of them."""
 
     coord: socket.socket | None = None
-    """For clients; None: closed."""
+    """Listener for clients. None: closed."""
     peer: socket.socket | None = None
-    """For nodes; None: closed."""
+    """Listener for nodes. None: closed."""
     tls: ssl.SSLContext | None = None
     peer_tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-    """For being dialled, for dialling."""
+    """TLS contexts for incoming and outgoing connections of nodes."""
     host: str = ""
     coord_port: int = 0
     peer_port: int = 0
     ninep: socket.socket | None = None
-    """For clients of the file service; None: closed. It needs `coord`."""
+    """Listener for clients of the file service. None: closed. It needs `coord`."""
     tls_files: tuple[str, str, str] = ("", "", "")
     """Certificate, key and authority, as `CONFIG GET NODE` shows them."""
 
@@ -206,9 +206,10 @@ class Coordinator:
         return node
 
     async def _mark(self) -> None:
-        """Have others know that the groups here went on, so that older copies are told from this.
+        """Let others know that the groups here have progressed.
 
-        Idle groups promise nothing new, and need no marks.
+        So they recognise older copies of this directory. Idle groups promise nothing new, and need
+        no marks.
         """
         seen = None
         while True:
@@ -254,7 +255,7 @@ class Coordinator:
             stack.callback(server.close)
 
     def _share_users(self, stack: AsyncExitStack) -> None:
-        """Have the users of this node and of others be the same, if it is reached by both."""
+        """Keep the users of this node and of the others the same, if both were reached."""
         host, port = self._listening.host, self._listening.coord_port
         if self._listening.coord is None or self._listening.peer is None or not host:
             return

@@ -151,18 +151,18 @@ class GroupRunner:
         kind: Kind = Kind.REQUEST,
         is_counted: bool = False,
     ) -> None:
-        """Have something changed; `on_reply` is called once."""
+        """Request a change. `on_reply` is called once."""
         ticket = self._ticket(on_reply)
         self.take(Request(ticket, body, instance, session, csn, kind, is_counted))
 
     def read(
         self, body: Body, on_reply: OnReply, seen: int | None = None, session: int = 0
     ) -> None:
-        """Have something read; `on_reply` as for `request`."""
+        """Request a read. `on_reply` is called as for `request`."""
         self.take(Read(self._ticket(on_reply), body, seen, session))
 
     def ask(self, event: Asking, on_reply: OnReply) -> None:
-        """Have something else done; the event's own ticket means nothing."""
+        """Request anything else. The event's own ticket is not used."""
         self.take(event._replace(ticket=self._ticket(on_reply)))
 
     def touch(self, session: int) -> None:
@@ -197,7 +197,7 @@ class GroupRunner:
         return self._journal is not None and self._journal.is_full
 
     async def close(self) -> None:
-        """End it, or do nothing if it has; who still waits is told that nobody knows."""
+        """End it. Does nothing if it has ended. Waiting requests get the answer "unknown"."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -211,7 +211,7 @@ class GroupRunner:
     # ---- events in, effects out
 
     def take(self, event: Event) -> None:
-        """Have the replica take an event at the end of this turn, and do what it wants done."""
+        """Give an event to the replica at the end of this turn, and carry out its effects."""
         self._events.append(event)
         if not self._is_due:
             self._is_due = True
@@ -232,7 +232,7 @@ class GroupRunner:
             self._loop.call_soon(self._step)
 
     def _take_some(self) -> None:
-        """Have the replica take what clients want, or one other event, which may be long."""
+        """Give the replica the requests of clients, or one other event, which may take long."""
         events, some = self._events, [self._events.popleft()]
         if type(some[0]) in _OF_CLIENTS:
             while events and type(events[0]) in _OF_CLIENTS and len(some) < STEP_EVENTS_MAX:

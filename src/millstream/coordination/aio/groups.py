@@ -150,7 +150,7 @@ class Groups:
         sync_directory(self.directory)
 
     async def open(self, group_id: bytes, number: int) -> None:
-        """Have a formatted or restored group run; harmless if it does.
+        """Run a formatted or restored group. Does nothing if it runs.
 
         Raises:
             CorruptionError: `promises_lost`, `set_back`.
@@ -211,7 +211,7 @@ class Groups:
         }
 
     async def drop(self, group_id: bytes) -> None:
-        """End a group and remove its files; harmless if there are none. Raises OSError."""
+        """End a group and remove its files. Does nothing if there are none. Raises OSError."""
         runner = self.running.pop(group_id, None)
         if runner is not None:
             del self._numbers[group_id]
@@ -244,7 +244,7 @@ class Groups:
 
 
 def _end_subscriptions(runner: GroupRunner) -> None:
-    """Have who listens here go on at another member: this one hears no more."""
+    """End the subscriptions here, so that clients go on at another member."""
     machine = runner.replica.machine
     if isinstance(machine, GroupState):
         machine.audience.skip()

@@ -24,7 +24,7 @@ __all__ = ["ACCEPT_RETRY_S", "HANDSHAKE_S_MIN", "Handshakes"]
 
 _LOG = logging.getLogger(__name__)
 HANDSHAKE_S_MIN: Final = 1.0
-"""So long everybody may take, however many others come."""
+"""Shortest time that every client gets, however many others come."""
 ACCEPT_RETRY_S: Final = 0.1
 """After an error of the system, as where no descriptor is left, before it is asked again."""
 
@@ -66,7 +66,7 @@ class Handshakes:
         return len(self._under_way)
 
     async def close(self) -> None:
-        """Listen no more, and let nobody in any more."""
+        """Stop listening, and accept no more connections."""
         await self._tasks.stop()
         self._listening.close()
 

@@ -51,13 +51,13 @@ from millstream.vsr.core.values import error
 __all__ = ["AWAITED_MAX", "TICK_S", "UNKNOWN_S_MAX", "Namespaces", "state_of"]
 
 TICK_S: Final = 0.1
-"""Between two looks at what is to be asked again, and at what is news."""
+"""Time between two checks for requests to repeat and for news."""
 UNKNOWN_S_MAX: Final = 0.25
 """How long a question for a namespace that this node does not know waits for news of it."""
 AWAITED_MAX: Final = 1000
 """Questions that wait so; more are answered at once."""
 LOOK_S: Final = 0.01
-"""Between two looks whether the news has come."""
+"""Time between two checks whether the news has arrived."""
 assert NAMES_MAX <= BOARD_NAMES_MAX
 _FORK_SHIFT: Final = 40
 """Above any LSN: what a forked group has is news, though the group before it had got further."""
@@ -93,7 +93,7 @@ class Namespaces:
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def close(self) -> None:
-        """End it; who waits is told that nobody knows."""
+        """End it. Waiting requests get the answer "unknown"."""
         self._timer.cancel()
         awaited, self._awaited = self._awaited, []
         for _, _, then in awaited:
@@ -104,7 +104,10 @@ class Namespaces:
     # ---- where namespaces are
 
     def group_of(self, key: bytes) -> int:
-        """Return the group that has a path's namespace; of what nobody knows, the system group."""
+        """Return the group that has a path's namespace.
+
+        For an unknown namespace, the system group.
+        """
         if not key.startswith(b"/"):
             return FIRST_GROUP
         root = key[1:].partition(b"/")[0]

@@ -46,7 +46,7 @@ __all__ = ["CONNECTIONS_MAX", "DEADLINE_S", "LOGIN_S_MAX", "NinepServer"]
 
 _LOG = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 128
-"""Of one node; further ones are closed."""
+"""Most connections of one node. Further ones are closed."""
 DEADLINE_S: Final = 10.0
 """How long a request is tried; then it has timed out."""
 LOGIN_S_MAX: Final = 10.0
@@ -260,7 +260,7 @@ class _Attach:
         """Whether anything was answered: then it is logged in."""
 
     async def ask(self, one: Ask) -> Any:
-        """Have a command done; return its reply, or `Failed`."""
+        """Run a command. Return its reply, or `Failed`."""
         if not self._is_entered:
             self._is_entered = True
             await self._stack.enter_async_context(self._client)

@@ -50,9 +50,9 @@ _REASON_CHARS_MAX: Final = 250
 _CHANGING: Final = Lock()
 """Held by the thread that changes what a process has begun with."""
 _UNPRINTABLE: Final = re.compile(r'[^ -~]|["\\]')
-"""In a string of the file: all that would have to be written otherwise."""
+"""Characters that would have to be escaped in a string of the file."""
 _FILE_BYTES: Final = 512
-"""Of each, filled with line ends, so that writing it anew changes no length."""
+"""Size of each file, filled with line ends, so that writing it anew does not change the length."""
 
 
 class Identity(NamedTuple):
@@ -64,7 +64,7 @@ class Identity(NamedTuple):
 
 
 def begin_incarnation(directory: Path) -> Identity:
-    """Make the directory and its node if there is none; count this process. Blocks.
+    """Make the directory and its node if there is none, and count this process. Blocks.
 
     Raises:
         CorruptionError: `bad_node_file`.
@@ -106,7 +106,7 @@ def _mark(directory: Path) -> int | None:
 
 
 def keep_refusal(directory: Path, reason: str) -> None:
-    """Have all later starts know that this directory is an older copy of a node's. Blocks.
+    """Record for all later starts that this directory is an older copy of a node's. Blocks.
 
     Raises:
         CorruptionError: `bad_node_file`.

@@ -61,20 +61,20 @@ OUTGOING_MAX: Final = 256
 INCOMING_MAX: Final = 512
 """Connections of other nodes; further ones are closed at once."""
 STRANGERS_MAX: Final = 64
-"""Of them, those that have not logged in yet; for a further one the oldest is closed. As many more
+"""Most connections that have not logged in yet. A further one replaces the oldest. As many more
 may be in their TLS handshake."""
 CONNECT_S_MAX: Final = 2.0
 """How long a connection may take to be made."""
 LOGIN_S_MAX: Final = 5.0
 """How long its log-in may take."""
 LOGIN_LINE_BYTES_MAX: Final = 4096
-"""Of one line of the log-in."""
+"""Most bytes of one line of the log-in."""
 BACKOFF_S: Final = 0.05
-"""Before a node that was lost is dialled again, twice as long each time."""
+"""Pause before a lost node is dialled again. It doubles each time."""
 BACKOFF_S_MAX: Final = 0.5
 """The longest such wait."""
 UNACKNOWLEDGED_S: Final = 3.0
-"""After so long without a sign that bytes arrive a connection is given up."""
+"""A connection is closed after this time without a sign that bytes arrive."""
 IDLE_S: Final = 60.0
 """A connection over which nothing was sent for so long is closed."""
 TURN_S: Final = 0.004
@@ -398,7 +398,7 @@ def _end_of_frame(buffer: bytearray, at: int) -> int | None:
 
 
 def _tune(writer: asyncio.StreamWriter) -> None:
-    """Have the system notice a node that is gone, also where nothing is sent."""
+    """Let the system notice a node that is gone, also when nothing is sent."""
     found = writer.get_extra_info("socket")
     options = (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

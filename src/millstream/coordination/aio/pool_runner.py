@@ -78,7 +78,7 @@ _LOG = logging.getLogger(__name__)
 DISK_FULL_RETRY_S: Final = 1.0
 """How long what has to be written waits for space before it is tried again."""
 OPEN_RETRY_S: Final = 5.0
-"""The same for a group's folder, all of which is read again then."""
+"""Pause before a group's folder is opened again after an error."""
 _NOT_HERE: Final = Refusal("NOTPRIMARY", "the group is not open here")
 _NO_SPACE: Final = Refusal("NOTPRIMARY", "the group is opened here once the disk has space again")
 
@@ -133,7 +133,7 @@ class PoolRunner:
         self._tasks = Tasks(self._failed)
         self._error: BaseException | None = None
         self.who: dict[Address, bytes] = {}
-        """Who was spoken to at an address last."""
+        """The node that was last spoken to at each address."""
 
     @property
     def is_disk_full(self) -> bool:
@@ -161,7 +161,7 @@ class PoolRunner:
             raise self._error
 
     async def close(self) -> None:
-        """End it; whoever waits for an answer to a command gets none."""
+        """End it. Waiting commands get no answer."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -195,14 +195,14 @@ class PoolRunner:
             raise RemoteProtocolError(reason, code="refused_node")
 
     def greeting(self, address: Address) -> bytes:
-        """Return what is said first to whoever is at an address."""
+        """Return the first message to the node at an address."""
         hello = Hello(self.pool.me, self.who.get(address, NOBODY))
         return encode_pool(PoolEnvelope(self.pool.id, self.pool.me.incarnation, hello))
 
     # ---- events in, effects out
 
     def take(self, event: PoolEvent) -> None:
-        """Have the pool take an event, and do what it wants done."""
+        """Give an event to the pool, and carry out its effects."""
         self._events.append(event)
         if self._is_stepping:
             return

@@ -86,7 +86,7 @@ class Provider:
 
     @property
     def tokens(self) -> TokenKeys | None:
-        """Who judges them now; None: nobody."""
+        """Checks tokens. None: tokens are not accepted."""
         if self._own is not None:
             return self._own
         said = self._find()
@@ -107,7 +107,7 @@ class Provider:
         return Said(source.decode(), issuer.decode(), audience.decode(), claim.decode())
 
     async def close(self) -> None:
-        """Keep no keys any more but the node's own."""
+        """Forget all keys but the node's own."""
         if self._tokens is not None:
             await self._tokens.close()
         await self._tasks.finish()

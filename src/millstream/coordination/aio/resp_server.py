@@ -49,10 +49,10 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 20_000
-"""Of clients of one node; more are told that it is busy, and closed."""
+"""Most connections of clients of one node. Further ones are told that it is busy, and closed."""
 DESCRIPTORS_KEPT: Final = 512
-"""Of those that a process may have, for files and other nodes: clients get no more than the rest,
-or half if that is more."""
+"""Descriptors of the process that are kept for files and other nodes. Clients get at most the
+rest, or half of all if that is more."""
 LOGIN_S_MAX: Final = 10.0
 """How long a client may be connected without a log-in, where there are users."""
 STRANGERS_MAX: Final = 1000
@@ -67,7 +67,7 @@ LOOK_S: Final = 1.0
 """How often it is looked at who has logged in, whose token has ended, who takes what waits, and
 who has heard nothing."""
 _TLS_BYTES: Final = 64 * 1024
-"""Given to a connection with TLS at once."""
+"""Bytes given to a connection with TLS at once."""
 _NEVER: Final = float("inf")
 _KV_REQUEST: Final = b"\x80"
 """How a client of the kv port begins; commands of RESP begin with * or a letter."""
@@ -158,7 +158,7 @@ class RespServer:
         return None
 
     def recognise(self, connection: _Connection, principal: Principal | None) -> None:
-        """A client has logged in, as this user until that ends, or is nobody any more."""
+        """Note that a client has logged in as this user, or that nobody is logged in any more."""
         self._strangers.pop(connection, None)
         self._passing.pop(connection, None)
         if principal is None:
@@ -255,7 +255,7 @@ class _Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_reading = True
         self._principal: Principal | None = None
-        """As the server knows."""
+        """The user, as the server knows."""
         self._is_tls = False
         self._is_new = True
         self._left_bytes = 0
@@ -263,7 +263,7 @@ class _Connection(asyncio.Protocol):
         """When it ceased to take replies."""
         self.heard_at = 0.0
         self.waiting_bytes = 0
-        """As the server has counted them."""
+        """Waiting bytes, as counted by the server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection."""

@@ -49,7 +49,7 @@ SHARED_S: Final = 2.0
 CHANGE_TRIES: Final = 10
 """How often a change is made again because another one came between."""
 SHARED_FAR_S: Final = 30.0
-"""The same of a node that is no member of the group: it asks others."""
+"""The same interval for a node that is no member of the group: it asks others."""
 _GET: Final = (b"GET", USERS_PATH, b"CAS")
 _IN_SYSTEM_GROUP: Final = (b"CREATENAMESPACE", _ROOT, b"GROUP", b"%d" % FIRST_GROUP)
 _ONLY_OWNERS: Final = (b"ACL", b"SET", _ROOT, b"MODE", b"700", b"DEFAULT", b"MODE", b"700")
@@ -174,7 +174,7 @@ class SharedUsers:
         await self._adopt(*found)
 
     async def _known_here(self) -> tuple[Version, SharedRecord] | None:
-        """Return what this node's member of the group has; None if there is none, or not yet."""
+        """Return what this node's member of the group has. None if it has nothing, or not yet."""
         answer: asyncio.Future[Reply] = self._loop.create_future()
 
         def told(reply: Reply) -> None:

@@ -43,7 +43,7 @@ CHECKS_WAITING_MAX: Final = 200
 """Checks under way or waiting, of passwords, and as many of tokens, which may wait for keys; who
 asks for one more is told that the node is busy."""
 DROP_S: Final = 0.1
-"""From a change of a user to the end of the connections of that user; the reply leaves before."""
+"""Time from a change of a user to the end of that user's connections. The reply leaves before."""
 _Result = TypeVar("_Result")
 _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (UsageError, "BADARG"), (AccessError, "BADARG"), (ConditionError, "CONFLICT"),
@@ -184,7 +184,7 @@ class UserGuard:
             done(error("BUSY", "too many are logging in; try again"))
 
     def drop_soon(self, name: str) -> None:
-        """Have the user log in anew, once the reply that it has changed is on its way."""
+        """End the user's connections, once the reply to the change is on its way."""
         asyncio.get_running_loop().call_later(DROP_S, self.on_user_changed, name)
 
     async def close(self) -> None:

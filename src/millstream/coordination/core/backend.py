@@ -56,12 +56,12 @@ class Backend(Protocol):
         self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
         instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
-        """Have a change ordered and executed (`effects.Request`)."""
+        """Order and execute a change (`effects.Request`)."""
 
     def read(
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
-        """Have something looked up (`effects.Read`)."""
+        """Read (`effects.Read`)."""
 
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         """Ask what is known of a session (`effects.Resume`); it is a sign of life, too."""
@@ -90,7 +90,7 @@ class Backend(Protocol):
         """Tell those who have heard nothing for long how far their groups are."""
 
     def where(self, gid: int) -> Where:
-        """Return where the group's primary is; a group nobody knows is nowhere."""
+        """Return where the group's primary is. An unknown group has no address."""
 
     def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
         """Return the map of groups, or of the one named; `argv` begins with VDS.

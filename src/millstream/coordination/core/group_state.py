@@ -75,7 +75,7 @@ class GroupState:
         return self.namespace.silence_ms(session)
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
-        """Let go what was of these sessions alone."""
+        """Release what belonged to these sessions alone."""
         self.namespace.end_sessions(entry, sessions)
 
     def end_offers(self, entry: Entry) -> None:
@@ -99,7 +99,7 @@ class GroupState:
         return dict(settings.own(GROUP))
 
     def offers(self, start: bytes = b"") -> Iterator[Offer]:
-        """Yield what ends if nobody comes for it, from a name on."""
+        """Yield the offers that end if nobody takes them, from a name on."""
         return self.namespace.offers(start)
 
     def read(self, body: Body, session: int = 0) -> bytes:
@@ -133,7 +133,7 @@ class GroupState:
         return _both(self.registers.freeze(), self.namespace.freeze_if_any())
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let the state be what `freeze` wrote."""
+        """Replace the state by what `freeze` wrote."""
         yield from self.registers.restore(pieces)
         self.audience.skip()
         state_format = self.namespace.state.tables.state_format
@@ -164,4 +164,4 @@ GROUP_COMMANDS: Final[Mapping[bytes, Parser]] = {
     **NAMESPACE_COMMANDS,
     **{name: _of_either(name) for name in REGISTER_COMMANDS.keys() & NAMESPACE_COMMANDS.keys()},
 }
-"""By name."""
+"""Commands by name."""

@@ -24,7 +24,7 @@ from millstream import accelerated
 __all__ = ["CHUNK_KEYS_MAX", "Cut", "SortedMap"]
 
 CHUNK_KEYS_MAX: Final = 512
-"""Of one chunk; a fuller one is split in two."""
+"""Most keys of one chunk. A fuller one is split in two."""
 RECENT_MAX: Final = 8_192
 """Keys found without a search; when they are as many, they are forgotten."""
 V = TypeVar("V")
@@ -178,7 +178,7 @@ class SortedMap(Generic[V]):
         return cut
 
     def paste(self, cut: Cut[V]) -> None:
-        """Have again what was cut; nothing has changed since."""
+        """Put back what was cut. Nothing has changed since."""
         at = bisect_left(self._firsts, cut.chunks[0].keys[0]) if cut.chunks else 0
         self._chunks[at:at] = cut.chunks
         self._firsts[at:at] = [chunk.keys[0] for chunk in cut.chunks]

@@ -94,7 +94,7 @@ def open_client(options: SourceOptions) -> Client:
 
 
 def advised(error: AccessError) -> AccessError:
-    """Add to an error of a log-in what whoever runs a job or a query does about it."""
+    """Add to a log-in error what the user of a job or a query can do about it."""
     advice = _ADVICE.get(error.code, "")
     if not str(error).endswith(advice):
         error.args = (f"{error}.{advice}",)
@@ -188,12 +188,15 @@ class NodeControl:
         self._client.close()
 
     def leave_out(self, is_left_out: Callable[[int, int], bool]) -> None:
-        """Have no more to do with partitions; told each one and how many the bucket has."""
+        """Ignore some partitions from now on.
+
+        `is_left_out` gets each partition and the bucket's partition count.
+        """
         count = self._client.partition_count
         self.partition_ids = tuple(p for p in self.partition_ids if not is_left_out(p, count))
 
     def positions(self) -> Mapping[int, PartitionPosition]:
-        """Return where every partition to be read stands (invariant 2)."""
+        """Return the position of every partition to be read (invariant 2)."""
         backoff = Backoff(RECONNECT_S)
         while True:
             found = self._ask(lambda client: client.positions(self.partition_ids))
@@ -204,10 +207,10 @@ class NodeControl:
             _refresh_map(self._client)
 
     def positions_now(self, partition_ids: Collection[int]) -> Mapping[int, PartitionPosition]:
-        """Return where partitions stand, without those that nobody serves, or says, at present.
+        """Return the positions of partitions, without those that no node serves or reports now.
 
         Raises:
-            UnavailableError, RoutingError: nothing is said of any of them.
+            UnavailableError, RoutingError: no partition is reported.
         """
         found: dict[int, PartitionPosition] = {}
         failure: MillstreamError | None = None

@@ -43,7 +43,7 @@ class PlanningSource(Protocol):
     """What the planner asks of a node."""
 
     def positions(self) -> Mapping[int, PartitionPosition]:
-        """Return where every partition to be read stands."""
+        """Return the position of every partition to be read."""
 
     def failover_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first."""
@@ -231,7 +231,7 @@ class Planner:
     def _judge(
         self, position: PartitionPosition, entry: OffsetEntry, is_held: bool
     ) -> _Next | None:
-        """Say where a partition goes on (invariants 2, 3, 5); None: ask again later."""
+        """Return where a partition goes on (invariants 2, 3, 5). None: ask again later."""
         p = position.partition_id
         log = self._log(position)
         if log is None:

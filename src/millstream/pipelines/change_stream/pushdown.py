@@ -109,7 +109,10 @@ def _taken(pushed: Pushed, one: spark_api.Filter) -> Pushed | None:
 
 
 def _simple(one: spark_api.Filter) -> tuple[str, list[Any]]:
-    """Return the column of a filter, empty if it is none of ours, and what it compares with."""
+    """Return the column and the value of a filter.
+
+    The column is empty if it is not one of ours.
+    """
     attribute: Sequence[str] = getattr(one, "attribute", ())
     value: Any = getattr(one, "value", None)
     values = list(value) if isinstance(one, spark_api.In) else [value]

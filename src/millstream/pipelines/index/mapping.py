@@ -64,7 +64,7 @@ class MapSpec(msgspec.Struct, frozen=True):
 
 
 class Failures(msgspec.Struct):
-    """Where maps failed in one partition: the last ones, and how many more by tree."""
+    """Where maps failed in one partition: the last failures, and how many more by tree."""
 
     last: list[MapFailure] = []
     before: dict[int, int] = {}
@@ -79,7 +79,7 @@ class TaskDone(msgspec.Struct):
     documents: list[str] = []
     failures: dict[int, Failures] = {}
     partitions: list[int] = []
-    """Of the task."""
+    """The partitions of the task."""
     lost: list[int] = []
     """Partitions that were not read to the end."""
 

@@ -54,7 +54,7 @@ __all__ = ["CycleReport", "IndexPipeline", "spark_tasks"]
 RESTARTS_MAX: Final = 3
 """How often in a row a streaming query is started again that ended soon after its start."""
 QUERY_PAUSE_S: Final = 1.0
-"""Before a query that failed is started again."""
+"""Pause before a failed query is started again."""
 _LOOK_S: Final = 0.02
 _QUERY: Final = frozenset({"query_failed", "query_ended"})
 _SCHEMA: Final = pa.schema([pa.field("done", pa.binary())])

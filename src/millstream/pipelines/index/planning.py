@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
     lease: LeaseHold
     log: FailoverLog
-    """Of the partition when the lease was opened."""
+    """The partition's failover log when the lease was opened."""
     read_to: Position | None = None
 
 

@@ -29,7 +29,7 @@ PIECE_BYTES: Final = 256 * 1024
 
 
 class IndexState(msgspec.Struct, frozen=True):
-    """Where an index stands; after a commit also what became of its parts."""
+    """The state of an index. After a commit it also says what happened to the parts."""
 
     signature: str
     engine: str
@@ -77,7 +77,7 @@ class IndexShard:
         self._path = f"/_millstream/indexes/{bucket}/{design}"
 
     def state(self) -> IndexState:
-        """Return where the index stands.
+        """Return the state of the index.
 
         Raises:
             ConditionError: `missing`: no such design document.
@@ -94,7 +94,7 @@ class IndexShard:
         return self._state("POST", "/writer", {"writer": writer})
 
     def judge(self, fence: int) -> IndexState:
-        """Have the index go back where its source did.
+        """Roll the index back where its source rolled back.
 
         Raises:
             ConditionError: `index_fenced`.
@@ -102,7 +102,7 @@ class IndexShard:
         return self._state("POST", "/judge", {"fence": fence})
 
     def keep(self, fence: int) -> list[str]:
-        """Say that the writer is at work; return which files are staged. Raises as `judge`."""
+        """Report that the writer is at work. Return which files are staged. Raises as `judge`."""
         said = {"fence": fence}
         answer = self._http.request("POST", f"{self._path}/keep", said, timeout_s=ANSWER_S)
         return msgspec.convert(answer.get("staged"), list[str])

@@ -40,7 +40,7 @@ __all__ = ["AWAY", "AWAY_S", "LOOK_S", "TOLD_S", "WAKE_S", "ShardRun", "Shards"]
 AWAY_S: Final = 60.0
 """How long nodes or executors may be away before the pipeline ends."""
 PAUSE_S: Final = 0.25
-"""Before what is away is tried again."""
+"""Pause before a missing node is tried again."""
 POLL_S: Final = 0.02
 """How often a loop asks whether there is something new."""
 LOOK_S: Final = 2.0
@@ -124,11 +124,11 @@ class ShardRun:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it ended by a failure that is not its node's having no views."""
+        """Whether it failed, other than by a node without views."""
         return self.failure is not None and getattr(self.failure, "code", "") != _NO_VIEWS
 
     def wake(self) -> int:
-        """Say that there may be something new; return the number of this call."""
+        """Report that there may be something new. Return the number of this call."""
         with self._changed:
             self._asked += 1
             self._woken.set()
@@ -305,7 +305,7 @@ class Shards:
         return any(run.away is not None for run in self._runs.values())
 
     def wake(self) -> None:
-        """Say that something was written; return when it is committed where nodes are there.
+        """Report a write. Return when it is committed at all present nodes.
 
         Returns after `WAKE_S` at the latest, and when they are to end.
         """

@@ -56,8 +56,8 @@ __all__ = [
 ROWS_PER_COMMIT: Final = 20_000
 """Changes of one commit after the first: it is what queries wait for."""
 ROWS_PER_COMMIT_MAX: Final = 240_000
-"""With what is read again, and one change of each partition more, that stays below the documents
-which a node takes in one commit."""
+"""Most rows of one commit. With repeated rows, and one more change of each partition, it stays
+below the documents that a node takes in one commit."""
 KEEP_S: Final = 300.0
 """How often the node is told, while tasks run, that their files are to stay."""
 
@@ -120,12 +120,12 @@ class IndexWriter:
         self._held: dict[int, Held] = {}
         self._logs: dict[int, tuple[int, FailoverLog]] = {}
         self._uuids: dict[int, int] = {}
-        """Of the newest history of each partition, as seen in the last cycle."""
+        """The uuid of each partition's newest history, as seen in the last cycle."""
         self._highs: dict[int, int] = {}
         self._was_built_in_vain = False
         """A build was not taken: changes are brought in one by one."""
         self.state: IndexState | None = None
-        """As it was told last."""
+        """The last reported state."""
         self.is_waiting = False
         """There is more than the last cycle found to commit, which cannot be read now."""
 
@@ -169,7 +169,7 @@ class IndexWriter:
 
     @property
     def cluster_map(self) -> ClusterMap:
-        """Of the bucket, the newest that is known."""
+        """The newest known map of the bucket."""
         return self._control.cluster_map
 
     def lag(self) -> dict[int, int]:
@@ -234,7 +234,7 @@ class IndexWriter:
         return self._highs
 
     def _follow_nodes(self) -> None:
-        """Have tasks and the keeper of leases ask the nodes that there are now."""
+        """Let tasks, and the keeper of leases, use the current nodes."""
         hosts = hosts_of(self._given_hosts, self._control.cluster_map)
         if hosts != self._spec.source.hosts:
             source = replace(self._spec.source, hosts=hosts)
@@ -258,7 +258,7 @@ class IndexWriter:
         return is_worth_building(places, highs)
 
     def _hold(self, where: Mapping[int, Position], highs: Mapping[int, int]) -> None:
-        """Hold what is to be read; what is held for nothing any more is let go."""
+        """Hold the ranges to be read. Release those that are not needed any more."""
         self._release([p for p in self._held if p not in where])
         wanted = [
             p

@@ -71,7 +71,7 @@ class BlobTask(NamedTuple):
 
 
 def blob_client(options: SourceOptions) -> BlobClient:
-    """Connect to whoever has a bucket's attachments; raises as `control.open_client`."""
+    """Connect to the nodes with a bucket's attachments. Raises as `control.open_client`."""
     hosts = options.hosts.split(",")
     seeds = [parse_address(host.strip(), default_port=PORT_DEFAULT) for host in hosts]
     try:
@@ -160,7 +160,10 @@ def _keep(path: Path, name: bytes, pieces: Iterator[bytes]) -> None:
 
 
 def listed(root: Path, data: str, partition_id: int, names: Sequence[bytes]) -> DataFile | None:
-    """Write which attachments a part's documents name, durably; None: there are none."""
+    """Write the list of attachments that a part's documents name, durably.
+
+    None: no attachments.
+    """
     if not names:
         return None
     content = b"".join(names)

@@ -30,7 +30,7 @@ class Manifests(dict[int, Manifest]):
 
     @property
     def newest(self) -> int:
-        """The highest id, whether it can be read or not; 0: there is none."""
+        """The highest id, readable or not. 0: there is none."""
         return max((*self, *self.unreadable), default=0)
 
 

@@ -47,7 +47,7 @@ __all__ = [
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_VERSION_BLOBS: Final = 2
-"""Of a backup with attachments: a release that knows none of them must not restore it."""
+"""Version of a backup with attachments. Releases without attachments must not restore it."""
 FORMAT: Final = "millstream-backup"
 
 PartKind = Literal["full", "changes", "branched"]
@@ -95,7 +95,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.row_count for file in self.files)
 
     def as_full(self, files: Iterable[DataFile]) -> Part:
-        """Return a part that stands for this one and all it builds on."""
+        """Return a part that replaces this one and all that it builds on."""
         return msgspec.structs.replace(
             self, kind="full", rollback_to=None, files=tuple(files), blobs=None, missing_blobs=0
         )

@@ -35,7 +35,7 @@ __all__ = ["PYSPARK_MIN", "Watch", "Wave", "Work", "results_of", "run_tasks", "s
 WAVE_ROWS: Final = 500_000
 """Rows of one task of a wave, where single items are not larger: some seconds."""
 CANCEL_PAUSE_S: Final = 0.2
-"""Between two times that jobs are cancelled, until the wave has ended."""
+"""Pause between two attempts to cancel jobs, until all have ended."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

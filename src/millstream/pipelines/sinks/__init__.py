@@ -1,1 +1,1 @@
-"""Sinks of Spark pipelines: what becomes of the rows of a change stream."""
+"""Sinks of Spark pipelines: they apply the rows of a change stream."""

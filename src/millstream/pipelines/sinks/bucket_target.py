@@ -158,7 +158,7 @@ class BucketTarget:
         self._kept[partition] = lambda: keys
 
     def drop_tombstones(self, partition: int, seqno: int) -> int:
-        """Forget entries at or below: their documents need no repair any more."""
+        """Forget entries at or below these positions: their documents need no repair any more."""
         return self._rings[partition].drop(seqno)
 
     def commit(self, batch_id: int) -> None:

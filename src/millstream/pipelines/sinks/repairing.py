@@ -124,7 +124,7 @@ class PartitionState(NamedTuple):
 
 
 class OriginPosition(NamedTuple):
-    """Where a partition of the source stands."""
+    """The position of a partition of the source."""
 
     branch: int
     durable_seqno: int

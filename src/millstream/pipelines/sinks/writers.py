@@ -80,7 +80,7 @@ class BatchWriter(DataSourceArrowWriter):
             _delete_older(self._options, self._began)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what stays written of a job that failed."""
+        """Report what stays written of a failed job."""
         _tell_aborted(self._options, messages)
 
 
@@ -107,7 +107,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         """Do nothing: the tasks have done all."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what stays written until the batch is repeated."""
+        """Report what stays written until the batch is repeated."""
         _tell_aborted(self._options, messages)
 
 
@@ -160,7 +160,7 @@ def _places(client: SinkBucket) -> Places:
 
 
 def _delete_older(options: SinkOptions, began: Places) -> Written:
-    """Delete the documents that nobody wrote since the job began."""
+    """Delete the documents that no task wrote since the job began."""
     with open_again(options.connection) as client:
         for partition_id, (uuid, _) in ask_again(client, _places).items():
             if uuid != began[partition_id][0]:

@@ -18,7 +18,7 @@ from millstream.errors import RemoteProtocolError, UnavailableError
 __all__ = ["ViewRow", "ViewRows"]
 
 ROW_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Of one row; one document's rows in a view have 64 MiB at most."""
+"""Most bytes of one row. One document's rows in a view have 64 MiB at most."""
 
 
 class ViewRow(NamedTuple):
@@ -73,7 +73,7 @@ class ViewRows:
         return rows
 
     def close(self) -> None:
-        """Say that nothing more arrives.
+        """End the input.
 
         Raises:
             UnavailableError: `cut_off`.

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 COLLATION_VERSION: Final = "uca-10.0.0/1 raw/1"
-"""Of both collations, recorded beside stored keys: those of another must be encoded anew."""
+"""Version of both collations, stored beside keys. Keys of another version are encoded anew."""
 KEY_DEPTH_MAX: Final = 200
 """Nested arrays and objects in a key."""
 

@@ -221,19 +221,19 @@ class AsyncClient(GroupClients):
     # ---- what an element may be
 
     def counter(self, path: str) -> Counter:
-        """Return the counter that is at a path; asks nobody."""
+        """Return the counter at a path. Nothing is sent."""
         return Counter(self, path)
 
     def items(self, path: str) -> Items:
-        """Return the LIST element that is at a path; asks nobody."""
+        """Return the LIST element at a path. Nothing is sent."""
         return Items(self, path)
 
     def members(self, path: str) -> Members:
-        """Return the SET element that is at a path; asks nobody."""
+        """Return the SET element at a path. Nothing is sent."""
         return Members(self, path)
 
     def queue(self, path: str) -> Queue:
-        """Return the queue that is at a path; asks nobody."""
+        """Return the queue at a path. Nothing is sent."""
         return Queue(self, path)
 
     # ---- what is held
@@ -328,7 +328,7 @@ class AsyncClient(GroupClients):
         await self._change("CONFIG", "SET", path, key, *value.split(), at=path)
 
     async def unset_config(self, path: str, key: str) -> None:
-        """Let what is set above count again."""
+        """Remove a setting, so that the setting above applies again."""
         await self._change("CONFIG", "UNSET", path, key, at=path)
 
     async def get_acl(self, path: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class _Thread:
         self._lock = threading.Lock()
         self._is_stopped = False
         self.subscriptions: WeakSet[Subscription] = WeakSet()
-        """Those that somebody still has; they end with the thread."""
+        """The subscriptions that are still in use. They end with the thread."""
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="coordination client", daemon=True
         )
@@ -69,7 +69,7 @@ class _Thread:
             raise
 
     def stop(self) -> None:
-        """End the thread; whoever still waits for something there gets an error."""
+        """End the thread. Calls that still wait there get an error."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -156,7 +156,7 @@ class BlockingClient(Blocking):
         self.close()
 
     def close(self) -> None:
-        """End the session, the connections and the thread; whoever waits gets an error."""
+        """End the session, the connections and the thread. Waiting calls get an error."""
         try:
             with suppress(UsageError):  # it was closed before
                 self._thread.run(self._it.close())

@@ -51,7 +51,7 @@ class DurablePlace:
         self._places, self._name, self._at, self._words = places, name, at, tuple(words)
 
     async def begin(self) -> int | None:
-        """Have the group remember the name; return up to where it was heard, if it was.
+        """Let the group remember the name. Return its position, if it has one.
 
         Raises:
             MillstreamError: as subscribing does.
@@ -66,9 +66,9 @@ class DurablePlace:
         await client.execute(b"UNSUBSCRIBE", self._words[0], is_change=False)
 
     async def acknowledge(self, lsn: int) -> None:
-        """Have the group remember that all up to there was worked off.
+        """Let the group remember that everything up to there is processed.
 
-        If it cannot be told now, it is with what comes later.
+        If the group cannot be reached now, the next acknowledgement covers this one.
         """
         client = await self._at()
         self._places.heard[client, self._name] = lsn

@@ -50,11 +50,11 @@ from millstream.vsr.core.versions import NEVER, Version, parse_version
 __all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "MARGIN", "PORT", "Client", "packed"]
 
 PORT: Final = 7379
-"""Where nodes serve clients of their groups, unless told otherwise."""
+"""Port at which nodes serve clients of their groups, by default."""
 DEADLINE_S: Final = 10.0
 """How long a call may take, unless told otherwise."""
 MARGIN: Final = 0.1
-"""Of a session's time-out: by so much clocks may differ in speed."""
+"""Part of a session's time-out by which clocks may differ in speed."""
 CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
 LONG_BYTES: Final = 64 * 1024
@@ -118,10 +118,10 @@ class Client:
 
     @property
     def sure_s(self) -> float:
-        """For how many more seconds the session is there for sure, by this machine's clock.
+        """For how many more seconds the session surely exists, by this machine's clock.
 
-        It is counted from when the last sign that the primary has confirmed was sent, with a
-        margin of `MARGIN` of the session's time-out; 0 without a session.
+        It counts from when the last sign that the primary has confirmed was sent, with a margin of
+        `MARGIN` of the session's time-out. 0 without a session.
         """
         heard_ms = self._caller.heard_ms
         if heard_ms is None or self._loop is None or self._is_closed:
@@ -142,7 +142,7 @@ class Client:
     # ---- registers
 
     async def set(self, key: str | bytes, value: bytes, deadline_s: float | None = None) -> None:
-        """Let a register be `value`.
+        """Set a register to `value`.
 
         Raises:
             OutcomeUnknownError: it may have been done.
@@ -153,7 +153,7 @@ class Client:
     async def cas(
         self, key: str | bytes, expected: bytes, value: bytes, deadline_s: float | None = None
     ) -> bool:
-        """Let a register be `value` if it is `expected`; return whether it was.
+        """Set a register to `value` if it is `expected`. Return whether it was.
 
         Raises:
             OutcomeUnknownError, MillstreamError: as `set`.
@@ -350,7 +350,7 @@ class _Link(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def send(self, data: bytes) -> None:
-        """Send it, little at a time: of what TLS has encrypted nobody knows what has left."""
+        """Send data a little at a time: what TLS has encrypted cannot be withdrawn."""
         self._written += len(data)
         for at in range(0, len(data), LONG_BYTES):
             self.transport.write(data[at : at + LONG_BYTES])

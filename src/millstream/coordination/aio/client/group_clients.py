@@ -112,13 +112,13 @@ class GroupClients:
         self._seen[group] = max(lsn, self._seen.get(group, 0))
 
     async def read_stale(self, path: str, *words: bytes) -> Any:
-        """Have something read without asking a quorum; nothing older than was seen before."""
+        """Read without asking a quorum. The result is never older than what was seen before."""
         lsn = self._seen.get(await self.at(path), 0)
         seen = (b"SEEN", b"0:0:%d" % lsn) if lsn else ()
         return await self.execute_at(path, *seen, *words, b"STALEREAD", is_change=False)
 
     async def execute_at(self, path: str, *words: bytes, is_change: bool) -> Any:
-        """Have a command done by the group that has a path."""
+        """Run a command at the group that has a path."""
         raw = await self.at(path)
         try:
             return await raw.execute(*words, is_change=is_change)

@@ -50,7 +50,7 @@ class _Waiting:
         self._paths = tuple(path.encode() for path in paths)
 
     async def _obtain(self, argv: tuple[bytes, ...], timeout_s: float | None) -> Any:
-        """Ask until there is an answer; withdraw if it takes longer, or if nobody waits for it."""
+        """Ask until there is an answer. Withdraw the request on time-out or cancellation."""
         if taken := self._client.held & set(self._paths):
             path = min(taken).decode()
             raise UsageError(f"this client holds or awaits {path} already", code="already_held")
@@ -123,7 +123,7 @@ class _Holding(_Waiting):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held for sure, by this machine's clock and with a margin."""
+        """Whether it is surely held, by this machine's clock and with a margin."""
         return self._is_ours and self._raw.sure_s > 0
 
     @property
@@ -136,7 +136,7 @@ class _Holding(_Waiting):
         self._session = self._raw.client_id
 
     async def release(self) -> None:
-        """Let it go.
+        """Release it.
 
         Raises:
             SessionLostError: it was lost before, with the session.
@@ -210,7 +210,7 @@ class Lock(_Holding):
         await self._acquire(self._argv, timeout_s)
 
     async def try_acquire(self) -> bool:
-        """Take the lock if nobody is in the way; return whether it is held."""
+        """Take the lock if it is free. Return whether it is held."""
         try:
             await self._acquire((*self._argv, b"NOWAIT"), None)
         except ConditionError as error:
@@ -321,11 +321,14 @@ class Election(_Holding):
     campaign = acquire
 
     async def resign(self) -> None:
-        """Let another one lead; raises as `release`."""
+        """Resign, so that another one leads. Raises as `release`."""
         await self.release()
 
     async def leader(self) -> Leader | None:
-        """Return who leads, None if nobody does; also while others have the element locked."""
+        """Return who leads, None if nobody does.
+
+        Also None while others hold a lock on the element.
+        """
         with suppress(MissingError):
             reply = await self._here(b"ELECT", b"LEADER", *self._paths, is_change=False)
             if reply is not None:

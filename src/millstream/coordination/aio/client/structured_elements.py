@@ -59,7 +59,7 @@ class Counter(_Element):
         return count_of(await self._client.execute_at(self.path, *words, is_change=True))
 
     async def reset(self) -> None:
-        """Let it be 0."""
+        """Set it to 0."""
         await self._do(b"RESET")
 
 
@@ -89,7 +89,7 @@ class Items(_Element):
         return cast(int, await self._do(b"INSERT", b"%d" % index, value))
 
     async def set(self, index: int, value: bytes) -> None:
-        """Let the value at an index be another one."""
+        """Replace the value at an index."""
         await self._do(b"SET", b"%d" % index, value)
 
     async def remove(self, index: int, count: int = 1) -> list[bytes]:
@@ -132,7 +132,7 @@ class Members(_Element):
         return bool(await self._do(b"HAS", member, is_change=False))
 
     async def pop(self) -> bytes | None:
-        """Remove the smallest one and return it; None if there is none."""
+        """Remove and return the smallest member, None if the set is empty."""
         return cast(bytes | None, await self._do(b"POP"))
 
     async def length(self) -> int:
@@ -183,11 +183,11 @@ class Queue(_Element):
         return cast(list[bytes], await self._do(b"POP", b"%d" % count))
 
     async def take(self, count: int = 1) -> list[Taken]:
-        """Take up to `count` items: nobody else gets them until `nack`, or the session's end."""
+        """Take up to `count` items. Nobody else gets them until `nack`, or the session's end."""
         return [Taken(*item) for item in await self._do(b"TAKE", b"%d" % count)]
 
     async def ack(self, *ids: bytes) -> int:
-        """Say that items are done; return how many this client had taken."""
+        """Report items as done. Return how many of them this client had taken."""
         return cast(int, await self._do(b"ACK", *ids))
 
     async def nack(self, *ids: bytes) -> int:

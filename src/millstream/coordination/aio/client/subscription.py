@@ -49,7 +49,7 @@ __all__ = ["ACKNOWLEDGED_MAX", "CONNECT_S", "QUIET_S", "Subscription"]
 QUIET_S: Final = 25.0
 """A node says something every ten seconds."""
 CONNECT_S: Final = 5.0
-"""So long connecting and the greeting may take."""
+"""Longest time for connecting and the greeting."""
 ACKNOWLEDGED_MAX: Final = 64
 """Changes that are acknowledged together while more are ready; before waiting all are."""
 _TIRED_AFTER: Final = 300
@@ -98,7 +98,7 @@ class Subscription:
         self._done_lsn: int | None = None
         """Up to where changes were handed out, and up to where their reader asked for more."""
         self._done = 0
-        """So many that it asked for more after were not acknowledged yet."""
+        """How many processed messages were not acknowledged yet."""
 
     @property
     def lsn(self) -> int | None:
@@ -129,7 +129,7 @@ class Subscription:
         self._done_lsn = self._handed_lsn
 
     async def _acknowledge(self) -> None:
-        """Have the group remember what was worked off."""
+        """Let the group remember what was processed."""
         lsn = self._done_lsn
         if self._durable is not None and lsn is not None and self._done:
             await self._durable.acknowledge(lsn)

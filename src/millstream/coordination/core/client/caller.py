@@ -70,11 +70,11 @@ __all__ = [
 CALLS_MAX: Final = 10_000
 """Calls of one client that wait for their replies."""
 FLIGHT_MAX: Final = 100
-"""Of them, sent and not answered."""
+"""Most requests sent and not answered."""
 ATTEMPT_MS: Final = 1000.0
-"""So long one node may give no sign, or take to be connected to, before another one is asked."""
+"""How long one node may be silent, or take to connect, before another node is asked."""
 BACK_OFF_MIN_MS: Final = 10.0
-"""Before a second attempt; twice as long before each further one."""
+"""Pause before a second attempt. It doubles before each further one."""
 BACK_OFF_MAX_MS: Final = 100.0
 """No pause between attempts is longer, at first."""
 BACK_OFF_LONG_MS: Final = 1000.0
@@ -82,7 +82,7 @@ BACK_OFF_LONG_MS: Final = 1000.0
 LONG_MS: Final = 30_000.0
 """When attempts become rarer."""
 AGAIN_MIN_MS: Final = 20.0
-"""Before what waits is asked for again; twice as long before each further time."""
+"""Pause before a waiting request is repeated. It doubles each time."""
 AGAIN_MAX_MS: Final = 500.0
 """What waits is asked for no more rarely; an offer of it is kept for far longer."""
 SOON_MS: Final = 100.0
@@ -186,7 +186,7 @@ class Caller:
         self._wanted_ms = time_out_ms
         self._prefix = () if group is None else (b"GROUP", b"%d" % group)
         self.time_out_ms = time_out_ms
-        """So long the session may be silent, as the group has it."""
+        """How long the session may be silent, as the group has it."""
         self._effects: list[Effect] = []
         self._now = 0.0
         self._link = _Link.NONE

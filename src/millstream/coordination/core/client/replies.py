@@ -147,7 +147,7 @@ def members_of(reply: Any) -> list[str]:
 
 
 def root_of(path: str) -> str:
-    """Return the namespace of a path, `/name`; "" of what is none."""
+    """Return the namespace of a path, `/name`. Empty if it is no path."""
     parts = path.split("/", 2)
     return f"/{parts[1]}" if len(parts) > 1 and not parts[0] and parts[1] else ""
 

@@ -47,12 +47,12 @@ class Change(NamedTuple):
     """`create put delete move attr list set queue counter lock unlock child`."""
     path: str
     to: str
-    """Of a `move`."""
+    """The new path of a `move`."""
     type: str
     time_ms: int
     client: str
     data: bytes | None
-    """Of that moment, if it was asked for and the element has any."""
+    """The data of that moment, if it was asked for and the element has any."""
     part: int
     parts: int
 
@@ -94,7 +94,7 @@ class Following:
         self.lsn = after
         """All up to there was heard, in full."""
         self._version: Version | None = None
-        """Of the last change that was heard in full: it names the history, too."""
+        """The version of the last change that was fully received. It also names the history."""
         self.seen = 0
         """No member that is behind this LSN will do."""
         self.path = self._place = path

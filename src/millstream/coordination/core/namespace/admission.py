@@ -84,4 +84,4 @@ NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = {
     **dict.fromkeys(QUEUED, admit),
     b"CONFIG": _admit_config,
 }
-"""By name."""
+"""Commands by name."""

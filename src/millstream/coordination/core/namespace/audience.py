@@ -51,11 +51,11 @@ __all__ = [
 QUEUED_MAX: Final = 10_000
 """Messages that wait on one connection."""
 QUEUED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of them."""
+"""Most bytes of queued messages."""
 SUBSCRIPTIONS_MAX: Final = 1000
-"""Of one connection."""
+"""Most subscriptions of one connection."""
 PROGRESS_MS: Final = 10_000.0
-"""After so long without a message one says how far the state is."""
+"""After this time without a message, a message reports the progress of the state."""
 
 
 class Message(NamedTuple):
@@ -76,7 +76,7 @@ class Subscription:
     with_data: bool
     after_lsn: int
     is_heard: bool = True
-    """It got a message since it was last looked at, or has just begun."""
+    """Whether it got a message since the last check, or has just begun."""
     quiet_since_ms: float = 0.0
 
 

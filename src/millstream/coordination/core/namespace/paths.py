@@ -18,7 +18,7 @@ from millstream.coordination.core.namespace.refused import Refused
 __all__ = ["DEPTH_MAX", "NAME_BYTES_MAX", "Path", "joined", "parse_path", "parse_root"]
 
 NAME_BYTES_MAX: Final = 255
-"""Of one name in a path."""
+"""Most bytes of one name in a path."""
 DEPTH_MAX: Final = 128
 """Names in a path: the cost of a command grows with them, of making them all with their square."""
 Path = tuple[bytes, ...]

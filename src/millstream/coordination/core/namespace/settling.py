@@ -60,9 +60,9 @@ CHAINS_MAX: Final = 1000
 WAITERS_MAX: Final = 4096
 """Requests of clients that wait until a name is settled."""
 SETTLE_MS: Final = 8000.0
-"""So long a client waits; then what came of it is not known, and it asks again."""
+"""How long a client waits. Then the outcome is unknown, and it asks again."""
 ASK_MS: Final = 250.0
-"""So long an answer to a step is waited for, at first; twice as long each further time."""
+"""How long to wait for the answer to a step at first. It doubles each time."""
 ASK_MS_MAX: Final = 5000.0
 """The longest."""
 _EXISTS: Final = status(b"EXISTS")
@@ -82,7 +82,7 @@ class Wanted(NamedTuple):
     name: Name
     step: Step | None
     words: tuple[bytes, ...] = ()
-    """Of the step, if it is CREATE: they say more than the step."""
+    """Words of the step if it is CREATE: they say more than the step."""
     is_forced: bool = False
     passes_locks: bool = False
 
@@ -207,7 +207,7 @@ class Settler:
                 self._settle(ticket, None)
 
     def stop(self) -> None:
-        """Lead no more: whoever waits asks the next one."""
+        """Stop leading. Waiting clients ask the next primary."""
         for ticket in list(self._waiters):
             self._settle(ticket, None)
         self._chains.clear()
@@ -229,7 +229,7 @@ class Settler:
         self._out.append(Ask(chain.number, chain.step.gid, chain.words))
 
     def answered(self, number: int, value: bytes | None, now_ms: float) -> None:
-        """Take an answer; None: there is none for now, and it is asked again in its time."""
+        """Take an answer. None: there is none for now, and the step is repeated later."""
         chain = self._asked.pop(number, None)
         if chain is None or value is None:
             return

@@ -67,12 +67,12 @@ class Table(Generic[V]):
         return int.from_bytes(key, "big")
 
     def put(self, key: bytes, value: V) -> None:
-        """Have this record under a key."""
+        """Store a record under a key."""
         self.changes += 1
         self._undo.append((self, key, self._map.put(key, value)))
 
     def delete(self, key: bytes) -> V | None:
-        """Have nothing under a key; return what was there."""
+        """Remove and return the record under a key."""
         gone = self._map.delete(key)
         if gone is not None:
             self.changes += 1
@@ -92,14 +92,14 @@ class Table(Generic[V]):
         return self._map.number(prefix, _end_of(prefix))
 
     def clear(self, prefix: bytes) -> None:
-        """Have nothing under keys that begin so, at little cost however many they are.
+        """Remove all keys with this prefix, at little cost however many they are.
 
-        What they begin with is a number, and not the largest there is.
+        The prefix is a number, and not the largest possible one.
         """
         self._undo.append((self, prefix, self._map.cut(prefix, _end_of(prefix))))
 
     def revert(self, key: bytes, value: V | Cut[V] | None) -> None:
-        """Have what was there before, and note nothing."""
+        """Restore what was there before, without a note."""
         self.changes += 1
         if isinstance(value, Cut):
             self._map.paste(value)
@@ -119,7 +119,7 @@ class Table(Generic[V]):
             yield b"".join((_LENGTHS.pack(len(key), len(text)), key, text))
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let the records be what `freeze` wrote, one with each step.
+        """Replace the records by what `freeze` wrote, one with each step.
 
         Raises:
             CorruptionError: `unknown_state`.
@@ -173,7 +173,7 @@ class Tables:
             table.revert(key, before)
 
     def settle(self) -> None:
-        """Keep every change: nothing before this is undone any more."""
+        """Keep every change: nothing before this can be undone."""
         self._undo.clear()
 
     def freeze(self) -> Iterator[bytes]:
@@ -181,7 +181,7 @@ class Tables:
         return _chained([table.freeze() for table in self._in_format()])
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let all tables be what `freeze` wrote."""
+        """Replace all tables by what `freeze` wrote."""
         self._undo.clear()
         self.reversals += 1
         for table in self._in_format():

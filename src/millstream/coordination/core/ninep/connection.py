@@ -73,13 +73,13 @@ class Begin(NamedTuple):
 
 
 class End(NamedTuple):
-    """Nobody uses the session of an attach any more."""
+    """The session of an attach is not used any more."""
 
     attach: int
 
 
 class Wait(NamedTuple):
-    """Call `Connection.paused` after so long."""
+    """Call `Connection.paused` after this time."""
 
     ticket: int
     ms: float
@@ -105,9 +105,9 @@ class Connection:
         self._desk = Desk(asks_login)
         self._cutter = Cutter()
         self._jobs: dict[int, Job] = {}
-        """By tag."""
+        """Jobs by tag."""
         self._running: dict[int, tuple[int, Packet, Job]] = {}
-        """By ticket: tag, request, what is done."""
+        """By ticket: tag, request, and the job."""
         self._waiting: dict[int, deque[Packet]] = {}
         """Requests that wait for others of their fid, by fid; the first one is under way."""
         self._effects: list[Effect] = []
@@ -117,7 +117,7 @@ class Connection:
 
     @property
     def is_clogged(self) -> bool:
-        """Whether nothing more is looked at until a request is over."""
+        """Whether no more input is handled until a request is finished."""
         return len(self._jobs) >= OUTSTANDING_MAX
 
     @property

@@ -41,7 +41,7 @@ __all__ = [
 STEP_MAX: Final = 128
 """Names of a directory that are looked at for one message."""
 DATA_BYTES_MAX: Final = 1024 * 1024
-"""Of an element; more is refused before it is sent."""
+"""Most bytes of an element. More is refused before it is sent."""
 _DIR_TYPE, _FILE_TYPE = 4, 8
 
 
@@ -49,7 +49,7 @@ _DIR_TYPE, _FILE_TYPE = 4, 8
 
 
 def ask(one: Ask) -> Generator[list[Ask], list[Any], Any]:
-    """Have a command done; return its reply.
+    """Run a command. Return its reply.
 
     Raises:
         NinepError: it was not done.
@@ -176,7 +176,7 @@ def _put(desk: Desk, fid: Fid, opened: Opened, offset: int, data: bytes) -> Work
 
 
 def truncate(fid: Fid) -> Work:
-    """Let the data be empty."""
+    """Make the data empty."""
     yield from ask(Ask(fid.attach, (b"PUT", fid.path, b""), is_change=True))
     return ()
 

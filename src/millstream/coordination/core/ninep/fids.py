@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 FIDS_MAX: Final = 16_384
-"""Of one connection."""
+"""Most fids of one connection."""
 ATTACHES_MAX: Final = 16
 """Trees of one connection at a time; each has a session."""
 KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -65,7 +65,7 @@ class Logout(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Nothing is to be done for so long."""
+    """Nothing has to be done for this time."""
 
     ms: float
 
@@ -91,11 +91,12 @@ class Opened:
         self.content: bytes | None = None
         """What is read, or was written so far; None: not known."""
         self.names: list[bytes] = []
-        """Of a directory, as far as it was listed."""
+        """Names of a directory, as far as it was listed."""
         self.token: bytes | None = b""
         """How to list more of it; None: there is no more."""
         self.position = self.next_offset = 0
-        """In a directory that is read as 9P2000 does: the next name, and its offset in bytes."""
+        """Position in a directory that is read as in 9P2000: the next name, and its offset in
+        bytes."""
 
 
 class Fid:
@@ -107,9 +108,9 @@ class Fid:
         self.attach, self.root, self.path, self.file = attach, root, path, file
         self.opened: Opened | None = None
         self.is_locked = False
-        """By `Tlock` on this fid."""
+        """Whether it is locked by `Tlock` on this fid."""
         self.user, self.secret = "", b""
-        """Of a log-in: `attach` is 0 then."""
+        """User and secret of a log-in. `attach` is 0 then."""
 
 
 class Job:
@@ -190,14 +191,14 @@ class Desk:
             raise NinepError("TOO_MANY_FIDS")
 
     def put(self, number: int, fid: Fid) -> None:
-        """Let a number be that of a file."""
+        """Assign a number to a file."""
         self.check_free(number)
         self.fids[number] = fid
         if fid.attach:
             self.uses[fid.attach] = self.uses.get(fid.attach, 0) + 1
 
     def drop(self, number: int) -> int:
-        """Forget a number; return the attach that nobody uses any more then, or 0."""
+        """Forget a number. Return the attach that is not used any more, or 0."""
         fid = self.fids.pop(number)
         self.kept_bytes -= len(fid.secret)
         if fid.opened is not None:
@@ -211,17 +212,17 @@ class Desk:
         return fid.attach
 
     def keep(self, opened: Opened, content: bytes | None) -> None:
-        """Let an open file keep this content.
+        """Keep this content for an open file.
 
         Raises:
-            NinepError: NOMEM; it keeps what it had.
+            NinepError: NOMEM; the old content stays.
         """
         grows = len(content or b"") - len(opened.content or b"")
         self._grow(grows)
         opened.content = content
 
     def keep_names(self, opened: Opened, names: list[bytes]) -> None:
-        """Let an open directory keep more names.
+        """Keep more names for an open directory.
 
         Raises:
             NinepError: NOMEM.
@@ -230,7 +231,7 @@ class Desk:
         opened.names += names
 
     def forget_names(self, opened: Opened) -> None:
-        """Let an open directory be listed from its beginning."""
+        """Let an open directory be listed again from its beginning."""
         self.kept_bytes -= sum(map(len, opened.names))
         opened.names, opened.token = [], b""
         opened.position = opened.next_offset = 0

@@ -46,7 +46,7 @@ CONTROL_FILES: Final = {
 _DIR: Final = 0x80
 _APPEND: Final = 0x40
 _OPEN_MODE: Final = 0o666
-"""Of what belongs to nobody: there are no users."""
+"""Mode of files without an owner: there are no users."""
 _DMDIR: Final = 0x80000000
 _DMAPPEND: Final = 0x40000000
 _STAT: Final = Struct("<HHIBIQIIIQ")
@@ -58,7 +58,7 @@ class About(NamedTuple):
 
     qid: Qid
     mode: int
-    """With its type, as Linux has it."""
+    """The mode with its type, as Linux has it."""
     owner: bytes = b""
     group: bytes = b""
     size: int = 0
@@ -66,11 +66,11 @@ class About(NamedTuple):
     changed_ms: int = 0
     created_ms: int = 0
     type: bytes = b""
-    """Of the element."""
+    """The type of the element."""
 
     @property
     def is_directory(self) -> bool:
-        """Whether it has files in it."""
+        """Whether it contains files."""
         return stat.S_ISDIR(self.mode)
 
 
@@ -153,7 +153,7 @@ def _hash(*parts: bytes) -> int:
 
 
 def number_of(name: bytes) -> int:
-    """Return the number that stands for a user or group."""
+    """Return the number of a user or group."""
     return _hash(b"user", name) >> 33 if name else 0
 
 

@@ -35,9 +35,9 @@ _SUBS: Final = {
     b"ACL": {b"GET", b"SET", b"CHECK"},
     b"CONFIG": {b"GET", b"SET", b"UNSET"},
 }  # fmt: skip
-"""Of commands whose path comes first, or behind one of these words."""
+"""Commands whose path comes first, or after one of these words."""
 _LAST: Final = frozenset((b"COUNTER", b"SEMAPHORE", b"BARRIER"))
-"""Those whose path comes last, but for some words."""
+"""Commands whose path comes last, but for some words."""
 
 
 class Line(NamedTuple):

@@ -50,7 +50,7 @@ __all__ = ["OPERATIONS", "Operation"]
 Operation = Callable[[Desk, Job, tuple[Any, ...]], Work]
 _AUTH_QID: Final = Qid(0x08, 0, 1)
 _IO_HEAD: Final = 24
-"""Of a message with data, besides these."""
+"""Bytes of the head of a message with data."""
 _WRITE_ONLY, _READ_WRITE, _ACCESS = 1, 2, 3
 _LINUX_TRUNCATE: Final = 0o1000
 _PLAN9_TRUNCATE: Final = 0x10

@@ -39,7 +39,7 @@ ERRNOS: Final = {
     "INTERRUPTED": errno.EINTR,
     "NOMEM": errno.ENOMEM,
 }  # fmt: skip
-"""By code of the API, and of what only files have."""
+"""By code of the API, and codes that only files have."""
 
 
 class NinepError(Exception):

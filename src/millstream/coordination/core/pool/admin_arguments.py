@@ -32,7 +32,7 @@ PREFIX_MIN: Final = 4
 """Digits of a node's id that may stand for it, if no other one begins so."""
 
 Words = tuple[bytes, ...]
-"""Of a command."""
+"""The words of a command."""
 
 
 class RefusedError(Exception):
@@ -60,7 +60,7 @@ def file_in(text: bytes) -> str:
 
 
 def group_id_in(text: bytes) -> bytes:
-    """Return an id in hex as bytes; empty if it is none."""
+    """Return an id in hex as bytes. Empty if it is no id."""
     try:
         return bytes.fromhex(text.decode("ascii"))
     except ValueError:

@@ -26,7 +26,7 @@ _COUNT_SHIFT: Final = 44
 _CHANCE_SHIFT: Final = 32
 _BEFORE_SHIFT: Final = 16
 CHANCES: Final = 1 << (_COUNT_SHIFT - _CHANCE_SHIFT)
-"""So many different numbers one start may have."""
+"""How many different numbers one start may draw."""
 _MARK: Final = (1 << _BEFORE_SHIFT) - 1
 
 
@@ -35,10 +35,10 @@ class Kin(Enum):
 
     SAME = 0
     LATER = 1
-    """It knows of that one, as far as can be told."""
+    """It knows of that start, as far as can be told."""
     EARLIER = 2
     OTHER = 3
-    """As many starts were before it, but not those: of its directory there are two."""
+    """It had as many starts before, but different ones: there are two copies of its directory."""
 
 
 def starts(incarnation: int) -> int:

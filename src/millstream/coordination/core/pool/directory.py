@@ -81,7 +81,7 @@ class Directory:
         return self._seen.get(group_id)
 
     def forget(self, group_id: bytes) -> None:
-        """Know nothing of a group any more."""
+        """Forget a group."""
         self._seen.pop(group_id, None)
 
     def sightings(self, now_ms: float) -> tuple[Sighting, ...]:

@@ -103,7 +103,7 @@ class Discovery:
         return coord_of(self.state.tables, seen.primary)
 
     def where_text(self, group_id: bytes) -> str:
-        """Return what stands behind NOTPRIMARY."""
+        """Return the address part of NOTPRIMARY."""
         seen, number = self.state.directory.get(group_id), self.state.tables.number_of(group_id)
         if seen is None:
             return f"{number} 0:0 ?"

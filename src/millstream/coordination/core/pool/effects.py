@@ -216,7 +216,7 @@ class FormatGroup(NamedTuple):
 
 
 class OpenGroup(NamedTuple):
-    """Start the replica of a formatted group; `GroupChanged` says what becomes of it."""
+    """Start the replica of a formatted group. `GroupChanged` reports the result."""
 
     group_id: bytes
     number: int
@@ -297,7 +297,7 @@ class AdminReply(NamedTuple):
 
 
 class Warn(NamedTuple):
-    """Tell whoever looks after this node, in its log."""
+    """Write a warning for the operator to the node's log."""
 
     text: str
 

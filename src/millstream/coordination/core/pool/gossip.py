@@ -120,7 +120,7 @@ class Gossip:
             self._heartbeats.ping(envelope.sender, is_answer=True)
 
     def _say_gone(self, ping: Ping) -> None:
-        """Tell a node that takes this one for one of its pool that it is none."""
+        """Tell a node that wrongly takes this one for a node of its pool."""
         if not ping.is_answer and not self._membership.joining:
             answer = self._heartbeats.message(is_answer=True)._replace(
                 pool_ids=ping.pool_ids, info=self.state.me._replace(is_gone=True), sightings=()

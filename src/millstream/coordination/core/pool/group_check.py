@@ -25,7 +25,7 @@ from millstream.vsr.core.disk.startup import Survey, survey
 __all__ = ["GROUPS_FOLDER", "REACHED", "REMOVED", "RESTORED", "GroupCheck", "Known", "check_group"]
 
 GROUPS_FOLDER: Final = "coord"
-"""Of a data directory: in it one folder for each group, named by its id in hex."""
+"""Folder of a data directory. It has one folder for each group, named by its id in hex."""
 REACHED: Final = ".reached"
 """Behind the name of that folder: where it stands how far each group had got."""
 REMOVED: Final = ".removed"
@@ -68,7 +68,7 @@ class GroupCheck:
     leftover_files: int = 0
     """What a crash left; the next start removes them."""
     is_unfinished: bool = False
-    """It was being founded; the next start goes on with it."""
+    """Whether it was being founded. The next start goes on with that."""
     damage: str = ""
     """Empty if all is well."""
 

@@ -219,7 +219,7 @@ class GroupCommands:
         self._change(ticket, group_id, {*now.members} - old)
 
     def _old(self, group_id: bytes, text: bytes) -> bytes:
-        """Return who is to be no member any more: a member, or whoever was one or could be."""
+        """Return the node that is to be removed: a member, or one that was or could be one."""
         wanted = shown(text.lower())
         members = self._discovery.led_here(group_id).members
         for among in (members, self.state.tables.nodes, self.state.tables.tombstones):
@@ -229,7 +229,7 @@ class GroupCommands:
         raise RefusedError("BADCONFIG", f"{wanted} is no member of this group")
 
     def _change(self, ticket: int, group_id: bytes, wanted: Collection[bytes]) -> None:
-        """Have the primary, which is here, change the members, unless they are these already."""
+        """Let the primary, which is here, change the members, unless they are these already."""
         epoch = self._discovery.led_here(group_id).epoch
         members = tuple(sorted(wanted))
         most, before = (
@@ -246,7 +246,7 @@ class GroupCommands:
         )
 
     def move_primary(self, ticket: int, words: Words) -> None:
-        """Have another member lead."""
+        """Let another member lead."""
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN GROUP MOVE-PRIMARY <group> <node>")
         group_id, node = (
@@ -262,7 +262,7 @@ class GroupCommands:
         )
 
     def force(self, ticket: int, words: Words) -> None:
-        """Have a group that has lost its majority for good go on from the member here."""
+        """Let a group that has lost its majority for good go on from the member here."""
         group_id = self._discovery.open_here(first_of(words))
         is_confirmed = len(words) == 3 and words[1].upper() == b"CONFIRM" and words[0] == words[2]
         if len(words) > 1 and not is_confirmed:
@@ -311,7 +311,7 @@ class GroupCommands:
         self.state.effects.append(AskGroup(question, group_id, Read(question, NOTHING)))
 
     def _need_no_namespaces(self, group_id: bytes) -> None:
-        """Refuse if there are namespaces in a group: their names would be nobody's for ever."""
+        """Refuse if there are namespaces in a group: their names could never be used again."""
         number = self.state.tables.number_of(group_id)
         found = [root for root, group in self._board.namespaces.items() if group == number]
         if found:
@@ -319,7 +319,7 @@ class GroupCommands:
             raise RefusedError("NOTEMPTY", text)
 
     def _has_lost_its_number(self, group_id: bytes) -> bool:
-        """Return whether it never began, and another group is called the same: nobody leads it."""
+        """Return whether it never began, and another group has its number: nobody leads it."""
         others = len(self.state.tables.numbered(self.state.tables.number_of(group_id))) > 1
         return others and not self._discovery.has_begun(group_id)
 

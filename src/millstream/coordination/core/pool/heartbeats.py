@@ -20,8 +20,8 @@ from millstream.coordination.core.pool.system_board import SystemBoard
 __all__ = ["FANOUT", "TICK_MS", "Heartbeats"]
 
 TICK_MS: Final = 500
-"""Between two rounds of gossip, if nothing else is set, and the longest time between two tries of
-whatever has to be tried again."""
+"""Time between two rounds of gossip by default, and the longest time between two tries of anything
+that is repeated."""
 _INTERVAL: Final = KEYS[b"GLOBAL.VDS.INTERVAL"]
 FANOUT: Final = 3
 """Nodes that are pinged in a round."""

@@ -56,7 +56,7 @@ MOVES: Final[dict[Phase | None, frozenset[Phase]]] = {
     Phase.FORMED: frozenset((Phase.OPEN,)),
     Phase.OPEN: frozenset(),
 }
-"""From the phase of a group here (None: it is not here) to the next; deleted it may be in each."""
+"""From the phase of a group here (None: it is not here) to the next. Any may go to deleted."""
 
 
 class HostedGroups:
@@ -74,14 +74,14 @@ class HostedGroups:
         self._incarnations = incarnations
         self._membership = membership
         self.formed: dict[bytes, dict[bytes, None]] = {}
-        """Of groups that are not open here yet: who has formatted them."""
+        """Of groups that are not open here yet: the nodes that have formatted them."""
         self.refusals: dict[bytes, str] = {}
         """Groups that are being founded from here, and why a member will not; empty: it may."""
         self.acknowledged: dict[bytes, dict[bytes, None]] = {}
-        """Of groups that are being deleted from here: who will refuse them."""
+        """Of groups that are being deleted from here: the nodes that will refuse them."""
 
     def tick(self) -> None:
-        """Say again what others may not have heard."""
+        """Repeat what others may have missed."""
         for group_id, hosted in sorted(self.state.hosted.items()):
             if hosted.phase is Phase.FORMED:
                 self.ask_members(group_id)
@@ -92,7 +92,7 @@ class HostedGroups:
             self._ask_to_delete(group_id)
 
     def _enter(self, group_id: bytes, phase: Phase, *, is_founder: bool) -> None:
-        """Have a group here in this phase from now on."""
+        """Set the phase of a group here."""
         before, hosted = self.state.hosted.get(group_id), Hosted(group_id, phase, is_founder)
         assert phase in MOVES[None if before is None else before.phase], (
             f"a group goes from {before} to {phase.name}"
@@ -202,7 +202,7 @@ class HostedGroups:
         self.state.effects.append(OpenGroup(group_id, self.state.tables.number_of(group_id)))
 
     def ask_members(self, group_id: bytes) -> None:
-        """Have the other members format a group, unless they have said that they did."""
+        """Ask the other members to format a group, unless they have reported that they did."""
         founding = self.state.tables.foundings[group_id]
         for member in founding.members:
             if member not in self.formed.get(group_id, ()):
@@ -332,7 +332,7 @@ class HostedGroups:
         self._ask_to_delete(group_id)
 
     def end_deleting(self, group_id: bytes) -> None:
-        """Ask nobody any more; harmless if that is over."""
+        """Stop asking. Does nothing if that is over."""
         self.acknowledged.pop(group_id, None)
 
     def _ask_to_delete(self, group_id: bytes) -> None:

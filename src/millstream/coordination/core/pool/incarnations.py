@@ -42,7 +42,7 @@ from millstream.coordination.core.pool.state import PoolState
 __all__ = ["IDLE", "MEND", "PROBE_MS", "Incarnations", "RefusedProcess"]
 
 PROBE_MS: Final = 2000
-"""So long a node's old address is asked before it is believed to be at a new one."""
+"""How long a node's old address is asked before a new one is believed."""
 _LATE_MS: Final = 500
 """What was under way when a process ended may still come."""
 IDLE: Final = "this node takes part in nothing any more"
@@ -92,7 +92,7 @@ class Incarnations:
         self.own_refusal = ""
         """Why this node takes part in nothing; empty: it does."""
         self.refused: dict[bytes, RefusedProcess] = {}
-        """Who was refused last, by node."""
+        """The process that was last refused, by node."""
         self._claims: dict[bytes, _Claim] = {}
         self._alive_ms: dict[bytes, float] = {}
         """When the process that is known of a node spoke last."""
@@ -174,7 +174,7 @@ class Incarnations:
         return False
 
     def refuse(self, info: NodeInfo, reason: str) -> None:
-        """Tell a process that it is refused, and whoever looks after this node."""
+        """Tell a process, and the operator of this node, that it is refused."""
         known = self.refused.get(info.node_id)
         if known is None or known.incarnation != info.incarnation:
             self.state.effects.append(Warn(
@@ -224,13 +224,13 @@ class Incarnations:
     # ---- this node
 
     def on_marked(self, marked: Marked) -> None:
-        """Say that this node has worked since its last number: that is durable here."""
+        """Note that this node's mark since its last number is durable here."""
         if not self.own_refusal and not self.state.tables.is_removed:
             self.state.tables.say_of_me(self.state.me._replace(incarnation=marked.incarnation))
             self.state.is_changed = True
 
     def on_refused(self, _: PoolEnvelope, refused: Refused) -> None:
-        """Take part in nothing any more, if it is this process that is meant."""
+        """Stop taking part if it is this process that is refused."""
         if refused.incarnation == self.state.me.incarnation:
             self.be_refused(refused.reason)
 

@@ -56,7 +56,7 @@ class Membership:
         self._heartbeats = heartbeats
         self._incarnations = incarnations
         self.joining: tuple[Address, ...] = ()
-        """Where it asks to join."""
+        """The addresses where it asks to join."""
         self.join_refusal = ""
 
     # ---- joining
@@ -88,7 +88,7 @@ class Membership:
             self.state.say_to(NOBODY, address, Join(self.state.me, own))
 
     def on_join(self, envelope: PoolEnvelope, join: Join) -> None:
-        """Let a node in, unless groups of its pool and of this are called the same."""
+        """Accept a node, unless groups of its pool and of this one have equal numbers."""
         tables = self.state.tables
         removed = "the node there was removed from its pool" if tables.is_removed else ""
         if refusal := removed or self._clash(join.foundings):
@@ -118,7 +118,7 @@ class Membership:
     # ---- leaving, and being removed
 
     def leave(self) -> None:
-        """Be alone again; who is not told now is told when it asks."""
+        """Leave the pool. Nodes that are not told now are told when they ask."""
         state = self.state
         state.tables.say_of_me(state.me._replace(turn=state.me.turn + 1, is_gone=True))
         self._heartbeats.ping_all()

@@ -70,7 +70,7 @@ BOARD_NAMES_MAX: Final = 2048
 SETTINGS_MAX: Final = 64
 """Keys that are set for all groups."""
 POOL_FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Of one frame of the pool."""
+"""Most bytes of one frame of the pool."""
 _TEXT_CHARS_MAX: Final = 1024
 _NUMBER_MAX: Final = (1 << 63) - 1
 _WORDS_MAX: Final = 8
@@ -86,7 +86,7 @@ Value = Annotated[bytes, Meta(max_length=_VALUE_BYTES_MAX)]
 
 
 class Address(NamedTuple):
-    """Of a listener; port 0: there is none."""
+    """The address of a listener. Port 0: there is none."""
 
     host: Text
     port: Annotated[int, Meta(ge=0, le=65535)]

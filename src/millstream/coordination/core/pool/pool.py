@@ -148,7 +148,7 @@ class Pool:
 
     @property
     def id(self) -> bytes:
-        """Of this node."""
+        """The id of this node."""
         return self.state.id
 
     @property

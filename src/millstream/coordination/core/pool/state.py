@@ -41,7 +41,7 @@ class PoolState:
         self.chance = chance
         self.now_ms = 0.0
         self.effects: list[PoolEffect] = []
-        """Of the event that is being handled."""
+        """Effects of the event that is being handled."""
         self.is_changed = False
         """The node's file has to be written before these effects are carried out."""
         nobody = NodeInfo(bytes(16), 0, 0, Address("", 0), Address("", 0))
@@ -65,7 +65,7 @@ class PoolState:
 
     @property
     def id(self) -> bytes:
-        """Of this node."""
+        """The id of this node."""
         return self.tables.me.node_id
 
     def has_heard(self, node_id: bytes, since_ms: float) -> bool:
@@ -78,13 +78,13 @@ class PoolState:
         return replica is not None and replica.leads
 
     def say_to(self, receiver: bytes, address: Address, payload: PoolPayload) -> None:
-        """Say something to whoever is at an address; all zeros: whoever it is."""
+        """Send to an address. An id of all zeros means any node there."""
         if address.port:
             envelope = PoolEnvelope(self.id, self.me.incarnation, payload)
             self.effects.append(Say(receiver, address, envelope))
 
     def say(self, receiver: bytes, payload: PoolPayload) -> None:
-        """Say something to a node of the pool; to one that is none it is lost."""
+        """Send to a node of the pool. For any other node the message is lost."""
         info = self.tables.node(receiver)
         if info is not None and receiver != self.id:
             self.say_to(receiver, info.peer, payload)

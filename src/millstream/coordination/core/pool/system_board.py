@@ -60,7 +60,7 @@ class SystemBoard:
         return self._take(board)
 
     def forget(self) -> None:
-        """Know nothing of a system group any more."""
+        """Forget a system group."""
         self.board, self._groups, self._settings = None, {}, {}
 
     def on_board(self, _: PoolEnvelope, board: Board) -> None:

@@ -34,7 +34,7 @@ __all__ = ["PoolTables", "digest_of", "fresh_pool_id"]
 
 
 def fresh_pool_id(info: NodeInfo) -> bytes:
-    """Return the id of the pool of a node that is with nobody, since it said this of itself."""
+    """Return the pool id of a node that is alone, made from its last statement about itself."""
     content = msgspec.msgpack.encode((info.node_id, info.incarnation, info.turn))
     return blake2b(content, digest_size=ID_BYTES).digest()
 

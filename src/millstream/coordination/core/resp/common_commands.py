@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX", "TOKEN_NAME"]
 
 NAME_BYTES_MAX: Final = 256
-"""Of a connection's name."""
+"""Most bytes of a connection's name."""
 TOKEN_NAME: Final = b"TOKEN"
-"""Who logs in by this name, in small letters or large, has a token for a password."""
+"""User name, in any case, that announces a token instead of a password."""
 
 
 # ---- greeting and log-in
@@ -102,7 +102,7 @@ def _auth(front: RespSession, argv: list[bytes]) -> bytes | None:
 
 
 def _check(front: RespSession, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
-    """Have a password checked, or a token: that is what a user called so has."""
+    """Check a password, or a token for the user name `TOKEN`."""
 
     def checked(found: Principal | str) -> None:
         if isinstance(found, str):

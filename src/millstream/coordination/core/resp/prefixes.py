@@ -38,7 +38,7 @@ NO_PREFIXES: Final = Prefixes()
 
 
 def prefixes_of(argv: list[bytes]) -> tuple[Prefixes, int] | None:
-    """Return what stands before the command, and where that is; None if it makes no sense."""
+    """Return the prefixes of a command and where they end. None if they make no sense."""
     known: dict[str, int] = {}
     at, passes_locks = 0, False
     while at < len(argv) and (name := argv[at].upper()) in PREFIXES:

@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of one request with its lengths."""
+"""Most bytes of one request with its lengths."""
 ARGUMENTS_MAX: Final = 1024
-"""Of one request."""
+"""Most arguments of one request."""
 INLINE_BYTES_MAX: Final = 64 * 1024
-"""Of a request written as a line of words."""
+"""Most bytes of a request written as a line of words."""
 _HEAD_BYTES_MAX: Final = 32
 _SPLIT_BYTES_MAX: Final = 320 * 1024
-"""Of a chunk that is split; a larger one is one long request, or begins with it."""
+"""Most bytes of a chunk that is split. A larger one is one long request, or begins with it."""
 _COUNTS: Final = {b"*%d" % number: number for number in range(1, ARGUMENTS_MAX + 1)}
 _EOL: Final = b"\r\n"
 _BLANKS: Final = " \t\r\n\v\f"
@@ -62,7 +62,7 @@ class RequestCutter:
         self.empty = 0
         """Requests that asked for nothing, of those that the last `cut` looked at."""
         self.is_spent = True
-        """Nothing came since `cut` found no whole request any more."""
+        """Whether nothing arrived since `cut` found no more whole request."""
 
     def feed(self, data: bytes) -> None:
         """Take what came."""
@@ -81,11 +81,11 @@ class RequestCutter:
         return max(self._size, self._need)
 
     def cut(self, most: int) -> list[list[bytes]]:
-        """Return whole requests, without those that ask for nothing; look at most at so many.
+        """Return whole requests without empty ones. At most so many are examined.
 
         Raises:
-            RemoteProtocolError: `bad_request_frame`, `too_large`; all that was whole before it
-                has been returned before.
+            RemoteProtocolError: `bad_request_frame`, `too_large`. Earlier calls have returned all
+                whole requests before it.
         """
         found: list[list[bytes]] = []
         self.empty = 0

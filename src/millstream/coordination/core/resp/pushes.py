@@ -26,7 +26,7 @@ from millstream.vsr.core.values import bulk, error, push
 __all__ = ["BARRED", "NOTICES_MAX", "NOTICE_PATH_BYTES_MAX", "Listener"]
 
 NOTICES_MAX: Final = 128
-"""That wait for the client of one session."""
+"""Most notices that wait for the client of one session."""
 NOTICE_PATH_BYTES_MAX: Final = 4096
 """About an element with a longer path there is none."""
 
@@ -53,7 +53,7 @@ class Listener:
     ) -> None:
         self.subscriber = Subscriber(wake, Asker(), sessions)
         self.is_on = False
-        """From the first confirmation until the client has ended all."""
+        """Whether it is on: from the first confirmation until the client has ended all."""
         self._wake = wake
         self._waiters: dict[int, list[Callable[[Notice | None], None]]] = {}
         self._notices: dict[int, deque[Notice]] = {}
@@ -64,7 +64,7 @@ class Listener:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of messages that are not taken."""
+        """Bytes of messages that are not taken."""
         return self.subscriber.waiting_bytes
 
     @property
@@ -73,7 +73,7 @@ class Listener:
         return not self.subscriber.waiting and not self._notices
 
     def take(self, bytes_max: int, protocol: int) -> bytes:
-        """Return messages to be sent, about so many bytes of them."""
+        """Return messages to be sent, of about so many bytes."""
         messages = self.subscriber.take(bytes_max)
         taken = b"".join([render_message(*message, protocol) for message in messages])
         if protocol == 3 and self._notices:
@@ -97,7 +97,7 @@ class Listener:
         return some.popleft() if some else None
 
     def wait(self, gid: int, told: Callable[[Notice | None], None]) -> None:
-        """Have the next notice of a group's session told, or None once nobody waits for it."""
+        """Register for the next notice of a group's session. None: not any more."""
         self._waiters.setdefault(gid, []).append(told)
 
     def give_up(self, gid: int, told: Callable[[Notice | None], None]) -> None:
@@ -114,7 +114,7 @@ class Listener:
             told(None)
 
     def end(self) -> None:
-        """Be told nothing any more."""
+        """Stop receiving notices."""
         self.subscriber.end()
         self.is_on = False
 

@@ -76,9 +76,9 @@ REPLIES_BYTES_MAX: Final = 16 * OUT_BYTES_MAX
 READS_FIRST: Final = 2
 """Reads of a connection that are under way before it is known how long replies are."""
 TURN_REQUESTS_MAX: Final = 128
-"""Of one connection in one turn of the loop, so that others have theirs."""
+"""Most requests of one connection in one turn of the loop, so that others have theirs."""
 SECRET_BYTES: Final = 16
-"""Of what has to be known to go on with a session on another connection."""
+"""Bytes of the secret that allows a client to resume a session on another connection."""
 _OF_BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 """What begins lines of HTTP: behind them comes what a page had a browser say, not its user."""
 _BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"QUIT", b"RESET"}
@@ -180,12 +180,12 @@ class RespSession:
         self.chance_bytes, self.call_later = chance_bytes, call_later
         self.name = b""
         self.source = ""
-        """Where it comes from: an address, without a port."""
+        """The client's address, without a port."""
         self.protocol = 2
         self.principal: Principal | None = None
         self.sessions: dict[int, Session] = {}
         self.prefixes = NO_PREFIXES
-        """Of the command in hand, if it is none of a state machine."""
+        """The prefixes of the current command, if it goes to no state machine."""
         self.gid: int | None = None
         """The group used last."""
         self.is_blocked = self.is_closing = self.is_gone = False
@@ -245,7 +245,7 @@ class RespSession:
 
     @property
     def is_clogged(self) -> bool:
-        """Whether nothing more is looked at until replies are known, or sent."""
+        """Whether no more input is handled until replies are known, or sent."""
         return self._has_to_wait or len(self._slots) >= OUTSTANDING_MAX
 
     @property
@@ -285,7 +285,7 @@ class RespSession:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of replies and messages that are known and not taken."""
+        """Bytes of known replies and messages that are not taken."""
         return self._out_bytes + self.listener.waiting_bytes
 
     def take_output(self) -> bytes:
@@ -296,7 +296,7 @@ class RespSession:
         return data
 
     def close(self) -> None:
-        """The connection is gone; replies to it are nobody's."""
+        """Note that the connection is gone. Later replies are dropped."""
         self.is_gone = self.is_closing = True
         if self.give_up is not None:
             self.give_up()
@@ -347,7 +347,7 @@ class RespSession:
         return None
 
     def wake(self) -> None:
-        """Have what waits to be sent looked at."""
+        """Check whether something waits to be sent."""
         if not self._is_advancing:
             self._on_output(self)
 
@@ -462,7 +462,7 @@ class RespSession:
             self.prefixes = NO_PREFIXES
 
     def wish(self, wish: Wish | bytes, prefixes: Prefixes = NO_PREFIXES) -> None:
-        """Have a group do what was understood, or answer what was not."""
+        """Give a valid command to a group, or answer an invalid one."""
         is_refused = not isinstance(wish, bytes) and self.is_stranger  # perhaps since it waits
         return self.say(NO_LOGIN) if is_refused else self._wish(wish, prefixes)
 
@@ -571,11 +571,11 @@ class RespSession:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether nobody is logged in where somebody has to be."""
+        """Whether nobody is logged in though log-in is required."""
         return self.principal is None and self.guard.asks
 
     def log_in(self, principal: Principal | None) -> None:
-        """Be this user from now on, or nobody; another one's sessions are not used any more."""
+        """Be this user from now on, or nobody. Sessions of another user are not used any more."""
         before, self.principal = self.principal, principal
         self._principal, self._groups = b"", _NO_GROUPS
         if principal is not None:

@@ -160,7 +160,7 @@ class _Subscribing:
         return self._ask()
 
     def _ask(self, *, is_stale: bool = False) -> None:
-        """Have it looked at: with the primary's state, or else with that of this member."""
+        """Start it with the primary's state, or else with that of this member."""
         look = self._look._replace(is_stale=is_stale)
         self._go_on(look, lambda reply: self._looked(reply, is_stale=is_stale))
 
@@ -204,7 +204,7 @@ class _Subscribing:
         return None
 
     def _confirm(self, path: Path) -> None:
-        """Say that a subscription begins."""
+        """Report that a subscription begins."""
         listener = self._front.listener
         listener.is_on = True
         number = integer(len(listener.subscriber) + 1)

@@ -29,7 +29,7 @@ _DATA_KEYS: Final = frozenset((b"data",))
 
 
 def is_pending(reply: Reply) -> bool:
-    """Whether it says that the command waits."""
+    """Whether the reply says that the command waits."""
     return reply.text == _PENDING or reply.words[:1] == (_PENDING,)
 
 

@@ -20,7 +20,7 @@ __all__ = ["DEPTH_MAX", "REPLY_BYTES_MAX", "Reply", "ReplyCutter", "as_sent"]
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """A node that sends more in one reply is not believed."""
 DEPTH_MAX: Final = 16
-"""Of arrays within arrays."""
+"""Most levels of arrays within arrays."""
 _LINES: Final = frozenset((b"+", b"-", b":", b"(", b"_", b"#", b","))
 _STRINGS: Final = frozenset((b"$", b"="))
 _ARRAYS: Final = frozenset((b"*", b"~", b">"))

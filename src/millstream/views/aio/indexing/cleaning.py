@@ -1,7 +1,7 @@
-"""Takes rows that count for nothing out of the indexes of a bucket, in the background.
+"""Removes rows that no longer count from the indexes of a bucket, in the background.
 
 Invariants:
-1. An index is cleaned by one task at a time, a step after the other, with a pause between them.
+1. An index is cleaned by one task at a time, step by step, with a pause between steps.
 
 Elsewhere: a step (`views.core.index.index`), the one writer of an index
 (`views.aio.indexing.served_index`).
@@ -25,17 +25,17 @@ __all__ = ["CLEAN_PAUSE_S", "CLEAN_PAUSE_S_MAX", "Cleaning"]
 
 _LOG = logging.getLogger(__name__)
 CLEAN_PAUSE_S: Final = 0.02
-"""Between two steps of cleaning an index."""
+"""Pause between two steps of cleaning an index."""
 CLEAN_PAUSE_S_MAX: Final = 5.0
-"""The same after steps that failed, one after the other."""
+"""Longest pause after steps that failed in a row: each failure doubles the pause."""
 
 
 class Cleaning:
-    """What is being cleaned.
+    """The indexes that are being cleaned.
 
     Args:
-        tasks: who runs it.
-        on_damage: told of an index that cannot be read or written any more.
+        tasks: runs the cleaning.
+        on_damage: called with an index that cannot be read or written any more.
     """
 
     def __init__(self, tasks: Tasks, on_damage: Callable[[str, CorruptionError], None]) -> None:
@@ -52,7 +52,7 @@ class Cleaning:
             )
 
     def forget(self, signature: str) -> None:
-        """Clean an index no more; a step that has begun is finished."""
+        """Stop cleaning an index. A step that has begun is finished."""
         if (running := self._running.pop(signature, None)) is not None:
             running.cancel()
 

@@ -1,8 +1,8 @@
 """Rows of a first build, which leave memory as sorted runs.
 
 Invariants:
-1. At most `SORT_BYTES_MAX` of them are in memory, the rest is in files of a folder.
-2. `close` leaves nothing.
+1. At most `SORT_BYTES_MAX` of them are in memory. The rest is in files of a folder.
+2. `close` leaves nothing behind.
 
 Elsewhere: the sort (`views.aio.indexing.sorting`), who maps and loads
 (`views.aio.indexing.served_index`).
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["SORT_BYTES_MAX", "FirstRows"]
 
 SORT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Rows of one index in memory during its first build."""
+"""Most bytes of rows of one index in memory during its first build."""
 
 
 class FirstRows:
-    """Rows of a first build: one sort for the back-index and each tree.
+    """Rows of a first build: one sort for the back-index and one for each tree.
 
     Args:
         tree_count: how many trees there are.
-        folder: for the runs.
+        folder: where the runs are written.
     """
 
     def __init__(self, tree_count: int, folder: Path) -> None:
@@ -44,11 +44,11 @@ class FirstRows:
         self._back = RowSorter(folder, bytes_max=bytes_max)
         self._trees = [RowSorter(folder, bytes_max=bytes_max) for _ in range(tree_count)]
         self._failures: dict[tuple[int, int], deque[MapFailure]] = {}
-        """By partition and tree, the last ones."""
+        """The last failures, by partition and tree."""
         self._failed: Counter[tuple[int, int]] = Counter()
 
     def add(self, mapped: MappedChanges) -> None:
-        """Keep the rows of some documents, each of which comes once."""
+        """Keep the rows of some documents. Each document comes once."""
         back, trees = first_rows_of(mapped.documents, self._tree_count)
         self._back.add(back)
         for sorter, rows in zip(self._trees, trees, strict=True):
@@ -60,19 +60,22 @@ class FirstRows:
             kept.append(failure)
 
     def failures_of(self, partition: int) -> tuple[list[MapFailure], dict[int, int]]:
-        """Return the last failures of a partition, and by tree how many there were before."""
+        """Return the last failures of a partition, and how many each tree had before them."""
         kept = {tree: each for (p, tree), each in self._failures.items() if p == partition}
         before = {tree: self._failed[partition, tree] - len(each) for tree, each in kept.items()}
         return [failure for each in kept.values() for failure in each], before
 
     def portions(self) -> list[Iterator[list[Row]]]:
-        """Return the rows of the back-index and of each tree in order, some at a time."""
+        """Return the rows of the back-index and of each tree in order, in portions."""
         return [sorter.portions() for sorter in (self._back, *self._trees)]
 
     def sorted_rows(
         self, left_out: Collection[int], check: Callable[[], None]
     ) -> tuple[Iterable[Row], list[Iterable[Row]]]:
-        """Return the rows but for some partitions; `check` is called now and then, may raise."""
+        """Return the rows without those of some partitions.
+
+        `check` is called now and then, and may raise.
+        """
 
         def rows(sorter: RowSorter) -> Iterable[Row]:
             return chain.from_iterable(_others(sorter.portions(), frozenset(left_out), check))

@@ -1,9 +1,9 @@
-"""Indexes verified, each in a process of its own; those that may have ended a server, too.
+"""Verifies indexes, each in its own process, also those that may have crashed a server.
 
-LMDB trusts its pages: one whose own header is damaged may end the process that reads it. That ends
-the child here, and its index is reported as damaged. So that no index ends the index process again
-and again, each opening is counted in the file `opens` in its directory until it is closed; who
-opens one that was not closed several times has it checked first.
+LMDB trusts its pages: a damaged page may crash the process that reads it. Here it crashes the
+child, and the index is reported as damaged. An index must not crash the index process again and
+again. So each opening is counted in the file `opens` in its directory until it is closed. An index
+that was opened several times and not closed is checked before it is opened again.
 
 Invariants:
 1. `check_indexes` changes nothing.
@@ -28,30 +28,32 @@ from millstream.views.core.index.index_check import IndexCheck, check_index
 __all__ = ["UNCLOSED_OPENS_MAX", "check_indexes", "main", "note_close", "note_open"]
 
 UNCLOSED_OPENS_MAX: Final = 3
-"""Openings of an index after which nobody closed it, before it is checked."""
+"""Openings without a close after which an index is checked."""
 _OPENS: Final = "opens"
 
 
 def check_indexes(path: Path) -> list[IndexCheck]:
-    """Check all indexes of a directory that no process uses; changes nothing.
+    """Check all indexes of a directory that no process uses. Nothing is changed.
 
-    Directories with an ending hold what was set aside: no server opens them.
+    Directories with a suffix were set aside: no server opens them.
 
     Args:
-        path: with one directory per index, called by its signature; it need not exist.
+        path: has one directory per index, named by its signature; it need not exist.
     """
     folders = sorted(path.iterdir()) if path.is_dir() else []
     return [_checked(each) for each in folders if each.is_dir() and not each.suffix]
 
 
 def note_open(folder: Path) -> None:
-    """Count that an index is opened; it is checked if the openings before ended badly. Blocks.
+    """Count that an index is opened, and check it first if earlier openings were not closed.
+
+    Blocks.
 
     Args:
-        folder: of the index; made if missing.
+        folder: the index's directory; made if missing.
 
     Raises:
-        CorruptionError: `index_damaged`; it is not to be opened.
+        CorruptionError: `index_damaged`; it must not be opened.
         OSError: the directory cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +66,7 @@ def note_open(folder: Path) -> None:
 
 
 def note_close(folder: Path) -> None:
-    """Take note that an index was closed: nothing in it ended this process."""
+    """Note that an index was closed: nothing in it crashed this process."""
     (folder / _OPENS).unlink(missing_ok=True)
 
 
@@ -106,7 +108,7 @@ def _check(folder: Path) -> IndexCheck:
 
 
 def main(folder: str) -> None:
-    """Check one index and print what was found as JSON: the child's part."""
+    """Check one index and print the result as JSON. This is the child's part."""
     sys.stdout.buffer.write(msgspec.json.encode(_check(Path(folder))))
 
 

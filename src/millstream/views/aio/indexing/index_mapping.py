@@ -53,14 +53,14 @@ _ID: Final = itemgetter(1)
 _document: Final[Callable[[tuple[int, bytes, Sequence[Row]]], DocumentRows]] = partial(
     tuple.__new__, DocumentRows
 )
-"""Makes one of its three parts, in a third of the time."""
+"""Makes `DocumentRows` of a tuple of its three parts, in a third of the constructor's time."""
 _decode: Final = msgspec.json.Decoder(list[Any]).decode
 _decode_one: Final = msgspec.json.decode
 _BAD_KEY: Final = (UsageError, msgspec.DecodeError, RecursionError, ValueError)
 
 
 class MappedChanges(NamedTuple):
-    """What some changes contribute: of each document, and where maps failed, by partition."""
+    """The rows of each changed document, and where maps failed, by partition."""
 
     documents: Sequence[DocumentRows]
     failures: Sequence[tuple[int, MapFailure]]
@@ -95,12 +95,15 @@ class IndexMapper:
 
     @property
     def busy_s(self) -> float:
-        """For how long functions have been running, 0 if none are; from any thread."""
+        """For how long functions have been running; 0 if none are.
+
+        May be called from any thread.
+        """
         called_at = self._called_at
         return 0.0 if called_at is None else time.monotonic() - called_at
 
     def map(self, changes: Changes) -> MappedChanges:
-        """Map changes as they came.
+        """Map changes in their order.
 
         Raises:
             UnavailableError: the JavaScript process cannot be started again; `stopping`.
@@ -132,10 +135,10 @@ class IndexMapper:
     def reducers(
         self, limit: ReduceLimit = "true", on_overflow: Callable[[str], None] = lambda reason: None
     ) -> list[ViewReducer]:
-        """Return the reducer of each tree; own functions run where the maps do.
+        """Return the reducer of each tree. Users' reduce functions run where the maps run.
 
         Args:
-            limit: what becomes of results that do not shrink.
+            limit: what happens to results that do not shrink.
             on_overflow: see `ViewReducer`.
         """
         return [
@@ -158,11 +161,14 @@ class IndexMapper:
             self._called_at = None
 
     def close(self) -> None:
-        """Free what the mapper holds."""
+        """Free the resources of the mapper."""
         self._mapper.close()
 
     def stop(self) -> None:
-        """End a map or reduce under way, from any thread; `resume` makes it usable again."""
+        """Stop a running map or reduce, from any thread.
+
+        `resume` makes the mapper usable again.
+        """
         with self._change:
             self._stops += 1
             self._is_stopped = True
@@ -170,10 +176,10 @@ class IndexMapper:
         mapper.stop()
 
     def resume(self) -> None:
-        """Be usable again, if it was stopped; raises as the constructor.
+        """Make the mapper usable again if it was stopped. Raises as the constructor.
 
         Raises:
-            UnavailableError: `stopping`: it was stopped once more meanwhile.
+            UnavailableError: `stopping`: it was stopped again meanwhile.
         """
         stops = self._stops
         if not self._is_stopped:
@@ -188,7 +194,7 @@ class IndexMapper:
             raise UnavailableError("the functions were stopped", code="stopping")
 
     def _encoded(self, rows: Sequence[Any]) -> list[Row] | None:
-        """Return all rows with their encoded keys; None if a key cannot be encoded."""
+        """Return all rows with their encoded keys. None if a key cannot be encoded."""
         texts = list(map(bytes, map(_KEY, rows)))
         try:
             if self._is_plain:
@@ -212,7 +218,7 @@ class IndexMapper:
     def _checked(
         self, each: Seen, found: Mapped, failures: list[tuple[int, MapFailure]]
     ) -> list[Row]:
-        """Return a document's rows where some key of the batch is bad; list the bad ones."""
+        """Return each document's good rows of a batch that has bad keys, and list those."""
         good: list[Row] = []
         bad: dict[int, str] = {}
         for tree, key, value in found.rows:
@@ -228,7 +234,7 @@ class IndexMapper:
         return [row for row in good if row[0] not in bad]
 
     def _failures_of(self, each: Seen, found: Mapped) -> list[MapFailure]:
-        """A document that was lost to all views is listed for all trees."""
+        """List a document that lost the rows of all views as a failure of each tree."""
         trees = range(len(self._encoders))
         return [
             MapFailure(tree, _shown(each), error.message)

@@ -1,9 +1,9 @@
-"""The node that an indexer reads: how it is opened, and what it says of its partitions.
+"""The node that an indexer reads: opening it, and the state of its partitions.
 
 Invariants:
-1. A bucket that is another one than the index was made of is an error, never read.
-2. A history that began between two answers shows in the next one: positions judged by what was
-   true before are refused by the stream request.
+1. If the bucket was re-created since the index was made, that is an error, and nothing is read.
+2. A history that began between two answers shows in the next answer. A stream request refuses
+   positions that were judged by the earlier one.
 
 Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
 (`views.aio.indexing.indexing`).
@@ -37,7 +37,7 @@ _STREAMED: Final = frozenset({1, 2})
 
 
 class IndexerSpec(NamedTuple):
-    """Which bucket, and where runs of a first build are kept."""
+    """Which bucket is read, and where runs of a first build are kept."""
 
     bucket: str
     bucket_uuid: str
@@ -45,21 +45,21 @@ class IndexerSpec(NamedTuple):
 
 
 class SourceStanding(NamedTuple):
-    """A copy of a partition that can be read."""
+    """A readable copy of a partition."""
 
     judged: Judged
     is_active: bool
 
     @property
     def uuid(self) -> int:
-        """Of the newest history."""
+        """The uuid of the newest history."""
         return self.judged.log[0].uuid
 
 
 class SourceStandings(dict[int, SourceStanding]):
-    """Those of some partitions; never changed, so that the same object says: nothing happened.
+    """The copies of some partitions. Never changed: the same object means that nothing happened.
 
-    `reply`: what the source said, empty if not all of it could be understood.
+    `reply`: the source's answer, empty if a part of it could not be understood.
     """
 
     __slots__ = ("reply",)
@@ -69,7 +69,7 @@ class SourceStandings(dict[int, SourceStanding]):
         self.reply = b""
 
     def lacks(self, partition: int, *, is_active: bool) -> bool:
-        """Whether a partition cannot be read now, or, where it should be active, is not."""
+        """Whether a partition cannot be read now, or is not active though it should be."""
         return partition not in self or (is_active and not self[partition].is_active)
 
 
@@ -110,19 +110,19 @@ async def ask_standings(
     *,
     is_active_only: bool = False,
 ) -> SourceStandings:
-    """Return how the copies of partitions are; those that cannot be read are left out.
+    """Return the state of the copies of partitions, without those that cannot be read.
 
     Args:
-        link: opened.
-        partitions: which.
-        known: what was found before; it is returned if nothing happened, and a history that is
+        link: an open connection.
+        partitions: which partitions.
+        known: the earlier result. It is returned if nothing happened, and a history that is
             still the newest is not asked for again.
-        is_active_only: replicas cannot be read: they lack what was written at the active copy.
+        is_active_only: do not read replicas: they lack what was written at the active copy.
 
     Raises:
         UnavailableError: `timeout`, `connection_closed`.
         AccessError: a right was lost.
-        RemoteProtocolError: an answer that is none.
+        RemoteProtocolError: the answer is not understood.
     """
     known = known or SourceStandings()
     numbers = sorted(partitions)

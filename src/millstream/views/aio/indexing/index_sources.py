@@ -1,17 +1,17 @@
-"""The nodes that the indexes of a bucket are read from, and which partitions at each.
+"""The nodes from which the indexes of a bucket are read, and the partitions read at each.
 
-The index process of a node with data has one source, the engine beside it. That of a node without
-data has the nodes of the cluster, each for the partitions that are active there.
+The index process of a node with data has one source, the engine beside it. The index process of a
+node without data has the nodes of the cluster as sources, each for its active partitions.
 
 Invariants:
 1. A partition is read from one source at a time: the last one that was named for it.
-2. A source that cannot be reached costs its own partitions only: they count as such that cannot
-   be read at present. If none can be reached, that is an error.
+2. A source that cannot be reached affects its own partitions only: they count as unreadable for
+   now. It is an error if no source can be reached.
 3. A partition that is read from a source because it is active there is not read from a replica:
-   that one may have been active until a moment ago, and lacks what was written since.
-4. As long as no source says anything new, `StandingsAsker.ask` returns the same object.
+   that copy may have been active until a moment ago, and lacks what was written since.
+4. As long as no source reports anything new, `StandingsAsker.ask` returns the same object.
 
-Elsewhere: what one source says (`index_source`), who reads (`reading`, `indexing`).
+Elsewhere: the answer of one source (`index_source`), who reads (`reading`, `indexing`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Line", "Lines", "Source", "StandingsAsker", "divided", "open_lines"]
 
 
 class Source(NamedTuple):
-    """A node, and the partitions that are active and read there; None: all, replicas as well."""
+    """A node, and the partitions that are active and read there. None: all, also replicas."""
 
     address: str
     link_to: Callable[[], Link]
@@ -45,26 +45,26 @@ class Source(NamedTuple):
 
     @property
     def is_active_only(self) -> bool:
-        """Whether copies that are replicas there are not to be read."""
+        """Whether replica copies there must not be read."""
         return self.partitions is not None
 
 
 class Line(NamedTuple):
-    """A connection to a source, and how its copies are."""
+    """A connection to a source, and the state of its copies."""
 
     link: Link
     standings: SourceStandings
 
 
 class Lines(NamedTuple):
-    """Those that could be opened, and why others could not."""
+    """The connections that could be opened, and the errors of the others."""
 
     opened: list[Line]
     failures: list[MillstreamError]
 
     @property
     def standings(self) -> SourceStandings:
-        """What all of them say together."""
+        """The states reported by all sources together."""
         return joined([line.standings for line in self.opened])
 
     async def close(self) -> None:
@@ -74,7 +74,7 @@ class Lines(NamedTuple):
 
 
 def divided(sources: Sequence[Source], partitions: Iterable[int]) -> list[tuple[Source, set[int]]]:
-    """Return which partitions are to be read where; sources with none are left out."""
+    """Return which partitions to read at which source, without sources that have none."""
     left = set(partitions)
     found = []
     for source in reversed(sources):
@@ -86,7 +86,10 @@ def divided(sources: Sequence[Source], partitions: Iterable[int]) -> list[tuple[
 
 
 def joined(every: Sequence[SourceStandings]) -> SourceStandings:
-    """Return what several sources say as one; of a single one the object itself."""
+    """Combine the reports of several sources.
+
+    The report of a single source is returned as it is.
+    """
     if len(every) == 1:
         return every[0]
     return SourceStandings({p: one for standings in every for p, one in standings.items()})
@@ -95,10 +98,10 @@ def joined(every: Sequence[SourceStandings]) -> SourceStandings:
 async def open_lines(
     sources: Sequence[Source], spec: IndexerSpec, partitions: Iterable[int]
 ) -> Lines:
-    """Connect to the sources of some partitions, and ask how their copies are.
+    """Connect to the sources of some partitions, and ask for the states of their copies.
 
     Raises:
-        MillstreamError: why the first one failed, if no source can be read.
+        MillstreamError: the error of the first source, if no source can be read.
     """
     lines = Lines([], [])
     try:
@@ -123,7 +126,7 @@ async def open_lines(
 
 
 class _Asked:
-    """A source that is asked again and again, over one connection."""
+    """A source that is asked repeatedly over one connection."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -132,7 +135,7 @@ class _Asked:
         self._link: Link | None = None
 
     async def ask(self, spec: IndexerSpec, partitions: Collection[int]) -> None:
-        """Ask; a connection that was used before may have been cut long ago."""
+        """Ask the source. A connection that was used before may have been closed meanwhile."""
         is_used = self._link is not None
         try:
             try:
@@ -167,22 +170,22 @@ class _Asked:
 
 
 class StandingsAsker:
-    """Knows how the copies at all sources are; questions that come together are asked once."""
+    """Knows the copies at all sources. Questions that arrive together are asked once."""
 
     def __init__(self, spec: IndexerSpec, sources: Sequence[Source]) -> None:
         self._spec = spec
         self._asked = [_Asked(source) for source in sources]
         self._asking = asyncio.Lock()
         self._running: list[asyncio.Task[None]] = []
-        """Each asks one source."""
+        """One asker for each source."""
         self._is_closed = False
         self._count = 0
         self._parts: list[SourceStandings] = []
         self.standings = SourceStandings()
-        """As said last."""
+        """The last answer."""
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
-        """Ask these from now on; who waits for others that are asked now waits for these."""
+        """Ask these sources from now on. Callers that wait for an answer wait for theirs."""
         if self._is_closed:
             return
         before, self._asked = self._asked, [_Asked(source) for source in sources]
@@ -192,11 +195,11 @@ class StandingsAsker:
             await asked.close()
 
     async def ask(self, partitions: Collection[int]) -> SourceStandings:
-        """Return how the copies are now.
+        """Return the current state of the copies.
 
         Raises:
-            MillstreamError: why the first source failed, if none can be asked.
-            UnavailableError: `stopped`: closed meanwhile.
+            MillstreamError: the error of the first source, if none can be asked.
+            UnavailableError: `stopped`: it was closed meanwhile.
         """
         before = self._count
         async with self._asking:
@@ -214,7 +217,7 @@ class StandingsAsker:
             return self.standings
 
     async def _ask_all(self, partitions: Collection[int]) -> list[tuple[_Asked, set[int]]]:
-        """Ask the sources; begin anew if others take their place meanwhile."""
+        """Ask the sources. Start again if they are replaced meanwhile."""
         while True:
             if self._is_closed:
                 raise UnavailableError(
@@ -265,7 +268,7 @@ class StandingsAsker:
         return None
 
     async def close(self) -> None:
-        """End all connections; who waits for an answer is told, nobody waits for a dead node."""
+        """Close all connections. Waiting callers get an error at once."""
         self._is_closed = True
         for task in self._running:
             task.cancel()

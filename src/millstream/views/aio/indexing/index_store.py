@@ -1,20 +1,20 @@
-"""An index in LMDB: nodes, headers and free lists, one transaction per commit.
+"""An index in LMDB: nodes, headers and free lists, with one transaction per commit.
 
     DIR/<generation>/data.mdb, lock.mdb     the largest generation is in force
     DIR/<generation>.new/                   what a compaction has written so far
 
-Keys are a letter and a number (u64, big-endian): `n` a node, `h` a header, `f` a free list; `m`
-alone is what the environment belongs to. A compaction copies everything into a new environment,
-nodes in the order of their numbers while commits go on, and in its last step what came and went
-meanwhile, headers and free lists; then the new environment takes the place of the old one by a
-rename. Only so does a file of LMDB ever become smaller.
+Keys are a letter and a number (u64, big-endian): `n` a node, `h` a header, `f` a free list. `m`
+alone says what the environment belongs to. An LMDB file never shrinks. So a compaction copies
+everything into a new environment: nodes in the order of their numbers while commits go on, and in
+its last step what changed meanwhile, headers and free lists. Then the new environment replaces the
+old one by a rename.
 
 Invariants:
-1. A commit is one transaction and is on the disk, but for the page that names it, when it returns:
-   a kill loses nothing, a loss of power at most the last commits, and leaves no half of one.
+1. A commit is one transaction. When it returns, it is on the disk except for the page that names
+   it. A kill loses nothing. A loss of power loses at most the last commits, and no half of one.
 2. A read lives for one call: a reader left open would stop the reuse of pages.
-3. What was written for another format, signature or collation is not opened: `rebuilt_because`
-   says so, and the index begins empty.
+3. An environment of another format, signature or collation is not used. `rebuilt_because` gives
+   the reason, and the index begins empty.
 
 Elsewhere: what the bytes mean (docs/reference/index-format.md), what is kept (`views.core`).
 """
@@ -44,10 +44,10 @@ from millstream.views.core.index.node_store import StoreCommit, Stored, StoreSiz
 __all__ = ["INDEX_MAP_BYTES", "LmdbIndexStore"]
 
 INDEX_MAP_BYTES: Final = 64 * 1024 * 1024 * 1024
-"""Address space reserved for the environment of one index, and the most it may have; its file
-grows as needed. A process has address space for some 2,000 of them."""
+"""Address space reserved for the environment of one index, and its largest size. The file grows as
+needed. A process has address space for some 2,000 environments."""
 READERS_MAX: Final = 126
-"""Threads that may read one index at a time."""
+"""Most threads that read one index at a time."""
 NUMBERS_PER_READ_MAX: Final = 10_000
 _NODE, _HEADER, _FREE, _META = b"n", b"h", b"f", b"m"
 _NUMBER: Final = Struct(">Q")
@@ -67,7 +67,7 @@ class _Meta(msgspec.Struct):
 
 
 class LmdbIndexStore:
-    """The store of one index in a directory, made if missing; used by one process at a time.
+    """The store of one index in a directory, made if missing. One process uses it at a time.
 
     Args:
         path: the index's own directory.
@@ -76,7 +76,7 @@ class LmdbIndexStore:
         map_bytes: see INDEX_MAP_BYTES.
 
     Attributes:
-        rebuilt_because: why what was there could not be used and the index begins empty; "".
+        rebuilt_because: why the files could not be used, so that the index begins empty; else "".
 
     Raises:
         CorruptionError: `index_damaged`; `remove` the directory, and the index is built anew.
@@ -111,12 +111,12 @@ class LmdbIndexStore:
 
     @staticmethod
     def remove(path: str | os.PathLike[str]) -> None:
-        """Remove an index; nothing may have it open."""
+        """Remove an index. Nothing may have it open."""
         shutil.rmtree(path, ignore_errors=True)
 
     @classmethod
     def unchanged(cls, path: str | os.PathLike[str]) -> LmdbIndexStore | None:
-        """Open an index to look at it, changing nothing; None if it was made and never begun.
+        """Open an index read-only. None if it was made and never begun.
 
         Raises:
             CorruptionError: `index_damaged`.
@@ -140,7 +140,7 @@ class LmdbIndexStore:
         return self._path / str(self._generation)
 
     def _tidy(self) -> None:
-        """Remove what a beginning or a compaction that was killed left behind."""
+        """Remove the remains of a killed start or compaction."""
         for folder in self._path.glob("*" + _NEW):
             shutil.rmtree(folder, ignore_errors=True)
         for generation in sorted(_generations(self._path))[:-1]:
@@ -163,7 +163,7 @@ class LmdbIndexStore:
         return ""
 
     def _begin(self) -> None:
-        """Make an empty environment; it has its place only when it says what it belongs to."""
+        """Make an empty environment. It gets its place once it says what it belongs to."""
         environment = self._opened_new()
         self._put_meta(environment)
         environment.close()
@@ -180,7 +180,7 @@ class LmdbIndexStore:
         return self._opened(folder)
 
     def _take_place(self) -> None:
-        """Make the new environment the one in force, durably; its descriptors stay good."""
+        """Put the new environment in force, durably. Its descriptors stay valid."""
         folder = self._next_folder
         placed = self._path / str(self._generation + 1)
         folder.rename(placed)
@@ -222,7 +222,7 @@ class LmdbIndexStore:
         return environment
 
     def close(self) -> None:
-        """Close; everything is durable."""
+        """Close the store. Everything is durable."""
         self._give_up()
         with self._lock:
             if not self._environment.flags()["readonly"]:
@@ -272,7 +272,7 @@ class LmdbIndexStore:
             raise _damaged(self._path, error) from error
 
     def sizes(self) -> StoreSizes:
-        """Return what it takes on disk."""
+        """Return the size on disk."""
         with self._lock:
             file_bytes = (self._folder / "data.mdb").stat().st_size
             stat = self._environment.stat()
@@ -282,7 +282,7 @@ class LmdbIndexStore:
     # -- writing
 
     def write_ahead(self, nodes: Mapping[int, bytes]) -> None:
-        """Put nodes that a later commit will need."""
+        """Write nodes that a later commit will need."""
         with self._writing(self._environment) as transaction:
             _put_nodes(transaction, nodes)
 
@@ -325,7 +325,7 @@ class LmdbIndexStore:
     # -- compaction
 
     def compact_step(self, nodes_max: int) -> bool:
-        """Copy some nodes into a new environment; with the last ones it takes this one's place."""
+        """Copy some nodes into a new environment. The last step puts it in force."""
         try:
             if self._copy is None:
                 self._copy = _Copy(self._opened_new())
@@ -339,7 +339,7 @@ class LmdbIndexStore:
         return True
 
     def _copy_some(self, copy: _Copy, nodes_max: int) -> bool:
-        """Copy nodes; whether there may be more."""
+        """Copy nodes. Return whether there may be more."""
         found: list[tuple[bytes, bytes]] = []
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             if cursor.set_range(_NODE + _NUMBER.pack(copy.next_number)):
@@ -352,7 +352,7 @@ class LmdbIndexStore:
         return len(found) == nodes_max
 
     def _finish(self, copy: _Copy) -> None:
-        """Copy the small rest, sync, and put the new environment into the place of the old one."""
+        """Copy the small rest, sync, and replace the old environment by the new one."""
         stored = self.stored()
         with self._writing(copy.environment) as transaction:
             for free in copy.removed:
@@ -377,7 +377,7 @@ class LmdbIndexStore:
 
 
 class _Copy:
-    """A compaction that goes on."""
+    """A compaction under way."""
 
     def __init__(self, environment: lmdb.Environment) -> None:
         self.environment = environment
@@ -386,7 +386,7 @@ class _Copy:
 
 
 def _put_nodes(transaction: _Transaction, nodes: Mapping[int, bytes]) -> None:
-    """Append nodes; numbers only grow, and no letter is behind theirs."""
+    """Append nodes. Numbers only grow, and no letter sorts after theirs."""
     if nodes:
         with transaction.cursor() as cursor:
             pack = _NUMBER.pack

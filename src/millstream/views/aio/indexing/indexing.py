@@ -77,11 +77,11 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 FIRST_PAUSE_S: Final = 0.05
-"""Between an index and its first build, so that those that come together share it."""
+"""Time between adding an index and its first build, so that indexes added together share it."""
 LOOK_S: Final = 2.0
-"""How often the source is asked how far it is, and which copies it has."""
+"""How often the source is asked for its positions and copies."""
 WATCH_S: Final = 0.25
-"""How often is looked for functions that take long."""
+"""How often to look for functions that take long."""
 
 
 class BucketIndexer:
@@ -109,22 +109,22 @@ class BucketIndexer:
         self._tasks = Tasks()
         self._cleaning = Cleaning(self._tasks, self._damaged)
         self._work_before = IndexWork()
-        """Of indexes that are gone."""
+        """Work of indexes that were removed."""
         self.offers = Offers()
-        """Builds that a pipeline may do."""
+        """Builds that a pipeline may take."""
         self.on_damage: Callable[[str, CorruptionError], None] = lambda *_: None
         """Called with an index that cannot be read or written any more, perhaps repeatedly."""
 
     # -- life
 
     async def start(self) -> None:
-        """Begin to look after indexes."""
+        """Start to keep the indexes fresh."""
         self._tasks.start(self._look_after(), name=f"indexes of {self._spec.bucket}")
         self._tasks.start(self._look_at_source(), name=f"source of {self._spec.bucket}")
         self._tasks.start(self._watch(), name=f"slow indexes of {self._spec.bucket}")
 
     async def stop(self) -> None:
-        """Read nothing more; what is being committed is finished, maps are not."""
+        """Stop reading. A running commit is finished, running maps are stopped."""
         for served in self._indexes.values():
             served.give_up()
             served.mapper.stop()
@@ -144,13 +144,13 @@ class BucketIndexer:
         is_automatic: bool = True,
         is_kept_here: bool = True,
     ) -> str:
-        """Look after an index; return its signature.
+        """Keep an index fresh from now on; return its signature.
 
         Args:
             index: opened; nobody else may change it from now on.
             mapper: of the same design; closed when the index is removed.
-            is_automatic: keep it fresh though nobody waits.
-            is_kept_here: else a writer outside does; see `change`.
+            is_automatic: keep it fresh even if nobody waits.
+            is_kept_here: false: an outside writer keeps it; see `change`.
         """
         served = ServedIndex(index, mapper, self._executor, is_automatic=is_automatic)
         assert served.signature not in self._indexes, "an index is added once"
@@ -163,12 +163,12 @@ class BucketIndexer:
         return served.signature
 
     def set_automatic(self, signature: str, is_automatic: bool) -> None:
-        """Say whether an index is kept fresh though nobody waits."""
+        """Set whether an index is kept fresh even if nobody waits."""
         self._indexes[signature].is_automatic = is_automatic
         self._news.set()
 
     async def set_kept_here(self, signature: str, *, is_kept_here: bool) -> None:
-        """Say whether an index is kept here, or by a writer outside."""
+        """Set whether an index is kept here or by an outside writer."""
         served = self._served(signature)
         if served.is_kept_here == served.is_meant_here == is_kept_here:
             return
@@ -180,29 +180,29 @@ class BucketIndexer:
         self._news.set()
 
     def is_meant_here(self, signature: str) -> bool:
-        """Whether an index is to be kept here; perhaps its writer outside was not told yet."""
+        """Whether an index should be kept here. Its outside writer may not have been told yet."""
         return self._served(signature).is_meant_here
 
     async def take_offer(self, signature: str) -> bool:
-        """Leave a build that is offered to a writer outside; False: it is not offered."""
+        """Leave a build to an outside writer. False: the build is not offered."""
         if not self.offers.take(signature, time.monotonic()):
             return False
         await self.set_kept_here(signature, is_kept_here=False)
         return True
 
     def end_offer(self, signature: str) -> None:
-        """Go on with an index whose build a writer outside had taken, and has done."""
+        """Resume an index whose build an outside writer has finished."""
         self.offers.ended(signature)
         self._news.set()
 
     async def change(
         self, signature: str, work: Callable[[Mapping[int, Judged]], _Result]
     ) -> _Result:
-        """Do what a writer outside asks for, in a thread, with how the source judges now.
+        """Run the work of an outside writer in a thread, with the source's current judgement.
 
         Raises:
             UsageError: `missing`: there is no such index any more.
-            UnavailableError: the source does not answer; what `work` raises.
+            UnavailableError: the source does not answer; also what `work` raises.
         """
         served = self._served(signature)
         judged = {p: standing.judged for p, standing in (await self._ask()).items()}
@@ -213,11 +213,11 @@ class BucketIndexer:
         return result
 
     def check(self, signature: str) -> None:
-        """Raise where an index is being given up; in long work of `change`."""
+        """Raise if an index is being given up. Called during long work of `change`."""
         self._served(signature).check()
 
     async def remove(self, signature: str) -> None:
-        """Forget an index; its files may be removed afterwards."""
+        """Forget an index. Its files may be removed afterwards."""
         served = self._indexes.pop(signature)
         self.offers.forget(signature)
         self._work_before = IndexWork(*map(add, self._work_before, served.work))
@@ -233,12 +233,12 @@ class BucketIndexer:
     async def set_partitions(
         self, active: Collection[int], passive: Collection[int] = ()
     ) -> dict[str, MillstreamError | OSError]:
-        """Say which partitions are indexed: `active` ones are answered for, `passive` ones not.
+        """Set which partitions are indexed. Queries see `active` partitions, not `passive` ones.
 
-        Others that are in an index are cleaned out of it, step by step.
+        Other partitions in an index are cleaned out of it step by step.
 
         Returns:
-            By signature, why an index could not be told, and stands as it stood.
+            By signature, why an index could not be told; it stays as it was.
         """
         before = self._active | self._passive
         self._active, self._passive = frozenset(active), frozenset(passive)
@@ -260,19 +260,19 @@ class BucketIndexer:
         return failed
 
     async def _stop_groups(self) -> None:
-        """Read from where all stand; a first build leaves out what is not wanted any more."""
+        """End groups, so that they read again from where their indexes are."""
         groups = [group for group in self._groups.values() if not group.is_first]
         await asyncio.gather(*map(self._stop_group, groups))
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
-        """Say which nodes are read from now on; first builds end with those they began with."""
+        """Set which nodes are read from now on. Running first builds keep theirs."""
         self._sources = tuple(sources)
         await self._asker.set_sources(sources)
         await self._stop_groups()
         self._news.set()
 
     async def compact_step(self, signature: str) -> bool:
-        """Go on with a compaction of an index; return whether it is over.
+        """Go on with a compaction of an index. Return whether it is finished.
 
         Raises:
             UsageError: `missing`: there is no such index any more.
@@ -283,7 +283,7 @@ class BucketIndexer:
     # -- waiting
 
     async def updated(self, signature: str, partitions: Collection[int], timeout_s: float) -> None:
-        """Wait until an index has all there is now of some partitions.
+        """Wait until an index has everything that some partitions have now.
 
         Raises:
             UsageError: `missing`: there is no such index.
@@ -337,7 +337,7 @@ class BucketIndexer:
         timeout_s: float,
         current: Mapping[int, Judged],
     ) -> Header:
-        """Wait for a vector, and until nothing is in the index that `current` does not contain.
+        """Wait for a vector, and until the index has nothing that `current` does not contain.
 
         Returns:
             The header that has it.
@@ -372,7 +372,7 @@ class BucketIndexer:
                 self._news.set()
 
     def _wake(self, served: ServedIndex) -> None:
-        """Somebody waits: let what was gathered be committed, or reading begin."""
+        """Commit what was gathered, or start to read: somebody waits."""
         if served.group:
             self._groups[served.group].wake()
         else:
@@ -387,7 +387,7 @@ class BucketIndexer:
     # -- what is seen
 
     def progress(self) -> list[IndexProgress]:
-        """Return how each index is doing."""
+        """Return the progress of each index."""
         highs = self._highs()
         return [self._progress_of(served, highs) for served in self._indexes.values()]
 
@@ -400,14 +400,14 @@ class BucketIndexer:
         return served.progress(highs, seqnos_read, is_held=self.offers.is_held(served.signature))
 
     def work(self) -> IndexWork:
-        """Return what was done since the start."""
+        """Return the work done since the start."""
         every = [self._work_before, *(served.work for served in self._indexes.values())]
         return IndexWork(*(sum(column) for column in zip(*every, strict=True)))
 
     # -- groups
 
     async def _look_after(self) -> None:
-        """Have every index read for that should be, in the right company."""
+        """Keep every index that should be read in a suitable group, until cancelled."""
         while True:
             self._news.clear()
             now = time.monotonic()
@@ -419,7 +419,7 @@ class BucketIndexer:
                     await self._news.wait()
 
     def _take_back(self, now: float) -> None:
-        """Keep what a writer outside has built or lost; a commit may be waited for meanwhile."""
+        """Take over what an outside writer has built or lost. This may wait for a commit."""
         for signature in self.offers.lapsed(now):
             self.offers.taken_back(signature, now)
             served = self._indexes[signature]
@@ -438,7 +438,7 @@ class BucketIndexer:
         return max(0.01, min([LOOK_S, *(pause for pause in pauses if pause > 0)]))
 
     async def _regroup(self, *, is_automatic: bool, now: float) -> None:
-        """Start groups, and join those that have come near each other."""
+        """Start groups, and join groups that have come near each other."""
         wanted = [
             served
             for served in self._indexes.values()
@@ -494,7 +494,7 @@ class BucketIndexer:
         group.task.add_done_callback(lambda _: self._forget(group))
 
     async def _run_group(self, group: GroupReader) -> None:
-        """Read for a group until it ends; then its indexes wait to be planned for."""
+        """Read for a group until it ends. Then its indexes wait for a new plan."""
         try:
             await group.run()
         except* Regroup:
@@ -506,7 +506,7 @@ class BucketIndexer:
             _LOG.error("indexes %s: a mistake", group.name, exc_info=group.error)
 
     def _forget(self, group: GroupReader) -> None:
-        """A group has ended, maybe before it began."""
+        """Note that a group has ended, maybe before it began."""
         del self._groups[group.name]
         for served in group.served:
             served.group = ""
@@ -516,7 +516,7 @@ class BucketIndexer:
         self._news.set()
 
     async def _leave_group(self, served: ServedIndex) -> None:
-        """Read for an index no more; others of its group go on."""
+        """Stop reading for an index. The others of its group go on."""
         for group in list(self._groups.values()):
             if served in group.served:
                 if len(group.served) == 1:
@@ -537,7 +537,7 @@ class BucketIndexer:
                     served.mapper.stop()
 
     async def _watch(self) -> None:
-        """Set indexes apart whose functions take long."""
+        """Put indexes whose functions take long into groups of their own."""
         while True:
             for served in list(self._indexes.values()):
                 if served.is_found_slow and not served.is_stopping:
@@ -550,7 +550,7 @@ class BucketIndexer:
             await asyncio.sleep(WATCH_S)
 
     def _set_apart(self, served: ServedIndex) -> None:
-        """End what is under way for an index; it leaves nothing, and is read for again, alone."""
+        """Stop the running work of an index, and read for it again, alone."""
         served.count_as_slow()
         for group in self._groups.values():
             if served in group.served:
@@ -566,7 +566,7 @@ class BucketIndexer:
         self.on_damage(signature, error)
 
     def _on_commit(self, group: GroupReader) -> None:
-        """Something was committed: groups may have met."""
+        """Check whether groups have met after a commit."""
         for served in group.served:
             served.pause_s = 0.0
             self._cleaning.begin(served)
@@ -584,7 +584,7 @@ class BucketIndexer:
     # -- the source
 
     async def _look_at_source(self) -> None:
-        """Keep what is known of the source young: for progress, and where copies come and go."""
+        """Refresh what is known of the source: for progress, and to see copies come and go."""
         while True:
             if self._indexes:
                 with contextlib.suppress(MillstreamError):

@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 __all__ = ["CONNECTS_MAX", "READ_BYTES_MAX", "GroupReader", "Regroup", "first_of"]
 
 READ_BYTES_MAX: Final = 64 * 1024
-"""Cut in one step of the loop."""
+"""Bytes cut into frames in one step of the loop."""
 CONNECTS_MAX: Final = 10
-"""Connections of one first build, one after the other."""
+"""Most connections of one first build, one after the other."""
 CONNECT_PAUSE_S: Final = 0.5
-"""Before a first build goes on over another one."""
+"""Pause before a first build goes on over another connection."""
 
 
 class Regroup(Exception):
-    """The indexes of a group belong together no longer."""
+    """The indexes of a group do not belong together any more."""
 
 
 _Work = list[tuple["ServedIndex", "FirstRows"]]
-"""Indexes in their first build, and what was sorted of each."""
+"""Indexes in their first build, and the sorted rows of each."""
 
 
 class GroupReader:
@@ -83,43 +83,43 @@ class GroupReader:
         self.is_first = is_first
         self.task: asyncio.Task[None] | None = None
         self.error: BaseException | None = None
-        """Why it ended; None: by order."""
+        """Why it ended. None: it was told to."""
         self._spec = spec
         self._sources = sources
         self._on_commit = on_commit
         self._news = asyncio.Event()
-        """Something was gathered, or somebody waits."""
+        """Set if something was gathered, or somebody waits."""
         self._taken = asyncio.Event()
-        """There may be room again."""
+        """Set if there may be room again."""
         self._builds: dict[str, FirstBuild] = {}
-        """By the address of the source."""
+        """Readers by the address of the source."""
         self._is_ending = False
         self._has_lost_rows = False
-        """A batch of a first build was not mapped for all its indexes."""
+        """Set if a batch of a first build was not mapped for all its indexes."""
         self._followed: frozenset[int] = frozenset()
 
     @property
     def seqnos_read(self) -> int:
-        """How far a first build is, all partitions together."""
+        """The progress of a first build, summed over all partitions."""
         return sum(sum(build.positions.values()) for build in self._builds.values())
 
     def wake(self) -> None:
-        """Somebody waits: what is whole is to be committed now."""
+        """Commit what is complete now: somebody waits."""
         self._news.set()
 
     def end(self) -> None:
-        """Read nothing more; a commit that has begun is finished."""
+        """Stop reading. A running commit is finished."""
         self._is_ending = True
         if self.task is not None:
             self.task.cancel()
 
     def end_if_idle(self) -> None:
-        """End it if nobody waits for its indexes and none is to be kept fresh."""
+        """End the group if nobody waits for its indexes and none is to be kept fresh."""
         if not any(served.is_automatic or served.waiting for served in self.served):
             self.end()
 
     def look(self, standings: Mapping[int, SourceStanding]) -> None:
-        """Begin anew if other partitions can be read now, or an index is to be built."""
+        """Start again if other partitions can be read now, or an index has to be built."""
         wanted = {p for served in self.served for p in served.places}
         highs = {p: each.judged.high_seqno for p, each in standings.items()}
         is_behind = any(served.is_to_be_built(highs) for served in self.served)
@@ -127,10 +127,10 @@ class GroupReader:
             self.end()
 
     async def run(self) -> None:
-        """Read until something ends it.
+        """Read until something ends the group.
 
         Raises:
-            Regroup: its indexes are to be planned for anew.
+            Regroup: its indexes need a new plan.
             MillstreamError: the source cannot be read, or an index not written.
         """
         try:
@@ -186,7 +186,7 @@ class GroupReader:
         return f"millstream:index:{self.name[:100]}:{secrets.token_hex(6)}".encode()
 
     async def _judge(self, standings: Mapping[int, SourceStanding]) -> None:
-        """Have indexes go back where the sources say so."""
+        """Roll indexes back where the sources say so."""
         judged = {partition: each.judged for partition, each in standings.items()}
         rolled_back = [
             await served.roll_back(judged)
@@ -274,7 +274,7 @@ class GroupReader:
                 each.close()
 
     async def _read_source(self, source: Source, partitions: Collection[int], work: _Work) -> None:
-        """Read what one node has, over several connections if need be.
+        """Read what one node has, over several connections if needed.
 
         Raises:
             MillstreamError: why it cannot be read.
@@ -289,7 +289,7 @@ class GroupReader:
     async def _is_read_whole(
         self, source: Source, partitions: Collection[int], work: _Work, *, is_last: bool
     ) -> bool:
-        """Read over one connection; false: it was lost before the end."""
+        """Read over one connection. False: it was lost before the end."""
         build = self._builds.get(source.address)
         lines = Lines([], [])
         try:
@@ -310,7 +310,7 @@ class GroupReader:
         return True
 
     async def _map_first(self, link: Link, build: FirstBuild, work: _Work) -> None:
-        """Read and map until everything has been."""
+        """Read and map until everything is mapped."""
         reading = asyncio.ensure_future(self._receive_first(link, build))
         try:
             while True:
@@ -332,7 +332,7 @@ class GroupReader:
             await asyncio.wait([reading])
 
     async def _add_first(self, served: ServedIndex, rows: FirstRows, changes: Changes) -> None:
-        """Map a batch for one index; it comes once, so that a failure ends the whole build."""
+        """Map a batch for one index. It comes once, so a failure ends the whole build."""
         try:
             await served.add_first(rows, changes)
         except MillstreamError:
@@ -354,7 +354,7 @@ class GroupReader:
             self._news.set()
 
     async def _load(self, work: _Work) -> None:
-        """Commit, as the sources judge now."""
+        """Commit by the sources' current judgement."""
         whole = {p: place for build in self._builds.values() for p, place in build.whole.items()}
         left_out = {p for build in self._builds.values() for p in build.left_out}
         lines = await self._open(whole)
@@ -371,7 +371,7 @@ class GroupReader:
 
 
 def _as_of(parts: Mapping[int, Part], judged: Mapping[int, Judged]) -> dict[int, Judged]:
-    """Return how the source judges, now that it has sent these parts."""
+    """Return the sources' judgement after they have sent these parts."""
     return {
         partition: Judged(
             part.failover_log,
@@ -386,7 +386,7 @@ _HARMLESS: Final = frozenset({"nothing_new", "not_indexed"})
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the first error of a group of groups."""
+    """Return the first error of a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

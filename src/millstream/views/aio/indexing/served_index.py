@@ -64,14 +64,15 @@ _LOG = logging.getLogger(__name__)
 _FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
 """Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
 PAUSE_S_MIN: Final = 0.05
-"""Before indexes are read for again after an error; doubled each time nothing was committed."""
+"""Pause before indexes are read for again after an error. It doubles while nothing is committed.
+"""
 PAUSE_S_MAX: Final = 5.0
 SLOW_S: Final = 2.0
 """A call of functions that takes longer makes their index slow; a batch takes some 0.03 s."""
 SLOW_FOR_S: Final = 60.0
 """How long an index counts as slow after such a call."""
 RATE_S: Final = 5.0
-"""Over how many seconds the rate is averaged."""
+"""The rate is averaged over this many seconds."""
 WRITER: Final = "node indexer"
 
 _Result = TypeVar("_Result")
@@ -127,7 +128,7 @@ class ChangeMapper(Protocol):
         """End what is under way, from any thread: a map may run for long."""
 
     def resume(self) -> None:
-        """Be usable again, if it was stopped."""
+        """Make it usable again if it was stopped."""
 
 
 class Gathered:
@@ -177,12 +178,12 @@ class ServedIndex:
         self.signature = index.newest.signature
         self.is_automatic = is_automatic
         self.is_meant_here = False
-        """Its writer is to be this process, and none outside."""
+        """Whether this process should be its writer, not an outside one."""
         self._is_writer = False
         """The newest fencing number is of this process."""
         self.lock = asyncio.Lock()
         self.changed = asyncio.Event()
-        """Of the present header; a new one takes its place when it is set."""
+        """Set when the header is replaced. Each header has a new event."""
         self.waiting = 0
         """How many wait for it."""
         self.group = ""
@@ -221,7 +222,7 @@ class ServedIndex:
 
     @property
     def places(self) -> dict[int, Place]:
-        """Where it stands in each partition that is active or passive."""
+        """Its position in each active or passive partition."""
         header = self.index.newest
         return {
             partition: Place(position, header.failover_logs.get(partition, ()))
@@ -235,13 +236,13 @@ class ServedIndex:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was never read for, so that it is to be built from sorted rows."""
+        """Whether it was never read for, so that it has to be built from sorted rows."""
         header = self.index.newest
         has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
         return not has_begun and not self._was_built
 
     def is_to_be_built(self, highs: Mapping[int, int]) -> bool:
-        """Whether it is to be built from sorted rows: it is new, or lacks far more than it has.
+        """Whether to build it from sorted rows: it is new, or lacks far more than it has.
 
         Args:
             highs: newest seqnos of the partitions that can be read.
@@ -258,7 +259,7 @@ class ServedIndex:
         return sum(max(0, highs[p] - position.seqno) for p, position in positions.items())
 
     def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
-        """Whether it was found to have all of these standings, and has not changed since."""
+        """Whether it was found to have all of these positions, and has not changed since."""
         known = self._has_all
         return (
             known is not None
@@ -275,7 +276,7 @@ class ServedIndex:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a call of its functions took longer than `SLOW_S` of late."""
+        """Whether a call of its functions recently took longer than `SLOW_S`."""
         return time.monotonic() < self._slow_until
 
     @property
@@ -299,7 +300,10 @@ class ServedIndex:
             self._own_thread = None
 
     def note_end(self, error: BaseException | None) -> None:
-        """It is not read for any more; None: by order. An error has it read for after a pause."""
+        """Note that it is not read for any more.
+
+        An error makes it be read for again after a pause.
+        """
         self.retry_at = 0.0
         if error is None:
             return
@@ -313,7 +317,7 @@ class ServedIndex:
         self.tell()
 
     def tell(self) -> None:
-        """Let all who wait look again."""
+        """Wake all who wait for it."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -324,7 +328,7 @@ class ServedIndex:
         self.tell()
 
     def rate(self, done: int) -> float:
-        """Return seqnos per second of late."""
+        """Return the recent rate in seqnos per second."""
         now = time.monotonic()
         at, before = self._sample
         if now - at >= RATE_S or done < before:
@@ -365,7 +369,7 @@ class ServedIndex:
     # -- changes of the index
 
     def mean(self, *, is_here: bool) -> None:
-        """Say where its writer is to be; `begin` has it be here."""
+        """Set where its writer should be. `begin` makes this process its writer."""
         self.is_meant_here, self._is_writer = is_here, False
 
     async def begin(
@@ -390,7 +394,10 @@ class ServedIndex:
         await self._in_thread(work)
 
     async def set_states(self, active: Collection[int], passive: Collection[int]) -> None:
-        """Say which partitions are here; see `Index.set_states`. Functions are not waited for."""
+        """Set which partitions are here; see `Index.set_states`.
+
+        It does not wait for functions.
+        """
         self._states = frozenset(active), frozenset(passive)
         if not self.index.has_states(*self._states):
             async with self._functions_ended():

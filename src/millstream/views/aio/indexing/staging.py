@@ -41,10 +41,10 @@ __all__ = [
 STAGED: Final = "staged"
 PART: Final = ".part"
 STAGED_LEASE_S: Final = 3600.0
-"""After so long without a word of their writer staged files are removed."""
+"""Staged files are removed after this time without a message of their writer."""
 STAGED_FILES_MAX: Final = 4096
 RUN_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
-"""Of one file."""
+"""Most bytes of one file."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 

@@ -260,7 +260,10 @@ class FunctionPool:
     async def _run(
         self, code: DesignCode, child: _Child, work: Callable[[], list[Any]]
     ) -> list[Any]:
-        """Run in a thread; the child is free once the thread is done, whoever waits for it."""
+        """Run in a thread.
+
+        The child is free once the thread is done, even if the caller is cancelled.
+        """
         loop = asyncio.get_running_loop()
 
         def done(job: Future[list[Any]]) -> None:

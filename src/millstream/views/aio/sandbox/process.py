@@ -79,7 +79,7 @@ ROWS_PER_DOCUMENT_MAX: Final = 100_000
 that emits them (`runner.js` counts for itself)."""
 _REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 _START_S: Final = 30.0
-"""Until a new child has compiled the functions; starting takes some 30 ms on an idle machine."""
+"""Longest time until a new child has compiled the functions. On an idle machine it takes 30 ms."""
 _LOAD_FACTOR: Final = 6
 """Wall time over processor time: the child may share its core with so many others."""
 _CHUNK_BYTES: Final = 64 * 1024
@@ -119,7 +119,7 @@ _Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
 _mapped_of: Final[Callable[[tuple[_Rows, Sequence[MapError]]], Mapped]] = partial(
     tuple.__new__, Mapped
 )
-"""Makes one of its parts, in half the time."""
+"""Makes one from a tuple of its parts, in half the constructor's time."""
 _MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
 _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _CALL_REPLY: Final = msgspec.json.Decoder(list[Any])
@@ -169,7 +169,7 @@ class Sandbox:
 
     @property
     def process_id(self) -> int | None:
-        """Process id of the child, None while there is none."""
+        """Process id of the child, None while no child runs."""
         return None if self._child is None else self._child.pid
 
     def compile(self) -> None:
@@ -362,7 +362,7 @@ class Sandbox:
         return failure.kind != "parse" and not self._was_fresh
 
     def _call(self, kind: bytes, body: bytes) -> bytes | _Failure:
-        """Return the reply, or why there is none; the child is fresh after a failure."""
+        """Return the reply, or why it failed. After a failure the child is a new one."""
         self.compile()
         self._was_fresh, self._is_fresh = self._is_fresh, False
         answer = self._exchange(kind, body, self._time_limit_s * _LOAD_FACTOR)

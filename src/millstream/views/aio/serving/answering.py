@@ -67,15 +67,15 @@ class HeaderShape(Protocol):
 
     @property
     def signature(self) -> str:
-        """Of the index."""
+        """The signature of the index."""
 
     @property
     def positions(self) -> Mapping[int, Position]:
-        """Of active and passive partitions."""
+        """The positions in active and passive partitions."""
 
     @property
     def vector(self) -> Callable[[int], bytes]:
-        """Of some of them (bitmap), as bytes."""
+        """Return the positions in some of them (bitmap), as bytes."""
 
     @property
     def active(self) -> int:
@@ -95,7 +95,7 @@ class Snapshot(Protocol):
 
     @property
     def header(self) -> HeaderShape:
-        """Of the commit."""
+        """The header of the commit."""
 
     def tree(
         self, number: int, reducer: ViewReducer, kind: int, doubter: ViewReducer | None
@@ -103,7 +103,7 @@ class Snapshot(Protocol):
         """Return the reader of one tree, for the reduce of this number."""
 
     def close(self) -> None:
-        """Let the commit go; may be called again."""
+        """Release the commit. May be called again."""
 
 
 class AskedView(NamedTuple):
@@ -221,9 +221,9 @@ async def _next_chunk(
 async def _chunk_of_thread(
     pieces: Iterator[bytes], turns: asyncio.Semaphore | None
 ) -> bytes | None:
-    """Do the same in a thread, which ends after the present piece if nobody waits any more.
+    """Make a chunk in a thread. It ends after the present piece if the caller was cancelled.
 
-    Its turn ends with the thread, not with who waits for it.
+    The thread keeps its turn until it ends, even if the caller was cancelled.
     """
     is_wanted = True
 

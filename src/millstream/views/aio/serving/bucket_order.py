@@ -58,7 +58,7 @@ class BucketOrder(msgspec.Struct, frozen=True):
     designs: dict[str, dict[str, Any]]
     """Name without `_design/` -> the document; only those that are persisted."""
     nodes: list[NodeShare] = []
-    """By the bucket's map; empty where all partitions are here."""
+    """The nodes of the bucket's map. Empty if all partitions are here."""
     follows: list[FollowedNode] | None = None
     """Which nodes are read, on a node without data; None: the engine beside this process."""
     owed: dict[int, int] = {}
@@ -67,7 +67,7 @@ class BucketOrder(msgspec.Struct, frozen=True):
 
 
 def designs_of(order: BucketOrder) -> tuple[dict[str, DesignDocument], dict[str, UsageError]]:
-    """Return the design documents of a bucket by name, and why others are none."""
+    """Return the design documents of a bucket by name, and why others are invalid."""
     designs, refusals = dict[str, DesignDocument](), dict[str, UsageError]()
     for name, document in sorted(order.designs.items()):
         try:

@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 QUERY_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.2, 0.2)
-"""Before a query is repeated because the map of the bucket has changed under it."""
+"""Pauses before a query is repeated because the bucket's map has changed meanwhile."""
 QUERY_TRIES_MAX: Final = len(QUERY_PAUSES_S) + 1
 NODE_ANSWER_S_MAX: Final = 10.0
 """How long a node may take to begin its answer, beyond the query's own timeout."""
@@ -110,7 +110,7 @@ class NodeAccess(NamedTuple):
 
 
 NOBODY: Final = NodeAccess("", "", None)
-"""For nodes without users."""
+"""Access to nodes without users."""
 
 
 class NodePart(NamedTuple):

@@ -71,7 +71,7 @@ bucket dropped waits little longer."""
 LAZY_S_MAX: Final = 600.0
 """How long an update may take that was asked for by a query which did not wait for it."""
 COMPACT_PAUSE_S: Final = 0.005
-"""Between two steps of a compaction."""
+"""Pause between two steps of a compaction."""
 INDEXES: Final = "indexes"
 
 
@@ -216,13 +216,13 @@ class HostedBucket:
         return hosted
 
     def _refuse(self, signature: str, error: MillstreamError | OSError) -> None:
-        """Say to who asks why there is no index now; it is tried again while the house is kept."""
+        """Tell waiting callers why there is no index now. Maintenance tries to open it again."""
         _LOG.error("index %s of %s cannot be used: %s", signature, self.name, error)
         said = error if isinstance(error, MillstreamError) else _disk_error(error)
         self._refusals[signature] = said
 
     async def _take_in(self, hosted: HostedIndex) -> None:
-        """Have an open index kept fresh, and let it be asked."""
+        """Keep an open index fresh, and answer queries from it."""
         design = hosted.design
         try:
             await self._indexer.add(
@@ -264,7 +264,7 @@ class HostedBucket:
                 self._give_up(hosted, error)
 
     async def _retire(self, signature: str) -> None:
-        """Close an index once nobody reads it; its files stay."""
+        """Close an index once nobody reads it. Its files stay."""
         hosted = self._open.pop(signature)
         await self._indexer.remove(signature)
         self._close_later(hosted)

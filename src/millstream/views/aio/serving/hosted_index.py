@@ -83,7 +83,7 @@ class HostedIndex:
         """Why what was there could not be used; shown to people."""
         self.is_compacting = False
         self.is_doomed = False
-        """Its files are to go with it."""
+        """Whether its files are removed with it."""
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()

@@ -41,7 +41,7 @@ __all__ = [
 LINKS_MAX: Final = 128
 """Calls to the index process under way at a time."""
 SHARE_MAX: Final = 32
-"""Of these, queries of one design document: one that waits for its index holds up no others."""
+"""Most requests for one design document: one that waits for its index does not block others."""
 WAIT_S: Final = 10.0
 """How long a call waits for a connection to be free."""
 HELD_BYTES_MAX: Final = 1024 * 1024

@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 CALLS_MAX: Final = 256
 """Connections at a time; one more is closed at once."""
 OUT_BYTES_MAX: Final = 1024 * 1024
-"""Of an answer that waits for its reader."""
+"""Most bytes of an answer that wait for its reader."""
 _HELD_BYTES_MAX: Final = 32 * 1024
 """Pieces that are joined into one write, and dropped if an error comes before it."""
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])

@@ -46,13 +46,14 @@ __all__ = [
 ]
 
 CONNECTIONS_MAX: Final = 1000
-"""To all other nodes together; a feed, and an answer that is read slowly, keep one each."""
+"""Most connections to all other nodes together. A feed, and a slowly read answer, hold one each.
+"""
 CONNECT_S_MAX: Final = 5.0
 """How long another node may take to accept a connection."""
 ERROR_BYTES_MAX: Final = 64 * 1024
-"""Of an error that another node answers."""
+"""Most bytes of an error answer of another node."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of an answer that is kept whole."""
+"""Most bytes of an answer that is kept whole."""
 _CHUNK_BYTES: Final = 64 * 1024
 _BY_STATUS: Final[dict[int, type[MillstreamError]]] = {
     400: UsageError,

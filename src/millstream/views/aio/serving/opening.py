@@ -38,7 +38,7 @@ async def made(
     *args: _Parameters.args,
     **kwargs: _Parameters.kwargs,
 ) -> HostedIndex:
-    """Make an index in a thread; it is closed if nobody waits for it any more."""
+    """Make an index in a thread. It is closed if the caller was cancelled."""
 
     def close(making: asyncio.Future[HostedIndex]) -> None:
         if not making.cancelled() and making.exception() is None:
@@ -76,7 +76,7 @@ class OpeningIndexes:
 
     @property
     def signatures(self) -> Collection[str]:
-        """Of those that are being opened."""
+        """Signatures of the indexes that are being opened."""
         return self._opening.keys()
 
     async def open(
@@ -110,7 +110,7 @@ class OpeningIndexes:
         return new, unwanted
 
     def taken_in(self) -> None:
-        """Let all who wait look again: what was opened is in use."""
+        """Wake all who wait: the opened index is in use."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -122,7 +122,7 @@ class OpeningIndexes:
                     await self._news.wait()
 
     def left_over(self) -> list[HostedIndex]:
-        """Forget everything, once no task runs any more; return what was opened."""
+        """Forget everything after all tasks have ended. Return the opened indexes."""
         tasks = list(self._opening.values())
         self._opening.clear()
         return [

@@ -94,7 +94,7 @@ class OutsideWriter:
         self._indexer = indexer
 
     def state(self) -> dict[str, Any]:
-        """Return where the index stands."""
+        """Return the state of the index."""
         return index_state(self._hosted)
 
     async def take_over(self, writer: str) -> dict[str, Any]:
@@ -127,9 +127,9 @@ class OutsideWriter:
         )
 
     async def judge(self, fence: int) -> dict[str, Any]:
-        """Have the index go back where its source refuses positions; a cycle begins with it.
+        """Roll the index back where its source refuses positions. Each cycle begins with it.
 
-        Files that were staged before, and not committed, are removed.
+        Staged files that were not committed are removed.
         """
 
         def work(judged: Mapping[int, Judged]) -> None:

@@ -29,7 +29,8 @@ _LOG = logging.getLogger(__name__)
 PREPARE_S: Final = 1.0
 """How often is looked for an index that is not prepared as it is now."""
 PREPARE_REST_MIN: Final = 20
-"""So many times as long as it took nothing is prepared: where much is written it takes a share."""
+"""After preparing, rest at least this many times as long: so it takes a bounded share of the time.
+"""
 
 
 async def keep_prepared(

@@ -63,7 +63,7 @@ class Updated(NamedTuple):
 
     document: dict[str, Any] | None
     answer: dict[str, Any]
-    """With `code`, `headers`, and one of `body`, `base64` and `json`, as far as it says."""
+    """Has `code`, `headers`, and one of `body`, `base64` and `json`, if the function gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class DesignCode:
     updates: frozenset[str]
     views: frozenset[str]
     faults: Mapping[str, str]
-    """By member: why functions that stand there cannot be run."""
+    """By member: why its functions cannot be run."""
 
     @property
     def id(self) -> str:
-        """Of the document."""
+        """The document's id."""
         return DESIGN_PREFIX + self.key[1]
 
 

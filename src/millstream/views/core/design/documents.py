@@ -41,7 +41,7 @@ _FIELDS: Final = Struct(">xBHBxHI12xQQ")
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
 _DESIGN: Final = b"_design/"
 _PLAIN: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-:./| _"
-"""Of keys that have nothing else the id is the key in quotes."""
+"""A key of these characters alone is its own id, in quotes."""
 _SPACE: Final = b" \t\r\n"
 _ATTACHED: Final = (
     b',"_attachments":{"value":{"content_type":"application/octet-stream","revpos":%d,'
@@ -100,14 +100,16 @@ class Documents:
         self._local_seq = local_seq
         self._attachments = attachments
         self.kind = (include_design, local_seq, attachments)
-        """Of one bucket, two of a kind make the same of the same changes."""
+        """Two of one bucket and kind make equal documents of equal changes."""
 
     def of(self, frames: Iterable[bytes], sides: Iterable[bytes]) -> list[Seen]:
-        """Return the documents of changes, in order; keys that are none are left out. Hot path.
+        """Return the documents of changes, in order, without keys that are no document ids.
+
+        This is a hot path.
 
         Args:
             frames: whole frames of changes.
-            sides: that of each.
+            sides: the side of each change.
         """
         unpack, digits_of = _FIELDS.unpack_from, self._digits_of
         seen: list[Seen] = []
@@ -157,7 +159,7 @@ class Documents:
         return _ATTACHED % (generation, digest, shown)
 
     def _quoted(self, key: bytes) -> bytes | None:
-        """Return the id as JSON, None where a key is none."""
+        """Return the id as JSON, None if the key is no document id."""
         if key[:1] == b"_" and not (self._include_design and key.startswith(_DESIGN)):
             return None
         try:
@@ -177,7 +179,7 @@ def _rest_of(value: bytes) -> bytes | None:
 
 
 def document_id(key: str) -> str | None:
-    r"""Return the document id of a key in its text form, None where the key is none.
+    r"""Return the document id of a key in its text form, None if it is no document id.
 
     Keys that are not UTF-8, or begin with `_`, are no document ids.
     """

@@ -117,7 +117,7 @@ class IndexSnapshot:
         )
 
     def close(self) -> None:
-        """Let the commit go; nothing may be read any more."""
+        """Release the commit. Nothing may be read from it after this."""
         self._commits.release(self)
 
     def __enter__(self) -> Self:

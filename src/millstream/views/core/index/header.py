@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 INDEX_FORMAT: Final = 1
-"""Of headers, nodes and keys together; another one is built anew."""
+"""Format of headers, nodes and keys together. An index of another format is built anew."""
 MAP_ERRORS_KEPT_MAX: Final = 20
 """Documents on which a map failed that are listed by name, per tree."""
 MAP_ERROR_CHARACTERS_MAX: Final = 500
@@ -60,7 +60,7 @@ Row = tuple[int, bytes, bytes, bytes]
 
 
 class DocumentRows(NamedTuple):
-    """What a document contributes now, in the order of emits; no rows: nothing (any more)."""
+    """What a document contributes now, in the order of emits. No rows: it contributes nothing."""
 
     partition: int
     doc_id: bytes
@@ -114,7 +114,7 @@ class MapErrors(NamedTuple):
     last: tuple[tuple[str, str], ...] = ()
 
     def with_failures(self, failures: Iterable[MapFailure], before: int = 0) -> MapErrors:
-        """Count more of them, and so many before those that are not listed."""
+        """Count more failures, and how many came before the listed ones."""
         found = [(each.doc_id, each.message[:MAP_ERROR_CHARACTERS_MAX]) for each in failures]
         last = (*self.last, *found)[-MAP_ERRORS_KEPT_MAX:]
         return MapErrors(self.total + before + len(found), last)

@@ -149,7 +149,7 @@ class Index:
         return fence
 
     def check_fence(self, fence: int) -> None:
-        """Refuse a writer that is not the one any more.
+        """Refuse a writer that has been replaced.
 
         Raises:
             ConditionError: `index_fenced`.
@@ -167,12 +167,12 @@ class Index:
         return _with_states(self.newest, states) == self.newest
 
     def set_states(self, active: Iterable[int], passive: Iterable[int], now_ms: int) -> Header:
-        """Say which partitions are active and passive; others that are here are cleaned.
+        """Set which partitions are active and passive. Other partitions here are cleaned.
 
-        Partitions that are new here stand at 0. One that comes back while it is cleaned is void.
+        New partitions begin at 0. A partition that returns while it is cleaned is void.
 
         Raises:
-            UsageError: `bad_partition_set`: one is to be both.
+            UsageError: `bad_partition_set`: one is in both sets.
         """
         states: dict[int, PartitionState] = dict.fromkeys(passive, "passive")
         active = frozenset(active)
@@ -428,7 +428,7 @@ def _judged_parts(
 
 
 def _with_parts(header: Header, taken: Mapping[int, PartRead]) -> Header:
-    """Return the header that stands at the ends of these parts."""
+    """Return the header at the ends of these parts."""
     errors = dict(header.map_errors)
     for part in taken.values():
         listed = {failure.tree for failure in part.failures}

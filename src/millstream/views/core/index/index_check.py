@@ -62,11 +62,11 @@ class IndexCheck:
     kept_roots: int = 0
     nodes: int = 0
     rows: list[int] = field(default_factory=list)
-    """Of each tree, in all partitions."""
+    """Rows of each tree, in all partitions."""
     documents: int = 0
-    """That have rows."""
+    """Documents that have rows."""
     unused_nodes: int = 0
-    """Of a commit that was killed; the next start removes them."""
+    """Nodes of a killed commit. The next start removes them."""
     damage: str = ""
     """Empty if all is well."""
 

@@ -73,7 +73,7 @@ COMMIT_CHANGES: Final = 5000
 COMMIT_S: Final = 2.0
 """Age of the oldest change gathered at which it commits."""
 GATHERED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of changes of one group that are not committed yet."""
+"""Most bytes of one group's changes that are not committed yet."""
 BUILD_CHANGES_MIN: Final = 50_000
 """Changes that an index lacks at which it may be built anew; that many are brought in within some
 seconds."""
@@ -85,7 +85,7 @@ JOIN_CHANGES_MAX: Final = 20_000
 
 
 class Place(NamedTuple):
-    """Where an index, or a group, stands in a partition."""
+    """The position of an index, or of a group, in a partition."""
 
     position: Position = Position()
     failover_log: FailoverLog = ()
@@ -222,7 +222,7 @@ class _Reading:
         self.complete: Position | None = None
         """End of the last whole snapshot among the frames."""
         self.complete_at = 0
-        """So many frames belong to whole snapshots."""
+        """Number of frames that belong to whole snapshots."""
         self.frames: list[bytes] = []
         self.sides: list[bytes] = []
 
@@ -260,7 +260,7 @@ class Feed:
 
     @property
     def gathered_bytes(self) -> int:
-        """Of changes that are not taken yet."""
+        """Bytes of changes that are not taken yet."""
         return self._bytes
 
     def open(self, name: bytes) -> bytes:

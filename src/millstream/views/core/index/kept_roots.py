@@ -48,7 +48,7 @@ KEPT_NEWEST_MIN: Final = 8
 KEPT_ROOTS_MAX: Final = 64
 KEPT_AGE_MS_MAX: Final = 600_000
 KEPT_SPACING_MS: Final = 10_000
-"""Between two rollback points beyond the newest ones."""
+"""Time between two rollback points beyond the newest ones."""
 WAITING_NODES_MIN: Final = 16_384
 """Nodes that old roots may hold whatever the size of the index, some 64 MiB."""
 

@@ -47,7 +47,7 @@ class _Offer:
     offered_at: float | None = None
     """Since when it counts as offered: since it was first known to be large."""
     is_offered: bool = False
-    """It is known to be large now."""
+    """Whether it is known to be large now."""
 
 
 class Offers:

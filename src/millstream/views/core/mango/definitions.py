@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["FIELDS_MAX", "Definition", "Sort", "key_maker", "parse_definition", "parse_sort"]
 
 FIELDS_MAX: Final = 50
-"""Of one index."""
+"""Most fields of one index."""
 _PARTIAL: Final = "partial_filter_selector"
 _DESIGN: Final = "_design/"
 _DIRECTIONS: Final = ("asc", "desc")

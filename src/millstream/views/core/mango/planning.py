@@ -97,9 +97,9 @@ class Plan:
 
     index: Index
     ranges: tuple[Range, ...]
-    """Of the leading fields of the index."""
+    """Ranges of the leading fields of the index."""
     is_empty: bool
-    """Nothing can match."""
+    """Whether nothing can match."""
     warnings: tuple[str, ...]
 
     @property

@@ -80,7 +80,7 @@ class RowReader(Protocol):
         """Return how many row keys lie between the bounds."""
 
     def reduce(self, low: Bound, high: Bound, wanted: int | None) -> bytes | None:
-        """Return the partial result over them, None if there are none."""
+        """Return the partial result over them, None for no rows."""
 
     def scan(
         self, low: Bound, high: Bound, *, descending: bool, wanted: int | None, skip: int
@@ -269,7 +269,7 @@ class _EmitReader:
             skip = 0
 
     def _rows_within(self, low: Bound, high: Bound, descending: bool, emits: int) -> int:
-        """Return how many rows, from where the query begins, have at most so many emits."""
+        """Return how many rows, from the query's beginning, have at most this many emits."""
         least, most = 0, min(emits, self._reader.count(low, high, self._wanted))
         while least < most:
             rows = (least + most + 1) // 2

@@ -54,7 +54,8 @@ __all__ = [
 ]
 
 VECTOR_TEXT_BYTES_MAX: Final = 64 * 1024
-"""Of an update_seq given as `at`; that of a bucket with the most partitions has half of it."""
+"""Most bytes of an update_seq given as `at`. A bucket with the most partitions needs half of it.
+"""
 _SHOWN_MAX: Final = 5
 """Partitions named in an error."""
 
@@ -132,7 +133,7 @@ def not_reached(
 
 
 def unreachable(wanted: Mapping[int, Wanted], partitions: Collection[int]) -> ConditionError:
-    """Return the error of a query for changes that history does not contain any more."""
+    """Return the error of a query for changes that are in no history any more."""
     shown = ", ".join(
         f"partition {partition} at {position_to_json(wanted[partition].position)}"
         for partition in sorted(partitions)[:_SHOWN_MAX]

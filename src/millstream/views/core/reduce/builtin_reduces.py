@@ -71,7 +71,7 @@ class Rule(Protocol):
 
     @property
     def needs_texts(self) -> bool:
-        """Whether it looks at values or texts; else rows need not be taken apart."""
+        """Whether it looks at values or texts. If not, rows need not be decoded."""
 
     @property
     def is_limited(self) -> bool:
@@ -101,7 +101,7 @@ def is_builtin(name: str) -> bool:
 
 
 def rule_of(name: str) -> Rule | None:
-    """Return the rule of a built-in reduce, None if there is none of that name."""
+    """Return the rule of a built-in reduce, None for an unknown name."""
     rule = _RULES.get(name)
     if rule is None and (ranked := _RANKED.fullmatch(name)) and int(ranked[2]) <= RANKED_MAX:
         return _Ranked(int(ranked[2]), is_top=ranked[1] == "top")

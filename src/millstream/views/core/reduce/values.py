@@ -48,7 +48,7 @@ REDUCE_BYTES_MAX: Final = 5000
 
 _ERROR: Final = "builtin_reduce_error"
 TIME_ERROR: Final = "reduce_time_error"
-"""Of an own function that ran out of time: it may come out otherwise on a machine less busy."""
+"""Error of a user's function that ran out of time. On a less busy machine it may succeed."""
 _ERRORS: Final = (_ERROR, "reduce_overflow_error", "reduce_error", TIME_ERROR)
 STATS: Final = ("sum", "count", "min", "max", "sumsqr")
 _SUM_RULE: Final = (
@@ -85,7 +85,7 @@ def overflow_error(result: Any, bytes_in: int) -> dict[str, Any] | None:
 
 
 def overflow_reason(bytes_out: int, bytes_in: int) -> str:
-    """Say why a result is too large for what it was made of; empty if it is not."""
+    """Return why a result is too large for its input. Empty if it is not."""
     if bytes_out <= REDUCE_BYTES_MAX or 2 * bytes_out <= bytes_in:
         return ""
     return (

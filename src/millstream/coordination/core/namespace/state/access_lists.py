@@ -42,7 +42,7 @@ ADMINS: Final = b"admins"
 ENTRIES_MAX: Final = 32
 """Named entries of one element, and as many that its children begin with."""
 NAME_BYTES_MAX: Final = 255
-"""Of a user's or a group's name in a list."""
+"""Most bytes of a user's or a group's name in a list."""
 READ: Final = 4
 WRITE: Final = 2
 DEFAULT_MODE: Final = 0o755

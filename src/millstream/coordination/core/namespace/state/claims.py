@@ -44,13 +44,13 @@ class Mode(IntEnum):
     WRITE = 0
     READ = 1
     UNIT = 2
-    """Of a semaphore."""
+    """A unit of a semaphore."""
     PLACE = 3
-    """At a barrier."""
+    """A place at a barrier."""
     ITEM = 4
-    """Of a queue: to be told that there is one."""
+    """An item of a queue: to be told that there is one."""
     END = 5
-    """Of a semaphore that is being destroyed."""
+    """The end of a semaphore that is being destroyed."""
 
 
 LOCKS: Final = (Mode.WRITE, Mode.READ)
@@ -251,14 +251,14 @@ class Claims:
     # ---- changing
 
     def put(self, element: int, phase: Phase, mode: Mode, name: bytes, claim: Claim) -> None:
-        """Have a new claim."""
+        """Add a claim."""
         at = _at(element, phase, mode)
         self._claims.put(at + name, claim)
         self._numbers.put(at, (self._numbers.get(at) or 0) + 1)
         self._count(self._elements.line(element), 1, int(mode is Mode.WRITE))
 
     def remove(self, element: int, phase: Phase, mode: Mode, name: bytes) -> Claim:
-        """Have a claim no more; return it."""
+        """Remove and return a claim."""
         at = _at(element, phase, mode)
         claim, left = self._claims.delete(at + name), (self._numbers.get(at) or 0) - 1
         assert claim is not None
@@ -270,7 +270,7 @@ class Claims:
         return claim
 
     def hold(self, element: int, mode: Mode, claim: Claim) -> None:
-        """Let a session hold something; what it held there before, it holds no more."""
+        """Let a session hold something in place of what it held there before."""
         key = _HELD.pack(claim.session, element)
         if self._held.get(key) is not None:
             self.release(claim.session, element)
@@ -279,7 +279,7 @@ class Claims:
         self.put(element, Phase.HELD, mode, key_of(claim.session), claim)
 
     def release(self, session: int, element: int) -> Hold | None:
-        """Let a session hold nothing on an element; return what it held."""
+        """Release what a session holds on an element, and return it."""
         hold = self._held.delete(_HELD.pack(session, element))
         if hold is not None:
             self._count_token(hold.token, -1)

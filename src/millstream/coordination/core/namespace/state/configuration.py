@@ -61,11 +61,11 @@ class Settings(Family):
     def __init__(self, tables: Tables, elements: Elements) -> None:
         self._elements, self._tables = elements, tables
         self.values = tables.add(as_bytes, as_bytes)
-        """Where and key -> value."""
+        """(Place, key) -> value."""
         self._numbers: dict[tuple[int, bytes], int] = {}
         """What counts for an element and a key, since something was set or moved."""
         self._several: dict[tuple[int, tuple[bytes, ...]], tuple[int, ...]] = {}
-        """The same for some keys at once."""
+        """The same for several keys at once."""
         self._numbers_as_of = 0, 0
 
     def put(self, where: int, key: Key, value: bytes) -> None:

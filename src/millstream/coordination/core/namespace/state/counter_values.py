@@ -75,7 +75,7 @@ class Counters(Family):
         return counter
 
     def put(self, run: Run, element: int, counter: Counter) -> None:
-        """Let a counter be this one."""
+        """Replace a counter."""
         self._counters.put(key_of(element), counter)
         self._elements.touch(run, element, counter.bits // 8)
 

@@ -21,7 +21,7 @@ from millstream.vsr.core.values import bulk
 __all__ = ["ATTRIBUTES_BYTES_MAX", "Data"]
 
 ATTRIBUTES_BYTES_MAX: Final = 4096
-"""Of one element's user attributes, names and values."""
+"""Most bytes of one element's user attributes, names and values."""
 
 
 class Data(Family):
@@ -38,11 +38,11 @@ class Data(Family):
         return self._bytes.get(key_of(number)) or b""
 
     def fill(self, number: int, data: bytes) -> None:
-        """Let a new element hold these bytes, of which there are some; they are counted."""
+        """Store a new element's bytes, and count them. There is at least one."""
         self._bytes.put(key_of(number), data)
 
     def put(self, run: Run, number: int, data: bytes) -> None:
-        """Let an element hold these bytes; `touch` notes how many."""
+        """Store an element's bytes. `touch` counts them."""
         if data:
             self._bytes.put(key_of(number), data)
         else:

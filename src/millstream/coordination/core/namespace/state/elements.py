@@ -142,7 +142,7 @@ class Elements(Family):
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._places: dict[int, Place] = {}
-        """Where elements are, that somebody asked for since something was moved or taken back."""
+        """The places of elements that were asked for since the last move or revert."""
         self._places_as_of = 0
         self._elements = tables.add(_encode, _decode)
         self._children = tables.add(as_bytes, as_bytes)
@@ -151,7 +151,7 @@ class Elements(Family):
         """Session and number -> nothing."""
         self._counted = tables.add(as_bytes, as_bytes)
         self.readers: Callable[[int], Readers]
-        """Who may read an element now."""
+        """Return who may read an element now."""
         self.tell_families(())
 
     def tell_families(self, families: Sequence[Family]) -> None:
@@ -262,9 +262,9 @@ class Elements(Family):
         return found
 
     def refuse_too_deep(self, number: int, depth: int) -> None:
-        """Raise Refused if paths became too long, had an element a path of so many names.
+        """Raise Refused if the paths below an element got too long with so many names above it.
 
-        BADPATH, or TOOBIG if there is too much to look at.
+        The code is BADPATH, or TOOBIG if there are too many elements to check.
         """
         level, seen = [number], 0
         while level:
@@ -282,7 +282,7 @@ class Elements(Family):
     def create(
         self, run: Run, parent: int, name: bytes, one: Element, sequence: int | None = None
     ) -> int:
-        """Have a new element below another one; name and parent are free and there.
+        """Create an element below another one. The name is free and the parent exists.
 
         `sequence`: the number that the parent gives next, if it gave one.
 
@@ -330,7 +330,7 @@ class Elements(Family):
         self._elements.put(_KEY.pack(number), one)
 
     def touch(self, run: Run, number: int, data_len: int | None = None) -> None:
-        """Note that its data or attributes change with this entry; now it has so many bytes.
+        """Note that its data or attributes change with this entry, and its new size in bytes.
 
         Raises:
             Refused: QUOTA.

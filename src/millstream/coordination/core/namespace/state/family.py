@@ -22,9 +22,9 @@ class Want(Enum):
     """What a command is about to do with an element."""
 
     READ = "r"
-    """Its data, or names below it."""
+    """Right to its data, or to the names below it."""
     WRITE = "w"
-    """Its data or attributes, or which children it has."""
+    """Right to change its data, attributes or set of children."""
     PLACE = "p"
     """What is moved shall be below it: as WRITE, and what locks are offered counts, too."""
     SYNC = "s"
@@ -34,7 +34,7 @@ class Want(Enum):
     TREE = "t"
     """Deleting or moving it with all below: as WRITE, and what is locked below counts, too."""
     RULE = "o"
-    """Its access list or configuration: only its owner and administrators may."""
+    """Right to its access list or configuration, of its owner and administrators."""
 
 
 class Family:
@@ -44,22 +44,22 @@ class Family:
         """Raise Refused if the asker may not do this now."""
 
     def created(self, run: Run, element: int, parent: int, size: int) -> None:
-        """An element begins, with so many bytes; its parent's record is up to date.
+        """An element begins, of so many bytes.
 
-        A root's parent is 0.
+        Its parent's record is up to date. A root's parent is 0.
         """
 
     def resized(self, run: Run, element: int, more: int) -> None:
-        """An element's data has so many bytes more; fewer if negative."""
+        """An element's data grew by so many bytes; negative if it shrank."""
 
     def counted(self, run: Run, element: int, more: int) -> None:
-        """Take notice that it holds so many bytes more, or less, besides its data."""
+        """What it holds besides its data grew by so many bytes; negative if it shrank."""
 
     def moved(self, run: Run, element: int) -> None:
         """An element, with all below it, is at another place now."""
 
     def deleted(self, run: Run, element: int) -> None:
-        """An element is about to end; it has no children any more, and its path is still known."""
+        """An element is about to end. It has no children any more, and its path is still known."""
 
     def is_wanted(self, element: int) -> bool:
         """Whether somebody holds something on it or waits for that: it outlives its session."""

@@ -86,7 +86,7 @@ class Synchronisation(Family):
         return self._primitives.get(key_of(element))
 
     def set_primitive(self, element: int, one: Primitive | None) -> None:
-        """Let an element have this semaphore or barrier, or none."""
+        """Give an element this semaphore or barrier, or none."""
         if one is None:
             self._primitives.delete(key_of(element))
         else:
@@ -199,7 +199,7 @@ class Synchronisation(Family):
         return max(tokens)
 
     def release(self, run: Run, session: int, element: int) -> bool:
-        """Let a session hold nothing on an element; return whether it did."""
+        """Release what a session holds on an element. Return whether it held anything."""
         hold = self.claims.release(session, element)
         if hold is None:
             return False
@@ -209,7 +209,7 @@ class Synchronisation(Family):
         return True
 
     def claim(self, run: Run, name: bytes) -> bytes:
-        """Let the session have what it was offered; return the reply."""
+        """Give the session what it was offered. Return the reply."""
         wait = self.waits.there(name)
         if wait.mode is Mode.ITEM and not self.ready(wait.elements[0]):
             return self.waits.withdraw(name)  # others were quicker
@@ -221,7 +221,7 @@ class Synchronisation(Family):
         return self.waits.finish(run, name, lambda asked: granted(token, asked=asked))
 
     def put_data(self, run: Run, element: int, data: bytes) -> None:
-        """Let an element hold this; it stays as it was if a limit forbids it."""
+        """Store an element's data. It stays unchanged if a limit forbids it."""
         mark = run.mark()
         try:
             self._data.put(run, element, data)
@@ -251,7 +251,7 @@ class Synchronisation(Family):
         self, run: Run, mode: Mode, elements: tuple[int, ...], *, is_first: bool = False,
         token: bool = False, data: bytes | None = None,
     ) -> bytes:  # fmt: skip
-        """Have the session wait for this; return the reply.
+        """Let the session wait for this. Return the reply.
 
         Raises:
             Refused: QUOTA; DEADLOCK.
@@ -319,7 +319,7 @@ class Synchronisation(Family):
                 self.waits.finish(run, name, lambda _asked: answer)
 
     def queue_wait(self, run: Run, element: int) -> bytes:
-        """Have the session wait until the queue has items; return the reply: OK or PENDING."""
+        """Let the session wait until the queue has items. Return the reply: OK or PENDING."""
         name = self.waits.mine(run.asker.session, Mode.ITEM, (element,))
         if name is not None:
             self.waits.join(run, name)
@@ -380,7 +380,7 @@ class Synchronisation(Family):
         return self.claims.any_on(element)
 
     def session_ended(self, run: Run, session: int) -> None:
-        """Nobody waits for its waits any more; then all that it holds is free."""
+        """End the session's waits, then release all that it holds."""
         for name in self.waits.names_of(session):
             self.waits.drop(name)
         held = [

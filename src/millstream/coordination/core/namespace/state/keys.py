@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 VALUE_BYTES_MAX: Final = 1024
-"""Of one value of a key."""
+"""Most bytes of one value of a key."""
 _DIGITS_MAX: Final = 19
 _KIB: Final = 1024
 _MIB: Final = 1024 * _KIB
@@ -67,7 +67,7 @@ class Key(NamedTuple):
     default: bytes
     read: Callable[[bytes], bytes | None]
     range: str
-    """For people."""
+    """The allowed range, for people."""
 
 
 def number_of(value: bytes) -> int:
@@ -224,13 +224,13 @@ MEANINGS: Final = {
     b"NODE.TLS.KEY": "the certificate's key",
     b"NODE.TLS.CA": "`--tls-ca`",
 }
-"""For people, by key."""
+"""Descriptions for people, by key."""
 
 
 def in_key_pattern(name: bytes, pattern: bytes) -> bool:
-    """Return whether a key's name fits: `*` stands for any letters, `?` for one.
+    """Return whether a key's name matches a pattern: `*` any letters, `?` one letter.
 
-    In either case; the work is bounded by the product of both lengths.
+    Case does not matter. The work is bounded by the product of both lengths.
     """
     places = {0}
     letters = pattern.upper()

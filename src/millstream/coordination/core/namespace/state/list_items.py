@@ -24,9 +24,9 @@ from millstream.coordination.core.namespace.tables import Table, Tables
 __all__ = ["CHUNK_BYTES_MAX", "CHUNK_ITEMS_MAX", "ListItems", "Lists"]
 
 CHUNK_ITEMS_MAX: Final = 256
-"""Of one chunk."""
+"""Most items of one chunk."""
 CHUNK_BYTES_MAX: Final = 64 * 1024
-"""Of one chunk with more than one item."""
+"""Most bytes of a chunk with more than one item."""
 
 Items = tuple[bytes, ...]
 _HEAD: Final = Struct(">QI")
@@ -85,7 +85,7 @@ class ListItems:
             begin += count
 
     def splice(self, begin: int, end: int, values: Sequence[bytes]) -> None:
-        """Let values stand where the items from `begin` up to, not including, `end` stood."""
+        """Replace the items from `begin` up to, not including, `end` by values."""
         if begin == end and not values:
             return
         now = self._directory

@@ -42,7 +42,7 @@ __all__ = ["CHUNK_UPDATES_MAX", "KEPT_BYTES_MAX", "NAMES_MAX", "Mark", "Marks"]
 CHUNK_UPDATES_MAX: Final = 32
 """A change of a history copies no more of it."""
 KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of one mark, data and all."""
+"""Most bytes of one mark, data included."""
 NAMES_MAX: Final = 100
 """Durable subscriptions of one session."""
 _UPDATE_BYTES: Final = 64
@@ -119,7 +119,7 @@ class Marks(Family):
             self._marks.put(key, Mark(lsn))
 
     def end(self, place: Place) -> None:
-        """Keep nothing of a place any more."""
+        """Stop keeping updates of a place."""
         key = _PLACE.pack(*place)
         mark = self._marks.get(key)
         if mark is not None:
@@ -128,7 +128,7 @@ class Marks(Family):
             self._marks.delete(key)
 
     def end_of(self, element: int) -> None:
-        """Keep nothing of an element any more."""
+        """Stop keeping updates of an element."""
         for scope in Scope:
             self.end(Place(element, scope))
 
@@ -151,7 +151,7 @@ class Marks(Family):
             self.record(place, updates, keep)
 
     def record(self, place: Place, updates: Sequence[Update], keep: int) -> None:
-        """Keep what one entry did in a place, if it is marked, and so many updates in all."""
+        """Keep what one entry of this many updates did in a place, if the place is marked."""
         key = _PLACE.pack(*place)
         mark = self._marks.get(key)
         if mark is None:

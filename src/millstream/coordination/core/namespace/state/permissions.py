@@ -54,7 +54,7 @@ class Permissions(Family):
         return (acl._replace(default_mode=DEFAULT_MODE, defaults=()),)
 
     def put(self, element: int, acl: Acl) -> None:
-        """Let an element have this list."""
+        """Store an element's list."""
         if acl == _NOBODYS:
             self._lists.delete(key_of(element))
         else:
@@ -86,7 +86,7 @@ class Permissions(Family):
 
     @staticmethod
     def check_admin(run: Run, what: bytes) -> None:
-        """Let administrators only.
+        """Allow administrators only.
 
         Raises:
             Refused: NOPERM.
@@ -95,7 +95,7 @@ class Permissions(Family):
             raise Refused("NOPERM", f"{what.decode()} w: it is for administrators")
 
     def created(self, run: Run, element: int, parent: int, size: int) -> None:
-        """Let an element begin with what its parent says; a namespace is its creator's."""
+        """Give a new element the defaults of its parent. A namespace belongs to its creator."""
         principal = run.asker.principal
         if principal or len(self._lists):
             above = self.of(parent) if parent else _NOBODYS

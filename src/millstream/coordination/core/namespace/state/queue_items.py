@@ -111,7 +111,7 @@ class QueueItems:
         self._keep(last=last + len(items))
 
     def pop(self, count: int, bytes_max: int) -> list[Item]:
-        """Remove what is next: at most so many; so many bytes, or one item."""
+        """Remove the next items: at most so many, and so many bytes, or one item."""
         found: list[tuple[bytes, Item]] = []
         size = 0
         for key, item in self._tables.ready.under(self._key):
@@ -192,7 +192,7 @@ class QueueItems:
         return gone
 
     def _count(self, session: int, more: int, size: int) -> None:
-        """Note that a session has so many items more, or fewer."""
+        """Count items that a session has taken or given back."""
         if not more:
             return
         key = key_of(session) + self._key
@@ -246,7 +246,7 @@ class Queues(Family):
     def __init__(self, tables: Tables, elements: Elements) -> None:
         self._elements = elements
         self.freed: Callable[[int], None] = _nobody_waits
-        """Is told of queues that have more items ready."""
+        """Called with each queue that has more items ready."""
         self.wait: Callable[[Run, int], bytes] = self._go_on
         """Gives the reply of somebody who waits for a queue to have items ready."""
         self._tables = QueueTables(

@@ -85,7 +85,7 @@ class Registry(Family):
         return self._ids.get(key_of(element))
 
     def set_id(self, element: int, version: Version) -> None:
-        """Let a root have an id."""
+        """Set the id of a root."""
         self._ids.put(key_of(element), version)
 
     def refusal_of(self, refused: Version) -> Answer | None:

@@ -24,7 +24,7 @@ CLIENTS_MAX: Final = 8_192
 
 
 class Asker(NamedTuple):
-    """Whose command it is, and the number it has in its session; session 0 is none."""
+    """The session of a command, and its number there. Session 0 means no session."""
 
     session: int = 0
     csn: int = 0
@@ -34,7 +34,7 @@ class Asker(NamedTuple):
     stamp: int = 0
     """The client's own time in ms, 0 if it said none."""
     is_claim: bool = False
-    """It was logged again, as what it waits for may be there."""
+    """Whether it was logged again because what it waits for may be available."""
 
     @property
     def client(self) -> bytes:

@@ -61,7 +61,7 @@ class State:
         self.elements.tell_families(self.families)
         self._guarding = hearing("guard", self.families)
         self.finishing = hearing("finished", self.families)
-        """Those of them that look at the end of an entry what has become possible."""
+        """The families that check at the end of an entry what has become possible."""
 
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused if the asker may not do this to an element now: NOPERM, LOCKED."""

@@ -80,7 +80,7 @@ class Update(NamedTuple):
     data: bytes | None
     is_deleted: bool
     readers: Readers | None = None
-    """None: it was kept by a version that did not note them."""
+    """The readers. None: an earlier version kept it, which did not note them."""
 
 
 def updates_of(
@@ -165,7 +165,7 @@ def as_seen(updates: Sequence[Update], sights: Sequence[Sight]) -> list[Update]:
 
 
 def payload(update: Update, part: int, parts: int, with_data: bool) -> bytes:
-    """Return the message about an update that is one of so many of its entry."""
+    """Return the message about an update. Its entry has so many updates in all."""
     told: dict[str, object] = {
         "lsn": update.lsn,
         "version": f"{update.epoch}:{update.view}:{update.lsn}",

@@ -62,7 +62,7 @@ class Wait(NamedTuple):
 
     @property
     def may_lapse(self) -> bool:
-        """Whether it is an offer that ends if nobody comes for it."""
+        """Whether it is an offer that ends if nobody takes it."""
         return bool(self.offer) and self.mode in _LAPSING
 
 
@@ -145,7 +145,7 @@ class Waits:
         return sum(len(self.there(name).elements) for name in self.names_of(session))
 
     def offers(self, start: bytes = b"") -> Iterator[tuple[bytes, Wait]]:
-        """Yield names, from one on, and waits that lapse if nobody comes for them."""
+        """Yield names, from one on, and the waits whose offers end if nobody takes them."""
         for name, _ in self._offers.after(start):
             yield name, self.there(name)
 
@@ -156,7 +156,7 @@ class Waits:
     # ---- its way
 
     def begin(self, run: Run, wait: Wait, *, is_first: bool = False, token: bool = False) -> bytes:
-        """Have the session wait; return the reply.
+        """Let the session wait. Return the reply.
 
         Raises:
             Refused: WOULDBLOCK within a transaction, QUOTA if it waits for too much.
@@ -171,7 +171,7 @@ class Waits:
         return self.join(run, name, token=token)
 
     def join(self, run: Run, name: bytes, *, token: bool = False) -> bytes:
-        """Have one more request wait with the others; return its reply.
+        """Let another request wait with the others. Return its reply.
 
         Raises:
             Refused: QUOTA.
@@ -201,7 +201,7 @@ class Waits:
         self._notify(run, wait)
 
     def withdraw(self, name: bytes) -> bytes:
-        """Let an offer be a wait again, in its place; return the reply."""
+        """Turn an offer into a wait again, in its old place. Return the reply."""
         wait = self.there(name)
         for element in wait.elements:
             claim = self._claims.remove(element, Phase.OFFERED, wait.mode, name)
@@ -251,9 +251,9 @@ class Waits:
     # ---- what has become free
 
     def free(self, element: int) -> None:
-        """Note that less is claimed on an element than before: who waits around it is looked at.
+        """Note that less is claimed on an element, so that waits around it are checked.
 
-        Those above it are noted by themselves, as it may be elsewhere, or nowhere, in a moment.
+        Those above it are noted separately: the element may be moved or deleted in a moment.
         """
         if len(self._waits):
             self.free_above(self._elements.line(element)[1:])
@@ -269,9 +269,9 @@ class Waits:
         return any(self._claims.number(element, Phase.WAITING, mode) for mode in LOCKS)
 
     def take_freed(self) -> dict[int, bool]:
-        """Return the elements noted that are there still, and note none any more.
+        """Return the noted elements that still exist, and forget all notes.
 
-        True: who waits above and below it is to be looked at, too.
+        True: waits above and below it have to be checked, too.
         """
         noted = list(self.freed.after(b""))
         for key, _ in noted:
