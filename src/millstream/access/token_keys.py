@@ -122,11 +122,11 @@ class TokenKeys:
             async with asyncio.timeout(FETCH_S_MAX):
                 self._keys = parse_keys(await self._fetch())
             self._has_failed = False
-            _LOG.info("%d keys of tokens read from %s", len(self._keys), self._source)
+            _LOG.info("read %d token keys from %s", len(self._keys), self._source)
         except (MillstreamError, OSError) as error:
             self._has_failed = True
             _LOG.warning(
-                "keys of tokens cannot be read from %s, those known stay: %s",
+                "token keys cannot be read from %s; the known ones stay valid: %s",
                 self._source, error or type(error).__name__,
             )  # fmt: skip
         finally:

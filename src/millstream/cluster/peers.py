@@ -142,7 +142,7 @@ class ClusterPeers:
                 watched.error = ""
             except MillstreamError as error:
                 if str(error) != watched.error:
-                    _LOG.warning("what node %s has is not known: %s", node, error)
+                    _LOG.warning("the state of node %s is unknown: %s", node, error)
                 is_news, watched.error = False, str(error)
             if is_news:
                 self._on_news()

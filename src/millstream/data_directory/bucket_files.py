@@ -113,7 +113,7 @@ def find_records(path: Path, contents: Contents = Contents()) -> list[BucketReco
     for uuid in sorted(found | contents.buckets.keys()):
         entry, directory = contents.buckets.get(uuid), path / uuid
         if entry is None and not (directory / BUCKET_FILE).is_file():
-            _LOG.warning("%s is no bucket and is left alone", directory)
+            _LOG.warning("%s is not a bucket and is ignored", directory)
             continue
         try:
             record = _read_record(directory, is_known=entry is not None)

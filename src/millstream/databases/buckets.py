@@ -212,7 +212,7 @@ class Buckets:
                 except (MillstreamError, OSError) as error:
                     self._fail(record, error)
                     continue
-            _LOG.info("bucket %s is served: there is space again", name)
+            _LOG.info("bucket %s is served again: the disk has space", name)
             came_up.append(name)
         return came_up
 
@@ -228,7 +228,7 @@ class Buckets:
         record = self._records.get(name)
         unnamed = next((one for one in self._records.values() if one.damage), None)
         if record is None and unnamed is not None:
-            _LOG.error("bucket %s is not created: it may be %s", name, unnamed.uuid)
+            _LOG.error("bucket %s is not created: it might be %s", name, unnamed.uuid)
         elif record is None:
             await self.create(name, partitions or default)
         elif partitions is not None and record.partitions != partitions:
@@ -383,7 +383,8 @@ class Buckets:
             return
         await self._keep_map(record, placed)
         bucket.set_map(*placed)
-        _LOG.info("bucket %s: map %d, this is %s", name, placed[0].revision, placed[1])
+        bucket_map, node = placed
+        _LOG.info("bucket %s: map %d, this node is %s", name, bucket_map.revision, node)
 
     async def _try_again(self, record: BucketRecord) -> None:
         """Open a bucket that lacked its map."""
@@ -516,7 +517,7 @@ class Buckets:
                 on_corrupt(error)
                 return
             if name not in self._running:
-                _LOG.warning("bucket %s is being deleted, its disk failed: %s", name, error)
+                _LOG.warning("bucket %s is being deleted and its disk failed: %s", name, error)
                 return
             self._failures[name] = f"its disk failed: {error}"
             self.served.pop(name, None)
@@ -563,7 +564,7 @@ class Buckets:
         try:
             await running.copies.take_places()
         except UnavailableError as error:
-            _LOG.error("bucket %s: replicas are missing, give it its map again: %s", name, error)
+            _LOG.error("bucket %s: replicas are missing; send its map again: %s", name, error)
         except BaseException:  # also when cancelled: nothing keeps running half-started
             del self._running[name]
             await running.stop()

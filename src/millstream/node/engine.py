@@ -383,7 +383,7 @@ class Engine:
         tls = tls_context(settings)
         coordinates = "coord" in settings.roles
         if settings.coord is None and settings.ninep is not None:
-            _LOG.info("without --coord there is nothing that --ninep could show: it stays closed")
+            _LOG.info("--ninep stays closed: it needs --coord")
         closed: tuple[str, ...] = () if coordinates else COORDINATION
         closed = ("ninep",) if coordinates and settings.coord is None else closed
         if settings.users or not self.users.is_empty:
@@ -396,7 +396,7 @@ class Engine:
         for credential in settings.users:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
         if self.users.is_empty:
-            _LOG.info("there are no users: on this machine everybody may do everything here")
+            _LOG.info("this node has no users: every local process has all rights")
         self._start_coordination(bound, stack)
         stack.callback(self.functions.close)
         stack.push_async_callback(self._buckets.stop)

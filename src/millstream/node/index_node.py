@@ -160,7 +160,7 @@ class IndexNode:
                 try:
                     await step(uuid)
                 except (MillstreamError, OSError) as error:
-                    _LOG.error("what was learned of a bucket cannot be kept: %s", error)
+                    _LOG.error("the state of a bucket cannot be stored: %s", error)
                     self._news.set()
             self._watch()
             if self._news.is_set():
@@ -192,7 +192,7 @@ class IndexNode:
 
     async def _forget(self, uuid: str) -> None:
         bucket = self._buckets.pop(uuid)
-        _LOG.info("bucket %s is gone, and so are its indexes", bucket.name)
+        _LOG.info("bucket %s was deleted, and its indexes were removed", bucket.name)
         await self.indexes.bucket_gone(uuid)
         await asyncio.to_thread(shutil.rmtree, self._path / uuid, ignore_errors=True)
 

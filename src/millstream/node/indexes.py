@@ -171,7 +171,7 @@ class Indexes:
             async with asyncio.timeout(TOLD_S_MAX):
                 await link.ask("drop_bucket", uuid=uuid)
         except (MillstreamError, TimeoutError) as error:
-            _LOG.warning("the index process is ended: it keeps a deleted bucket: %s", error)
+            _LOG.warning("stopped the index process: it still had a deleted bucket: %s", error)
             self.process.kill()
 
     async def _keep_asking(self) -> None:
@@ -182,7 +182,7 @@ class Indexes:
                     async with asyncio.timeout(TOLD_S_MAX):
                         self._take_figures(await self.process.link.ask("figures"))
                 except (MillstreamError, TimeoutError) as error:
-                    _LOG.warning("the index process does not say its figures: %s", error)
+                    _LOG.warning("the index process does not report its statistics: %s", error)
 
     def _take_figures(self, answer: dict[str, Any]) -> None:
         self._process_figures = answer["process"]
@@ -383,7 +383,7 @@ class Indexes:
             known.is_changed = True
             if error.code == "index_unavailable":
                 return None  # the next process is told everything
-            _LOG.warning("bucket %s: its views are not brought up to date: %s", known.name, error)
+            _LOG.warning("bucket %s: its views are not updated: %s", known.name, error)
             return self.process.link
         if link is None:
             known.is_changed = True

@@ -178,7 +178,7 @@ class Guests:
         """Note who is idle; cut off who should have logged in. Every `LOOK_S` by itself."""
         now_s = self._loop.time()
         if self._untold:
-            _LOG.warning("cut off %d clients more", self._untold)
+            _LOG.warning("closed %d more clients", self._untold)
         self._untold = None
         self._is_looking = bool(self._seats)
         if self._is_looking:
@@ -242,7 +242,7 @@ class Guests:
         self.leave(guest)
         self.cut_total += 1
         if self._untold is None:
-            _LOG.warning("cut off %s: %s", guest, reason)
+            _LOG.warning("closed %s: %s", guest, reason)
             self._untold = 0
         else:
             self._untold += 1

@@ -214,7 +214,7 @@ async def test_a_disk_that_is_full_is_no_end(two, tmp_path, monkeypatch, caplog)
     monkeypatch.setattr(index_node, "NODE_ASK_S", 0.01)
     node = await start(tmp_path, two)
     try:
-        await until(lambda: "cannot be kept" in caplog.text)
+        await until(lambda: "cannot be stored" in caplog.text)
         monkeypatch.undo()
         await until(lambda: any(one.name == BUCKET for one in node.bucket_statuses()))
     finally:

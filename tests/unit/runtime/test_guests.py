@@ -145,7 +145,7 @@ def test_the_log_is_not_flooded_with_those_that_are_cut_off(clock, monkeypatch, 
     entered(crowd, clock, 10)
     assert len(caplog.records) == 1
     clock.turn(LOOK_S)
-    assert [record.getMessage() for record in caplog.records[1:]] == ["cut off 6 clients more"]
+    assert [record.getMessage() for record in caplog.records[1:]] == ["closed 6 more clients"]
 
 
 def test_nobody_is_looked_at_once_all_have_gone(clock):

@@ -304,7 +304,7 @@ class Coordinator:
     def _failed(self, error: BaseException) -> None:
         if not self._has_failed:
             self._has_failed = True
-            _LOG.critical("coordination of this node ends: %s", error)
+            _LOG.critical("coordination stops on this node: %s", error)
             self._on_fatal(error)
 
     # ---- messages

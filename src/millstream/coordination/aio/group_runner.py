@@ -225,7 +225,7 @@ class GroupRunner:
                 if time.monotonic() >= until:
                     break
         except Exception as error:  # noqa: BLE001 - whatever it is, this replica is wrong
-            _LOG.critical("a coordination group ends", exc_info=True)
+            _LOG.critical("a coordination group stops", exc_info=True)
             self._failed(error)
         self._is_due = bool(self._events) and not self._is_closed
         if self._is_due:
@@ -248,7 +248,7 @@ class GroupRunner:
         if replica.contradiction != self._contradiction:
             self._contradiction = replica.contradiction
             _LOG.error(
-                "a member of coordination group %s heard what cannot be, and does not take it: %s",
+                "coordination group %s: ignored an impossible message: %s",
                 replica.group_id.hex(), self._contradiction,
             )  # fmt: skip
         report = replica.report() if replica.troubled or self._is_stuck else None

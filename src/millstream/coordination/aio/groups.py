@@ -119,7 +119,7 @@ class Groups:
             name = path.name.removesuffix(RESTORED)
             is_group = path.is_dir() and _FOLDER.fullmatch(name)
             if is_group and bytes.fromhex(name) not in known:
-                _LOG.warning("%s is removed: the restoring was not finished", path)
+                _LOG.warning("removed %s: restoring it was not finished", path)
                 shutil.rmtree(path)
 
     def making(self, group_id: bytes) -> Path:

@@ -218,7 +218,7 @@ class _Connection(asyncio.Protocol):
                 case Wait(ticket, ms):
                     self._timers[ticket] = self._loop.call_later(ms / 1000, self._waited, ticket)
                 case Close(reason):
-                    _LOG.info("a client of the file service is cut off: %s", reason)
+                    _LOG.info("closed a client of the file service: %s", reason)
                     if out and self._transport is not None:
                         self._transport.write(b"".join(out))
                         out.clear()

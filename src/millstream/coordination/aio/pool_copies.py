@@ -61,11 +61,11 @@ def mend_pool_file(directory: Path) -> bytes | None:
     except OSError as error:
         raise directory_unusable(directory, error) from error
     if content is not None and others:
-        _LOG.error("of the node's pool file in %s one copy was damaged or older", directory)
+        _LOG.error("one copy of the node's pool file in %s was damaged or older", directory)
         try:
             keep_pool_file(directory, content)
         except OSError as error:
-            _LOG.error("it cannot be written again: %s", error)
+            _LOG.error("the copy cannot be rewritten: %s", error)
     return content
 
 

@@ -213,7 +213,7 @@ class PoolRunner:
                 for effect in self.pool.step(self._loop.time() * 1000, event):
                     self._carry_out(effect)
         except Exception as error:  # noqa: BLE001 - whatever it is, this pool is wrong
-            _LOG.critical("the pool of this node ends", exc_info=True)
+            _LOG.critical("the coordination pool of this node stops", exc_info=True)
             self._failed(error)
         finally:
             self._is_stepping = False
@@ -353,7 +353,7 @@ class PoolRunner:
                     self._do_later(work, error)
                     return False
                 if not self._waits:
-                    _LOG.error("this node's coordination waits for space: %s", error)
+                    _LOG.error("coordination on this node waits for disk space: %s", error)
             self._waits = True
             self._idle.set()
             await asyncio.sleep(DISK_FULL_RETRY_S)
@@ -370,7 +370,8 @@ class PoolRunner:
 
     def _do_later(self, work: _Work, error: Exception) -> None:
         if work.group_id not in self._put_off:
-            _LOG.error("coordination group %s waits for space: %s", work.group_id.hex(), error)
+            group = work.group_id.hex()
+            _LOG.error("coordination group %s waits for disk space: %s", group, error)
         timer = self._loop.call_later(OPEN_RETRY_S, self._add, work)
         self._put_off[work.group_id] = timer
 

@@ -193,7 +193,7 @@ class RespServer:
             self.waiting_bytes -= one.waiting_bytes
             one.waiting_bytes = 0
             self.cut_total += 1
-            _LOG.warning("too much is held for clients: %d is cut off", one.front.number)
+            _LOG.warning("too many bytes are held for clients: closed client %d", one.front.number)
             one.cut()
 
     def _look_around(self) -> None:

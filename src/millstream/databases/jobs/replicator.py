@@ -248,7 +248,7 @@ class ReplicatorDocuments:
         except MillstreamError as failure:
             error = failure
         if isinstance(error, MillstreamError):
-            _LOG.warning("the state of %s cannot be kept: %s", doc_id, error)
+            _LOG.warning("the state of %s cannot be stored: %s", doc_id, error)
 
     def over(self) -> Counter[str]:
         """Return the number of finished jobs by state."""

@@ -103,7 +103,7 @@ class NodeChanges:
             try:
                 await places.link_to(node).count_purge(places.bucket.uuid, is_made=is_made)
             except MillstreamError as error:
-                _LOG.warning("node %s does not count a purge: %s", node, error)
+                _LOG.warning("node %s has not counted a purge: %s", node, error)
 
         await together(map(tell, nodes))
 

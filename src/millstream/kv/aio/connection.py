@@ -148,7 +148,7 @@ class KvConnection(asyncio.Protocol):
             transport.abort()
             return
         if self._user is None and not self._server.guests.enter(self):
-            _LOG.warning("turned away %s: all places are taken", self.session.peer)
+            _LOG.warning("refused %s: too many connections", self.session.peer)
             transport.abort()
             return
         if is_plain:

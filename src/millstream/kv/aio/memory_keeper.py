@@ -168,7 +168,7 @@ class MemoryKeeper:
         bucket, memory = self._bucket, self._memory
         if MEMORY in bucket.writes.refusals:
             if not memory.is_high:
-                _LOG.info("bucket %s: takes writes again", bucket.name)
+                _LOG.info("bucket %s: accepts writes again", bucket.name)
                 bucket.writes.accept(MEMORY)
         elif bucket.writes.is_delaying:
             if memory.has_room:

@@ -199,7 +199,9 @@ class Pager:
                 await self._fill_indexes()
                 await self._expire()
         except CorruptionError as error:
-            _LOG.warning("bucket %s: no more documents expire unasked: %s", self._name, error)
+            _LOG.warning(
+                "bucket %s: removing expired documents has stopped: %s", self._name, error
+            )
         except _Stopped:
             return
 

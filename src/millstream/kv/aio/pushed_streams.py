@@ -112,7 +112,7 @@ class FeedSession:
         try:
             yield
         except (RemoteProtocolError, LocalProtocolError) as error:
-            _LOG.warning("closed %s, which fed copies: %s", self._name, error)
+            _LOG.warning("closed %s, which sent changes to copies: %s", self._name, error)
             self.end()
 
     def _on_durable(self) -> None:
@@ -155,7 +155,7 @@ class FeedSession:
         if self._is_closed:
             return
         if error is not None:
-            _LOG.error("closed %s, which fed copies: a document cannot be read: %s",
+            _LOG.error("closed %s, which sent changes to copies: a document cannot be read: %s",
                        self._name, error)  # fmt: skip
             self.end()
             return
@@ -168,7 +168,9 @@ class FeedSession:
         try:
             seqno = await self._bucket.copies.undo(*effect)
         except MillstreamError as error:
-            _LOG.warning("partition %d is not undone for %s: %s", partition_id, self._name, error)
+            _LOG.warning(
+                "partition %d is not rolled back for %s: %s", partition_id, self._name, error
+            )
             if not self._is_closed:
                 self._feed.on_not_undone(partition_id)
         except Exception:  # noqa: BLE001 - the peer sees the connection end, and connects again
@@ -193,7 +195,7 @@ class FeedSession:
         self._wake()
 
     def _end_by_mistake(self, what: str) -> None:
-        _LOG.exception("closed %s, which fed copies: %s", self._name, what)
+        _LOG.exception("closed %s, which sent changes to copies: %s", self._name, what)
         self.end()
 
     async def _stand_back(self, partition_id: int) -> None:

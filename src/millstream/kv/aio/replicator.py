@@ -539,10 +539,10 @@ class _Source:
         try:
             seqno = await self._copies.undo(*effect)
         except MillstreamError as error:
-            _LOG.warning("bucket %s: partition %d is not undone for node %s: %s",
+            _LOG.warning("bucket %s: partition %d is not rolled back for node %s: %s",
                          self._bucket.name, partition_id, self.node.name, error)  # fmt: skip
         except Exception:  # noqa: BLE001 - it rests and asks again
-            _LOG.exception("bucket %s: partition %d is not undone for node %s",
+            _LOG.exception("bucket %s: partition %d is not rolled back for node %s",
                            self._bucket.name, partition_id, self.node.name)  # fmt: skip
         if self.feed is feed:
             if seqno is None:

@@ -434,7 +434,7 @@ class BucketReader:
                     data = await session.streams.read()
                 await self._handle(session, session.core.receive_data(data))
         except _LostError as error:
-            _LOG.info("%s; its partitions are asked for again", error.__cause__)
+            _LOG.info("%s; its partitions are requested again", error.__cause__)
         finally:
             if self._sessions.get(node) is session:
                 del self._sessions[node]

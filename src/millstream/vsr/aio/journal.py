@@ -173,7 +173,7 @@ class JournalThread:
             self._go_on_after(step, self._on_given_up)
         elif not self._is_closed:
             if not self.is_full:
-                _LOG.error("a coordination group waits for space: %s", error)
+                _LOG.error("a coordination group waits for disk space: %s", error)
             self.is_full = True
             self._retry = self._loop.call_later(DISK_FULL_RETRY_S, self._begin, step)
 
@@ -185,7 +185,7 @@ class JournalThread:
     def _fail(self, error: BaseException) -> None:
         self._is_closed = True
         self._steps.clear()
-        _LOG.error("the journal of a coordination group ends", exc_info=error)
+        _LOG.error("the journal of a coordination group stops", exc_info=error)
         self._on_fatal(error)
 
     async def close(self) -> None:

@@ -223,7 +223,7 @@ async def test_nonsense_ends_the_connection(peer: Peer, caplog: pytest.LogCaptur
     await peer.open()
     peer.say(request(Opcode.DCP_BUFFER_ACK, extras=bytes(4)))
     assert peer.connection.is_closed
-    assert "which fed copies" in caplog.text
+    assert "which sent changes to copies" in caplog.text
     peer.say(put(1))
     assert peer.engine.bucket.begin_feeding(0)
 

@@ -476,7 +476,7 @@ async def test_a_mistake_while_undoing_is_tried_again(
     await cluster.source.copies.roll_back(0, 1)
     await until(lambda: cluster.copy.bucket.partitions[0].high_seqno == 1)
     assert not failures
-    assert "is not undone for node n1" in caplog.text
+    assert "is not rolled back for node n1" in caplog.text
 
 
 # -- taking over

@@ -183,7 +183,7 @@ async def test_a_cut_connection_is_logged_and_opened_again(
         await session.streams.close()
         await write(node, {f"k{n}": "again" for n in range(20)})
         await all_seen(steps, 20)
-    assert "its partitions are asked for again" in caplog.text
+    assert "its partitions are requested again" in caplog.text
     sink.close()
 
 

@@ -503,7 +503,7 @@ class BucketIndexer:
             group.error = first_of(failed)
         except* Exception as failed:  # noqa: BLE001 - one index must not end all others for ever
             group.error = first_of(failed)
-            _LOG.error("indexes %s: a mistake", group.name, exc_info=group.error)
+            _LOG.error("indexes %s: internal error", group.name, exc_info=group.error)
 
     def _forget(self, group: GroupReader) -> None:
         """Note that a group has ended, maybe before it began."""

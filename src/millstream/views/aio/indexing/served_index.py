@@ -308,7 +308,7 @@ class ServedIndex:
         if error is None:
             return
         if str(error) != self.error:
-            _LOG.warning("index %s is not read for: %s", self.signature, error)
+            _LOG.warning("index %s is not updated: %s", self.signature, error)
         self.error = str(error)
         self.pause_s = min(self.pause_s * 2, PAUSE_S_MAX) or PAUSE_S_MIN
         self.retry_at = time.monotonic() + self.pause_s
