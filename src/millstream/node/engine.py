@@ -420,8 +420,8 @@ class Engine:
             return ()
         if self.settings.memcached_is_asked:
             _LOG.warning(
-                "--memcached %s: whoever is on this machine may read and write the bucket "
-                "'default' there without a log-in", self.settings.memcached,
+                "--memcached %s: every local process can read and write the bucket 'default' "
+                "there without log-in", self.settings.memcached,
             )  # fmt: skip
             return ()
         _LOG.info(

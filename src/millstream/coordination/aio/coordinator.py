@@ -327,8 +327,8 @@ class Coordinator:
     def _changed(self, change: GroupChanged) -> None:
         if change.leads and len(change.configuration.members) == 1:
             _LOG.warning(
-                "this node is all there is of coordination group %s: without the node there is no "
-                "group; ADMIN GROUP ADD takes others in", change.group_id.hex(),
+                "coordination group %s has this node as its only member; "
+                "add members with ADMIN GROUP ADD", change.group_id.hex(),
             )  # fmt: skip
         self.pool.take(change)
 
