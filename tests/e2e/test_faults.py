@@ -227,7 +227,7 @@ def check_the_end(node: NodeProcess, faults: Faults, call: str, number: int, mes
     log = node.log()
     assert message in log
     assert os.strerror(number) in log
-    assert "look after it, then start again" in log.splitlines()[-1]
+    assert "repair it, then start again" in log.splitlines()[-1]
     faults.clear()
     node.start()
     with RawClient(node.kv, BUCKET) as client:
@@ -261,7 +261,7 @@ def test_a_stop_that_cannot_be_clean_says_so(node: NodeProcess, faults: Faults, 
     faults.set(call, errno.EIO)
     code = node.stop()
     assert code == 1, node.log()
-    assert "look after it, then start again" in node.log().splitlines()[-1]
+    assert "repair it, then start again" in node.log().splitlines()[-1]
     faults.clear()
     node.start()
     with RawClient(node.kv, BUCKET) as client:

@@ -427,7 +427,7 @@ class UserStore:
             is_sealed = "crc32" in content
             if (is_sealed or self._is_noted) and content.get("crc32") != _checksum(content):
                 raise CorruptionError(
-                    f"{path} is not what was written: its checksum is another{_way_out(path)}",
+                    f"{path} is damaged: its checksum does not match{_way_out(path)}",
                     code="bad_users_file",
                 )
             if content["format"] > _FORMAT:

@@ -115,7 +115,7 @@ class BlobClient:
         def ask(connection: Connection) -> Packet:
             if not connection.is_extended:
                 raise UsageError(
-                    f"{connection.address} is no Millstream node: it keeps no attachments",
+                    f"{connection.address} is not a Millstream node: it keeps no attachments",
                     code="not_supported",
                 )
             return connection.request(opcode, key=name, extras=extras, value=value)

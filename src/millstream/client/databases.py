@@ -191,7 +191,7 @@ class Database:
             return msgspec.json.decode(bytes(data), type=form)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(
-                f"{self.http.address} answers what is no answer: {error}"
+                f"{self.http.address} gave an invalid answer: {error}"
             ) from error
 
     def delete(self, key: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class DumpWriter:
     def _check_free(self) -> None:
         if self.path.exists() and not self._overwrites:
             raise UsageError(
-                f"{self.path} is there already; give another name, or --overwrite to replace it",
+                f"{self.path} exists already; give another name, or --overwrite to replace it",
                 code="file_exists",
             )
 

@@ -411,7 +411,7 @@ class Client:
         """Return where partitions stand (all of them by default), by partition.
 
         Raises:
-            UsageError: `not_supported` by a server that is no Millstream node.
+            UsageError: `not_supported` by a server that is not a Millstream node.
             RoutingError: nobody serves one of them at present.
         """
         wanted = range(self.partition_count) if partition_ids is None else partition_ids
@@ -441,15 +441,15 @@ class Client:
                 if now.uuid != wanted.uuid:
                     raise UnavailableError(
                         f"partition {now.partition_id} of bucket {self.bucket!r} began a new "
-                        "history: what was written last may be gone; write it again",
+                        f"history: the last writes may be lost; repeat them",
                         code="history_lost",
                     )
                 if now.persisted_seqno >= wanted.high_seqno:
                     del waiting[now.partition_id]
             if waiting and not backoff.wait():
                 raise UnavailableError(
-                    f"bucket {self.bucket!r} did not persist in time what was written; is the "
-                    "disk full or slow?",
+                    f"bucket {self.bucket!r} did not persist the writes in time; is the disk "
+                    f"full or slow?",
                     code="timeout",
                 )
 
@@ -571,7 +571,7 @@ class Client:
     def _extended(self, connection: Connection) -> Connection:
         if not connection.is_extended:
             raise UsageError(
-                f"{connection.address} is no Millstream node: it knows no positions and no leases",
+                f"{connection.address} is not a Millstream node: it has no leases",
                 code="not_supported",
             )
         return connection

@@ -196,8 +196,8 @@ class Router:
         for partition_id in partition_ids:
             if self.map.owners[partition_id] < 0:
                 raise RoutingError(
-                    f"no node serves partition {partition_id} of bucket {self.bucket!r} at "
-                    "present; try again later"
+                    f"no node serves partition {partition_id} of bucket {self.bucket!r} now; try "
+                    f"again later"
                 )
 
     def _first_map(self) -> ClusterMap:

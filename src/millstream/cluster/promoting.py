@@ -155,7 +155,9 @@ class Promoter:
     def _standings_of(self, node: NodeAddress, count: int) -> list[Standing]:
         found = _standings(self._open_pages(node).ask("GET", "standings"), "standings")
         if [one.partition for one in found] != list(range(count)):
-            raise RemoteProtocolError(f"node {node.name} does not tell how each copy stands")
+            raise RemoteProtocolError(
+                f"node {node.name} does not report the position of each copy"
+            )
         return found
 
     def _promote(

@@ -180,7 +180,7 @@ def _of_bucket(path: Path, bucket_uuid: str, part: str | None) -> str:
     if part is None:
         if directory.exists() or entry is None:
             raise UsageError(
-                f"{directory} is there, or nobody misses it: say what in it is to be accepted",
+                f"{directory} exists, or is not expected: name the part of it to accept",
                 code="not_acceptable",
             )
         inventory.change(lambda contents: contents.without_bucket(bucket_uuid))
@@ -215,7 +215,7 @@ def _bucket_file(inventory: Inventory, directory: Path, entry: Entry | None) -> 
     if entry is None and (kept is None or kept.uuid != directory.name):
         raise CorruptionError(
             f"{directory / BUCKET_FILE} cannot be read, and the inventory does not name the "
-            "bucket: nobody knows what it is called and how many partitions it has",
+            f"bucket: its name and number of partitions are unknown",
             code="bad_file",
         )
     name, partitions, created, parts = entry or (kept or BucketRecord("", "", 0, "")).entry

@@ -51,7 +51,7 @@ def checked_partition_count(count: int) -> int:
     """
     if not 1 <= count <= PARTITIONS_MAX or count & (count - 1):
         raise UsageError(
-            f"{count} partitions: a power of two from 1 to {PARTITIONS_MAX} is wanted",
+            f"{count} partitions: must be a power of two from 1 to {PARTITIONS_MAX}",
             code="bad_partitions",
         )
     return count
@@ -65,7 +65,7 @@ def checked_memory_quota(quota_bytes: int) -> int:
     """
     if quota_bytes < MEMORY_QUOTA_BYTES_MIN:
         raise UsageError(
-            f"a memory quota of {quota_bytes} bytes: at least {MEMORY_QUOTA_BYTES_MIN} are wanted",
+            f"a memory quota of {quota_bytes} bytes: must be at least {MEMORY_QUOTA_BYTES_MIN}",
             code="bad_memory_quota",
         )
     return quota_bytes

@@ -70,7 +70,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, object]:
         body = data[: checksum.start()] if checksum is not None else b""
         if checksum is None or checksum[1] != b"%08x" % crc32(body) or "sealed" not in content:
             raise CorruptionError(
-                f"{path} is not what was written: its checksum is another{hint}", code="bad_file"
+                f"{path} is damaged: its checksum does not match{hint}", code="bad_file"
             )
     written = content.get("format")
     if not isinstance(written, int):

@@ -342,13 +342,13 @@ class Buckets:
         checked_partition_count(partitions)
         if not _UUID.fullmatch(bucket_uuid):
             raise UsageError(
-                f"uuid {bucket_uuid[:40]!r}: 32 hexadecimal digits in lower case are wanted",
+                f"uuid {bucket_uuid[:40]!r}: must be 32 hexadecimal digits in lower case",
                 code="bad_bucket_uuid",
             )
         if len(placed.bucket_map.rows) != partitions:
             raise UsageError(
-                f"{len(placed.bucket_map.rows)} rows for {partitions} partitions: one for each is "
-                "wanted",
+                f"{len(placed.bucket_map.rows)} rows for {partitions} partitions: must be one "
+                f"for each",
                 code="bad_map_rows",
             )
         async with self._change:

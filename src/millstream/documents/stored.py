@@ -328,8 +328,8 @@ def load(
         parts = _unpacked(sidecar)
     except (ValueError, msgspec.MsgspecError) as error:
         raise CorruptionError(
-            f"document {key!r}: what is kept beside it cannot be read ({error}); restore it from "
-            "a replica or a backup",
+            f"document {key!r}: its revisions and conflicts cannot be read ({error}); restore it "
+            "from a replica or a backup",
             code="bad_sidecar",
         ) from error
     return _Revised(bucket_uuid, key, frame, parts)

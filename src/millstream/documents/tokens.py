@@ -471,7 +471,7 @@ class _Reader:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise ValueError("it goes on behind its end")
+            raise ValueError("there are bytes after its end")
 
     def position(self) -> Position:
         uuid = self.number(UINT48_MAX)
@@ -482,7 +482,7 @@ class _Reader:
         self.end_part()
         position = Position(uuid, seqno, snap_start, seqno + (rest >> 1), purge)
         if not is_position(position):
-            raise ValueError("a position in it is none")
+            raise ValueError("it has an invalid position")
         return position
 
 

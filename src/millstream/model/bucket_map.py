@@ -158,7 +158,7 @@ def _nodes(content: object) -> tuple[NodeAddress, ...]:
 def _node(content: object) -> NodeAddress:
     if not isinstance(content, dict):
         raise UsageError(
-            f"node {_shown(content)}: an object with name, host, kv and http is wanted",
+            f"node {_shown(content)}: must be an object with name, host, kv and http",
             code="bad_map_nodes",
         )
     name, host = checked_node_name(content.get("name")), content.get("host")

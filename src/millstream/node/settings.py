@@ -227,7 +227,7 @@ def _cluster_secret(option: str, value: object) -> str:
     if not is_fit or not CLUSTER_SECRET_BYTES_MIN <= len(str(value)) <= CLUSTER_SECRET_BYTES_MAX:
         raise UsageError(
             f"{option}: {CLUSTER_SECRET_BYTES_MIN} to {CLUSTER_SECRET_BYTES_MAX} printable ASCII "
-            "characters are wanted",
+            f"characters are required",
             code="bad_option",
         )
     return str(value)

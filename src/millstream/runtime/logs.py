@@ -75,7 +75,7 @@ def set_up_logs(level: str, *, as_json: bool, stream: TextIO | None = None) -> N
     """
     if level not in LEVELS:
         raise UsageError(
-            f"log level {level!r} is none of {', '.join(LEVELS)}", code="bad_log_level"
+            f"log level {level!r} is not one of {', '.join(LEVELS)}", code="bad_log_level"
         )
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())

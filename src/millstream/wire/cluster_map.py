@@ -92,7 +92,7 @@ def cluster_map_from(config: bytes, *, host: str, port: int) -> ClusterMap:
         parsed = _decode_config(config)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(
-            f"{host} sent a map that is none: {error}", code="bad_map"
+            f"{host} sent an invalid map: {error}", code="bad_map"
         ) from error
     nodes = tuple(
         NodeAddress(_host(node.hostname, host), node.services.get("kv", port))

@@ -458,7 +458,7 @@ class Node:
         if snapshot is None:
             return self.take(Told(asked.ticket, NOT_HERE))
         if asked.file in self.files:
-            return self.take(Told(asked.ticket, Refusal("ERR", "it is there already")))
+            return self.take(Told(asked.ticket, Refusal("ERR", "the file exists already")))
         self.files[asked.file] = b"".join(backup_parts(snapshot)), asked.group_id
         self.world.counts["backups"] += 1
         return self.take(Told(asked.ticket, snapshot.id.lsn))

@@ -173,7 +173,7 @@ def test_other_servers_have_no_history(node: Any) -> None:
     node.features = []
     with (
         connect(node.address, bucket="flights") as client,
-        pytest.raises(UsageError, match="is no Millstream node"),
+        pytest.raises(UsageError, match="is not a Millstream node"),
     ):
         client.positions()
 

@@ -170,7 +170,7 @@ def test_what_is_no_part_of_a_directory_is_refused(directory, tmp_path):
     file = directory / "buckets" / uuid / "bucket.toml"
     file.write_text("")
     Inventory(directory).change(lambda contents: contents.without_bucket(uuid))
-    with pytest.raises(CorruptionError, match="nobody knows what it is called"):
+    with pytest.raises(CorruptionError, match="its name and number of partitions are unknown"):
         accept(directory, f"buckets/{uuid}/bucket.toml")
 
 

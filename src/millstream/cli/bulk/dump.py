@@ -125,7 +125,7 @@ def command(
         with connected() as again:
             if again.cluster_map.bucket_uuid != client.cluster_map.bucket_uuid:
                 raise ConditionError(
-                    f"bucket {bucket!r} was made anew meanwhile: nothing was written",
+                    f"bucket {bucket!r} was re-created meanwhile: nothing was written",
                     code="bucket_replaced",
                 )
         end = writer.finish()

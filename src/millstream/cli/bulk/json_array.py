@@ -71,7 +71,7 @@ class _Array:
         if found == "]":
             self._at += 1
             if self._look():
-                raise ValueError("something stands behind the array")
+                raise ValueError("there is text after the array")
             return None
         if not is_first:
             self.expect(",", "a comma or ] is expected behind an element")

@@ -114,7 +114,7 @@ def _key_of(fields: Mapping[str, Any], field: str) -> bytes:
     if not isinstance(found, str) or not 0 < len(found.encode()) <= KEY_BYTES_MAX:
         what = "is missing" if field not in fields else f"is {found!r}"
         raise UsageError(
-            f"the key {field!r} {what}; it has to be a text of 1 to {KEY_BYTES_MAX} bytes or a "
+            f"the key {field!r} {what}; it must be a text of 1 to {KEY_BYTES_MAX} bytes or a "
             "whole number. --key names another field",
             code="bad_key",
         )

@@ -104,7 +104,7 @@ def format_of(path: Path) -> str:
     found = _FORMATS.get(path.suffix.lower())
     if found is None:
         raise UsageError(
-            f"{path}: what it holds cannot be told; name it .jsonl, .csv, .tsv or .parquet",
+            f"{path}: its format is unknown; name it .jsonl, .csv, .tsv or .parquet",
             code="unknown_format",
         )
     return found

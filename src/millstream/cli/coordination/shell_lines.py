@@ -120,5 +120,5 @@ def _words(line: bytes) -> list[bytes]:
         return words_of(line)
     except RemoteProtocolError as error:
         raise UsageError(
-            "a quote is not closed, or something stands behind a closed one", code="bad_line"
+            "a quote is not closed, or text follows a closed one", code="bad_line"
         ) from error

@@ -54,7 +54,7 @@ async def back_up(snapshot: Snapshot, file: str, *, is_of_one: bool = False) -> 
 
 def _write(path: Path, snapshot: Snapshot, *, is_of_one: bool) -> None:
     if os.path.lexists(path):
-        raise FileExistsError(None, "it is there already")
+        raise FileExistsError(None, "the file exists already")
     descriptor, beside = tempfile.mkstemp(prefix=".millstream-backup-", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
@@ -82,7 +82,7 @@ async def restore(groups: Groups, standing: HardState, file: str) -> Restored | 
 
 def _restore(groups: Groups, standing: HardState, path: Path) -> Restored:
     if not path.is_file():
-        raise OSError(None, "there is no such file")
+        raise OSError(None, "the file does not exist")
     with path.open("rb") as file:
         content = file.read(RESTORED_BYTES_MAX + 1)
     if len(content) > RESTORED_BYTES_MAX:

@@ -131,7 +131,7 @@ class SharedUsers:
     async def _change(self, name: str, edit: Callable[[User | None], User | None]) -> None:
         if not self._has_secret:
             raise ConditionError(
-                "the nodes would not know each other any more: start them all with the same "
+                "the nodes could not log in to each other any more: start them all with the same "
                 "cluster secret before there are users",
                 code="no_cluster_secret",
             )

@@ -175,5 +175,5 @@ def loaded(
 def nonsense(node: NodeAt) -> UnavailableError:
     """Return the error for an unexpected response of a node."""
     return UnavailableError(
-        f"node {node} answers with documents that nobody asked for", code="node_failed"
+        f"node {node} answered with documents that were not requested", code="node_failed"
     )

@@ -159,9 +159,9 @@ class OwnParts:
     ) -> Changes:
         """Return a walk over partitions from given positions on."""
         if len(positions) != len(wanted.partitions):
-            raise UsageError("as many positions as partitions are wanted")
+            raise UsageError("must be as many positions as partitions")
         if not all(map(is_position, positions)):
-            raise UsageError("positions where nobody can stand")
+            raise UsageError("impossible positions")
         database = self._changes.of(bucket)
         everywhere = list(database.latest().positions)
         for number, position in zip(wanted.partitions, positions, strict=True):

@@ -164,7 +164,7 @@ async def _lacking(running: BucketEngine, change: Change) -> list[bytes]:
     """
     key = checked_id(change.id).encode()
     if not is_sidecar(change.sidecar):
-        raise UsageError(f"what is sent of document {change.id!r} cannot be read")
+        raise UsageError(f"the content of document {change.id!r} cannot be read")
     named = blobs_of(change.sidecar)
     if not named:
         return []

@@ -136,7 +136,7 @@ async def _plain_pieces(request: web.Request) -> AsyncIterator[bytes]:
             yield piece
         return
     if encoding != "gzip":
-        raise UsageError("Content-Encoding: gzip or identity is wanted", code="bad_content_type")
+        raise UsageError("Content-Encoding must be gzip or identity", code="bad_content_type")
     inflate = zlib.decompressobj(_GZIP_WINDOW)
     try:
         async for piece in request.content.iter_any():
@@ -160,7 +160,7 @@ async def read_object(request: web.Request, bytes_max: int = OBJECT_BYTES_MAX) -
     if not body:
         return {}
     if request.content_type != "application/json":
-        raise UsageError("a body of type application/json is wanted", code="bad_content_type")
+        raise UsageError("the body must be of type application/json", code="bad_content_type")
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

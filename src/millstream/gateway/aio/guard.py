@@ -162,7 +162,7 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
     user = request.app[SIGNER].check(cookie, users.get)
     if user is not None and request.body_exists and request.content_type in _FORM_TYPES:
         raise UsageError(
-            "a body of another type is wanted: this one could come from a form of another site",
+            "the body's type is refused: a form of another site could have sent it",
             code="bad_content_type",
         )
     request[STILL] = lambda: request.app[SIGNER].check(cookie, users.get) is not None
@@ -173,7 +173,7 @@ async def _bearer(request: web.Request, authorization: str) -> User:
     tokens = request.app[TOKENS]
     if tokens is None or not tokens.is_taking:
         raise AccessError(
-            "this node takes no tokens: use HTTP Basic or log in at /_session",
+            "this node accepts no tokens: use HTTP Basic or log in at /_session",
             code="unauthorized",
         )
     token = authorization.partition(" ")[2].strip().encode(errors="surrogateescape")

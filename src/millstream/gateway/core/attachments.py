@@ -125,7 +125,7 @@ def decoded(data: object, *, is_last: bool = True) -> bytes:
             return b64decode(data, validate=True)
         except binascii.Error:
             pass
-    raise UsageError("Invalid attachment data: base64 is wanted", code="bad_request")
+    raise UsageError("Invalid attachment data: must be base64", code="bad_request")
 
 
 class Said(NamedTuple):

@@ -178,7 +178,7 @@ def framed(message: PartMessage) -> bytes:
 
 def bad_part(what: str) -> RemoteProtocolError:
     """Return the error for an invalid answer: `bad_part`."""
-    return RemoteProtocolError(f"another node answers what nobody asked: {what}", code="bad_part")
+    return RemoteProtocolError(f"another node sent an unexpected answer: {what}", code="bad_part")
 
 
 class PartCutter:

@@ -142,7 +142,7 @@ def _since(text: str) -> Vector | int | None:
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > _COUNT_DIGITS_MAX:
         raise UsageError(
-            f"Invalid value for {name}: {text[:40]!r}; a whole number is wanted",
+            f"Invalid value for {name}: {text[:40]!r}; must be a whole number",
             code="query_parse_error",
         )
     return int(text)

@@ -95,9 +95,9 @@ def parse_revs(text: str | Any) -> list[str]:
     try:
         revs = msgspec.json.decode(text) if isinstance(text, str) else text
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError("a JSON array of revisions is wanted", code="bad_request") from error
+        raise UsageError("must be a JSON array of revisions", code="bad_request") from error
     if not isinstance(revs, list):
-        raise UsageError("a JSON array of revisions is wanted", code="bad_request")
+        raise UsageError("must be a JSON array of revisions", code="bad_request")
     if len(revs) > OPEN_REVS_MAX:
         raise UsageError(f"at most {OPEN_REVS_MAX} revisions at a time", code="too_large")
     return [checked_rev(rev) for rev in revs]

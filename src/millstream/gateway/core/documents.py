@@ -166,7 +166,7 @@ def parse_destination(header: str | None) -> tuple[str, str | None]:
     name = unquote(target).lstrip("/").removeprefix("_design/")
     if name == unquote(target).lstrip("/") or not name:
         raise UsageError(
-            f"Destination {header!r}: a design document, _design/NAME, is wanted",
+            f"Destination {header!r}: must be a design document, _design/NAME",
             code="bad_request",
         )
     if option and not option.startswith("rev="):

@@ -74,7 +74,7 @@ STATUS_TEXTS: Final = {
     404: ("not_found", "there is nothing at this address"),
     405: ("method_not_allowed", "this address does not know this method"),
     413: ("too_large", "the request is larger than this address accepts"),
-    415: ("bad_content_type", "a body of type application/json is wanted"),
+    415: ("bad_content_type", "the body must be of type application/json"),
     417: ("expectation_failed", "no other Expect than 100-continue is met here"),
     500: ("internal_error", "an error of the server; its log says more"),
     503: ("unavailable", "not now; try again later"),

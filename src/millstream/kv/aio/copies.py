@@ -144,7 +144,7 @@ class Copies:
         p, store = partition.partition_id, self._store
         if partition.high_seqno != partition.queue.high_seqno:
             raise UsageError(
-                f"partition {p} lacks a part of what it was sent: let it receive the rest",
+                f"partition {p} has received only a part of a snapshot: let it receive the rest",
                 code="not_complete",
             )
         if partition.last_branch > partition.failover_log[0].branch:

@@ -400,7 +400,7 @@ class BucketEngine:
         except (TimeoutError, UnavailableError) as error:
             raise UnavailableError(
                 f"the change is on this node's disk, and no majority of the copies of partition "
-                f"{partition_id} is known to have it: look later whether it is there",
+                f"{partition_id} is known to have it: check later whether it is stored",
                 code="ambiguous",
             ) from error
         finally:

@@ -351,7 +351,7 @@ class _Source:
         link = self._link_to(self.node, bucket.name)
         try:
             if Feature.MILLSTREAM not in await link.open():
-                message = f"{link.address} is no Millstream node: correct the map"
+                message = f"{link.address} is not a Millstream node: correct the map"
                 raise RemoteProtocolError(message, code="refused")
             await self._check_bucket(link)
             name = f"millstream:replication:{bucket.node_name}->{self.node.name}:{bucket.name}"

@@ -129,8 +129,8 @@ class Supervisor:
             return _as_error(event)
         if code == EXIT_DISK_FAILED:
             return UnavailableError(
-                "the disk is full or failed, the log says where: look after it, then start again; "
-                "what was acknowledged as persisted is there",
+                "the disk is full or failed, see the log: repair it, then start again; writes "
+                "acknowledged as persisted are kept",
                 code="disk_failed",
                 retry="never",
             )

@@ -215,7 +215,7 @@ def _edge(text: str) -> Edge:
 
 def _end(text: str) -> Edge:
     if text.lower() == "earliest":
-        raise ValueError("nothing ends at earliest; write latest, or an offset as JSON")
+        raise ValueError("a range cannot end at earliest; write latest, or an offset as JSON")
     return _edge(text)
 
 

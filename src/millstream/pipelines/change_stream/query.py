@@ -142,6 +142,6 @@ def check_bucket(offset: Offset, bucket: str, bucket_uuid: str) -> None:
         raise UsageError(
             f"the offset is one of bucket {offset.bucket!r} ({offset.bucket_uuid}), but the node "
             f"has {bucket!r} ({bucket_uuid}): another bucket, or one that was created anew. "
-            "Begin with a new checkpoint and an empty sink (`run lake`: another directory)",
+            "Start with a new checkpoint and an empty sink (`run lake`: another directory)",
             code="other_bucket",
         )

@@ -319,6 +319,6 @@ class BlobRestore:
 def _damaged(path: str, reason: str) -> CorruptionError:
     return CorruptionError(
         f"{path} of the backup is damaged: {reason}; use a manifest that does not need it, "
-        "or back up anew",
+        "or make a new backup",
         code="damaged_file",
     )

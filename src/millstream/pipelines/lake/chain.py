@@ -60,7 +60,7 @@ def _parent_of(manifest: Manifest, parent: Manifest | None) -> Manifest:
     if parent is None:
         raise CorruptionError(
             f"manifest {manifest.id} needs manifest {manifest.parent}, which is gone; use one "
-            "that does not need it, or back up anew",
+            "that does not need it, or make a new backup",
             code="broken_chain",
         )
     mine = manifest.bucket_uuid, manifest.partition_count

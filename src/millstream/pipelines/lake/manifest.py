@@ -195,7 +195,7 @@ def manifest_from_json(text: bytes, name: str) -> Manifest:
         _check(manifest, form.row_count)
     except (msgspec.MsgspecError, ValueError, UnicodeDecodeError) as error:
         raise CorruptionError(
-            f"{name} is damaged: {error}; restore to an older manifest, or back up anew",
+            f"{name} is damaged: {error}; restore to an older manifest, or make a new backup",
             code="bad_manifest",
         ) from error
     return manifest

@@ -218,6 +218,6 @@ def file_digest(root: Path, file: DataFile) -> str:
 def _damaged(file: DataFile, reason: str) -> CorruptionError:
     return CorruptionError(
         f"{file.path} of the backup is damaged: {reason}; use a manifest that does not need it, "
-        "or back up anew",
+        "or make a new backup",
         code="damaged_file",
     )

@@ -266,8 +266,8 @@ class BucketTarget:
         highs = {at.partition_id: at.high_seqno for at in self._client.positions()}
         if len(highs) < self._client.partition_count:
             raise UnavailableError(
-                f"nobody serves some partitions of bucket {self._options.bucket!r} at present: "
-                "what is there and has to be removed cannot be seen",
+                f"no node serves some partitions of bucket {self._options.bucket!r} now: "
+                f"documents to be removed cannot be found",
                 code="partition_inactive",
             )
         for key in live_keys(self._options, highs):

@@ -294,8 +294,8 @@ class Persistence:
             on_look()
             if not backoff.wait():
                 raise UnavailableError(
-                    f"bucket {self._bucket.bucket!r} did not persist in time what was written: is "
-                    "a disk full or slow, or a majority of the copies away?",
+                    f"bucket {self._bucket.bucket!r} did not persist the writes in time: is a "
+                    f"disk full or slow, or a majority of the copies away?",
                     code="timeout",
                     retry="never",
                 )
@@ -312,8 +312,7 @@ class Persistence:
             if partition_id not in same:
                 raise UnavailableError(
                     f"partition {partition_id} of bucket {self._bucket.bucket!r} began a new "
-                    "history, or nobody serves it at present: what was written last may be gone; "
-                    "write it again",
+                    "history, or no node serves it now: the last writes may be lost; repeat them",
                     code="history_lost",
                 )
         return found

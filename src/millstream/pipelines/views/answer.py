@@ -101,4 +101,4 @@ def _row(text: bytes) -> ViewRow:
 
 
 def _bad(text: bytes) -> RemoteProtocolError:
-    return RemoteProtocolError(f"{text!r:.80} stands in the answer of a view", code="bad_answer")
+    return RemoteProtocolError(f"{text!r:.80} is in the answer of a view", code="bad_answer")

@@ -140,7 +140,7 @@ def shares_of(options: ViewOptions) -> list[Sequence[int] | None]:
             return [None]
     if min(owners) < 0:
         at = owners.index(-1)
-        raise RoutingError(f"no node serves partition {at} at present; try again later")
+        raise RoutingError(f"no node serves partition {at} now; try again later")
     return [[p for p, of in enumerate(owners) if of == owner] for owner in sorted(set(owners))]
 
 
@@ -212,7 +212,7 @@ def _asked(
             return frozenset(), database.http.pieces("POST", path, body, timeout_s=wait_s)
     owner = map_.owners[wanted[0]]
     if owner < 0:
-        raise RoutingError(f"no node serves partition {wanted[0]} at present; try again later")
+        raise RoutingError(f"no node serves partition {wanted[0]} now; try again later")
     mine = [p for p in wanted if map_.owners[p] == owner]
     node = map_.nodes[owner]
     with open_client(replace(options.source, hosts=f"[{node.host}]:{node.port}")) as client:

@@ -44,7 +44,7 @@ def boundary_of(content_type: str) -> bytes:
     message["Content-Type"] = content_type
     boundary = message.get_param("boundary")
     if message.get_content_maintype() != "multipart" or not isinstance(boundary, str):
-        raise RemoteProtocolError(f"the peer sends {content_type!r} where parts are wanted")
+        raise RemoteProtocolError(f"the peer sends {content_type!r} instead of parts")
     return boundary.encode()
 
 

@@ -331,4 +331,4 @@ def vectors_of(data: bytes, count: int) -> list[Vector | None]:
     try:
         return [None if each is None else vector_from_json(each) for each in told.vectors]
     except ValueError as error:
-        raise RemoteProtocolError(f"the peer confirms what is no vector: {error}") from error
+        raise RemoteProtocolError(f"the peer confirms an invalid vector: {error}") from error

@@ -322,7 +322,6 @@ class LmdbByIdMap:
     def _damaged(self, error: lmdb.Error) -> CorruptionError:
         self.distrust()
         return CorruptionError(
-            f"{self._path / 'data.mdb'} is damaged: {error}; "
-            "restart: it is built anew from the log",
+            f"{self._path / 'data.mdb'} is damaged: {error}; restart: it is rebuilt from the log",
             code=BY_ID_DAMAGED,
         )

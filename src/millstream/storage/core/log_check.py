@@ -177,7 +177,7 @@ def _check_partition(live: LiveLog, p: int, found: PartitionCheck) -> dict[bytes
             seqno, previous = columns.seqnos[index], columns.previous[index]
             where = f"{log.describe(number)}, partition {p}, seqno {seqno}"
             if seqno <= last:
-                raise CorruptionError(f"{where}: it stands behind seqno {last}")
+                raise CorruptionError(f"{where}: it follows seqno {last}")
             last, count = seqno, count + 1
             is_marked = columns.is_superseded(index)
             found.marked += is_marked
@@ -230,7 +230,7 @@ def _check_by_id(by_id: ById, p: int, newest: dict[bytes, _Newest], applied: Pla
             if value is None or value[0] != one.seqno:
                 raise CorruptionError(
                     f"by-id does not name seqno {one.seqno} of partition {p}, key {key!r}; "
-                    "remove the directory byid, it is built anew",
+                    "remove the directory byid, it is rebuilt",
                     code="by_id_damaged",
                 )
     return count

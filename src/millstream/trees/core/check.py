@@ -114,6 +114,6 @@ class _Check:
 def _demand(is_so: bool, number: int, what: str) -> None:
     if not is_so:
         raise CorruptionError(
-            f"node {number} of an index is wrong ({what}): build the index anew",
+            f"node {number} of an index is wrong ({what}): rebuild the index",
             code="index_damaged",
         )

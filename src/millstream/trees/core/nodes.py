@@ -187,7 +187,7 @@ def _opened(number: int, data: bytes) -> memoryview:
 
 def _corrupt(number: int, what: str) -> CorruptionError:
     return CorruptionError(
-        f"node {number} of an index is damaged ({what}): build the index anew",
+        f"node {number} of an index is damaged ({what}): rebuild the index",
         code="index_damaged",
     )
 

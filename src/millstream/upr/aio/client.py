@@ -392,12 +392,12 @@ class Consumer:
                 config.vBucketServerMap["vBucketMap"], type=list[list[int]]
             )
         except (msgspec.MsgspecError, KeyError) as error:
-            message = f"{self._address} sent a map that is none: {error}"
+            message = f"{self._address} sent an invalid map: {error}"
             raise RemoteProtocolError(message, code="bad_map") from error
         if self._bucket_uuid not in ("", config.uuid):
             raise StreamError(
-                f"bucket {self._bucket!r} at {self._address} was deleted and created again: what "
-                "was read of the old one is void; begin anew without the checkpoint",
+                f"bucket {self._bucket!r} at {self._address} was deleted and created again: "
+                f"changes read from the old one are invalid; start again without the checkpoint",
                 code="bucket_recreated",
             )
         self._bucket_uuid = config.uuid

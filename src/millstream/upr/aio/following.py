@@ -416,8 +416,8 @@ class BucketReader:
         assert old is not None
         if map_.bucket_uuid != old.bucket_uuid:
             raise StreamError(
-                f"bucket {self._bucket!r} was deleted and created again: what was read of the old "
-                "one is void; begin anew with another sink",
+                f"bucket {self._bucket!r} was deleted and created again: changes read from the "
+                f"old one are invalid; start again with another sink",
                 code="bucket_recreated",
             )
         if map_.version >= old.version:
@@ -495,8 +495,8 @@ class BucketReader:
         if judgement is Judgement.LOST:
             raise StreamError(
                 f"partition {number} of bucket {self._bucket!r} at {session.streams.address} "
-                "lacks changes that were durable: more copies were lost than the level bears; "
-                "begin anew with another sink",
+                f"lacks changes that were durable: more copies were lost than the level allows; "
+                f"start again with another sink",
                 code="durable_lost",
             )
         return judgement is Judgement.PURGED

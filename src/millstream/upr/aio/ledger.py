@@ -118,8 +118,8 @@ class Ledger:
             )
         elif row[1] != bucket_uuid:
             raise StreamError(
-                f"bucket {bucket!r} was deleted and created again: what {self._name} holds of the "
-                "old one is void; begin anew with another file",
+                f"bucket {bucket!r} was deleted and created again: what {self._name} holds of "
+                f"the old one is invalid; start again with another file",
                 code="bucket_recreated",
             )
 

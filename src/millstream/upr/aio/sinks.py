@@ -225,8 +225,8 @@ class JsonLinesSink(_LedgerSink):
         if found < self._bytes:
             self.close()
             raise CorruptionError(
-                f"{self._path} has {found} bytes, {self._bytes} were written to it; put the "
-                "file back, or begin anew without its .place file"
+                f"{self._path} has {found} bytes, {self._bytes} were written to it; put the file "
+                f"back, or start again without its .place file"
             )
 
     def write(self, effects: Sequence[Effect]) -> None:

@@ -126,7 +126,7 @@ def checkpoint_from_json(text: bytes, *, name: str) -> Checkpoint:
         }
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError(
-            f"{name} is no checkpoint: {error}; move it away to begin anew"
+            f"{name} is not a checkpoint: {error}; move it away to start again"
         ) from error
     return Checkpoint(form.bucket, form.bucket_uuid, standings)
 

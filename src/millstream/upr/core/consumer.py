@@ -156,7 +156,7 @@ class ConsumerCore:
         """
         if (self._document_meta or self._durable_only) and not self._has_extensions:
             message = (
-                "this server has no document_meta and no durable_only: it is no Millstream node"
+                "this server has no document_meta and no durable_only: it is not a Millstream node"
             )
             raise LocalProtocolError(message, code="not_supported")
         flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
@@ -264,7 +264,7 @@ class ConsumerCore:
             LocalProtocolError: `not_supported`: the server has no barriers.
         """
         if not self._has_extensions:
-            message = "this server sends no barrier cookies back: it is no Millstream node"
+            message = "this server sends no barrier cookies back: it is not a Millstream node"
             raise LocalProtocolError(message, code="not_supported")
         if not self._has_barriers:
             self._ask("enable_barriers", Opcode.DCP_CONTROL, b"", b"enable_barriers", b"true")

@@ -129,5 +129,5 @@ def kept_from_json(text: bytes, *, name: str) -> Kept:
         return Kept(position, log, form.load, form.is_loading, form.floor, form.is_undoing)
     except (msgspec.MsgspecError, ValueError, CorruptionError) as error:
         raise CorruptionError(
-            f"{name} is no place of a reader: {error}; move it away to begin anew"
+            f"{name} is not the position of a reader: {error}; move it away to start again"
         ) from error

@@ -358,7 +358,7 @@ def _fixed(size: int) -> _Field:
 def _read_part(data: bytes, at: int) -> tuple[bytes, int]:
     (size,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
     if size > PART_BYTES:
-        raise refused(f"{size} bytes of what may be {PART_BYTES}")
+        raise refused(f"{size} bytes, at most {PART_BYTES} are allowed")
     at += _COUNT.size
     return _upto(data, at + size)[at : at + size], at + size
 
@@ -408,7 +408,7 @@ def _listed(one: _Field, count_max: int) -> _Field:
     def read(data: bytes, at: int) -> tuple[tuple[Any, ...], int]:
         (count,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
         if count > count_max:
-            raise refused(f"{count} of what may be {count_max}")
+            raise refused(f"{count}, at most {count_max} are allowed")
         at += _COUNT.size
         values = []
         for _ in range(count):
@@ -422,7 +422,7 @@ def _listed(one: _Field, count_max: int) -> _Field:
 def _read_entries(data: bytes, at: int) -> tuple[tuple[Entry, ...], int]:
     (count,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
     if count > FRAME_ENTRIES_MAX:
-        raise refused(f"{count} of what may be {FRAME_ENTRIES_MAX}")
+        raise refused(f"{count}, at most {FRAME_ENTRIES_MAX} are allowed")
     return log_entries.decode_entries(data, at + _COUNT.size, count)
 
 
@@ -461,7 +461,7 @@ def _read_configuration(data: bytes, at: int) -> tuple[Configuration, int]:
         if list(members) != sorted(set(members)):
             raise refused("members are not in order")
     if configuration.first_view >= len(configuration.members):
-        raise refused("a group without members, or its first view is none")
+        raise refused("a group without members, or with an invalid first view")
     return configuration, at
 
 
@@ -590,6 +590,6 @@ def _checksum(data: bytes) -> bytes:
 def refused(reason: str) -> RemoteProtocolError:
     """Return the error for bytes that are no message."""
     return RemoteProtocolError(
-        f"a node sent what is no message: {reason}; the connection is closed and made anew",
+        f"a node sent an invalid message: {reason}; the connection is closed and opened again",
         code="bad_frame",
     )

@@ -313,7 +313,7 @@ async def test_a_source_that_cannot_be_reached_is_tried_again(cluster: Cluster) 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"), [(config_of("ff"), "is another one"), (b"no", "a map that is none")]
+    ("config", "said"), [(config_of("ff"), "is another one"), (b"no", "an invalid map")]
 )
 async def test_another_bucket_is_not_followed(cluster: Cluster, config: bytes, said: str) -> None:
     cluster.config = config

@@ -86,7 +86,7 @@ def test_a_dead_engine_is_started_again_on_its_ports_until_it_is_enough(make):
 def test_an_engine_whose_disk_failed_is_not_started_again(make, body):
     """Nor is the stop a clean one if the disk failed meanwhile."""
     announce = stop_me if body else lambda _: None
-    with pytest.raises(UnavailableError, match="look after it") as raised:
+    with pytest.raises(UnavailableError, match="repair it") as raised:
         make(BLOCK + READY + body + "sys.exit(3)", announce=announce).run()
     assert raised.value.code == "disk_failed"
     assert len(make.runs()) == 1

@@ -102,7 +102,7 @@ def test_the_bucket_must_be_named() -> None:
         ("hosts", "a:1,b:x", "'b:x' is no address"),
         ("startingOffsets", "now", "write earliest, latest, or an offset"),
         ("startingOffsets", "[]", "expected a JSON object"),
-        ("endingOffsets", "earliest", "nothing ends at earliest"),
+        ("endingOffsets", "earliest", "cannot end at earliest"),
         ("partitions", "x", "write numbers and ranges"),
         ("partitions", "3-1", "numbered from 0 to 1023"),
         ("partitions", "0-1024", "numbered from 0 to 1023"),

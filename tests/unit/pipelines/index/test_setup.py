@@ -27,7 +27,7 @@ class Put:
         return Put.documents[key]
 
     def put(self, key, content):
-        assert Put.documents.get(key) != content, "it is there already"
+        assert Put.documents.get(key) != content, "the file exists already"
         Put.documents[key] = content
 
 

@@ -168,5 +168,5 @@ def test_seqnos_that_do_not_ascend_are_damage(directory):
     directory.highs[0] = store._summaries[0].top = 0
     directory.write(0, (b"b", b"1"))
     directory.crash()
-    with pytest.raises(CorruptionError, match=r"seqno 1: it stands behind seqno 1"):
+    with pytest.raises(CorruptionError, match=r"seqno 1: it follows seqno 1"):
         checked(directory)

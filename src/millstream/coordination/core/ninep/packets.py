@@ -231,7 +231,7 @@ def decode(data: bytes) -> Packet:
         if not reader.is_at_end or length != len(data):
             raise ValueError("bytes too many")
     except (ValueError, error) as why:
-        raise RemoteProtocolError(f"what came is no 9P message: {why}") from None
+        raise RemoteProtocolError(f"invalid 9P message: {why}") from None
     return Packet(Kind(number), tag, tuple(values))
 
 

@@ -86,7 +86,7 @@ def _partitions(q: str) -> int:
     """Return the power of two that is wanted, or the next one."""
     if not (q.isascii() and q.isdigit()) or not 1 <= int(q[:10]) <= PARTITIONS_ASKED_MAX:
         raise UsageError(
-            f"q={q!r}: a number from 1 to {PARTITIONS_ASKED_MAX} is wanted", code="bad_partitions"
+            f"q={q!r}: must be a number from 1 to {PARTITIONS_ASKED_MAX}", code="bad_partitions"
         )
     return 1 << (int(q) - 1).bit_length()
 
@@ -155,7 +155,7 @@ async def _set_revs_limit(request: web.Request) -> web.Response:
     text = (await read_body(request, 64)).strip()
     if not text.isdigit() or not 1 <= int(text) <= REVS_LIMIT_MAX:
         raise UsageError(
-            f"Rev limit has to be an integer from 1 to {REVS_LIMIT_MAX}", code="bad_request"
+            f"Rev limit must be an integer from 1 to {REVS_LIMIT_MAX}", code="bad_request"
         )
     name = request.match_info[DATABASE]
     await request.app[HOST].documents.set_revs_limit(name, int(text))

@@ -67,7 +67,7 @@ async def _put(request: web.Request) -> web.Response:
         raise UsageError(f'"this" is {this}, which is not one of "nodes"', code="unknown_node")
     uuid, partitions = content.get("uuid"), content.get("partitions")
     if not isinstance(uuid, str):
-        raise UsageError('"uuid" of the bucket is wanted', code="bad_bucket_uuid")
+        raise UsageError('"uuid" of the bucket is missing', code="bad_bucket_uuid")
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise UsageError('"partitions" must be a number', code="bad_partitions")
     await request.app[HOST].set_bucket_map(name, uuid, partitions, bucket_map, this)

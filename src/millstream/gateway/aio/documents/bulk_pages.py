@@ -326,7 +326,7 @@ async def revs_by_id(request: web.Request) -> dict[str, list[str]]:
     try:
         asked = await _taken_apart(_revs, data)
     except msgspec.ValidationError as error:
-        raise UsageError("{id: [revisions]} is wanted", code="bad_request") from error
+        raise UsageError("the body must be {id: [revisions]}", code="bad_request") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
     _check_count(len(asked))

@@ -86,7 +86,7 @@ async def part_of(
             raise UsageError(f"attachment {name!r} does not follow", code="bad_request")
         if part.filename not in (None, name):
             raise UsageError(
-                f"attachment {part.filename!r} stands where {name!r} should", code="bad_request"
+                f"attachment {part.filename!r} was sent instead of {name!r}", code="bad_request"
             )
         encoding = part.headers.get("Content-Encoding", entry.get("encoding", ""))
         kept[name] = await keep(

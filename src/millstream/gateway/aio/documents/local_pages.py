@@ -121,7 +121,7 @@ async def _copy(request: web.Request) -> web.Response:
     header = unquote(request.headers.get("Destination", "")).lstrip("/")
     target = header.removeprefix("_local/")
     if not target or target == header:
-        raise UsageError("Destination: _local/ID is wanted", code="bad_request")
+        raise UsageError("Destination must be _local/ID", code="bad_request")
     documents = request.app[HOST].documents
     found = await documents.read_local(bucket, doc_id)
     if found is None:

@@ -82,7 +82,7 @@ async def _set_purged_infos_limit(request: web.Request) -> web.Response:
     text = (await read_body(request, 64)).strip()
     if not text.isdigit() or not 1 <= int(text) <= PURGED_INFOS_LIMIT_MAX:
         raise UsageError(
-            f"`purged_infos_limit` has to be an integer from 1 to {PURGED_INFOS_LIMIT_MAX}",
+            f"`purged_infos_limit` must be an integer from 1 to {PURGED_INFOS_LIMIT_MAX}",
             code="bad_request",
         )
     name = request.match_info[DATABASE]

@@ -117,7 +117,7 @@ async def _named(request: web.Request, error: MillstreamError) -> MillstreamErro
 
 async def _json_body(request: web.Request) -> bytes:
     if request.body_exists and request.content_type != "application/json":
-        raise UsageError("a body of type application/json is wanted", code="bad_content_type")
+        raise UsageError("the body must be of type application/json", code="bad_content_type")
     return await read_body(request, QUERY_BODY_BYTES_MAX)
 
 

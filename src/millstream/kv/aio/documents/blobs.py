@@ -200,8 +200,8 @@ class BlobFiles:
                     is_whole = not left and end == os.fstat(file.fileno()).st_size
                     if is_whole and digest.digest() != sha256:
                         raise UnavailableError(
-                            f"the file of attachment {sha256.hex()} is not what was written; "
-                            "restore it from a replica or a backup",
+                            f"the file of attachment {sha256.hex()} is damaged; restore it from "
+                            f"a replica or a backup",
                             code="blob_missing",
                         )
                 yield piece

@@ -176,7 +176,7 @@ class Changes:
         while self._feed.is_suspended:
             if waited_s >= SUSPENDED_SECONDS_MAX:
                 raise UnavailableError(
-                    "a partition of the database is being moved, or its copies have not said yet "
+                    "a partition of the database is being moved, or its copies have not reported "
                     "what they have: ask again",
                     code="temporarily_unavailable",
                 )

@@ -72,7 +72,7 @@ class DesignStore:
             if partition.epoch != epoch:
                 raise UnavailableError(
                     f"partition {written.partition} changed its history before design document "
-                    f"{name!r} was durable: look whether it is there",
+                    f"{name!r} was durable: check whether it is stored",
                     code="ambiguous",
                 )
         return written

@@ -348,8 +348,8 @@ class DocumentStore:
             return error
         if partition.epoch != epoch:
             return UnavailableError(
-                f"partition {number} changed its history before the change was durable: look "
-                "whether it is there",
+                f"partition {number} changed its history before the change was durable: check "
+                f"whether it is stored",
                 code="ambiguous",
             )
         return None

@@ -273,7 +273,7 @@ class Replica:
         partition = self._partition
         if partition.state not in FOLLOWING or partition.is_suspended:
             message = f"partition {partition.partition_id} is {partition.state.name.lower()}"
-            raise LocalProtocolError(f"{message} and follows nobody now", code="bad_state")
+            raise LocalProtocolError(f"{message} and follows no node now", code="bad_state")
 
     def _disorder(self, what: str) -> LocalProtocolError:
         message = f"partition {self._partition.partition_id}: {what} cannot follow"

@@ -89,8 +89,8 @@ def _checked(folder: Path) -> IndexCheck:
         return msgspec.json.decode(child.stdout, type=IndexCheck)
     return IndexCheck(
         folder.name,
-        damage=f"whoever reads the index in {folder} ends with {child.returncode}; remove that "
-        "directory: it is built anew",
+        damage=f"reading the index in {folder} ended with {child.returncode}; "
+        "remove that directory: it is rebuilt",
     )
 
 

@@ -87,13 +87,13 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
         RemoteProtocolError: `refused`, `bad_map`.
     """
     if Feature.MILLSTREAM not in await link.open():
-        message = f"{link.address} is no Millstream node: indexes cannot be built from it"
+        message = f"{link.address} is not a Millstream node: indexes cannot be built from it"
         raise RemoteProtocolError(message, code="refused")
     packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
     try:
         found = msgspec.json.decode(packet.value, type=_Config).uuid
     except msgspec.MsgspecError as error:
-        message = f"{link.address} sent a map that is none: {error}"
+        message = f"{link.address} sent an invalid map: {error}"
         raise RemoteProtocolError(message, code="bad_map") from error
     if found != bucket_uuid:
         raise StreamError(

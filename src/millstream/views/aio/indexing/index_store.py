@@ -435,6 +435,6 @@ def _disk_full(path: Path, error: lmdb.Error) -> UnavailableError:
 
 def _damaged(path: Path, what: object) -> CorruptionError:
     return CorruptionError(
-        f"the index in {path} is damaged: {what}; remove that directory: it is built anew",
+        f"the index in {path} is damaged: {what}; remove that directory: it is rebuilt",
         code="index_damaged",
     )

@@ -208,7 +208,7 @@ class GroupReader:
         if feed.is_denied:
             message = f"{feed.ended}: the right to stream bucket {self._spec.bucket!r} was lost"
             raise AccessError(message)
-        raise StreamError(f"{feed.ended}; read again from where the index stands")
+        raise StreamError(f"{feed.ended}; read again from the position of the index")
 
     async def _commit(self, feeds: Sequence[Feed], judged: Mapping[int, Judged]) -> None:
         while True:
@@ -244,7 +244,7 @@ class GroupReader:
             partition, why = next(iter(wrong.items()))
             raise StreamError(
                 f"index {served.signature} does not take partition {partition} ({why}); it is "
-                "read for again from where it stands"
+                f"read again from its position"
             )
 
     # -- first build

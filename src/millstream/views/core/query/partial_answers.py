@@ -158,5 +158,5 @@ def _decoded(body: bytes) -> PartMessage:
 
 def _bad_part(why: str) -> RemoteProtocolError:
     return RemoteProtocolError(
-        f"another node sent a part of an answer that is none: {why}", code="bad_part"
+        f"another node sent an invalid part of an answer: {why}", code="bad_part"
     )

@@ -126,7 +126,7 @@ def not_reached(
         for partition in sorted(partitions)[:_SHOWN_MAX]
     )
     return UnavailableError(
-        f"the index did not reach what was asked for in time ({len(partitions)} partitions: "
+        f"the index did not reach the requested changes in time ({len(partitions)} partitions: "
         f"{shown}): ask again with a longer timeout",
         code="timeout",
     )

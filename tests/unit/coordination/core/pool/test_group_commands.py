@@ -238,8 +238,8 @@ def test_a_restored_group_is_one_of_this_node_alone() -> None:
     refused = world.admin(node, "RESTORE 10 /nothing")
     (_, question) = world.questions.pop()
     assert isinstance(question, AskRestore)
-    world.step(node, Told(question.ticket, Refusal("ERR", "there is no such file")))
-    assert world.answers[refused] == b"-ERR there is no such file"
+    world.step(node, Told(question.ticket, Refusal("ERR", "the file does not exist")))
+    assert world.answers[refused] == b"-ERR the file does not exist"
     assert node.running.tables.numbered(10) == []
 
 

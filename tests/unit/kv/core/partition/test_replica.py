@@ -150,7 +150,7 @@ def test_only_replicas_and_pending_copies_follow(state: PartitionState) -> None:
     moves.rename(partition, PartitionState.PENDING)
     feed(replica, "a1")
     partition.suspend()
-    with pytest.raises(LocalProtocolError, match="follows nobody"):
+    with pytest.raises(LocalProtocolError, match="follows no node"):
         feed(replica, "a2")
     partition.resume()
     moves.rename(partition, state)

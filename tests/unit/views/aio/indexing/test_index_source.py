@@ -91,6 +91,6 @@ async def test_a_server_of_another_kind_is_refused(bucket: IndexedBucket) -> Non
         return frozenset()
 
     link.open = no_features  # type: ignore[method-assign]
-    with pytest.raises(RemoteProtocolError, match="no Millstream node"):
+    with pytest.raises(RemoteProtocolError, match="not a Millstream node"):
         await open_source(link, BUCKET, "")
     await asyncio.sleep(0)

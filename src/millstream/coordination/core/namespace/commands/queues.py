@@ -204,7 +204,7 @@ def _opened(job: Job, path: Path) -> tuple[int, QueueItems]:
 
 def _session(job: Job) -> int:
     if not job.asker.session:
-        raise Refused("ERR", "what is taken is a session's: open one")
+        raise Refused("ERR", "taken items belong to a session: open one")
     return job.asker.session
 
 

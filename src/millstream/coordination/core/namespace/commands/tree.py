@@ -414,7 +414,7 @@ def _name_in(token: bytes) -> bytes:
     except ValueError:
         name = b""
     if not name or urlsafe_b64encode(name) != token:
-        raise Refused("BADTOKEN", "it is none that LIST gave")
+        raise Refused("BADTOKEN", "LIST did not give this cursor")
     return name
 
 
