@@ -99,6 +99,24 @@ async def test_three_nodes_agree_and_survive_their_primary(tmp_path: Path) -> No
         assert not nodes.fatal
 
 
+async def test_members_that_stood_still_keep_their_primary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the primary sent waits unread meanwhile: a pause is not the primary's silence."""
+    loop = asyncio.get_running_loop()
+    read_s, paused_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: read_s() + paused_s)
+    async with Nodes(tmp_path) as nodes:
+        await nodes.ask(b"SET", b"key", b"1")
+        replicas = [nodes.group(number).replica for number in range(3)]
+        before = [(replica.view, replica.leading) for replica in replicas]
+        for number in range(5):
+            paused_s += 5.0
+            reply = await ask(nodes.group(await nodes.leader()), b"SET", b"key", b"%d" % number)
+            assert reply.code is Code.OK
+        assert [(replica.view, replica.leading) for replica in replicas] == before
+
+
 async def test_dead_nodes_are_not_added_and_nothing_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
