@@ -67,7 +67,7 @@ from millstream.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
-from millstream.runtime.tasks import Tasks
+from millstream.runtime.tasks import Tasks, in_thread
 from millstream.storage.core.disk_errors import is_full
 from millstream.vsr.core.disk.reached_file import SET_BACK
 from millstream.vsr.core.effects import Code, DiskDone, Reply, SetTimer, Timer
@@ -302,10 +302,10 @@ class PoolRunner:
         match effect:
             case KeepRefusal(op, reason):
                 mark = partial(keep_refusal, self._directory, reason)
-                self._add(_Work(op, lambda: asyncio.to_thread(mark)))
+                self._add(_Work(op, lambda: in_thread(mark)))
             case KeepNode(op, content):
                 keep = partial(keep_pool_file, self._directory, content)
-                self._add(_Work(op, lambda: asyncio.to_thread(keep)))
+                self._add(_Work(op, lambda: in_thread(keep)))
             case FormatGroup(op, standing):
                 group_id = standing.group_id
                 format_it = partial(groups.format, standing)

@@ -82,7 +82,7 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
         assert await admin(leader, b"RESTORE", b"9", str(file).encode()) == lsn
         first = await until(lambda: leader.groups.numbered.get(9))
         await until(lambda: first.replica.leading and first.replica.commit_lsn > int(lsn[1:]))
-        await until(lambda: all(9 in _numbers(one) for one in nodes.running.values()))
+        await nodes.known(9)
         others = [
             one.node_id.hex().encode() for one in nodes.running.values() if one is not leader
         ]
@@ -93,11 +93,6 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
             await until(lambda runner=runner: runner.replica.machine.registers.values.get(b"a"))
             found = {key: runner.replica.machine.registers.values.get(key)[0] for key in REGISTERS}
             assert found == REGISTERS
-
-
-def _numbers(node: Any) -> set[int]:
-    tables = node.pool.pool.tables
-    return {tables.number_of(group) for group in tables.foundings}
 
 
 async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
