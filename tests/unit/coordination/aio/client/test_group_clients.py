@@ -58,8 +58,9 @@ async def test_a_stale_read_names_what_was_seen_of_its_group(
 async def test_a_node_that_is_behind_what_was_seen_does_not_answer(tmp_path: Path) -> None:
     async with one_node(tmp_path) as address, namespace_client(address) as client:
         await client.create("/app/a", b"1")
-        async with AsyncClient([address], deadline_s=2) as hasty:
+        async with AsyncClient([address], deadline_s=WAIT_S) as hasty:
             assert (await hasty.get("/app/a", stale=True)).data == b"1"
+            hasty.raw.deadline_s = 0.5
             hasty.note_seen(hasty.raw, 10_000)
             hasty.note_seen(hasty.raw, 5)
             with pytest.raises(UnavailableError, match=r"^GET /app/a was not done"):
