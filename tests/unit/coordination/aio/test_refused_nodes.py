@@ -18,6 +18,7 @@ from millstream.data_directory.unchanged_disk import UnchangedDisk
 from millstream.vsr.core.effects import Code
 from millstream.vsr.core.replica.member import Status
 from support.coordination.coordinators import Nodes, admin, bound, until
+from support.kv.talking import done, follow
 
 REFUSED = "takes part in nothing any more"
 
@@ -192,6 +193,38 @@ async def test_files_of_a_group_that_were_set_back_alone_are_told_from_the_newes
         await until(lambda: nodes.running[0].groups.numbered[FIRST_GROUP].replica.leading)
         assert (await nodes.ask(b"GET", b"key")).value == b"=acknowledged"
         assert not nodes.fatal
+
+
+async def test_who_has_seen_what_a_node_alone_has_lost_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole data directory was set back: only clients can know."""
+    data = tmp_path / "data"
+    async with Nodes(data, 1) as nodes:
+        await done(nodes, "CREATENAMESPACE", "/app")
+        await done(nodes, "CREATE", "BINARY", "/app/x")
+        await nodes.stop(0)
+        shutil.copytree(data, tmp_path / "older")
+        await nodes.start(0)
+        for number in range(20):
+            await done(nodes, "PUT", "/app/x", f"{number}")
+        version, _ = await follow(nodes, "GET", "/app/x", "CAS")
+        await nodes.stop(0)
+        shutil.rmtree(data)
+        shutil.copytree(tmp_path / "older", data)
+        node = await nodes.start(0)
+        await nodes.leader()
+        lsn = version.decode().rpartition(":")[2]
+        for words in (
+            ("SEEN", version, "GET", "/app/x", "STALEREAD"), ("SUBSCRIBE", "/app/x", "FROM", lsn),
+        ):  # fmt: skip
+            assert (await follow(nodes, *words)).startswith("HISTORY_LOST ")
+        assert "was set back to an older copy" in caplog.text
+        assert b"was set back" in await admin(node, b"STATUS", b"1")
+        for number in range(20):
+            await done(nodes, "PUT", "/app/x", f"other {number}")
+        said = await follow(nodes, "PUT", "/app/x", "mine", "CAS", version)
+        assert said.startswith("CAS_MISMATCH"), "versions are not given twice"
 
 
 async def test_a_member_of_three_whose_folder_was_set_back_votes_for_nothing(
