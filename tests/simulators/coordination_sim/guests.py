@@ -276,7 +276,7 @@ class Guest:
         if not isinstance(reply, ErrorReply):
             keeper.begun()
         elif reply.code == "HISTORY_LOST":
-            keeper.lost(int(reply.words))
+            keeper.lost(int(reply.words.split()[0]))
             self._keep(keeper)
         else:
             self._refused(reply)

@@ -67,7 +67,7 @@ _VALUE, _STALE = front_prefixes._value, Reads._on_stale_read
 _ALLOW, _GUARD = Permissions.allow, Permissions.guard
 _HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
-_NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
+_NUMBERED, _KEPT, _UPDATES = tree._numbered, Marks.kept, marks.updates_of
 
 
 def _numbers_again(job: Any, parent: int, name: bytes) -> bytes:
@@ -86,11 +86,6 @@ def _first_kept_is_lost(marks: Marks, place: Any, after_lsn: int) -> Any:
 def _nothing_is_ever_lost(marks: Marks, place: Any, after_lsn: int) -> Any:
     mark = marks.at(place)
     return None if mark is None else _KEPT(marks, place, max(after_lsn, mark.floor_lsn))
-
-
-def _hears_before(audience: Audience, *arguments: Any, after_lsn: int | None, **more: Any) -> None:
-    behind = None if after_lsn is None else min(after_lsn, audience.lsn)
-    _ADD(audience, *arguments, after_lsn=behind, **more)
 
 
 def _deletes_are_quiet(run: Any, elements: Any, is_wanted: Any) -> Any:
@@ -280,10 +275,6 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     "ns_resume": (
         "Who goes on misses the first message.", instead(Marks, "kept", _first_kept_is_lost),
         TOLD, LEADERS,
-    ),
-    "ns_told_twice": (
-        "A member that is behind tells again what was heard elsewhere.",
-        instead(Audience, "add", _hears_before), TOLD, BEHIND,
     ),
     "ns_keeps_anew": (
         "A durable subscription that is asked for again begins there.",
