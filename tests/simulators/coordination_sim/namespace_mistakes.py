@@ -286,7 +286,8 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_keeps_later": (
         "A durable subscription goes on behind the entry after the last that was heard.",
-        instead(subscribing, "_from", _goes_on_one_later), HEARD[1:], LEADERS,
+        instead(subscribing, "_from", _goes_on_one_later),
+        (*HEARD[1:], "are kept, and called lost"), LEADERS,
     ),
     "ns_unseen": (
         "What a client says to have seen is not listened to.",
