@@ -156,8 +156,9 @@ async def told(requests: ClientRequests, path: bytes) -> bytes:
 
 
 async def test_who_was_told_that_a_namespace_was_made_is_told_by_any_node_where_it_is(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(namespaces, "UNKNOWN_S_MAX", WAIT_S)
     async with Nodes(tmp_path) as nodes:
         await two_groups(nodes)
         names = count()
@@ -198,7 +199,7 @@ async def test_a_namespace_that_nobody_knows_is_waited_for_within_bounds(
 
 
 async def test_a_backup_that_does_not_know_a_new_namespace_yet_sends_its_readers_to_its_group(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Nodes(tmp_path) as nodes:
         await two_groups(nodes)
@@ -208,11 +209,16 @@ async def test_a_backup_that_does_not_know_a_new_namespace_yet_sends_its_readers
             if number != 2 and not node.groups.numbered[1].replica.leading
         )  # fmt: skip
         replies: list[Reply] = []
-        for path in (b"/new/a", b"/never/a"):
-            body = Body(argv=(b"GET", path))
-            other.requests.read(1, body, replies.append, seen=0)
-        await done(nodes, "CREATENAMESPACE", "/new", "GROUP", "2")
-        await until(lambda: len(replies) == 2)
-        values = sorted(reply.value for reply in replies)
-        assert values[0].startswith(b"-ERROR_DOES_NOT_EXISTS")
-        assert values[1].startswith(b"-NOTPRIMARY 2 ")
+
+        def read(path: bytes) -> None:
+            other.requests.read(1, Body(argv=(b"GET", path)), replies.append, seen=0)
+
+        with monkeypatch.context() as patient:
+            patient.setattr(namespaces, "UNKNOWN_S_MAX", WAIT_S)
+            read(b"/new/a")
+            await done(nodes, "CREATENAMESPACE", "/new", "GROUP", "2")
+            await until(lambda: replies)
+        assert replies.pop().value.startswith(b"-NOTPRIMARY 2 ")
+        read(b"/never/a")
+        await until(lambda: replies)
+        assert replies.pop().value.startswith(b"-ERROR_DOES_NOT_EXISTS")
