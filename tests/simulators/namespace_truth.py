@@ -41,6 +41,7 @@ __all__ = [
     "INSTANCE",
     "PATHS",
     "QUEUE",
+    "UNITS",
     "Truth",
     "WatchedState",
     "WatchedTable",
@@ -51,7 +52,19 @@ __all__ = [
 INSTANCE = b"i" * 16
 PATHS = ("/n/a", "/n/a/x", "/n/a/y", "/n/a/x/z", "/n/b", "/n/b/x")
 QUEUE, COUNTER = "/n/b/jobs", "/n/b/count"
-EVERYWHERE = (*PATHS, "/n/a/w", "/n/b/w", "/n/b/w/z", "/n/b/x/z", "/n/a/w/z", QUEUE, COUNTER)
+UNITS = "/h/units"
+"""A semaphore that nobody moves or deletes."""
+EVERYWHERE = (
+    *PATHS,
+    UNITS,
+    "/n/a/w",
+    "/n/b/w",
+    "/n/b/w/z",
+    "/n/b/x/z",
+    "/n/a/w/z",
+    QUEUE,
+    COUNTER,
+)
 BARRIER_SIZE = 2
 _ATTEMPTS = 10**6
 

@@ -87,9 +87,9 @@ class Wishes:
             ("CREATE", "BINARY", "/n/a/y"), ("CREATE", "BINARY", "/n/b/x"),
             self.forced(put, deep),
         ]  # fmt: skip
-        size = str(BARRIER_SIZE)
+        size, units = str(BARRIER_SIZE), str(1 + session % 2)
         sync: list[Words] = [
-            ("SEMAPHORE", "INIT", "2", "/n/b/x"), ("SEMAPHORE", "ACQUIRE", "/n/b/x"),
+            ("SEMAPHORE", "INIT", units, "/n/b/x"), ("SEMAPHORE", "ACQUIRE", "/n/b/x"),
             ("SEMAPHORE", "ACQUIRE", "/n/b/x"), ("SEMAPHORE", "RELEASE", "/n/b/x"),
             ("SEMAPHORE", "DESTROY", "/n/b/x"), ("SEMAPHORE", "CANCEL", "/n/b/x"),
             ("BARRIER", "INIT", size, "/n/a/y"), ("BARRIER", "DESTROY", "/n/a/y"),

@@ -29,13 +29,10 @@ from millstream.model.partitions import key_from_text
 
 __all__ = [
     "BucketArgument",
-    "ConnectOption",
     "JsonOption",
     "KeyArgument",
+    "LoginOptions",
     "NodeOptions",
-    "PasswordFileOption",
-    "TlsCaOption",
-    "UserOption",
     "Who",
     "at_node",
     "awaited",
@@ -106,11 +103,40 @@ class NodeOptions(NamedTuple):
         """Return them as keyword arguments, as `client_of`, `node_http` and others take them."""
         return self._asdict()
 
+    @property
+    def who(self) -> Who:
+        """Return who logs in; errors as `who_of`."""
+        return who_of(self.user, self.password_file)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the context of encrypted connections; errors as `tls_of`."""
+        return tls_of(self.tls_ca)
+
+
+class LoginOptions(NamedTuple):
+    """As whom a command asks, where something else says which node."""
+
+    user: UserOption = None
+    password_file: PasswordFileOption = None
+    tls_ca: TlsCaOption = None
+
+    @property
+    def who(self) -> Who:
+        """Return who logs in; errors as `who_of`."""
+        return who_of(self.user, self.password_file)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the context of encrypted connections; errors as `tls_of`."""
+        return tls_of(self.tls_ca)
+
 
 def at_node(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `NodeOptions` in the place of its argument `at`."""
+    """Give a command the options of `NodeOptions`, or `LoginOptions`, in the place of `at`."""
     own = inspect.signature(command, eval_str=True)
-    hints = get_type_hints(NodeOptions, include_extras=True)
+    kind: type[NodeOptions | LoginOptions] = own.parameters["at"].annotation
+    hints = get_type_hints(kind, include_extras=True)
     parameters = list[inspect.Parameter]()
     for parameter in own.parameters.values():
         if parameter.name == "at":
@@ -118,17 +144,17 @@ def at_node(command: Callable[..., None]) -> Callable[..., None]:
                 inspect.Parameter(
                     name,
                     inspect.Parameter.KEYWORD_ONLY,
-                    default=NodeOptions._field_defaults[name],
+                    default=kind._field_defaults[name],
                     annotation=hints[name],
                 )
-                for name in NodeOptions._fields
+                for name in kind._fields
             ]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def called(**given: Any) -> None:
-        at = NodeOptions(*(given.pop(name) for name in NodeOptions._fields))
+        at = kind(*(given.pop(name) for name in kind._fields))
         command(**given, at=at)
 
     called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

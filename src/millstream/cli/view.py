@@ -17,15 +17,10 @@ import msgspec
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
-    tls_of,
-    who_of,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.view_asking import ask_node
 from millstream.cli.view_output import plot as plot_rows
@@ -101,6 +96,7 @@ PlotOption = Annotated[
 ]
 
 
+@at_node
 def command(
     bucket: BucketArgument,
     view: ViewArgument,
@@ -124,15 +120,13 @@ def command(
     stable: StableOption = False,
     is_sorted: SortedOption = True,
     update_seq: SeqOption = False,
-    at: AtOption = None,
+    at_position: AtOption = None,
     timeout: TimeoutOption = None,
     json: JsonOption = False,
     as_csv: CsvOption = False,
     plot: PlotOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Query a view."""
     ddoc, slash, name = view.removeprefix("_design/").partition("/")
@@ -142,8 +136,9 @@ def command(
         raise UsageError("choose one of --json, --csv and --plot", code="bad_arguments")
     keyed = {"key": key, "keys": keys, "startkey": startkey, "endkey": endkey}
     options = {n: _decoded(n, text) for n, text in keyed.items() if text is not None}
-    if at is not None:  # a vector, or the update_seq of an answer
-        options["at"] = _decoded("at", at) if at.startswith("{") else at
+    if at_position is not None:  # a vector, or the update_seq of an answer
+        is_vector = at_position.startswith("{")
+        options["at"] = _decoded("at", at_position) if is_vector else at_position
     plain = {
         "startkey_docid": startkey_docid, "endkey_docid": endkey_docid, "limit": limit,
         "reduce": reduce, "group": group, "group_level": group_level, "update": update,
@@ -158,8 +153,8 @@ def command(
     options |= {} if inclusive_end else {"inclusive_end": False}
     options |= {} if is_sorted else {"sorted": False}
     parse_query(options)
-    who = who_of(user, password_file)
-    endpoint = Endpoint(address, who.user, who.password, tls_of(tls_ca))
+    who = at.who
+    endpoint = Endpoint(at.address, who.user, who.password, at.tls)
     pieces = ask_node(endpoint, bucket, ddoc, name, options)
     if json:
         for piece in pieces:

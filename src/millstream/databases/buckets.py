@@ -59,6 +59,7 @@ from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
+from millstream.runtime.tasks import in_thread
 from millstream.storage.core.disk_errors import is_full
 
 __all__ = ["BUCKETS_MAX", "Buckets"]
@@ -139,8 +140,8 @@ class Buckets:
             UsageError: `newer_format`.
             OSError: the directory cannot be read.
         """
-        contents, found = await asyncio.to_thread(self._inventory.read), list[BucketRecord]()
-        for record in await asyncio.to_thread(clean_and_find, self._path, contents):
+        contents, found = await in_thread(self._inventory.read), list[BucketRecord]()
+        for record in await in_thread(clean_and_find, self._path, contents):
             if record.name in self._records:
                 raise CorruptionError(
                     f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
@@ -160,7 +161,7 @@ class Buckets:
     async def _name(self, records: Sequence[BucketRecord]) -> None:
         """Name buckets in the inventory; on a full disk the next start does it."""
         try:
-            await asyncio.to_thread(self._take_in, records)
+            await in_thread(self._take_in, records)
         except OSError as error:
             _LOG.error("the inventory cannot be written: %s", error)
 
@@ -206,7 +207,7 @@ class Buckets:
                 if record is None or name not in self._failures:
                     continue
                 try:
-                    contents = await asyncio.to_thread(self._inventory.read)
+                    contents = await in_thread(self._inventory.read)
                     await self._bring_up(record, contents.buckets.get(record.uuid), is_again=True)
                     await self._name([record])
                 except (MillstreamError, OSError) as error:
@@ -269,12 +270,12 @@ class Buckets:
                 f"a node has at most {BUCKETS_MAX} buckets", code="too_many_buckets"
             )
         try:
-            await asyncio.to_thread(make_directory, self._path, record, placed)
+            await in_thread(make_directory, self._path, record, placed)
             await self._bring_up(record)
-            await asyncio.to_thread(self._take_in, [record])
+            await in_thread(self._take_in, [record])
         except BaseException as error:  # also when cancelled: no unfinished directory remains
             await self._let_go(record)
-            await asyncio.to_thread(take_back_directory, self._path, record)
+            await in_thread(take_back_directory, self._path, record)
             if isinstance(error, OSError):
                 raise UnavailableError(
                     f"bucket {name!r} cannot be created: {error}", code="disk_error"
@@ -290,7 +291,7 @@ class Buckets:
         if running is not None:
             await running.stop()
         with suppress(MillstreamError, OSError):  # the next start finds it missing
-            await asyncio.to_thread(self._forget, record.uuid)
+            await in_thread(self._forget, record.uuid)
 
     def _forget(self, uuid: str) -> None:
         self._inventory.change(lambda contents: contents.without_bucket(uuid))
@@ -306,7 +307,7 @@ class Buckets:
             running = self.engine(name)
             record = self._records[name]._replace(index_replicas=wanted)
             try:
-                await asyncio.to_thread(store_record, self._path, record)
+                await in_thread(store_record, self._path, record)
             except OSError as error:
                 raise UnavailableError(
                     f"bucket {name!r} cannot be changed: {error}", code="disk_error"
@@ -391,7 +392,7 @@ class Buckets:
         self._lacks_map.discard(record.name)
         del self._failures[record.name]
         try:
-            contents = await asyncio.to_thread(self._inventory.read)
+            contents = await in_thread(self._inventory.read)
             await self._bring_up(record, contents.buckets.get(record.uuid))
             await self._name([record])
         except (MillstreamError, OSError) as error:
@@ -403,8 +404,8 @@ class Buckets:
 
     async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
         try:
-            await asyncio.to_thread(store_map, self._path / record.uuid, record, placed)
-            await asyncio.to_thread(self._note_part, record, MAP)
+            await in_thread(store_map, self._path / record.uuid, record, placed)
+            await in_thread(self._note_part, record, MAP)
         except OSError as error:
             raise UnavailableError(
                 f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
@@ -446,8 +447,8 @@ class Buckets:
         if self._on_gone is not None:
             await self._on_gone(record.uuid)
         try:
-            await asyncio.to_thread(self._forget, record.uuid)
-            await asyncio.to_thread(remove_directory, self._path, record)
+            await in_thread(self._forget, record.uuid)
+            await in_thread(remove_directory, self._path, record)
         except OSError as error:
             self._failures[name] = f"it could not be deleted: {error}; delete it again"
             raise UnavailableError(
@@ -531,7 +532,7 @@ class Buckets:
                 self._on_stopped(bucket)
 
         directory = self._path / record.uuid
-        placed = await asyncio.to_thread(find_map, directory, record)
+        placed = await in_thread(find_map, directory, record)
         running = await self._open_bucket(
             directory,
             name=name,

@@ -1,5 +1,7 @@
 """The only place that makes asyncio tasks: kept, named, cancelled at the end, errors surfaced.
 
+`in_thread` is for calls that change files.
+
 Invariants:
 1. A task is referenced until it is done, so it cannot vanish in the middle of its work.
 2. An error that a task ends with is logged once and told to `on_error`; it is never lost.
@@ -13,13 +15,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
-__all__ = ["STOP_SECONDS", "Tasks"]
+__all__ = ["STOP_SECONDS", "Tasks", "in_thread"]
+
+_Result = TypeVar("_Result")
 
 _LOG = logging.getLogger(__name__)
 STOP_SECONDS: Final = 10.0
 """How long cancelled tasks may take to end before that is logged."""
+
+
+async def in_thread(call: Callable[..., _Result], *args: Any, **named: Any) -> _Result:
+    """Run a call in a thread, as `asyncio.to_thread`; a cancelled caller ends after the call.
+
+    A thread cannot be stopped. Without this a call that changes files could still do so after its
+    owner was closed, and undo what the next owner has written.
+    """
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(None, partial(call, *args, **named))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled() and (error := running.exception()) is not None:
+            _LOG.warning("what ran in a thread until it was cancelled failed: %s", error)
+        raise
 
 
 class Tasks:

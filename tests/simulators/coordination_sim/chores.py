@@ -20,7 +20,7 @@ from millstream.coordination.core.client.events import (
 )
 from simulators.coordination_sim.keepers import Keeper
 from simulators.coordination_sim.rights import GUARDED, change
-from simulators.namespace_truth import COUNTER, PATHS, QUEUE
+from simulators.namespace_truth import COUNTER, PATHS, QUEUE, UNITS
 from simulators.namespace_wishes import Wishes
 from simulators.namespace_world import Words
 
@@ -172,6 +172,17 @@ def locking(guest: Guest) -> Doing:
         nowait = ("NOWAIT",) * (guest.rng.random() < 0.5)
         take: Words = ("LOCK", "WRITE", LOCK, "TOKEN", *nowait)
         yield from _turn(guest, LOCK, take, ("LOCK", "RELEASE", LOCK))
+
+
+def sharing(guest: Guest) -> Doing:
+    """Take a unit of a semaphore, keep it for a while, and give it back."""
+    while (yield from _pauses(guest)):
+        for words in (("CREATE", "BINARY", UNITS), ("SEMAPHORE", "INIT", "1", UNITS)):
+            yield one(*words)
+        _, told = yield one("SEMAPHORE", "ACQUIRE", UNITS)
+        if told == "OK":
+            yield Nap(guest.rng.expovariate(1 / guest.guests.between_ms))
+            yield one("SEMAPHORE", "RELEASE", UNITS)
 
 
 def electing(guest: Guest) -> Doing:
@@ -404,6 +415,8 @@ CHORES: tuple[Chore, ...] = (
 )  # fmt: skip
 """What there is to do; a run has `CHORES_MAX` of these."""
 CHORES_MAX = 13
+SHARERS = 3
+"""Do `sharing` where synchronisation is wished most, beside the others."""
 IN_RESP3 = (keeping,)
 """These hear what they have not asked for."""
 OF_USERS = (abiding,)

@@ -31,12 +31,14 @@ from simulators.coordination_sim.chores import (
     CHORES_MAX,
     IN_RESP3,
     OF_USERS,
+    SHARERS,
     Ask,
     Chore,
     Nap,
     Want,
     preparing,
     rest,
+    sharing,
 )  # fmt: skip
 from simulators.coordination_sim.doors import Door
 from simulators.coordination_sim.hearers import Hearer
@@ -276,7 +278,7 @@ class Guest:
         if not isinstance(reply, ErrorReply):
             keeper.begun()
         elif reply.code == "HISTORY_LOST":
-            keeper.lost(int(reply.words))
+            keeper.lost(int(reply.words.split()[0]))
             self._keep(keeper)
         else:
             self._refused(reply)
@@ -448,6 +450,8 @@ class Guests:
         self.world.counts["namespaces"] += 1
         chosen = self.rng.sample(CHORES, self.chores_max)
         self.guests = [self.born(preparing), *map(self.born, chosen)]
+        if self.focus == "sync":
+            self.guests += [self.born(sharing) for _ in range(SHARERS)]
         whole, other, guarded = self.shadow.told.values()
         heard = [(whole, ""), (other, ""), (whole, ""), *((guarded, user) for user in USERS)]
         self.hearers = [Hearer(self, at, *one) for at, one in enumerate(heard)]

@@ -181,7 +181,7 @@ class Hearer:
 
     def _refused(self, reply: ErrorReply) -> None:
         if reply.code == "HISTORY_LOST":
-            self.lsn = int(reply.words)
+            self.lsn = int(reply.words.split()[0])
             self.world.counts["gaps told"] += 1
         self.go_on_later()
 

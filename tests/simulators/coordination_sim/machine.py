@@ -102,6 +102,8 @@ class Machine:
         self.seen_commit = 0
         self.seen_log: tuple[Any, ...] = ()
         self.hashes: dict[int, bytes] = {}
+        self.last_normal = (0, 0)
+        """What is durable of it."""
         """LSN -> hash of what is durable and whole."""
         self.base_lsn = 0
         """A durable snapshot stands for all before it."""
@@ -152,6 +154,7 @@ class Machine:
     def _load(self, image: Any) -> None:
         world, standing = self.world, image.standing
         world.truth.found(self, standing)
+        self.last_normal = standing.last_normal
         log = () if image.is_journal_lost else image.log
         self.hashes, self.base_lsn = {image.base.lsn: image.base.hash}, image.base.lsn
         self.hashes.update((e.lsn, e.header.hash) for e in log if isinstance(e, Entry))
@@ -391,6 +394,7 @@ class Machine:
         elif isinstance(effect, Install):
             kept = {lsn: known for lsn, known in self.hashes.items() if lsn <= effect.keep_lsn}
             kept.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
+            self.world.truth.check_installed(self, effect.standing, max(self.hashes), max(kept))
             self.hashes = kept
         elif isinstance(effect, InstallSnapshot):
             link = effect.snapshot.id.link
@@ -401,6 +405,7 @@ class Machine:
             self.written_snapshot = effect.snapshot.id
         elif isinstance(effect, AdoptSnapshot):
             self.world.counts["snapshots adopted"] += 1
+        self.last_normal = getattr(effect, "standing", self).last_normal
 
     def hash_on_disk(self, lsn: int) -> bytes | None:
         """Return the hash of an entry that is durable and whole, or remembered where all are."""

@@ -67,7 +67,7 @@ _VALUE, _STALE = front_prefixes._value, Reads._on_stale_read
 _ALLOW, _GUARD = Permissions.allow, Permissions.guard
 _HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
-_NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
+_NUMBERED, _KEPT, _UPDATES = tree._numbered, Marks.kept, marks.updates_of
 
 
 def _numbers_again(job: Any, parent: int, name: bytes) -> bytes:
@@ -86,11 +86,6 @@ def _first_kept_is_lost(marks: Marks, place: Any, after_lsn: int) -> Any:
 def _nothing_is_ever_lost(marks: Marks, place: Any, after_lsn: int) -> Any:
     mark = marks.at(place)
     return None if mark is None else _KEPT(marks, place, max(after_lsn, mark.floor_lsn))
-
-
-def _hears_before(audience: Audience, *arguments: Any, after_lsn: int | None, **more: Any) -> None:
-    behind = None if after_lsn is None else min(after_lsn, audience.lsn)
-    _ADD(audience, *arguments, after_lsn=behind, **more)
 
 
 def _deletes_are_quiet(run: Any, elements: Any, is_wanted: Any) -> Any:
@@ -281,10 +276,6 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         "Who goes on misses the first message.", instead(Marks, "kept", _first_kept_is_lost),
         TOLD, LEADERS,
     ),
-    "ns_told_twice": (
-        "A member that is behind tells again what was heard elsewhere.",
-        instead(Audience, "add", _hears_before), TOLD, BEHIND,
-    ),
     "ns_keeps_anew": (
         "A durable subscription that is asked for again begins there.",
         instead(Marks, "begin_hearing", _hears_anew), HEARD, LEADERS,
@@ -295,7 +286,8 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_keeps_later": (
         "A durable subscription goes on behind the entry after the last that was heard.",
-        instead(subscribing, "_from", _goes_on_one_later), HEARD[1:], LEADERS,
+        instead(subscribing, "_from", _goes_on_one_later),
+        (*HEARD[1:], "are kept, and called lost"), LEADERS,
     ),
     "ns_unseen": (
         "What a client says to have seen is not listened to.",

@@ -98,8 +98,8 @@ PLANTS: dict[str, Plant] = {
     ),
     "done_early": _plant("done_early", ("says too early that it has a snapshot",), "slow_disk"),
     "cut_first": _plant(
-        "cut_first", LOST, "isolate_primary", "restart_storm", "loss", "reorder",
-        loss=0.3, duration_ms=10_000,
+        "cut_first", ("cuts its log before the new one is here", *LOST), "isolate_primary",
+        "restart_storm", "loss", "reorder", loss=0.3, duration_ms=10_000,
     ),
     "longest": _plant(
         "longest", LOST, "isolate_primary", "restart_storm", rate_per_s=10, window=40
@@ -150,5 +150,7 @@ OUT_OF_REACH = {
     "read_leaving": "reads are refused already once the epoch has ended, and until then what a "
     "quorum says of the view makes them true: the second lock keeps nothing shut any more",
     "torn_install": "it is the disk's, and made only by `tests/simulators/coordination_world.py`",
+    "ns_told_twice": "a member that was behind told again what was heard elsewhere; by now it "
+    "refuses a position that it has not reached, so no subscription begins ahead of its member",
 }
 """Mistakes that are not searched for, and why."""

@@ -152,6 +152,14 @@ class Truth:
         if (standing.configuration.epoch, standing.view) < machine.told:
             raise WrongError(f"node {machine.number} said {machine.told}, found {standing}")
 
+    def check_installed(
+        self, machine: Machine, standing: HardState, end: int, new_end: int
+    ) -> None:
+        """A log ends earlier only in the step in which it becomes that of another view."""
+        is_member = machine.id in standing.configuration.members
+        if is_member and new_end < end and standing.last_normal == machine.last_normal:
+            raise WrongError(f"node {machine.number} cuts its log before the new one is here")
+
     def check_said(self, machine: Machine, envelope: Envelope) -> None:
         """Nothing is said that is not durable, nor that breaks a promise.
 

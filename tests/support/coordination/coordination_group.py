@@ -49,6 +49,7 @@ class Group:
         self.ids = [bytes([number + 1]) * 16 for number in range(size + learners)]
         members = tuple(self.ids[:size])
         self.now = 0.0
+        self.chance = 0.5
         self.passes: Filter = lambda sender, receiver, envelope: True
         self.holds_disk: set[int] = set()
         self.no_space: set[int] = set()
@@ -70,7 +71,7 @@ class Group:
                 empty = standing.configuration._replace(members=())
                 standing = standing._replace(configuration=empty)
             self.standings.append(standing)
-            self.replicas.append(Replica(self.machine(), lambda: 0.5))
+            self.replicas.append(Replica(self.machine(), lambda: self.chance))
             self.start(number)
         self.settle()
 
@@ -78,7 +79,7 @@ class Group:
         """Start a process of this node on what its disk has."""
         if lost:
             self.disks[number], self.bases[number] = [], GENESIS
-        self.replicas[number] = Replica(self.machine(), lambda: 0.5)
+        self.replicas[number] = Replica(self.machine(), lambda: self.chance)
         self.held.pop(number, None)
         stable = self.stables[number]
         image = Image(

@@ -1,10 +1,18 @@
-"""Coordinators of several nodes in one event loop, on real files and sockets of loopback."""
+"""Coordinators of several nodes in one event loop, on real files and sockets of loopback.
+
+On a busy machine another member may lead at any time. Then a test that asks one node once fails,
+though nothing is wrong. A test has the choice of
+
+- `Nodes.ask`, `Nodes.admin` and `support.kv.talking.follow`: ask whoever leads, until it answers;
+- `support.kv.talking.done`: the same for changes that answer differently the second time;
+- `Nodes.while_one_leads`: run what needs one primary all the time, and run it again if it had two.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +27,8 @@ from support.node.node_process import free_port
 GROUP = b"group-of-the-test"[:16]
 WAIT_S = 60.0
 """Far longer than anything takes; a busy machine may be slow."""
+VIEWS_MAX = 10
+"""So often another primary may interrupt a test."""
 
 
 def bound(port: int | None = None) -> socket.socket:
@@ -74,16 +84,23 @@ class Nodes:
         await until(lambda: len(first.pool.pool.tables.others()) == self.size - 1)
         await until(lambda: self.group(0).replica.leading)
         others = [self.running[number].node_id.hex().encode() for number in range(1, self.size)]
-        answer = b"-BUSY" if others else b""
-        while _is_for_now(answer):  # its first entry is not committed yet
-            answer = await admin(first, b"GROUP", b"ADD", b"%d" % FIRST_GROUP, *others)
-        assert not answer.startswith(b"-"), answer
+        async with asyncio.timeout(WAIT_S):
+            while not self._is_whole():
+                answer = await admin(first, b"GROUP", b"ADD", b"%d" % FIRST_GROUP, *others)
+                assert not answer.startswith(b"-") or _is_for_now(answer), answer
+                await asyncio.sleep(0.005)  # nobody tells: asked again
         await until(lambda: all(FIRST_GROUP in n.groups.numbered for n in self.running.values()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for number in list(self.running):
             await self.stop(number)
+
+    def _is_whole(self) -> bool:
+        """Whether somebody leads a group of all nodes."""
+        groups = [node.groups.numbered.get(FIRST_GROUP) for node in self.running.values()]
+        leading = [one.replica for one in groups if one is not None and one.replica.leading]
+        return any(len(one.members) == self.size for one in leading)
 
     async def start(self, number: int) -> Coordinator:
         """Start a node, on the ports that it had before; all but the first join the first."""
@@ -112,7 +129,10 @@ class Nodes:
         return self.running[number].groups.numbered[FIRST_GROUP]
 
     async def ask(self, *argv: bytes) -> Reply:
-        """Ask whoever leads, until it is done."""
+        """Ask whoever leads, until it is done.
+
+        Where the answer is not known (UNKNOWN) it is asked again: a change may be made twice.
+        """
         async with asyncio.timeout(WAIT_S):
             while True:
                 for number in list(self.running):
@@ -121,19 +141,29 @@ class Nodes:
                         return reply
                 await asyncio.sleep(0.02)  # nobody tells: asked again
 
-    async def admin(self, *argv: bytes) -> tuple[Coordinator, bytes]:
-        """Ask all in turn, until one does it or says why not; return which, and its answer."""
+    async def admin(self, *argv: bytes, final: bytes = b"") -> tuple[Coordinator, bytes]:
+        """Ask all in turn, until one does it or says why not; return which, and its answer.
+
+        Commands of administrators may be said twice: what was done already is answered as done.
+        `final`: begins an answer that is returned although another one may come later.
+        """
         async with asyncio.timeout(WAIT_S):
             while True:
                 for node in list(self.running.values()):
                     answer = await admin(node, *argv)
-                    if not _is_for_now(answer):
+                    if not _is_for_now(answer) or (final and answer.startswith(final)):
                         return node, answer
                 await asyncio.sleep(0.02)  # nobody tells: asked again
 
+    async def known(self, number: int) -> None:
+        """Wait until all nodes know a group with a number."""
+        tables = [node.pool.pool.tables for node in self.running.values()]
+        await until(lambda: all(one.numbered(number) for one in tables))
+
     def primary(self) -> int | None:
-        """Return which node leads, None unless it is one."""
-        leading = [number for number in self.running if self.group(number).replica.leading]
+        """Return which node leads and is heard by a quorum, None unless it is one."""
+        replicas = {number: self.group(number).replica for number in self.running}
+        leading = [n for n, one in replicas.items() if one.leading and not one.suspended]
         return leading[0] if len(leading) == 1 else None
 
     async def leader(self) -> int:
@@ -143,7 +173,25 @@ class Nodes:
         assert number is not None
         return number
 
+    async def while_one_leads(self, scenario: Callable[[int], Awaitable[None]]) -> None:
+        """Run a scenario, given the primary; run it again if it failed and the primary changed.
+
+        The scenario may run several times on what the time before has left.
+        """
+        for _ in range(VIEWS_MAX):
+            number = await self.leader()
+            view = self.group(number).replica.view
+            try:
+                return await scenario(number)
+            except Exception:
+                if (self.primary(), self.group(number).replica.view) == (number, view):
+                    raise
+        raise AssertionError(f"another primary interrupted it {VIEWS_MAX} times")
+
 
 def _is_for_now(answer: bytes) -> bool:
     """Whether a refusal says that another node, or the same one later, may do it."""
-    return answer.partition(b" ")[0] in (b"-NOTPRIMARY", b"-BUSY", b"-NOQUORUM", b"-NOTREADY")
+    return answer.partition(b" ")[0] in _FOR_NOW
+
+
+_FOR_NOW = (b"-NOTPRIMARY", b"-BUSY", b"-NOQUORUM", b"-NOTREADY", b"-UNKNOWN")

@@ -9,7 +9,7 @@ import hiredis
 
 from support.coordination.coordinators import WAIT_S, Nodes
 
-__all__ = ["Talker", "follow"]
+__all__ = ["Talker", "done", "follow", "once"]
 
 
 class Talker:
@@ -47,14 +47,39 @@ async def once(port: int, *words: str | bytes) -> Any:
 
 
 async def follow(nodes: Nodes, *words: str | bytes) -> Any:
-    """Say it to any node, then to the one that is named, until one does it or says why not."""
+    """Say it to any node, then to the one that is named, until one does it or says why not.
+
+    A change may have been made before it was answered: see `done`.
+    """
+    return (await _followed(nodes, words))[0]
+
+
+async def done(nodes: Nodes, *words: str | bytes) -> None:
+    """Have something changed.
+
+    Where the answer to one attempt is not known, the next one may answer that there is nothing to
+    do: that is right. Any other answer is not. A change that may be made twice, such as PUT, may
+    have been.
+    """
+    reply, is_doubtful = await _followed(nodes, words)
+    assert reply == b"OK" or (is_doubtful and _is_done_already(reply)), reply
+
+
+def _is_done_already(reply: Any) -> bool:
+    return reply == b"EXISTS" or str(reply).startswith("ERROR_DOES_NOT_EXISTS")
+
+
+async def _followed(nodes: Nodes, words: tuple[str | bytes, ...]) -> tuple[Any, bool]:
+    """Return the answer, and whether it may have been done before it was answered."""
+    is_doubtful = False
     ports = [nodes.coord_ports[number] for number in nodes.running]
     port = ports[0]
     async with asyncio.timeout(WAIT_S):
         while True:
             reply = await once(port, *words)
             if not isinstance(reply, str) or reply.split()[0] not in _ELSEWHERE:
-                return reply
+                return reply, is_doubtful
+            is_doubtful = is_doubtful or reply.split()[0] in ("UNKNOWN", "LOST")
             named = reply.rpartition(":")[2]
             is_named = reply.startswith("NOTPRIMARY") and named.isdigit()
             port = int(named) if is_named else ports[(ports.index(port) + 1) % len(ports)]

@@ -7,7 +7,15 @@ import typer
 from typer.testing import CliRunner
 
 from millstream.cli import connect
-from millstream.cli.connect import NodeOptions, at_node, awaited, key_of, tls_of, who_of
+from millstream.cli.connect import (
+    LoginOptions,
+    NodeOptions,
+    at_node,
+    awaited,
+    key_of,
+    tls_of,
+    who_of,
+)
 from millstream.client.dump_file import DumpWriter
 from millstream.client.dump_lines import HeaderLine
 from millstream.errors import UnavailableError, UsageError
@@ -33,6 +41,22 @@ def test_commands_share_the_options_that_name_a_node() -> None:
     assert given == [
         ("x", ("a:1", "u", Path("p"), Path("c")), True), ("y", ("b:2", "w", None, None), False),
     ]  # fmt: skip
+
+
+def test_a_command_that_is_told_elsewhere_which_node_takes_only_who_logs_in() -> None:
+    given: list[Any] = []
+
+    @at_node
+    def command(*, at: LoginOptions) -> None:
+        given.append(at)
+
+    assert tuple(inspect.signature(command).parameters) == LoginOptions._fields
+    assert NodeOptions._fields == ("address", *LoginOptions._fields)
+    app = typer.Typer()
+    app.command()(command)
+    assert CliRunner().invoke(app, ["--user", "u"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--connect", "a:1"]).exit_code == 2
+    assert given == [("u", None, None)]
 
 
 def test_without_user_nobody_logs_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +112,25 @@ ASKING = [
 """Commands that ask a node; files that they read are there."""
 
 
+class PausesOnly:
+    """A clock on which only pauses take time: a slow machine does not end the wait."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
 @pytest.mark.parametrize("words", ASKING)
 def test_every_command_waits_for_a_node_that_is_starting(
     call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
 ) -> None:
-    monkeypatch.setattr(connect, "STARTING_S_MAX", 0.02)
-    monkeypatch.setattr(connect, "STARTING_PAUSE_S", 0.01)
+    monkeypatch.setattr(connect, "STARTING_PAUSE_S", 5.0)
+    monkeypatch.setattr(connect, "time", PausesOnly())
     (tmp_path / "FILE.jsonl").write_text("{}\n")
     (tmp_path / "SCRIPT").write_text("VDS /\n")
     with DumpWriter(tmp_path / "DUMP", overwrites=False) as writer:

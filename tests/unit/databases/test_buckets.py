@@ -2,6 +2,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -418,6 +419,31 @@ async def test_a_bucket_that_could_not_be_made_leaves_nothing(make, tmp_path, er
     await buckets.create("a", 4)
     again = await opened(make)
     assert list(again.served) == ["a"]
+
+
+async def test_a_creation_that_is_cancelled_while_its_directory_is_made_leaves_nothing(
+    make, tmp_path, monkeypatch
+):
+    begun, gate, ended = threading.Event(), threading.Event(), threading.Event()
+    make_directory = buckets_module.make_directory
+
+    def slow(*given):
+        begun.set()
+        assert gate.wait(60)
+        make_directory(*given)
+        ended.set()
+
+    buckets = await opened(make)
+    monkeypatch.setattr(buckets_module, "make_directory", slow)
+    creating = asyncio.ensure_future(buckets.create("orders", 4))
+    assert await asyncio.to_thread(begun.wait, 60)
+    creating.cancel()
+    asyncio.get_running_loop().call_later(0.05, gate.set)
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert os.listdir(tmp_path / "buckets") == []
+    assert buckets.statuses() == []
 
 
 async def test_a_directory_that_is_not_durable_is_taken_back(make, tmp_path, monkeypatch):

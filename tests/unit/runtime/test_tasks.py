@@ -1,7 +1,10 @@
 import asyncio
 import logging
+import threading
 
-from millstream.runtime.tasks import Tasks
+import pytest
+
+from millstream.runtime.tasks import Tasks, in_thread
 
 
 async def test_tasks_are_named_kept_and_cancelled():
@@ -37,3 +40,32 @@ async def test_what_runs_may_be_waited_for():
     asyncio.get_running_loop().call_soon(gate.set)
     await tasks.finish()
     assert task.result() is True
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_is_cancelled_ends_after_what_runs_in_a_thread(caplog, fails):
+    begun, gate, ended = threading.Event(), threading.Event(), []
+
+    def change(name, *, suffix):
+        begun.set()
+        assert gate.wait(60)
+        ended.append(name + suffix)
+        if fails:
+            raise OSError("no space")
+
+    task = asyncio.ensure_future(in_thread(change, "file", suffix=".new"))
+    assert await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    gate.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert ended == ["file.new"]
+    assert ("no space" in caplog.text) is fails
+
+
+async def test_what_runs_in_a_thread_gives_its_result_or_error():
+    assert await in_thread(int, "7") == 7
+    with pytest.raises(ValueError, match="invalid"):
+        await in_thread(int, "x")

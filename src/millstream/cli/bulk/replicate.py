@@ -23,12 +23,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from millstream.cli.connect import (
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    LoginOptions,
     Who,
-    tls_of,
-    who_of,
+    at_node,
 )
 from millstream.cli.progress import progress_of
 from millstream.errors import MillstreamError, UsageError
@@ -48,6 +45,7 @@ _LOOK_S: Final = 0.2
 """Between two looks at how far a run is."""
 
 
+@at_node
 def command(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Address of a database.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Address of a database.")],
@@ -68,9 +66,7 @@ def command(
     selector: Annotated[
         str | None, typer.Option("--selector", metavar="JSON", help="Only what it selects.")
     ] = None,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    at: LoginOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Replicate a database into another one, over HTTP."""
@@ -82,10 +78,10 @@ def command(
         form["doc_ids"] = doc_ids
     if selector is not None:
         form["selector"] = _decoded(selector)
-    who = who_of(user, password_file)
+    who = at.who
     job = parse_job(form)
     job = replace(job, source=_as(job.source, who), target=_as(job.target, who))
-    tls = tls_of(tls_ca)
+    tls = at.tls
     if tls is not None:
         tls.load_default_certs()  # the other end may be a public one
     answer = asyncio.run(_run(job, tls, is_quiet=as_json))

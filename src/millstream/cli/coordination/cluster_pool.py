@@ -19,14 +19,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
-    tls_of,
-    who_of,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.coordination.coord import Coordination, ask_primary, coordination_at
 from millstream.errors import UnavailableError, UsageError
@@ -64,24 +59,22 @@ GroupOption = Annotated[
 ]
 
 
+@at_node
 def init(
     node: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NODE]...", help="Ids of the members, or how they begin."),
     ] = None,
-    address: ConnectOption = CONNECT_DEFAULT,
     group: GroupOption = GROUP_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Have a group span several nodes, so that it tolerates failures.
 
     Without NODE all nodes of the pool become members; there have to be 3, 5 or 7.
     """
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
-    with coordination_at(address, who, tls) as here:
+    with coordination_at(at.address, at.who, at.tls) as here:
         wanted = [_node_like(here, each) for each in node or ()] or _ids(here)
         epoch, members = grow(here, group, wanted)
     found = {"group": group, "epoch": epoch, "members": members}
@@ -123,36 +116,32 @@ def _node_like(here: Coordination, beginning: str) -> str:
     return found[0]
 
 
+@at_node
 def join(
     peer: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="Peer port of a node of the pool.")
     ],
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Have the node that is asked join the pool of another one."""
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
     host, port = parse_address(peer, default_port=PEER_PORT)
-    with coordination_at(address, who, tls) as here:
+    with coordination_at(at.address, at.who, at.tls) as here:
         here.ask("ADMIN", "JOIN", host, str(port))
         print(f"{len(_ids(here))} nodes are in the pool")
 
 
+@at_node
 def status(
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Show the nodes of the pool and where its groups are led, as one node sees it.
 
     Exit code 1 if a group has no primary that was heard of lately.
     """
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
-    with coordination_at(address, who, tls) as here:
+    with coordination_at(at.address, at.who, at.tls) as here:
         found = _plain({"nodes": here.ask("ADMIN", "NODES"), "groups": here.ask("VDS")})
     if json:
         print(json_module.dumps(found))

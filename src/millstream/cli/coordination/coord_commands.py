@@ -20,20 +20,14 @@ import signal
 import sys
 from base64 import b64encode
 from collections.abc import Coroutine, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
-    ConnectOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
-    tls_of,
-    who_of,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.coordination.coord import coord_address_at
 from millstream.cli.coordination.shell import CoordOption
@@ -67,46 +61,38 @@ PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="As in /app/co
 
 
 @app.command("watch")
+@at_node
 def watch(
     path: PathArgument,
     scope: ScopeOption = "tree",
     data: DataOption = False,
     after: AfterOption = None,
     coord: CoordOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Print what happens to an element, and below it, as JSON lines until Ctrl-C."""
-    client = _client(coord, address, user, password_file, tls_ca)
+    client = _client(coord, at)
     asyncio.run(_until_told(_watch(client, path, scope.upper(), with_data=data, after=after)))
 
 
 @app.command("get")
+@at_node
 def get(
     path: PathArgument,
     prefix: PrefixOption = False,
     coord: CoordOption = None,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Print an element, or all whose paths begin so, as JSON lines."""
-    client = _client(coord, address, user, password_file, tls_ca)
+    client = _client(coord, at)
     asyncio.run(_print_all(client, path) if prefix else _print_one(client, path))
 
 
-def _client(
-    coord: str | None,
-    address: str,
-    user: str | None,
-    password_file: Path | None,
-    tls_ca: Path | None,
-) -> AsyncClient:
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
-    place = coord or coord_address_at(address, who, tls)
+def _client(coord: str | None, at: NodeOptions) -> AsyncClient:
+    who, tls = at.who, at.tls
+    place = coord or coord_address_at(at.address, who, tls)
     return AsyncClient([place], user=who.user, password=who.password, tls=tls)
 
 

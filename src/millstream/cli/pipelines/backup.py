@@ -21,13 +21,10 @@ import msgspec
 import typer
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.designs import database_of
 from millstream.cli.pipelines.run import (
@@ -82,27 +79,26 @@ def add_to(app: typer.Typer, run_app: typer.Typer) -> None:
     app.command("verify")(verify)
 
 
+@at_node
 def run_backup(
     bucket: BucketArgument,
     to: ToOption,
     incremental: IncrementalOption = False,
     master: MasterOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Back a bucket up into Parquet files, as of one moment for each partition."""
-    options = source_options(bucket, address, user, password_file, tls_ca)
+    options = source_options(bucket, at)
     check_node(options)
     from millstream.pipelines.lake.backup import back_up
     from millstream.pipelines.lake.directory import BackupDirectory
 
     to = to.absolute()
     with (
-        recorded("backup", bucket, checkpoint=to, subject=str(to), address=address) as run,
+        recorded("backup", bucket, checkpoint=to, subject=str(to), address=at.address) as run,
         _watched(run, _AGAIN, master, driver_memory) as (spark, watch),
     ):
         started = time.monotonic()
@@ -132,6 +128,7 @@ def run_compact(
     _tell(made, time.monotonic() - started, as_json=json)
 
 
+@at_node
 def run_restore(
     directory: DirectoryArgument,
     bucket: BucketArgument,
@@ -140,21 +137,19 @@ def run_restore(
     overwrite: OverwriteOption = False,
     master: MasterOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Write a backup into a bucket, with CAS, rev, expiry, flags and lineage as they were."""
-    options = source_options(bucket, address, user, password_file, tls_ca)
+    options = source_options(bucket, at)
     check_node(options)
     from millstream.pipelines.lake.restore import restore
 
     backup = _backup_in(directory)
-    at = backup.path
+    path = backup.path
     with recorded(
-        "restore", bucket, checkpoint=at, subject=f"{at} to {address}", address=address
+        "restore", bucket, checkpoint=path, subject=f"{path} to {at.address}", address=at.address
     ) as run:
         with _watched(run, _REST, master, driver_memory) as (spark, watch):
             done = restore(
@@ -163,9 +158,7 @@ def run_restore(
             )  # fmt: skip
         designs = 0
         for key, body in done.designs.items():
-            database = database_of(
-                bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
-            )
+            database = database_of(bucket, key, **at.options)
             designs += _put_design(database, key, body, overwrite=overwrite)
     kept = done.kept + len(done.designs) - designs
     if json:
@@ -214,6 +207,7 @@ def _put_design(database: Database, key: str, body: bytes, *, overwrite: bool) -
     return True
 
 
+@at_node
 def verify(
     directory: DirectoryArgument,
     bucket: Annotated[
@@ -223,24 +217,22 @@ def verify(
     manifest: ManifestOption = None,
     master: MasterOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Check every file of a backup; with --bucket, compare its documents with a bucket's."""
     options = None
     if bucket is not None:
-        options = source_options(bucket, address, user, password_file, tls_ca)
+        options = source_options(bucket, at)
         check_node(options)
     from millstream.pipelines.lake.verify import verify_bucket, verify_files
 
     backup = _backup_in(directory)
-    subject = f"{backup.path} with {bucket} at {address}" if bucket else str(backup.path)
+    subject = f"{backup.path} with {bucket} at {at.address}" if bucket else str(backup.path)
     with recorded(
         "verify", bucket or "", checkpoint=backup.path, subject=subject,
-        address=address if bucket else "", name=backup.path.name,
+        address=at.address if bucket else "", name=backup.path.name,
     ) as run:  # fmt: skip
         with _watched(run, "run it again", master, driver_memory) as (spark, watch):
             file_count, problems = verify_files(spark, backup, watch=watch)

@@ -17,12 +17,9 @@ import typer
 from rich.console import Console
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.pipelines.run import (
     MEMORY_DEFAULT,
@@ -64,6 +61,7 @@ def add_to(run_app: typer.Typer) -> None:
     run_app.command("lake")(run_lake)
 
 
+@at_node
 def run_lake(
     bucket: BucketArgument,
     to: TableOption,
@@ -72,24 +70,22 @@ def run_lake(
     rows_per_batch: RowsOption = None,
     master: MasterOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
 ) -> None:
     """Keep a Parquet or Delta table equal to a bucket, and a log of its changes beside it."""
     if form is TableFormat.delta:
         from millstream.pipelines.sinks.delta_target import delta_package
 
         delta_package()  # says what to install, before Spark is started
-    check_node(source_options(bucket, address, user, password_file, tls_ca))
+    check_node(source_options(bucket, at))
     from millstream.pipelines.lake.table_query import ROWS_PER_BATCH, TableQuery
 
     to = to.absolute()
-    source = {"hosts": address, "bucket": bucket} | ({"user": user} if user else {})
-    source |= file_options(password_file, tls_ca)
+    source = {"hosts": at.address, "bucket": bucket} | ({"user": at.user} if at.user else {})
+    source |= file_options(at)
     with recorded(
-        "lake", bucket, checkpoint=to / "checkpoint", subject=str(to), address=address
+        "lake", bucket, checkpoint=to / "checkpoint", subject=str(to), address=at.address
     ) as run:
         query = TableQuery(
             source, to, rows_per_batch=rows_per_batch or ROWS_PER_BATCH,

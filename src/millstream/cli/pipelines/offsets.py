@@ -26,13 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    LoginOptions,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.pipelines.run import source_options
 from millstream.errors import ConditionError, UsageError
@@ -76,23 +74,22 @@ def show(where: WhereArgument, json: JsonOption = False) -> None:
 
 
 @app.command()
+@at_node
 def make(
     bucket: BucketArgument,
-    at: AtOption = "latest",
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    which: AtOption = "latest",
+    *,
+    at: NodeOptions,
 ) -> None:
     """Print an offset of a bucket, for startingOffsets, endingOffsets or `reset`."""
     from dataclasses import replace
 
     from millstream.pipelines.change_stream.query import Query
 
-    options = source_options(bucket, address, user, password_file, tls_ca)
-    edge: Edge = "earliest" if at == "earliest" else "latest"
-    if at not in ("earliest", "latest"):
-        edge = _offset_at(at)
+    options = source_options(bucket, at)
+    edge: Edge = "earliest" if which == "earliest" else "latest"
+    if which not in ("earliest", "latest"):
+        edge = _offset_at(which)
     query = Query(replace(options, starting_offsets=edge))
     try:
         sys.stdout.write(json_text.dumps(query.initial_offset()) + "\n")
@@ -162,18 +159,18 @@ def reset(
 
 
 @app.command()
+@at_node
 def index(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `pipeline list` shows it.")],
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: LoginOptions,
     json: JsonOption = False,
 ) -> None:
     """Show the position of each partition that a views pipeline's index has reached."""
     from millstream.pipelines.index.setup import index_state_of
 
     record = read_run(name)
-    source = source_options(record.bucket, record.address, user, password_file, tls_ca)
+    source = source_options(record.bucket, NodeOptions(record.address, *at))
     positions = index_state_of(source, record.ddoc).positions
     if json:
         sys.stdout.write(json_text.dumps(positions) + "\n")

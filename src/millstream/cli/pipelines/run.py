@@ -27,7 +27,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from millstream.cli.connect import awaited, tls_of, who_of
+from millstream.cli.connect import NodeOptions, awaited
 from millstream.pipelines.runs import ProgressWriter, RunRecord, begin_run, state_directory
 
 if TYPE_CHECKING:
@@ -74,13 +74,7 @@ class Run(NamedTuple):
         return state_directory() / self.record.name / "spark.log"
 
 
-def source_options(
-    bucket: str,
-    address: str,
-    user: str | None,
-    password_file: Path | None,
-    tls_ca: Path | None,
-) -> SourceOptions:
+def source_options(bucket: str, at: NodeOptions) -> SourceOptions:
     """Return what executors connect with.
 
     Raises:
@@ -88,17 +82,17 @@ def source_options(
     """
     from millstream.pipelines.change_stream.options import SourceOptions
 
-    who = who_of(user, password_file)
-    tls_of(tls_ca)  # says what is wrong with it
+    who, _ = at.who, at.tls  # which says what is wrong with it
     return SourceOptions(
-        hosts=address, bucket=bucket, user=who.user, password=who.password if who.user else None,
-        tls_authority=tls_ca.read_text() if tls_ca else "",
+        hosts=at.address, bucket=bucket, user=who.user,
+        password=who.password if who.user else None,
+        tls_authority=at.tls_ca.read_text() if at.tls_ca else "",
     )  # fmt: skip
 
 
-def file_options(password_file: Path | None, tls_ca: Path | None) -> dict[str, str]:
+def file_options(at: NodeOptions) -> dict[str, str]:
     """Return the options of `format("millstream")` that name files of the driver."""
-    files = {"passwordFile": password_file, "tlsCa": tls_ca}
+    files = {"passwordFile": at.password_file, "tlsCa": at.tls_ca}
     return {name: str(path.absolute()) for name, path in files.items() if path}
 
 

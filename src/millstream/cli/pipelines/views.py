@@ -23,13 +23,10 @@ import typer
 from rich.console import Console
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
+    at_node,
 )
 from millstream.cli.pipelines.run import (
     MEMORY_DEFAULT,
@@ -104,6 +101,7 @@ def add_to(run_app: typer.Typer) -> None:
     run_app.command("views")(run_views)
 
 
+@at_node
 def run_views(
     bucket: BucketArgument,
     ddoc: DdocOption = None,
@@ -116,14 +114,12 @@ def run_views(
     tasks: TasksOption = None,
     index_node: IndexNodeOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
-    address: ConnectOption = CONNECT_DEFAULT,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Build and maintain the indexes of design documents that say "engine": "spark"."""
-    source = source_options(bucket, address, user, password_file, tls_ca)
+    source = source_options(bucket, at)
     from millstream.pipelines.index.setup import files_of_modules, find_specs
     from millstream.pipelines.index.writer import rows_per_commit as checked_rows
 
@@ -135,7 +131,7 @@ def run_views(
     from millstream.pipelines.index.on_spark import IndexPipeline
 
     task_count, index_nodes = tasks or len(os.sched_getaffinity(0)), tuple(index_node or ())
-    options = file_options(password_file, tls_ca)
+    options = file_options(at)
     console = Console(stderr=True)
     with ExitStack() as stack:
         pipelines: list[IndexPipeline] = []
@@ -145,7 +141,7 @@ def run_views(
             leaf = f"{design}-{spec.bucket_uuid[:8]}-{spec.signature[:12]}"
             directory = (checkpoint.absolute() / leaf) if checkpoint else Path(leaf)
             run = recorded(
-                "views", bucket, checkpoint=directory, subject=address, address=address,
+                "views", bucket, checkpoint=directory, subject=at.address, address=at.address,
                 ddoc=design, name=f"{bucket}-{design}",
             )  # fmt: skip
             runs.append(stack.enter_context(run))
@@ -170,7 +166,7 @@ def run_views(
             )  # fmt: skip
         if not runs:
             run = recorded(
-                "views", bucket, checkpoint=Path("offered"), subject=address, address=address
+                "views", bucket, checkpoint=Path("offered"), subject=at.address, address=at.address
             )
             runs.append(stack.enter_context(run))
 

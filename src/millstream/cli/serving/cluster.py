@@ -25,17 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream.cli.connect import (
-    CONNECT_DEFAULT,
     BucketArgument,
-    ConnectOption,
     JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
+    NodeOptions,
     Who,
+    at_node,
     connection_of,
-    tls_of,
-    who_of,
 )
 from millstream.cli.coordination.cluster_pool import init, join, status
 from millstream.cli.serving.cluster_up import up
@@ -89,16 +84,15 @@ app.command()(status)
 
 
 @app.command()
+@at_node
 def promote(
     bucket: BucketArgument,
-    address: ConnectOption = CONNECT_DEFAULT,
     to: ToOption = None,
     partition: PartitionOption = None,
     force: ForceOption = False,
     drop: DropOption = None,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
+    *,
+    at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Make copies active where the active ones are gone, and tell all nodes.
@@ -108,9 +102,9 @@ def promote(
     With --drop the bucket goes on without a lost node: what is acknowledged from then on that
     node does not have, so its copies must not be promoted by themselves later.
     """
-    who, tls = who_of(user, password_file), tls_of(tls_ca)
+    who, tls = at.who, at.tls
     open_pages = partial(_pages, bucket=bucket, who=who, tls=tls)
-    content = _map_of(bucket, address, who, tls)
+    content = _map_of(bucket, at.address, who, tls)
     bucket_map = bucket_map_from_json(content)
     promoter = Promoter(str(content.get("uuid")), open_pages, new_branch=_new_branch, pause=_pause)
     wanted = _wanted(bucket_map, partition, to)

@@ -11,7 +11,6 @@ Elsewhere: what is in the file (`core.backup`), who may ask for it (the front).
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
@@ -29,6 +28,7 @@ from millstream.coordination.core.pool.effects import Refusal
 from millstream.errors import MillstreamError
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.files import sync_directory
+from millstream.runtime.tasks import in_thread
 from millstream.vsr.core.disk.durable_steps import is_of_one
 from millstream.vsr.core.hard_state import HardState
 from millstream.vsr.core.snapshots import Snapshot
@@ -46,7 +46,7 @@ async def back_up(snapshot: Snapshot, file: str, *, is_of_one: bool = False) -> 
     if not path.is_absolute():
         return Refusal("BADARG", "the file needs an absolute path, on this node")
     try:
-        await asyncio.to_thread(_write, path, snapshot, is_of_one=is_of_one)
+        await in_thread(_write, path, snapshot, is_of_one=is_of_one)
     except OSError as error:
         return _failed(path, error)
     return snapshot.id.lsn
@@ -73,7 +73,7 @@ async def restore(groups: Groups, standing: HardState, file: str) -> Restored | 
     if not path.is_absolute():
         return Refusal("BADARG", "the file needs an absolute path, on this node")
     try:
-        return await asyncio.to_thread(_restore, groups, standing, path)
+        return await in_thread(_restore, groups, standing, path)
     except OSError as error:
         return _failed(path, error)
     except MillstreamError as error:

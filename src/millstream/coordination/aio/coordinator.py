@@ -48,7 +48,7 @@ from millstream.coordination.core.pool.effects import GroupChanged, Marked, Node
 from millstream.coordination.core.pool.messages import Address, decode_pool, is_pool_frame
 from millstream.coordination.core.pool.pool import Pool
 from millstream.errors import MillstreamError
-from millstream.runtime.tasks import Tasks
+from millstream.runtime.tasks import Tasks, in_thread
 from millstream.vsr.core.effects import Timer
 from millstream.vsr.core.messages import Envelope, decode, encode
 
@@ -177,7 +177,7 @@ class Coordinator:
             CorruptionError: `bad_node_file`, `bad_pool_file`, `promises_lost`.
             UnavailableError: `directory_unusable`, `disk_failed`.
         """
-        node_id, incarnation, refusal = await asyncio.to_thread(begin_incarnation, directory)
+        node_id, incarnation, refusal = await in_thread(begin_incarnation, directory)
         async with AsyncExitStack() as stack:
             node = cls(
                 directory, node_id, listening, users or UserStore(), secret, on_fatal,
@@ -187,8 +187,8 @@ class Coordinator:
             stack.push_async_callback(node.peers.close)
             stack.push_async_callback(node.pool.close)
             stack.callback(node.namespaces.close)
-            here = await asyncio.to_thread(node.groups.here)
-            content = await asyncio.to_thread(mend_pool_file, directory)
+            here = await in_thread(node.groups.here)
+            content = await in_thread(mend_pool_file, directory)
             await node.pool.start(
                 NodeStart(
                     content, node_id, incarnation, here,
@@ -196,7 +196,7 @@ class Coordinator:
                     Address(listening.host, listening.coord_port), join, refusal,
                 )
             )  # fmt: skip
-            await asyncio.to_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
+            await in_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
             await node._listen(stack)
             node._share_users(stack)
             await node._listen_for_files(stack)
@@ -222,7 +222,7 @@ class Coordinator:
             if now == seen or pool.incarnations.own_refusal or not pool.tables.others():
                 continue
             try:
-                incarnation = await asyncio.to_thread(mark_incarnation, self.groups.directory)
+                incarnation = await in_thread(mark_incarnation, self.groups.directory)
             except (OSError, MillstreamError) as error:
                 _LOG.warning("%s cannot be marked: %s", self.groups.directory, error)
                 continue

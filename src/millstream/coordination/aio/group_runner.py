@@ -5,7 +5,8 @@ Invariants:
    other event is one; all effects of a step are carried out, in order, before the next one. After
    `TURN_S` others have their turn.
 2. Each ticket is answered exactly once: by the replica, or by `close` with UNKNOWN.
-3. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
+3. A pause of the process, or a wait for the disk, is not silence of the other members.
+4. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
    any more; `on_fatal` is told once.
 
 Elsewhere: every decision (`vsr.core.replica`), the files (`vsr.aio.journal`), connections
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
+from millstream.coordination.aio.working_clock import WorkingClock
 from millstream.coordination.core.pool.effects import GroupChanged
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
@@ -96,6 +98,7 @@ class GroupRunner:
         self._contradiction, self._is_stuck = "", False
         self._journal: JournalThread | None = None
         self._loop = asyncio.get_running_loop()
+        self._clock = WorkingClock(self._loop.time)
         self._tickets = count(1)
         self._waiting: dict[int, OnReply] = {}
         self._events: deque[Event] = deque()
@@ -237,7 +240,7 @@ class GroupRunner:
         if type(some[0]) in _OF_CLIENTS:
             while events and type(events[0]) in _OF_CLIENTS and len(some) < STEP_EVENTS_MAX:
                 some.append(events.popleft())
-        now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
+        now_ms, wall_ms = self._clock.now_ms(), time.time_ns() // 1_000_000
         effects = self.replica.step(now_ms, wall_ms, *some)
         self._tell_changes()
         for effect in effects:
@@ -280,6 +283,7 @@ class GroupRunner:
             case SetTimer(after_ms):
                 if self._timer is not None:
                     self._timer.cancel()
+                self._clock.wake_after(after_ms)
                 self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
             case _:
                 assert self._journal is not None

@@ -15,7 +15,6 @@ Elsewhere: which groups there are to be (`core.pool`), one of them (`aio.group_r
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from millstream.coordination.core.pool.effects import GroupChanged
 from millstream.coordination.core.pool.group_check import REACHED, REMOVED, RESTORED
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.runtime.files import sync_directory
+from millstream.runtime.tasks import in_thread
 from millstream.vsr.core.disk.careful_files import CarefulFiles
 from millstream.vsr.core.disk.journal import format_group, is_formatted
 from millstream.vsr.core.disk.reached_file import ReachedFile
@@ -136,7 +136,7 @@ class Groups:
         Raises:
             UnavailableError: `disk_full`, `disk_failed`.
         """
-        await asyncio.to_thread(self._format, standing)
+        await in_thread(self._format, standing)
 
     def _format(self, standing: HardState) -> None:
         disk = self.disk(standing.group_id)
@@ -161,9 +161,9 @@ class Groups:
         state = GroupState()
         state.audience.on_notice = lambda notice: self._notify(group_id, notice)
         runner = await GroupRunner.open(
-            await asyncio.to_thread(self._place, group_id), state, send=self._send,
+            await in_thread(self._place, group_id), state, send=self._send,
             on_fatal=self._on_fatal, on_change=self._changed,
-            reached=await asyncio.to_thread(self._reached, group_id),
+            reached=await in_thread(self._reached, group_id),
         )  # fmt: skip
         state.audience.version_at = runner.version_at
         self.running[group_id], self._numbers[group_id] = runner, number
@@ -218,8 +218,8 @@ class Groups:
             await runner.close()
             _end_subscriptions(runner)
         for path in (self.directory / group_id.hex(), self.making(group_id)):
-            await asyncio.to_thread(self._remove, path)
-        await asyncio.to_thread(self._forget_reached, group_id)
+            await in_thread(self._remove, path)
+        await in_thread(self._forget_reached, group_id)
 
     @staticmethod
     def _remove(path: Path) -> None:

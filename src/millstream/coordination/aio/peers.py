@@ -117,6 +117,7 @@ class Peers:
         self.client_tls = tls[1] if tls is not None else None
         self._links: dict[Address, _Link] = {}
         self._server: asyncio.Server | None = None
+        self._is_closed = False
         self._handshakes: Handshakes | None = None
         self._incoming: dict[asyncio.StreamWriter, str] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -145,6 +146,7 @@ class Peers:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
         if self._handshakes is not None:
@@ -163,6 +165,8 @@ class Peers:
 
     def send(self, address: Address, frame: bytes) -> None:
         """Try to deliver a frame, its length included."""
+        if self._is_closed:
+            return
         link = self._links.get(address)
         if link is None or link.is_over:
             if link is None and len(self._links) >= OUTGOING_MAX:
@@ -189,7 +193,8 @@ class Peers:
                 writer.transport.abort()
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._incoming) >= INCOMING_MAX:
+        # One that was accepted before the end may come after it: nobody would ever close it.
+        if self._is_closed or len(self._incoming) >= INCOMING_MAX:
             writer.close()
             return
         if len(self._strangers) >= STRANGERS_MAX:

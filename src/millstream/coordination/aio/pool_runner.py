@@ -26,6 +26,7 @@ from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.node_file import keep_refusal
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import keep_pool_file
+from millstream.coordination.aio.working_clock import WorkingClock
 from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
@@ -66,7 +67,7 @@ from millstream.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
-from millstream.runtime.tasks import Tasks
+from millstream.runtime.tasks import Tasks, in_thread
 from millstream.storage.core.disk_errors import is_full
 from millstream.vsr.core.disk.reached_file import SET_BACK
 from millstream.vsr.core.effects import Code, DiskDone, Reply, SetTimer, Timer
@@ -119,6 +120,7 @@ class PoolRunner:
         self._directory = directory
         self._groups, self._peers, self._on_fatal = groups, peers, on_fatal
         self._loop = asyncio.get_running_loop()
+        self._clock = WorkingClock(self._loop.time)
         self._events: deque[PoolEvent] = deque()
         self._is_stepping = self._is_working = self._is_closed = False
         self._work: deque[_Work] = deque()
@@ -149,7 +151,7 @@ class PoolRunner:
             CorruptionError: its file, or that of a group, is not what was written.
             UnavailableError: `disk_failed`.
         """
-        for effect in self.pool.step(self._loop.time() * 1000, begin):
+        for effect in self.pool.step(self._clock.now_ms(), begin):
             self._carry_out(effect)
         await self._until_idle()
 
@@ -210,7 +212,7 @@ class PoolRunner:
         try:
             while self._events and not self._is_closed:
                 event = self._events.popleft()
-                for effect in self.pool.step(self._loop.time() * 1000, event):
+                for effect in self.pool.step(self._clock.now_ms(), event):
                     self._carry_out(effect)
         except Exception as error:  # noqa: BLE001 - whatever it is, this pool is wrong
             _LOG.critical("the coordination pool of this node stops", exc_info=True)
@@ -230,6 +232,7 @@ class PoolRunner:
             case SetTimer(after_ms):
                 if self._timer is not None:
                     self._timer.cancel()
+                self._clock.wake_after(after_ms)
                 self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
             case Warn(text):
                 _LOG.warning("%s", text)
@@ -299,10 +302,10 @@ class PoolRunner:
         match effect:
             case KeepRefusal(op, reason):
                 mark = partial(keep_refusal, self._directory, reason)
-                self._add(_Work(op, lambda: asyncio.to_thread(mark)))
+                self._add(_Work(op, lambda: in_thread(mark)))
             case KeepNode(op, content):
                 keep = partial(keep_pool_file, self._directory, content)
-                self._add(_Work(op, lambda: asyncio.to_thread(keep)))
+                self._add(_Work(op, lambda: in_thread(keep)))
             case FormatGroup(op, standing):
                 group_id = standing.group_id
                 format_it = partial(groups.format, standing)

@@ -34,7 +34,7 @@ from millstream.coordination.core.backend import Backend
 from millstream.coordination.core.pool.effects import FIRST_GROUP
 from millstream.coordination.core.resp.protocol import render
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
-from millstream.runtime.tasks import Tasks
+from millstream.runtime.tasks import Tasks, in_thread
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Body
 from millstream.vsr.core.versions import NEVER, Version, parse_version
@@ -194,7 +194,7 @@ class SharedUsers:
         if version <= self._seen:
             return
         mine = {name: user for name, user in record.items() if name not in self._unshared}
-        for name in await asyncio.to_thread(self._users.adopt, mine):
+        for name in await in_thread(self._users.adopt, mine):
             self._on_user_changed(name)
         self._seen = version
 

@@ -45,7 +45,7 @@ class Report(NamedTuple):
     queue_depth: int
     """Requests and reads that are accepted and not answered."""
     view_changed_ms: float
-    """When it came into this view, by the clock given to `step`."""
+    """How long ago it came into this view."""
     view_reason: str
     repaired: int
     """Damaged entries of the log that were replaced since the start of the process."""

@@ -11,6 +11,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
+from millstream.cli.connect import NodeOptions
 from millstream.cli.pipelines.run import file_options, recorded, spark_session
 from millstream.errors import StreamError, UnavailableError
 from millstream.pipelines import session
@@ -89,5 +90,5 @@ def test_a_query_that_cannot_be_started_is_told_in_words(tmp_path: Path) -> None
 
 def test_files_of_the_driver_are_named_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    assert file_options(Path("p"), None) == {"passwordFile": "/p"}
-    assert file_options(None, None) == {}
+    assert file_options(NodeOptions(password_file=Path("p"))) == {"passwordFile": "/p"}
+    assert file_options(NodeOptions()) == {}

@@ -73,16 +73,24 @@ async def test_a_group_of_which_all_members_are_lost_is_restored_on_a_new_node_u
 
 
 async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
-    file = tmp_path / "backup"
     async with Nodes(tmp_path / "nodes", 3) as nodes:
         for key, value in REGISTERS.items():
             assert (await nodes.ask(b"SET", key, value)).code is Code.OK
-        leader, lsn = await nodes.admin(b"BACKUP", b"1", str(file).encode())
-        assert lsn.startswith(b":"), lsn
+        made: list[tuple[int, Path, bytes]] = []
+
+        async def back_up(number: int) -> None:
+            file = tmp_path / f"backup {len(made)}"
+            lsn = await admin(nodes.running[number], b"BACKUP", b"1", str(file).encode())
+            made.append((number, file, lsn))
+            assert lsn.startswith(b":"), lsn
+
+        await nodes.while_one_leads(back_up)
+        number, file, lsn = made[-1]
+        leader = nodes.running[number]
         assert await admin(leader, b"RESTORE", b"9", str(file).encode()) == lsn
         first = await until(lambda: leader.groups.numbered.get(9))
         await until(lambda: first.replica.leading and first.replica.commit_lsn > int(lsn[1:]))
-        await until(lambda: all(9 in _numbers(one) for one in nodes.running.values()))
+        await nodes.known(9)
         others = [
             one.node_id.hex().encode() for one in nodes.running.values() if one is not leader
         ]
@@ -93,11 +101,6 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
             await until(lambda runner=runner: runner.replica.machine.registers.values.get(b"a"))
             found = {key: runner.replica.machine.registers.values.get(key)[0] for key in REGISTERS}
             assert found == REGISTERS
-
-
-def _numbers(node: Any) -> set[int]:
-    tables = node.pool.pool.tables
-    return {tables.number_of(group) for group in tables.foundings}
 
 
 async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from millstream.errors import ConditionError
 from millstream.vsr.core.configuration import generation
 from millstream.vsr.core.replica import forced_groups as forcing
 from millstream.vsr.core.replica.member import Status
-from support.coordination.coordinators import Nodes, admin, until
+from support.coordination.coordinators import WAIT_S, Nodes, admin, until
+from support.coordination.namespace_node import addresses, namespace_client
 
 FORCE = (b"GROUP", b"FORCE", b"1")
 CONFIRMED = (*FORCE, b"CONFIRM", b"1")
@@ -44,25 +46,26 @@ class Lost:
         return self.nodes.group(self.survivor).replica
 
     def client(self) -> AsyncClient:
-        return AsyncClient([f"127.0.0.1:{self.nodes.coord_ports[self.survivor]}"])
+        return AsyncClient([addresses(self.nodes)[self.survivor]], deadline_s=WAIT_S)
 
-    async def forced(self) -> bytes:
-        """Have the survivor go on alone, once it has listened for long enough."""
-        answer = b"-NOTREADY"
-        while answer.startswith((b"-NOTREADY", b"-CONFLICT")):
-            answer = await admin(self.node, *CONFIRMED)
-        return answer
+    async def force(self, *command: bytes) -> bytes:
+        """Ask the survivor to go on alone, until it has listened for long enough."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                answer = await admin(self.node, *command)
+                if not answer.startswith((b"-NOTREADY", b"-CONFLICT")):
+                    return answer
+                await asyncio.sleep(0.02)  # nobody tells: asked again
 
 
 async def lost(nodes: Nodes, *, is_primary: bool) -> Lost:
-    leader = await nodes.leader()
-    survivor = leader if is_primary else (leader + 1) % 3
-    async with AsyncClient([f"127.0.0.1:{port}" for port in nodes.coord_ports.values()]) as client:
-        await client.create_namespace("/app")
+    async with namespace_client(*addresses(nodes)) as client:
         await client.create("/app/port", b"8080")
         async with client.subscribe("/app", "TREE") as changes:
             await client.put("/app/port", b"8081")
             heard = await anext(changes)
+    leader = await nodes.leader()
+    survivor = leader if is_primary else (leader + 1) % 3
     lsn = heard.lsn
     await until(lambda: nodes.group(survivor).replica.commit_lsn >= lsn)
     for number in range(3):
@@ -106,12 +109,9 @@ async def test_a_survivor_goes_on_and_plain_paths_and_names_work(group: Lost) ->
     epoch = group.replica.epoch
     for words in ((b"CONFIRM",), (b"CONFIRM", b"2"), (b"YES", b"1")):
         assert (await admin(group.node, *FORCE, *words)).startswith(b"-BADARG")
-    answer = await admin(group.node, *FORCE)
-    while answer.startswith((b"-CONFLICT", b"-NOTREADY")):
-        answer = await admin(group.node, *FORCE)
-    assert b"may_be_lost" in answer
+    assert b"may_be_lost" in await group.force(*FORCE)
     assert group.replica.epoch == epoch
-    answer = await group.forced()
+    answer = await group.force(*CONFIRMED)
     assert b"may_be_lost" in answer, answer
     assert group.replica.leading
     assert generation(group.replica.epoch) > 0
@@ -137,7 +137,7 @@ async def test_a_survivor_goes_on_and_plain_paths_and_names_work(group: Lost) ->
 async def test_old_members_that_come_back_are_refused_and_new_nodes_are_taken(
     group: Lost,
 ) -> None:
-    await group.forced()
+    await group.force(*CONFIRMED)
     for number in group.dead:
         await group.nodes.start(number)
     for number in group.dead:
@@ -152,7 +152,8 @@ async def test_old_members_that_come_back_are_refused_and_new_nodes_are_taken(
     ids = [node.node_id.hex().encode() for node in added]
     nodes = group.node.pool.pool.tables
     await until(lambda: all(nodes.node(node.node_id) is not None for node in added))
-    answer = await admin(group.node, b"GROUP", b"ADD", b"1", *ids)
+    await group.nodes.known(FIRST_GROUP)
+    _, answer = await group.nodes.admin(b"GROUP", b"ADD", b"1", *ids)
     assert not answer.startswith(b"-"), answer
     for node in added:
         runner = await until(lambda node=node: node.groups.numbered.get(FIRST_GROUP))
@@ -166,14 +167,14 @@ async def test_old_members_hear_of_the_fork_from_any_node_and_do_not_split_the_g
     group: Lost,
 ) -> None:
     """The survivor is away when they come back: they are a majority of what the group was."""
-    await group.forced()
+    await group.force(*CONFIRMED)
     group.nodes.ports[0] = group.nodes.ports[group.survivor]  # the one to join from now on
     numbers = [number for number in (3, 4, 5) if number not in (group.survivor, *group.dead)][:2]
     added = [await group.nodes.start(number) for number in numbers]
     nodes = group.node.pool.pool.tables
     await until(lambda: all(nodes.node(node.node_id) is not None for node in added))
     ids = [node.node_id.hex().encode() for node in added]
-    answer = await admin(group.node, b"GROUP", b"ADD", b"1", *ids)
+    _, answer = await group.nodes.admin(b"GROUP", b"ADD", b"1", *ids)
     assert not answer.startswith(b"-"), answer
     await until(
         lambda: all(

@@ -313,6 +313,30 @@ async def test_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) 
         assert await talk(pair.place, b"millstream-peer 1\n") == b""
 
 
+async def test_a_connection_that_was_accepted_before_the_end_is_not_served_after_it() -> None:
+    """Its node would take what it sends for delivered, and never dial the next process."""
+    accepted: asyncio.Queue[Any] = asyncio.Queue()
+    server = await asyncio.start_server(
+        lambda *streams: accepted.put_nowait(streams), "127.0.0.1", 0
+    )
+    async with server, ends() as pair:
+        dialled = asyncio.ensure_future(
+            talk(Address(*server.sockets[0].getsockname()), b"millstream-peer 1\n")
+        )
+        reader, writer = await accepted.get()
+        await pair.listener.close()
+        pair.listener._serve(reader, writer)
+        assert await dialled == b""
+        assert len(pair.listener.tasks) == 0
+
+
+async def test_nobody_is_dialled_after_the_end() -> None:
+    async with ends() as pair:
+        await pair.dialler.close()
+        pair.send(1)
+        assert len(pair.dialler.tasks) == 0
+
+
 async def test_who_does_not_log_in_makes_room_for_who_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,13 +7,14 @@ import json
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 import hiredis
 
 from support.coordination.coordinators import WAIT_S, Nodes, until
+from support.kv.talking import done
 
 PATH = b"/ns/a"
 
@@ -84,32 +85,11 @@ async def connected(nodes: Nodes, number: int) -> AsyncIterator[Line]:
         writer.close()
 
 
-async def leader(nodes: Nodes) -> int:
-    """Return the number of the node that leads and is heard by a quorum."""
-
-    def found() -> list[int]:
-        return [
-            number for number in nodes.running
-            if nodes.group(number).replica.leading and not nodes.group(number).replica.suspended
-        ]  # fmt: skip
-
-    return (await until(found))[0]
-
-
-async def change(nodes: Nodes, *words: bytes) -> None:
-    """Have it done by whoever leads, tried until it is."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            async with connected(nodes, await leader(nodes)) as line:
-                if await line.ask(*words) in (b"OK", b"EXISTS"):
-                    return
-
-
 async def test_a_backup_tells_all_in_order_while_the_primary_changes(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
-        await change(nodes, b"CREATENAMESPACE", b"/ns")
-        await change(nodes, b"CREATE", b"BINARY", PATH)
-        first = await leader(nodes)
+        await done(nodes, b"CREATENAMESPACE", b"/ns")
+        await done(nodes, b"CREATE", b"BINARY", PATH)
+        first = await nodes.leader()
         one, other = (number for number in nodes.running if number != first)
         async with connected(nodes, first) as marking, connected(nodes, one) as hearing:
             marking.send(b"SUBSCRIBE", PATH)
@@ -119,10 +99,10 @@ async def test_a_backup_tells_all_in_order_while_the_primary_changes(tmp_path: P
             hearing.send(b"SUBSCRIBE", PATH, b"MODE", b"DATA")
             assert (await hearing.push())[:2] == [b"subscribe", PATH]
             for number in range(10):
-                await change(nodes, b"PUT", PATH, b"%d" % number)
+                await done(nodes, b"PUT", PATH, b"%d" % number)
             await nodes.stop(first)
             for number in range(10, 20):
-                await change(nodes, b"PUT", PATH, b"%d" % number)
+                await done(nodes, b"PUT", PATH, b"%d" % number)
             heard = await hearing.puts_to(b"14")
         async with connected(nodes, other) as resumed:
             last = heard[-1][0]
@@ -137,44 +117,52 @@ async def test_a_backup_tells_all_in_order_while_the_primary_changes(tmp_path: P
 
 async def test_a_backup_shows_nothing_older_than_what_was_seen(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
-        await change(nodes, b"CREATENAMESPACE", b"/ns")
-        await change(nodes, b"CREATE", b"BINARY", PATH)
-        first = await leader(nodes)
-        backup = next(number for number in nodes.running if number != first)
-        async with connected(nodes, first) as writing, connected(nodes, backup) as reading:
-            for number in range(50):
-                assert await writing.ask(b"PUT", PATH, b"%d" % number) == b"OK"
-                version, _ = await writing.ask(b"GET", PATH, b"CAS")
-                shown = await reading.ask(b"SEEN", version, b"GET", PATH, b"STALEREAD")
-                assert shown == b"%d" % number
-                assert await reading.ask(b"GET", PATH, b"STALEREAD") == b"%d" % number
-            later = b"0:0:%d" % (nodes.group(first).replica.commit_lsn + 1000)
-            refused = await reading.ask(b"SEEN", later, b"GET", PATH, b"STALEREAD")
-            assert str(refused).startswith("BEHIND ")
-            reading.send(b"SEEN", later, b"SUBSCRIBE", PATH)
-            assert str(await reading._next()).startswith("BEHIND ")
+        await done(nodes, b"CREATENAMESPACE", b"/ns")
+        await done(nodes, b"CREATE", b"BINARY", PATH)
+
+        async def write_and_read(first: int) -> None:
+            backup = next(number for number in nodes.running if number != first)
+            async with connected(nodes, first) as writing, connected(nodes, backup) as reading:
+                for number in range(50):
+                    assert await writing.ask(b"PUT", PATH, b"%d" % number) == b"OK"
+                    version, _ = await writing.ask(b"GET", PATH, b"CAS")
+                    shown = await reading.ask(b"SEEN", version, b"GET", PATH, b"STALEREAD")
+                    assert shown == b"%d" % number
+                    assert await reading.ask(b"GET", PATH, b"STALEREAD") == b"%d" % number
+                later = b"0:0:%d" % (nodes.group(first).replica.commit_lsn + 1000)
+                refused = await reading.ask(b"SEEN", later, b"GET", PATH, b"STALEREAD")
+                assert str(refused).startswith("BEHIND ")
+                reading.send(b"SEEN", later, b"SUBSCRIBE", PATH)
+                assert str(await reading._next()).startswith("BEHIND ")
+
+        await nodes.while_one_leads(write_and_read)
 
 
 async def test_who_waits_is_told_by_the_primary(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
-        await change(nodes, b"CREATENAMESPACE", b"/ns")
-        await change(nodes, b"CREATE", b"BINARY", PATH)
-        first = await leader(nodes)
-        async with (
-            connected(nodes, first) as holding,
-            connected(nodes, first) as pushed,
-            connected(nodes, first) as asking,
-        ):
-            assert await holding.ask(b"LOCK", PATH) == b"OK"
-            assert await pushed.ask(b"LOCK", PATH) == b"PENDING"
-            await asking.ask(b"HELLO", b"2")
-            assert await asking.ask(b"LOCK", PATH) == b"PENDING"
-            assert await asking.ask(b"NOTIFY", b"NEXT") is None
-            assert await asking.ask(b"NOTIFY", b"NEXT", b"BLOCK", b"20") is None
-            assert await holding.ask(b"LOCK", b"RELEASE", PATH) == b"OK"
-            assert await pushed.push() == [b"retry", PATH, b"LOCK"]
-            assert await pushed.ask(b"LOCK", PATH) == b"OK"
-            asking.send(b"NOTIFY", b"NEXT", b"BLOCK", b"60000")
-            assert await pushed.ask(b"LOCK", b"RELEASE", PATH) == b"OK"
-            assert await asking.reply() == [b"retry", PATH, b"LOCK"]
-            assert await asking.ask(b"LOCK", PATH) == b"OK"
+        await done(nodes, b"CREATENAMESPACE", b"/ns")
+        names = count()
+
+        async def wait_in_turn(first: int) -> None:
+            path = b"/ns/%d" % next(names)
+            await done(nodes, b"CREATE", b"BINARY", path)
+            async with (
+                connected(nodes, first) as holding,
+                connected(nodes, first) as pushed,
+                connected(nodes, first) as asking,
+            ):
+                assert await holding.ask(b"LOCK", path) == b"OK"
+                assert await pushed.ask(b"LOCK", path) == b"PENDING"
+                await asking.ask(b"HELLO", b"2")
+                assert await asking.ask(b"LOCK", path) == b"PENDING"
+                assert await asking.ask(b"NOTIFY", b"NEXT") is None
+                assert await asking.ask(b"NOTIFY", b"NEXT", b"BLOCK", b"20") is None
+                assert await holding.ask(b"LOCK", b"RELEASE", path) == b"OK"
+                assert await pushed.push() == [b"retry", path, b"LOCK"]
+                assert await pushed.ask(b"LOCK", path) == b"OK"
+                asking.send(b"NOTIFY", b"NEXT", b"BLOCK", b"60000")
+                assert await pushed.ask(b"LOCK", b"RELEASE", path) == b"OK"
+                assert await asking.reply() == [b"retry", path, b"LOCK"]
+                assert await asking.ask(b"LOCK", path) == b"OK"
+
+        await nodes.while_one_leads(wait_in_turn)

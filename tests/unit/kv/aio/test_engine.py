@@ -100,7 +100,7 @@ async def test_a_copy_that_comes_and_acknowledges_during_a_pause_is_noticed(
     bucket.on_acknowledged("b", 1, 1, 1, 1)
     await told.wait()
     assert not waiting.done(), "it is in its pause"
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
     await engine.stop()
 
 

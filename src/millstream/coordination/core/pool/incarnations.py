@@ -119,7 +119,7 @@ class Incarnations:
             return (
                 f"others know of start {starts(known.incarnation)} of this node, and of more than "
                 f"its directory, now at start {starts(info.incarnation)}, knows: it was set back "
-                "to an older copy"
+                "to an older copy, or copied"
             )
         if kin is Kin.OTHER:
             return (

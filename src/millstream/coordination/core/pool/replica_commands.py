@@ -170,9 +170,8 @@ class ReplicaCommands:
         answer: object,
     ) -> None:
         if isinstance(answer, Report):
-            since_ms = max(0, self.state.now_ms - answer.view_changed_ms)
             lags = {member.hex(): lag for member, lag in answer.lags}
-            own = {**answer._asdict(), "view_changed_ms": since_ms, "lags": lags}
+            own = {**answer._asdict(), "lags": lags}
             # Addresses are discovery's; the replica knows ids.
             own["nodes"], own["leader"] = own.pop("members"), own.pop("primary")
             take(group_id, {**entry, **own})

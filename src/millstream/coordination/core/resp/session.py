@@ -402,7 +402,7 @@ class RespSession:
         if code is Code.BEHIND:
             epoch, view, _ = self.backend.where(gid)
             return error("BEHIND", Version(epoch, view, reply.lsn).text.decode())
-        return error(code.value, _WHY.get(code, ""))
+        return error(code.value, reply.value.decode() or _WHY.get(code, ""))
 
     # ---- requests
 

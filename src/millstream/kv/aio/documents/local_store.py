@@ -44,6 +44,7 @@ from millstream.kv.aio.documents.local_scan import (
     weight,
 )
 from millstream.runtime.files import sync_directory, write_atomically
+from millstream.runtime.tasks import in_thread
 
 __all__ = [
     "LOCAL_DOCUMENTS_MAX", "LOCAL_ID_BYTES_MAX", "LOCAL_STORE_BYTES_MAX", "VERSIONS_MAX",
@@ -249,13 +250,13 @@ class LocalStore:
             count = versions[0].number + 1 if versions else 1
             if body is None:
                 gone = _encode([Version(0, b"", stamp, count)])
-                await asyncio.to_thread(self._put, _LOCAL + key, gone)
+                await in_thread(self._put, _LOCAL + key, gone)
                 self._has_deleted = True
                 return 0
             following = 1 if rev is None else rev + 1
             newest = Version(following, body, stamp, count)
             old = [one for one in versions if self.is_valid(one)]
-            await asyncio.to_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
+            await in_thread(self._put_document, _LOCAL + key, thinned([newest, *old]))
             return following
 
     def newest(self, doc_id: str) -> Version | None:
@@ -271,7 +272,7 @@ class LocalStore:
             if versions and versions[0].number >= version.number:
                 return
             kept = [version] if not version.rev else thinned([version, *versions])
-            await asyncio.to_thread(self._put_document, _LOCAL + key, kept)
+            await in_thread(self._put_document, _LOCAL + key, kept)
             self._has_deleted = self._has_deleted or not version.rev
 
     def _put_document(self, key: bytes, versions: list[Version]) -> None:
@@ -349,7 +350,7 @@ class LocalStore:
     async def set(self, name: str, value: bytes) -> None:
         """Store a setting durably; raises as `write`."""
         async with self._turn:
-            await asyncio.to_thread(self._put, _SETTING + name.encode(), value)
+            await in_thread(self._put, _SETTING + name.encode(), value)
 
 
 # -- checks

@@ -67,6 +67,10 @@ FETCHING_MS_MAX: Final = 5000.0
 _SERVING: Final = (Status.NORMAL, Status.GAP)
 STALE_WAIT_MS: Final = 1000.0
 """How long a member may take to reach the state that a client has seen elsewhere."""
+_LOST: Final = (
+    "a client has seen entries that the only member of the group does not have: the directory of "
+    "the member was set back to an older copy, or the client means another group"
+)
 
 
 Asked: TypeAlias = Read | Resume | Request
@@ -225,6 +229,13 @@ class Reads:
         return is_set if asked >= TIME_OUT_MS else min(asked, is_set)
 
     def _on_stale_read(self, read: Read) -> None:
+        state = self.state
+        if state.leading and len(state.members) == 1 and (read.seen or 0) > state.log.op_lsn:
+            # Nobody else can have it, so it will never be here.
+            state.contradict(_LOST)
+            return state.reply(
+                read.ticket, Code.HISTORY_LOST, b"%d %b" % (state.log.op_lsn, _LOST.encode())
+            )
         if len(self._stale) >= READS_MAX:
             return self.state.reply(read.ticket, Code.BUSY)
         self._stale.append((self.state.now_ms + STALE_WAIT_MS, read))

@@ -85,7 +85,7 @@ from millstream.vsr.core.snapshots import Snapshot
 from millstream.vsr.core.state_machine import StateMachine
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 
-__all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Replica"]
+__all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "VIEW_STEPS", "Replica"]
 
 _OF_RECOVERY: Final = (Recovery, RecoveryResponse)
 _ASKING: Final = (
@@ -95,6 +95,9 @@ DEFERRED_MAX: Final = 4096
 """Most events that wait for one disk operation."""
 DEFERRED_BYTES_MAX: Final = 32 * 1024 * 1024
 """Most bytes of these events. One event may exceed it."""
+VIEW_STEPS: Final = 1000
+"""A lone member begins up to this many views higher, by chance, at each start. So versions
+that it gave are hardly ever given again after its directory was set back."""
 
 
 class Replica:
@@ -288,8 +291,10 @@ class Replica:
             state.become(Status.GAP)
             parts.execution.advance(commit_hint)
             new = state.epoch == state.view == state.log.op_lsn == 0
-            if new or (len(state.members) == 1 and state.has_state):
-                parts.views.leave(state.view + 1)
+            if new:
+                parts.views.leave(1)
+            elif len(state.members) == 1 and state.has_state:
+                parts.views.leave(state.view + 1 + int(state.chance() * VIEW_STEPS))
 
     # ---- time
 

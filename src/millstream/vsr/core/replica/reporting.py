@@ -50,7 +50,7 @@ class Reporting:
             state.commit_lsn, lags, self.snapshots.snapshot_number, is_quorum_ok,
             self.normal.fault_tolerance if is_quorum_ok else 0, len(state.table),
             self.reads.reads_waiting + self.reconfiguration.requests_waiting,
-            self.views.view_changed_ms, self.views.view_reason, state.repaired,
+            state.now_ms - self.views.view_changed_ms, self.views.view_reason, state.repaired,
             state.is_diverged, self.recovery.is_data_lost, state.contradiction, state.state_format,
             state.machine.format_max, self._trouble,
             state.now_ms - self._trouble_ms if self._trouble else 0.0,

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.coordination import AsyncClient
 from millstream.coordination.core.client.errors import MissingError
-from millstream.errors import UnavailableError
+from millstream.errors import ConditionError
 from support.coordination.coordinators import WAIT_S
 from support.coordination.namespace_node import namespace_client, one_node
 
@@ -55,12 +55,15 @@ async def test_a_stale_read_names_what_was_seen_of_its_group(
         assert said[-1][-1] == b"STALEREAD"
 
 
-async def test_a_node_that_is_behind_what_was_seen_does_not_answer(tmp_path: Path) -> None:
+async def test_the_only_node_says_that_it_has_lost_what_was_seen(tmp_path: Path) -> None:
     async with one_node(tmp_path) as address, namespace_client(address) as client:
         await client.create("/app/a", b"1")
-        async with AsyncClient([address], deadline_s=2) as hasty:
-            assert (await hasty.get("/app/a", stale=True)).data == b"1"
-            hasty.note_seen(hasty.raw, 10_000)
-            hasty.note_seen(hasty.raw, 5)
-            with pytest.raises(UnavailableError, match=r"^GET /app/a was not done"):
-                await hasty.get("/app/a", stale=True)
+        async with AsyncClient([address], deadline_s=WAIT_S) as other:
+            assert (await other.get("/app/a", stale=True)).data == b"1"
+            other.note_seen(other.raw, 10_000)
+            other.note_seen(other.raw, 5)
+            with pytest.raises(
+                ConditionError, match=r"^GET /app/a was not done.*set back"
+            ) as said:
+                await other.get("/app/a", stale=True)
+            assert said.value.code == "history_lost"

@@ -21,7 +21,7 @@ def related(document, *parts, tail="--b--"):
 
 
 async def put(client, body, data, status=201, path="/orders/d", headers=HEADERS):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await body(await client.put(path, data=data, headers=headers), status)
 
 

@@ -47,7 +47,7 @@ async def test_a_stream_sends_a_map_again_when_it_has_changed_and_ends_with_its_
     client, open_host, monkeypatch
 ):
     monkeypatch.setattr(pool_pages, "_LOOK_SECONDS", 0.01)
-    async with client.get("/pools/default/bs/orders") as answer, asyncio.timeout(10):
+    async with client.get("/pools/default/bs/orders") as answer, asyncio.timeout(60):
         first = await answer.content.readuntil(b"\n\n\n\n")
         assert msgspec.json.decode(first)["rev"] == 1
         open_host.map_revision = 2

@@ -146,6 +146,20 @@ def test_a_read_that_may_be_stale_is_answered_by_any_member_that_is_far_enough()
     assert group.replies[3][1:] == (Code.BEHIND, b"", 2)
 
 
+def test_the_only_member_cannot_reach_what_it_does_not_have() -> None:
+    """A client has seen it: the member's directory was set back, and nobody else remembers."""
+    group = Group(1)
+    group.set(0, 1, b"new")
+    group.settle()
+    last = group.replicas[0].log.op_lsn
+    for ticket, seen in ((2, last), (3, last + 1)):
+        group.step(0, Read(ticket, Body(argv=(b"GET", b"k")), seen=seen))
+    assert group.replies[2].code is Code.OK
+    assert group.replies[3].code is Code.HISTORY_LOST
+    assert group.replies[3].value.startswith(b"%d " % last)
+    assert "set back" in group.replicas[0].contradiction
+
+
 def test_a_member_that_catches_up_in_time_answers() -> None:
     group = Group(3)
     other = (group.leader + 1) % 3

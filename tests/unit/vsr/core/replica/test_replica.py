@@ -5,6 +5,7 @@ import pytest
 from millstream.vsr.core.effects import Code, Message
 from millstream.vsr.core.messages import GetView, Prepare, StartEpoch, StartView
 from millstream.vsr.core.replica import replica as replica_module
+from millstream.vsr.core.replica.replica import VIEW_STEPS
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 from simulators import coordination_world
 from support.coordination.coordination_group import Group
@@ -32,6 +33,21 @@ def test_schedules_have_something_to_say() -> None:
         world = coordination_world.fault_of(seed)[1]
         counts = {name: counts.get(name, 0) + n for name, n in world.counts.items()}
     assert all(counts.values()), counts
+
+
+def test_who_is_alone_starts_in_a_view_of_its_own() -> None:
+    """A directory that was set back gives no versions again that it gave before the loss."""
+    group = Group(1)
+    first = group.replicas[0].view
+    kept, entries, views = group.standings[0], list(group.disks[0]), set[int]()
+    for chance in (0.0, 0.25, 0.999):
+        group.standings[0], group.disks[0], group.chance = kept, list(entries), chance
+        group.start(0)
+        group.settle()
+        views.add(group.replicas[0].view)
+    assert first == 1, "nothing was lost before the first start"
+    assert len(views) == 3
+    assert first < min(views) <= max(views) <= first + VIEW_STEPS
 
 
 def test_messages_of_an_earlier_process_are_not_listened_to() -> None:
