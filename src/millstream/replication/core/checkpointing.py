@@ -15,9 +15,10 @@ Elsewhere: logs (`logs`), records (`coverage`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
     Flush,
     Info,
@@ -28,7 +29,14 @@ from millstream.replication.core.asking import (
     WriteLocal,
 )
 from millstream.replication.core.coverage import carried
-from millstream.replication.core.logs import EXCEPTIONS_MAX, Entry, extended, parse_log, remembered
+from millstream.replication.core.logs import (
+    EXCEPTIONS_MAX,
+    Entry,
+    extended,
+    parse_log,
+    remembered,
+    remembered_leaves,
+)
 from millstream.replication.core.starting import Chain, Pair
 from millstream.replication.core.tasks import Steps, asked
 from millstream.replication.core.tracking import Mark
@@ -61,7 +69,7 @@ def checkpoint(pair: Pair, wanted: Checkpoint) -> Steps[Entry | None]:
     source: Info = yield from asked("source", ReadInfo())
     if target.incarnation != pair.target.incarnation or not _is_same(source, pair.source):
         return None
-    entry = _entry(wanted, target)
+    entry = _entry(pair, wanted, target)
     for side in _BOTH:
         yield from _write(side, pair, entry)
     records = carried(
@@ -69,7 +77,8 @@ def checkpoint(pair: Pair, wanted: Checkpoint) -> Steps[Entry | None]:
         source=pair.source_name, target=pair.target_name, now_ms=wanted.now_ms,
     )  # fmt: skip
     if records:
-        yield from asked("target", StoreRecords(tuple(records)))
+        with suppress(MillstreamError):  # they only make other runs shorter
+            yield from asked("target", StoreRecords(tuple(records)))
     return entry
 
 
@@ -80,7 +89,7 @@ def _is_same(source: Info, before: Info) -> bool:
     return source.instance_start_time == before.instance_start_time
 
 
-def _entry(wanted: Checkpoint, target: Info) -> Entry:
+def _entry(pair: Pair, wanted: Checkpoint, target: Info) -> Entry:
     chain, mark = wanted.chain, wanted.mark
     names = remembered(chain.exceptions)
     dropped = chain.dropped + len(chain.exceptions) - len(names)
@@ -93,6 +102,7 @@ def _entry(wanted: Checkpoint, target: Info) -> Entry:
     return Entry(
         wanted.ckpt_id, mark.place, target.end, mark.is_closed, is_complete, names,
         target.purge_epoch, chain.base, wanted.told, dropped,
+        remembered_leaves(names, chain.leaves) if pair.looks_inside else {},
     )  # fmt: skip
 
 
