@@ -2,7 +2,8 @@
 
 Invariants:
 1. A page that fails is asked for again, with half as many changes and after a longer wait each
-   time. After a page that went well the next one is twice as large, up to the largest one.
+   time. After a page that went well the next one is twice as large, up to the largest one; after
+   `PATIENCE_MAX` such pages at most, where larger ones failed before.
 2. A change that fails alone is asked for with its winning revision only. It is a row with a reason
    then. A filter that looks into documents may pass a document for another revision, so that this
    could skip one: the reader stops there.
@@ -37,6 +38,8 @@ WAIT_MIN_MS: Final = 1_000
 """The same, once longer waits failed: a proxy may end them."""
 RETRY_MAX_MS: Final = 4_000
 """Largest pause between two attempts."""
+PATIENCE_MAX: Final = 64
+"""Pages that have to go well before a larger one is asked for that failed before."""
 UNREADABLE: Final = "change_unreadable"
 """The code of an error that names the sequence behind which a change cannot be read."""
 UNREADABLE_MAX: Final = 10
@@ -53,7 +56,8 @@ class Reader:
     def __init__(self, limit: int) -> None:
         self._limit = self._limit_max = limit
         self._wait_ms = WAIT_MS
-        self._alone = 0
+        self._alone = self._went_well = 0
+        self._patience, self._has_grown = 1, False
         self.is_at_end = False
         """Whether the source had nothing behind the page that was read last."""
         self.trouble = ""
@@ -82,7 +86,7 @@ class Reader:
             elif self._limit == 1 or not (yield from _answers()):
                 attempts += 1
             else:
-                self._limit //= 2
+                self._shrink()
             yield Pause(pause_ms)
             pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
         assert error is not None
@@ -93,9 +97,22 @@ class Reader:
 
     def _taken(self, page: Page, limit: int) -> Page:
         self.is_at_end = len(page.rows) < limit if page.pending is None else page.pending == 0
-        self._limit = min(2 * self._limit, self._limit_max)
         self._alone, self.trouble = 0, ""
+        self._grow()
         return page
+
+    def _shrink(self) -> None:
+        if self._has_grown:
+            self._patience = min(2 * self._patience, PATIENCE_MAX)
+        self._limit, self._went_well, self._has_grown = self._limit // 2, 0, False
+
+    def _grow(self) -> None:
+        if self._has_grown:
+            self._patience, self._has_grown = 1, False
+        self._went_well += 1
+        if self._went_well >= self._patience and self._limit < self._limit_max:
+            self._limit = min(2 * self._limit, self._limit_max)
+            self._went_well, self._has_grown = 0, True
 
     def _read_alone(self, wanted: Changes, error: MillstreamError) -> Steps[Page]:
         """Return the page of a change that fails, with what can be read of it."""
@@ -119,7 +136,7 @@ class Reader:
             raise unreadable from error
         alone = self._alone + 1
         page = self._taken(page, asked.limit)
-        self._limit, self._alone = 1, alone
+        self._limit, self._alone, self._has_grown = 1, alone, False
         reason = f"not all its revisions can be read: {error}"
         return page._replace(rows=tuple(row._replace(reason=reason) for row in page.rows))
 

@@ -91,6 +91,21 @@ def test_a_page_that_fails_is_asked_for_with_fewer_changes(error):
     assert source.reader.trouble == ""
 
 
+def test_a_source_that_never_answers_large_pages_is_seldom_asked_for_them():
+    source = Source(count=1000)
+    right = source.answer
+
+    def refuse_large(request):
+        if isinstance(request, Changes) and request.limit > 2:
+            source.asked.append(request)
+            raise UnavailableError("502")
+        return right(request)
+
+    source.answer = refuse_large
+    assert len(source.all()) == 1000
+    assert sum(request.limit > 2 for request in source.asked) < 20
+
+
 def test_pages_grow_again():
     source = Source(count=60, bad=[3])
     source.page()

@@ -288,8 +288,8 @@ async def test_a_replicated_document_without_revision_refuses_the_whole_request(
 
 @pytest.mark.parametrize(("entry", "shown"), [
     ({}, None), ("x", None), (None, None), ({"id": 5}, None), ({"id": ""}, ""),
-    ({"rev": "1-a"}, None), ({"id": "a", "rev": "zz"}, "a"), ({"id": "a", "atts_since": "zz"}, "a"),
-    ({"id": "a", "atts_since": ["zz"]}, "a"),
+    ({"rev": "1-a"}, None), ({"id": "a", "rev": "zz"}, "a"),
+    ({"id": "a", "atts_since": "zz"}, "a"), ({"id": "a", "atts_since": ["zz"]}, "a"),
 ])  # fmt: skip
 async def test_an_entry_that_asks_for_nothing_does_not_keep_back_the_others(
     client, body, entry, shown
