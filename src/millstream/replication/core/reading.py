@@ -119,14 +119,13 @@ class Reader:
         if not (yield from _answers()):
             raise error
         feed, where = wanted.feed, encode(wanted.since).decode()
-        is_of_source = error.code in OF_A_SIDE
-        unreadable = UnavailableError(
-            f"the source cannot answer for the change behind sequence {where}: {error}",
-            code=error.code if is_of_source else UNREADABLE,
-        )
+        reason = f"the source cannot answer for the change behind sequence {where}: {error}"
+        if error.code in OF_A_SIDE:
+            raise UnavailableError(reason, code=error.code)
+        unreadable = UnavailableError(reason, code="change_unreadable")
         looks_inside = feed.selector is not None or feed.filter not in ("", "_design")
         is_plain = feed.style == "main_only"
-        if is_of_source or looks_inside or is_plain or self._alone >= UNREADABLE_MAX:
+        if looks_inside or is_plain or self._alone >= UNREADABLE_MAX:
             raise unreadable
         asked = self._sized(wanted)._replace(feed=feed._replace(style="main_only"), puller="")
         try:
