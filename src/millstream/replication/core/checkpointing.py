@@ -69,7 +69,7 @@ def checkpoint(pair: Pair, wanted: Checkpoint) -> Steps[Entry | None]:
     source: Info = yield from asked("source", ReadInfo())
     if target.incarnation != pair.target.incarnation or not _is_same(source, pair.source):
         return None
-    entry = _entry(pair, wanted, target)
+    entry = _entry(wanted, target)
     for side in _BOTH:
         yield from _write(side, pair, entry)
     records = carried(
@@ -89,7 +89,7 @@ def _is_same(source: Info, before: Info) -> bool:
     return source.instance_start_time == before.instance_start_time
 
 
-def _entry(pair: Pair, wanted: Checkpoint, target: Info) -> Entry:
+def _entry(wanted: Checkpoint, target: Info) -> Entry:
     chain, mark = wanted.chain, wanted.mark
     names = remembered(chain.exceptions)
     dropped = chain.dropped + len(chain.exceptions) - len(names)
@@ -102,7 +102,7 @@ def _entry(pair: Pair, wanted: Checkpoint, target: Info) -> Entry:
     return Entry(
         wanted.ckpt_id, mark.place, target.end, mark.is_closed, is_complete, names,
         target.purge_epoch, chain.base, wanted.told, dropped,
-        remembered_leaves(names, chain.leaves) if pair.looks_inside else {},
+        remembered_leaves(names, chain.leaves),
     )  # fmt: skip
 
 

@@ -479,9 +479,8 @@ class Run:
         if len(exceptions) > EXCEPTIONS_MAX:
             self._chain = self._chain._replace(is_complete=False)
         dropped = self._started.chain.dropped + self._tracker.dropped
-        chain = self._chain._replace(
-            exceptions=exceptions, dropped=dropped, leaves=dict(self._tracker.leaves)
-        )
+        leaves = self._tracker.leaves if self._started.pair.looks_inside else {}
+        chain = self._chain._replace(exceptions=exceptions, dropped=dropped, leaves=dict(leaves))
         wanted = Checkpoint(self._new_id(), mark, chain, self._what_was_done(mark), self._now_ms)
         self._tasks.spawn(checkpoint(self._started.pair, wanted), done)
 
