@@ -13,6 +13,7 @@ PLANTED_SEEDS_MAX = 400
 FIRST_SEEDS = {
     "what_looks_inside_restarts_at_the_branch_point": 200,
     "a_lost_purge_does_not_matter": 80,
+    "a_refused_document_that_moved_on_counts_as_taken": 150,
 }
 """Where chance needs long to find a mistake: the seed at which the search begins."""
 

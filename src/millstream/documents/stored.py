@@ -36,7 +36,7 @@ import msgspec
 
 from millstream.documents.json_text import LARGE_BYTES, is_plain_object
 from millstream.documents.pruning import stemmed
-from millstream.documents.revisions import SIGNATURE_BYTES
+from millstream.documents.revisions import SIGNATURE_BYTES, is_signature
 from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
 from millstream.errors import CorruptionError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
@@ -56,6 +56,7 @@ __all__ = [
     "StoredDocument",
     "blobs_of",
     "by_kv",
+    "checked_sidecar",
     "is_sidecar",
     "load",
     "only_leaf",
@@ -74,6 +75,8 @@ VERDICTS_MAX: Final = 4096
 _IS_OBJECT: Final = EMPTY_BODY
 """Body of a live winner in the sidecar: its value was found to be an object."""
 _VALUE_TYPE: Final = "application/octet-stream"
+_MD5_BYTES: Final = 16
+_SHA256_BYTES: Final = 32
 _VERSION: Final = 1
 _VERSION_BYTE: Final = bytes((_VERSION,))
 _NUMBERS: Final = Struct(">QQQ")
@@ -404,6 +407,48 @@ def is_sidecar(data: bytes) -> bool:
     except (IndexError, ValueError, msgspec.MsgspecError):
         return False
     return True
+
+
+def checked_sidecar(data: bytes, *, is_deletion: bool) -> bytes | None:
+    """Return a sidecar that a client gives with a value; None: it does not belong to one.
+
+    What it says of the value is left out, so that the value is judged like any other one that kv
+    wrote. Bodies of conflicts are judged here.
+    """
+    try:
+        parts = _unpacked(data)
+    except (IndexError, ValueError, msgspec.MsgspecError):
+        return None
+    tree, contents = RevisionTree(parts.branches, parts.foreign), parts.contents
+    winner = None if tree.is_empty else tree.winner_branch
+    is_live = winner is not None and not tree.branches[winner].is_deleted
+    if is_live == is_deletion or not all(map(is_signature, parts.foreign.values())):
+        return None
+    for number, content in enumerate(contents):
+        is_in_frame = is_live and number == winner
+        if content is not None and not _is_content(content, is_in_frame=is_in_frame):
+            return None
+    if is_live and winner is not None and (kept := contents[winner]) and kept.body:
+        contents[winner] = kept._replace(body=b"")
+        return _sidecar(tree, contents, is_purged=parts.is_purged)
+    return data
+
+
+def _is_content(content: Content, *, is_in_frame: bool) -> bool:
+    """Return whether a leaf can hold this; `is_in_frame`: its body is the value."""
+    if content.body and not is_in_frame and not is_plain_object(content.body):
+        return False
+    bytes_are_here = content.value is not None
+    return all(
+        len(one.md5) == _MD5_BYTES
+        and min(one.revpos, one.length, one.stored_length) >= 0
+        and (
+            len(one.sha256) == _SHA256_BYTES
+            if one.sha256
+            else name == VALUE_ATTACHMENT and (bytes_are_here or is_in_frame)
+        )
+        for name, one in content.attachments.items()
+    )
 
 
 def blobs_of(sidecar: bytes) -> frozenset[bytes]:

@@ -31,6 +31,12 @@ def exceptions_are_not_taken_over(patch):
 
 
 @plant
+def a_refused_document_that_moved_on_counts_as_taken(patch):
+    patch.setattr(running, "_moved_on", lambda *_: set())
+    return {"faults": ("toggle", "toggle", "lose"), "filters": (CONTENT, CONTENT, {})}
+
+
+@plant
 def what_looks_inside_restarts_at_the_branch_point(patch):
     right = Present.judge
     patch.setattr(Present, "judge", lambda self, at, restarts: right(self, at, restarts=False))

@@ -12,8 +12,11 @@ from millstream.documents.revisions import Path
 from millstream.documents.stored import (
     Attachment,
     Content,
+    Packed,
     StoredDocument,
     by_kv,
+    checked_sidecar,
+    is_sidecar,
     load,
     only_leaf,
     pack,
@@ -196,6 +199,8 @@ def test_trees_come_back(sent, data):
     document = StoredDocument(tree, contents)
     packed = pack(document)
     assert seen(loaded(packed)) == seen(document)
+    assert checked_sidecar(packed.sidecar, is_deletion=packed.value is None) == packed.sidecar
+    assert checked_sidecar(packed.sidecar, is_deletion=packed.value is not None) is None
     leaf = only_leaf(packed.sidecar)
     if leaf is not None:
         generation, signature, is_deleted = leaf
@@ -239,6 +244,55 @@ def test_what_is_no_sidecar_is_told(sidecar):
     with pytest.raises(CorruptionError) as caught:
         load(BUCKET, KEY, put(b"{}"), side_of(LINEAGE, sidecar))
     assert caught.value.code == "bad_sidecar"
+
+
+def given_sidecars():
+    """Sidecars that could be decoded and belong to no value."""
+    branch, foreign = [-1, 1, b"x" * 16], {}
+    other, kept = [-1, 1, b"a" * 16], [b"", {}]
+
+    def attached(**members):
+        said = {**PNG._asdict(), **members}
+        return [b"", {"x": list(said.values())}]
+
+    yield [branch], {b"x" * 16: "a\nb"}, [None]
+    yield [branch], {b"x" * 16: ""}, [None]
+    for body in (b"1", b"[]", b"{", b'{"_id":"a"}', b'{"a":1}}', b'"'):
+        yield [branch, other], foreign, [kept, [body, {}]]
+    for members in (
+        {"sha256": b"s"}, {"sha256": b""}, {"md5": b""}, {"length": -1}, {"stored_length": -1},
+        {"revpos": -1},
+    ):  # fmt: skip
+        yield [branch], foreign, [attached(**members)]
+    yield [branch, other], foreign, [kept, [b"{}", {"value": [*PNG[:4], b"", "", 8]}]]
+
+
+@pytest.mark.parametrize("parts", list(given_sidecars()))
+def test_a_sidecar_that_a_client_gives_says_only_what_http_can_show(parts):
+    sidecar = b"\1" + msgspec.msgpack.encode((*parts, False))
+    assert is_sidecar(sidecar)
+    assert checked_sidecar(sidecar, is_deletion=False) is None
+
+
+@pytest.mark.parametrize("document", [conflicting(), after_kv(conflicting(), b"no object")])
+def test_a_sidecar_of_ours_stays_as_it_is_when_a_client_gives_it(document):
+    packed = pack(document)
+    assert checked_sidecar(packed.sidecar, is_deletion=False) == packed.sidecar
+
+
+@pytest.mark.parametrize("value", [b"no object", b"[]", b"{", b'{"_id":1}', b'{"a":1}', b""])
+def test_what_a_given_sidecar_says_of_its_value_is_not_believed(value, monkeypatch):
+    monkeypatch.setattr(stored, "LARGE_BYTES", 1)
+    marked = pack(conflicting()).sidecar
+    assert loaded(Packed(b"no object", marked)).contents["2-c"].body == b"no object"
+    given = checked_sidecar(marked, is_deletion=False)
+    found = loaded(Packed(value, given)).contents["2-c"]
+    assert found.attachments["y"] == PNG
+    if value == b'{"a":1}':
+        assert (found.body, found.value) == (value, None)
+    else:
+        assert (found.body, found.value) == (b"{}", value)
+        assert found.attachments["value"].length == len(value)
 
 
 def test_whether_a_large_value_is_an_object_is_looked_up_once(monkeypatch):

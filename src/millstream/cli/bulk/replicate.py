@@ -36,6 +36,7 @@ from millstream.replication.core.jobs import Endpoint, Job, parse_job
 from millstream.replication.core.reports import answer_of
 from millstream.replication.core.running import Run
 from millstream.replication.core.scheduling import crashes_after, penalty_ms
+from millstream.replication.core.tasks import may_go_well
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["command", "state_of", "summary"]
@@ -113,7 +114,7 @@ async def _run(job: Job, tls: Any, *, is_quiet: bool) -> dict[str, Any]:
         try:
             return await _once(job, tls, is_quiet=is_quiet)
         except MillstreamError as error:
-            if not job.continuous or error.retry == "never":
+            if not job.continuous or not may_go_well(error):
                 raise
             crashes = crashes_after(crashes, (time.monotonic() - begun_s) * _MS_PER_S)
             wait_s = penalty_ms(crashes) / _MS_PER_S
@@ -173,6 +174,10 @@ def state_of(run: Run) -> tuple[str, int, int | None]:
 def summary(answer: dict[str, Any], source: str) -> str:
     """Return in words what came of a run from `source`."""
     lines = _told(answer, source)
+    lines += [
+        f"refused: {each['id']}: {each['reason'] or each['error']}"
+        for each in answer.get("refused", ())
+    ]
     if dropped := answer.get("refusals_not_remembered"):
         lines.append(
             f"{dropped:,} refusals are not remembered, there were too many: these documents are "

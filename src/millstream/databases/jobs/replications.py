@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -39,7 +39,7 @@ from millstream.replication.core.reports import (
     task_of,
 )
 from millstream.replication.core.running import Run
-from millstream.replication.core.scheduling import OVER
+from millstream.replication.core.scheduling import OVER, Event
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["ONCE_MAX", "OwnAddress", "Replications"]
@@ -202,7 +202,15 @@ class Replications:
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs that run or wait to be scheduled."""
         found = [
-            _told(name, once.job, None, "running", once.since_ns, figures_of(self._runs.get(name)))
+            _told(
+                name,
+                once.job,
+                None,
+                "running",
+                once.since_ns,
+                figures_of(self._runs.get(name)),
+                [Event(once.since_ns / _NS_PER_MS, kind) for kind in ("started", "added")],
+            )
             for name, once in self._once.items()
         ]
         for name, standing in self._scheduler.jobs.items():
@@ -211,7 +219,9 @@ class Replications:
                 info = figures_of(self._scheduler.run_of(name))
                 if standing.state == "crashing":
                     info = {"error": standing.reason, "crashes": standing.crashes}
-                found.append(_told(name, job, doc_id, standing.state, since_ns, info))
+                found.append(
+                    _told(name, job, doc_id, standing.state, since_ns, info, standing.history)
+                )
         return sorted(found, key=lambda one: str(one["id"]))
 
     def _of(self, name: str) -> tuple[Job | None, str | None, int]:
@@ -254,7 +264,13 @@ class Replications:
 
 
 def _told(
-    name: str, job: Job, doc_id: str | None, state: str, since_ns: int, info: dict[str, Any]
+    name: str,
+    job: Job,
+    doc_id: str | None,
+    state: str,
+    since_ns: int,
+    info: dict[str, Any],
+    history: Sequence[Event],
 ) -> dict[str, Any]:
     return {
         "id": name,
@@ -266,4 +282,12 @@ def _told(
         "state": state,
         "start_time": utc_text(since_ns),
         "info": info,
+        "history": [
+            {
+                "timestamp": utc_text(int(event.at_ms * _NS_PER_MS)),
+                "type": event.kind,
+                **({"reason": event.reason} if event.reason else {}),
+            }
+            for event in history
+        ],
     }

@@ -53,6 +53,7 @@ _FORM_TYPES: Final = frozenset(
     {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""}
 )
 """Of bodies that a page of another site can have a browser send without asking."""
+_SCHEMES: Final = ("basic", "bearer")
 
 
 @web.middleware
@@ -144,9 +145,10 @@ async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _user_of(request: web.Request, users: UserStore) -> User | None:
-    authorization = request.headers.get("Authorization")
-    if authorization is not None:
-        if is_bearer(authorization):
+    authorization = request.headers.get("Authorization", "")
+    scheme = authorization.partition(" ")[0].lower()
+    if scheme in _SCHEMES:  # one of another kind may be for a proxy: CouchDB passes over it, too
+        if scheme == "bearer":
             return await _bearer(request, authorization)
         name, password = _basic(authorization)
         source = request.remote or "?"
@@ -194,12 +196,12 @@ def _challenge(request: web.Request) -> str:
 
 
 def _basic(authorization: str) -> tuple[str, str]:
-    scheme, _, encoded = authorization.partition(" ")
+    encoded = authorization.partition(" ")[2].strip()
     try:
-        name, colon, password = b64decode(encoded.strip(), validate=True).decode().partition(":")
+        name, colon, password = b64decode(encoded, validate=True).decode().partition(":")
     except (Base64Error, ValueError):
         colon = ""
-    if scheme.lower() != "basic" or not colon:
+    if not colon:
         raise AccessError(
             "use HTTP Basic, a token (Bearer), or log in at /_session", code="unauthorized"
         )

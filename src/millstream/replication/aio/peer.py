@@ -313,7 +313,10 @@ class HttpPeer:
         except ValueError:
             told = None
         told = told if isinstance(told, dict) else {}
-        reason = f"{self._end.shown}: {told.get('reason', f'HTTP status {response.status}')}"
+        told.setdefault(
+            "reason", f"HTTP status {response.status} ({response.method} {response.url.path})"
+        )
+        reason = f"{self._end.shown}: {told['reason']}"
         kind, code = _BY_STATUS.get(response.status, (UnavailableError, ""))
         if 300 <= response.status < 400 or response.status == 405:
             kind = UsageError

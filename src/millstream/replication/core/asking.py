@@ -19,7 +19,9 @@ from millstream.replication.core.jobs import Job
 from millstream.replication.core.places import Place
 
 __all__ = [
+    "OF_A_SIDE",
     "PASSING",
+    "STUMBLED",
     "TOO_LARGE",
     "Ask",
     "Changes",
@@ -60,6 +62,10 @@ PASSING: Final = frozenset((
     "unreachable",
 ))  # fmt: skip
 """Codes that an answer has for a single document which may go well later."""
+STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
+"""Codes that pass, or are those of a document for good: whether others are taken tells."""
+OF_A_SIDE: Final = PASSING - STUMBLED - {"unavailable", "unreachable"} | {"unauthorized"}
+"""Codes of a whole request that are never one document's fault."""
 TOO_LARGE: Final = "too_large"
 """The code of an error that asks for smaller requests, whichever side they go to."""
 
@@ -106,6 +112,8 @@ class Row(NamedTuple):
 
     name: str
     revs: tuple[str, ...]
+    reason: str = ""
+    """Why there may be leaves that it does not name; empty: it names all."""
 
 
 class Page(NamedTuple):

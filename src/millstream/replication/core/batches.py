@@ -1,7 +1,7 @@
 """One batch of changes: what the target lacks is fetched and written.
 
 Invariants:
-1. A document counts as accepted only if the target has all leaves that its row names, or newer
+1. A document counts as accepted only if its row names all leaves and the target has them, or newer
    ones below them.
 2. What the target refuses for good is a failure of that document; what may go well later is tried
    again, and then is an error of the batch. If a whole request fails, or a refusal does not say of
@@ -22,7 +22,9 @@ from typing import Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
+    OF_A_SIDE,
     PASSING,
+    STUMBLED,
     TOO_LARGE,
     Ask,
     Copy,
@@ -40,6 +42,7 @@ from millstream.replication.core.asking import (
     Write,
 )
 from millstream.replication.core.logs import Statistics
+from millstream.replication.core.reading import UNREADABLE
 from millstream.replication.core.tasks import ATTEMPTS_MAX, RETRY_MIN_MS, Steps, asked
 
 __all__ = [
@@ -58,10 +61,6 @@ OF_A_DOCUMENT: Final = frozenset((
 """Codes of errors of a whole request that may be the fault of one document in it."""
 MISSING: Final = "missing"
 _MISSING_STUB: Final = "missing_stub"
-_STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
-"""Codes that pass, or are those of a document for good: whether others are taken tells."""
-_OF_A_SIDE: Final = PASSING - _STUMBLED - {"unavailable", "unreachable"} | {"unauthorized"}
-"""Codes of a whole request that are never one document's fault."""
 SUSPECTS_MAX: Final = 10
 """Documents of a batch that may fail alone before any request like theirs went well."""
 ATTEMPTS_OF_SUSPECTS_MAX: Final = 2
@@ -77,12 +76,21 @@ class Done(NamedTuple):
     missing: frozenset[str]
     """Ids of documents of which the source did not have what it had named."""
     statistics: Statistics
+    leaves: Mapping[str, tuple[str, ...]] = {}
+    """By id, the leaves of documents that failed or are missing; without those whose row may not
+    name all of them."""
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """Ids of documents that the target does not have."""
+        return self.missing.union(each.name for each in self.failures)
 
     def plus(self, other: Done) -> Done:
         """Return what came of both."""
         return Done(
             self.accepted | other.accepted, self.failures + other.failures,
             self.missing | other.missing, self.statistics.plus(other.statistics),
+            {**self.leaves, **other.leaves},
         )  # fmt: skip
 
 
@@ -107,6 +115,9 @@ class Batch:
             MillstreamError: a side does not answer, or not as it should.
         """
         revs = {row.name: row.revs for row in self._rows}
+        self._failures += [
+            Failure(row.name, "", UNREADABLE, row.reason) for row in self._rows if row.reason
+        ]
         found: Mapping[str, Difference] = {}
         if revs:
             found = yield from self._differences(revs)
@@ -130,7 +141,10 @@ class Batch:
             rows_read=len(revs),
         )
         accepted = frozenset(revs.keys() - failed - self._missing)
-        return Done(accepted, tuple(self._failures), frozenset(self._missing), statistics)
+        leaves = {
+            row.name: row.revs for row in self._rows if row.name not in accepted and not row.reason
+        }
+        return Done(accepted, tuple(self._failures), frozenset(self._missing), statistics, leaves)
 
     def _differences(
         self, revs: Mapping[str, tuple[str, ...]], attempts: int = ATTEMPTS_MAX
@@ -189,7 +203,7 @@ class Batch:
         """
         if error.code in OF_A_DOCUMENT:
             return
-        if error.code in _OF_A_SIDE:
+        if error.code in OF_A_SIDE:
             raise error
         for side in sides:
             try:
@@ -282,7 +296,7 @@ class Batch:
                 documents = some
             yield Pause(wait_ms)
             wait_ms *= 2
-        if len(later) < count and all(each.error in _STUMBLED for each in later):
+        if len(later) < count and all(each.error in STUMBLED for each in later):
             return [*final.values(), *later]  # it takes others: these are what it stumbles over
         raise _later(later[0])
 

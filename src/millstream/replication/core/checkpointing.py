@@ -15,9 +15,10 @@ Elsewhere: logs (`logs`), records (`coverage`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
     Flush,
     Info,
@@ -28,7 +29,14 @@ from millstream.replication.core.asking import (
     WriteLocal,
 )
 from millstream.replication.core.coverage import carried
-from millstream.replication.core.logs import EXCEPTIONS_MAX, Entry, extended, parse_log, remembered
+from millstream.replication.core.logs import (
+    EXCEPTIONS_MAX,
+    Entry,
+    extended,
+    parse_log,
+    remembered,
+    remembered_leaves,
+)
 from millstream.replication.core.starting import Chain, Pair
 from millstream.replication.core.tasks import Steps, asked
 from millstream.replication.core.tracking import Mark
@@ -69,7 +77,8 @@ def checkpoint(pair: Pair, wanted: Checkpoint) -> Steps[Entry | None]:
         source=pair.source_name, target=pair.target_name, now_ms=wanted.now_ms,
     )  # fmt: skip
     if records:
-        yield from asked("target", StoreRecords(tuple(records)))
+        with suppress(MillstreamError):  # they only make other runs shorter
+            yield from asked("target", StoreRecords(tuple(records)))
     return entry
 
 
@@ -93,6 +102,7 @@ def _entry(wanted: Checkpoint, target: Info) -> Entry:
     return Entry(
         wanted.ckpt_id, mark.place, target.end, mark.is_closed, is_complete, names,
         target.purge_epoch, chain.base, wanted.told, dropped,
+        remembered_leaves(names, chain.leaves),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """What a run asks, as requests of CouchDB's HTTP API, and answers read.
 
 Invariants:
-1. What a peer answers is checked: what has not the promised form is an error of the peer.
+1. What a peer answers is checked: what has not the promised form is an error of the peer. A change
+   that names its document, but not its revisions, is a row with a reason.
 2. A database tells vectors only if it says so (`uuid` and `branches` in its information).
 3. Bodies of documents are the bytes that the peer sent. An answer that has one too deep to be
    decoded is too large: it is asked for alone then, and passes as it is.
@@ -151,22 +152,53 @@ class _Row(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     results: list[_Row]
-    last_seq: Any
+    last_seq: str | int | list[Any]
     pending: int | None = None
     complete: bool = True
     coverage: list[Any] = msgspec.field(default_factory=list)
 
 
+class _LoosePage(_Page):
+    results: list[Any]
+
+
 def page_of(data: bytes, *, tells_vectors: bool) -> Page:
-    """Read what `_changes` answers."""
-    told: _Page = _decoded(data, _Page, "_changes")
-    rows: dict[str, Row] = {}
-    for row in told.results:
-        rows[row.id] = Row(row.id, tuple(each.rev for each in row.changes))
+    """Read what `_changes` answers.
+
+    Raises:
+        RemoteProtocolError: it is no such answer, or a change does not name its document.
+    """
+    try:
+        told: _Page = _decoded(data, _Page, "_changes")
+    except RemoteProtocolError:
+        told = _decoded(data, _LoosePage, "_changes")
+        found = [_loose_row(row) for row in told.results]
+    else:
+        found = [_row(row.id, [each.rev for each in row.changes]) for row in told.results]
+    rows = {row.name: row for row in found}
     place: Place = place_of(told.last_seq, tells_vectors=tells_vectors)
     return Page(
         tuple(rows.values()), place, told.pending, told.complete, records_of(told.coverage)
     )
+
+
+def _row(name: str, revs: Sequence[str]) -> Row:
+    return Row(name, tuple(revs), "" if revs else "its change names no revision")
+
+
+def _loose_row(row: Any) -> Row:
+    """Return the row of a change of which only the id may be as it should be."""
+    form = row if isinstance(row, dict) else {}
+    name, changes = form.get("id"), form.get("changes")
+    if not isinstance(name, str):
+        where = f" at sequence {_text(form['seq'])}" if "seq" in form else ""
+        raise RemoteProtocolError(f"the peer's change{where} does not name its document")
+    listed = changes if isinstance(changes, list) else []
+    revs = [each.get("rev") if isinstance(each, dict) else None for each in listed]
+    known = [rev for rev in revs if isinstance(rev, str)]
+    if known and len(known) == len(revs):
+        return _row(name, known)
+    return Row(name, tuple(known), "its change does not name all its revisions")
 
 
 # ---- documents

@@ -27,6 +27,7 @@ from millstream.replication.core.places import NOWHERE, Place, Present, leading_
 __all__ = [
     "EXCEPTIONS_MAX",
     "HISTORY_ENTRIES_MAX",
+    "LEAVES_BYTES_MAX",
     "REFUSED_BYTES_MAX",
     "REFUSED_MAX",
     "Entry",
@@ -40,6 +41,7 @@ __all__ = [
     "http_date",
     "parse_log",
     "remembered",
+    "remembered_leaves",
     "thinned",
 ]
 
@@ -51,6 +53,8 @@ REFUSED_MAX: Final = 10_000
 """Documents that a target refused whose ids the newest entries have, to try them again."""
 REFUSED_BYTES_MAX: Final = 1024 * 1024
 """Of those ids in one entry, in UTF-8."""
+LEAVES_BYTES_MAX: Final = 1024 * 1024
+"""Of the revisions of refused documents in one entry."""
 _WHOLE_ENTRIES: Final = 2
 """Of a history, newest first, that have all such ids: a run begins at one of them, unless a side
 was restored."""
@@ -92,6 +96,8 @@ class Entry(NamedTuple):
     """What else CouchDB's history has: times and counts."""
     dropped: int = 0
     """Refusals of documents that are not among the exceptions since these were too many."""
+    leaves: Mapping[str, tuple[str, ...]] = {}
+    """By id of an exception, what was refused of it, if a filter looks into documents."""
 
 
 class Log(NamedTuple):
@@ -158,12 +164,23 @@ def entry_of_json(form: Any) -> Entry | None:
         str(form.get("base", "0")),
         {name: form[name] for name in form if name not in _OURS},
         leading_number(form.get("except_dropped")),
+        _leaves(form.get("except_leaves")),
     )
+
+
+def _leaves(form: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(form, Mapping):
+        return {}
+    return {
+        name: tuple(revs)
+        for name, revs in form.items()
+        if isinstance(revs, list) and revs and all(isinstance(rev, str) for rev in revs)
+    }
 
 
 _OURS: Final = frozenset((
     "ckpt_id", "session_id", "recorded_seq", "source_vec", "target_vec", "closed", "complete",
-    "except", "except_dropped", "purge_epoch", "base",
+    "except", "except_dropped", "except_leaves", "purge_epoch", "base",
 ))  # fmt: skip
 
 
@@ -187,6 +204,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "complete": entry.is_complete,
         "except": list(entry.exceptions),
         **({"except_dropped": entry.dropped} if entry.dropped else {}),
+        **({"except_leaves": entry.leaves} if entry.leaves else {}),
         "purge_epoch": entry.purge_epoch,
         "base": entry.base,
         **entry.told,
@@ -294,7 +312,23 @@ def remembered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def remembered_leaves(
+    names: Iterable[str], leaves: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Return as many leaves of these documents as an entry has room for."""
+    kept: dict[str, tuple[str, ...]] = {}
+    left = LEAVES_BYTES_MAX
+    for name in names:
+        left -= sum(map(len, leaves.get(name, ())))
+        if left < 0:
+            break
+        if name in leaves:
+            kept[name] = leaves[name]
+    return kept
+
+
 def _shortened(entry: Entry) -> Entry:
+    entry = entry._replace(leaves={})
     lost = len(entry.exceptions) - EXCEPTIONS_MAX
     if lost <= 0:
         return entry

@@ -61,13 +61,20 @@ def answer_of(run: Run, log: Mapping[str, Any] | None) -> dict[str, Any]:
         "replication_id_version": _VERSION,
         "history": history,
         **shortcut_of(run),
-        **_dropped_by(run),
+        **_refused_by(run),
     }
 
 
-def _dropped_by(run: Run) -> dict[str, int]:
-    """Return how many refusals are not remembered; empty: all are."""
-    return {"refusals_not_remembered": run.dropped} if run.dropped else {}
+def _refused_by(run: Run) -> dict[str, Any]:
+    """Return what the target did not get, and how much of it is forgotten; empty: nothing."""
+    failed = [
+        {"id": each.name, "error": each.error, "reason": each.reason}
+        for each in run.failures.values()
+    ]
+    return {
+        **({"refused": failed} if failed else {}),
+        **({"refusals_not_remembered": run.dropped} if run.dropped else {}),
+    }
 
 
 def shortcut_of(run: Run) -> dict[str, Any]:
@@ -94,7 +101,8 @@ def figures_of(run: Run | None) -> dict[str, Any]:
         "source_seq": run.place.seq,
         "through_seq": run.place.seq,
         **shortcut_of(run),
-        **_dropped_by(run),
+        **_refused_by(run),
+        **({"source_error": run.trouble} if run.trouble else {}),
     }
 
 

@@ -17,12 +17,13 @@ repeated (`scheduling`), sockets and clocks (`aio.runner`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.replication.core.asking import (
     Changes,
+    Failure,
     Feed,
     Page,
     Pause,
@@ -41,26 +42,29 @@ from millstream.replication.core.logs import (
     http_date,
 )
 from millstream.replication.core.places import NOWHERE, Place
+from millstream.replication.core.reading import UNREADABLE, WAIT_MS, Reader
 from millstream.replication.core.starting import Chain, Pair, Started, started
-from millstream.replication.core.tasks import Effect, Steps, Tasks, asked
+from millstream.replication.core.tasks import Effect, Steps, Tasks, asked, may_go_well
 from millstream.replication.core.tracking import Mark, Tracker
 
 __all__ = [
-    "GOING_BACK_MAX", "MISSING_MAX", "RETRIED_AT_ONCE", "RETRY_REFUSED_MAX_MS",
-    "RETRY_REFUSED_MIN_MS", "WAIT_MS", "Outcome", "Run",
+    "FAILURES_TOLD", "GOING_BACK_MAX", "MISSING_MAX", "RETRIED_AT_ONCE", "RETRY_REFUSED_MAX_MS",
+    "RETRY_REFUSED_MIN_MS", "UNRECORDED_MAX", "Outcome", "Run",
 ]  # fmt: skip
 
 GOING_BACK_MAX: Final = 10
 """How often a run goes back without a checkpoint in between before it fails."""
 MISSING_MAX: Final = 3
 """So often a run goes back for a document that the source named and does not have."""
+UNRECORDED_MAX: Final = 3
+"""Checkpoints in a row that may fail before the run does."""
+FAILURES_TOLD: Final = 10
+"""Documents that were refused last and are told by name."""
 RETRIED_AT_ONCE: Final = 100
 """Refused documents that are tried again with one request for their changes."""
 RETRY_REFUSED_MIN_MS: Final = 60_000
 """So long after a refusal a continuous run tries the document again."""
 RETRY_REFUSED_MAX_MS: Final = 3_600_000
-WAIT_MS: Final = 25_000
-"""How long a source is asked to wait for a change."""
 
 
 class Outcome(NamedTuple):
@@ -88,6 +92,8 @@ class Run:
         """Changes that it did not read since they came through others."""
         self.via: set[str] = set()
         """Names of those."""
+        self.failures: dict[str, Failure] = {}
+        """By id the newest ones of documents that the target does not have."""
         self.pending: int | None = None
         """Changes that the source had left behind what was read last, if it says so."""
         self.rows_seen = 0
@@ -103,11 +109,13 @@ class Run:
     def _reset(self) -> None:
         self._started: Started | None = None
         self._tracker = Tracker(NOWHERE)
+        self._reader = Reader(self.job.worker_batch_size)
         self._chain = Chain(is_complete=False, purge_epoch=0)
         self._first = self._first_page = self._read_to = self._recorded = NOWHERE
         self._is_reading = self._is_recording = self._is_waiting = self._is_retrying = False
         self._retry_ms, self._retry_wait_ms = 0.0, float(RETRY_REFUSED_MIN_MS)
         self._is_caught_up = self._has_ended = False
+        self._unrecorded = 0
         self._told: set[tuple[str, Any, Any]] = set()
         self._next_ms = self._coverage_ms = self._parts_ms = 0.0
 
@@ -160,6 +168,11 @@ class Run:
         }
 
     @property
+    def trouble(self) -> str:
+        """Why changes cannot be read at the moment; empty: they can."""
+        return self._reader.trouble
+
+    @property
     def dropped(self) -> int:
         """Refusals of documents that are not tried again, since they were too many to remember."""
         before = 0 if self._started is None else self._started.chain.dropped
@@ -199,13 +212,13 @@ class Run:
         self._recorded = begun.place if not begun.is_new else NOWHERE
         member = begun.pair.member
         names = [n for n in begun.chain.exceptions if member is None or member.admits(n)]
-        self._tracker = Tracker(begun.place, names)
+        self._tracker = Tracker(begun.place, names, begun.chain.leaves)
         self._next_ms = self._now_ms + self.job.checkpoint_interval_ms
         self._coverage_ms = self._now_ms
         self._parts_ms = self._next_ms
         self._retry_later(RETRY_REFUSED_MIN_MS)
         if names:
-            self._tasks.spawn(self._retried(sorted(names)), self._on_retried)
+            self._tasks.spawn(self._retried(), self._on_retried)
         else:
             self._on_retried(None, None)
 
@@ -213,37 +226,71 @@ class Run:
         self._retry_wait_ms = min(wait_ms, RETRY_REFUSED_MAX_MS)
         self._retry_ms = self._now_ms + self._retry_wait_ms
 
-    def _retried(self, names: list[str]) -> Steps[Done]:
-        """Try the exceptions again: a replication of these documents, some at a time."""
-        whole = Done(frozenset(), (), frozenset(), Statistics())
+    def _retried(self) -> Steps[Done]:
+        """Try the exceptions again.
+
+        Where a filter looks into documents, the leaves are asked for that it let pass when they
+        were refused. Where these are not known, only the feed itself can tell.
+        """
         assert self.pair is not None
-        if self.pair.looks_inside:  # only the feed itself tells which of them pass
-            return (yield from self._retried_some(names, self._feed))
+        names, leaves = sorted(self._tracker.exceptions), dict(self._tracker.leaves)
+        whole, rest = Done(frozenset(), (), frozenset(), Statistics()), list[str]()
+        if self.pair.looks_inside:
+            rest = [name for name in names if name not in leaves]
+            names = [name for name in names if name in leaves]
+        else:
+            leaves = {}
         for at in range(0, len(names), RETRIED_AT_ONCE):
-            some = names[at : at + RETRIED_AT_ONCE]
-            feed = self._feed._replace(doc_ids=tuple(some))
-            done: Done = yield from self._retried_some(some, feed)
+            done = yield from self._retried_by_id(names[at : at + RETRIED_AT_ONCE], leaves)
             whole = whole.plus(done)
+        try:
+            if rest:
+                done = yield from self._retried_of(rest, self._feed, {})
+                whole = whole.plus(done)
+        except MillstreamError as error:
+            if error.code != UNREADABLE:
+                raise
         return whole
 
-    def _retried_some(self, names: list[str], feed: Feed) -> Steps[Done]:
-        """Try some of them again.
+    def _retried_by_id(
+        self, names: list[str], leaves: Mapping[str, tuple[str, ...]]
+    ) -> Steps[Done]:  # fmt: skip
+        """Try some of them again; those that the source cannot answer for stay refused."""
+        feed = Feed(self._feed.style, tuple(names))
+        try:
+            return (yield from self._retried_of(names, feed, leaves))
+        except MillstreamError as error:
+            if error.code != UNREADABLE:
+                raise
+            if len(names) == 1:
+                failure = Failure(names[0], "", error.code, str(error))
+                return Done(frozenset(), (failure,), frozenset(), Statistics(), leaves)
+        middle = len(names) // 2
+        done = yield from self._retried_by_id(names[:middle], leaves)
+        other = yield from self._retried_by_id(names[middle:], leaves)
+        return done.plus(other)
+
+    def _retried_of(
+        self, names: list[str], feed: Feed, leaves: Mapping[str, tuple[str, ...]]
+    ) -> Steps[Done]:
+        """Try some of them again that a feed has.
 
         One leaves the list only if what it is now shows that the target has what it was at the
         place where the run begins: not if deletions may have been forgotten, or revisions purged,
-        since then, and not if it is gone.
+        since then, not if it is gone, and not if one of `leaves` is a leaf no more.
         """
-        limit = len(names) if feed.doc_ids is not None else self.job.worker_batch_size
-        wanted = frozenset(names)
+        limit = self.job.worker_batch_size if feed.doc_ids is None else len(names)
+        reader, wanted = Reader(limit), frozenset(names)
         rows: dict[str, Row] = {}
-        since, is_end, is_sound = 0, False, True
-        while not is_end:
-            page: Page = yield from asked("source", Changes(since, limit, feed))
+        since, is_sound = 0, True
+        while not reader.is_at_end:
+            page: Page = yield from reader.page(Changes(since, limit, feed))
             rows |= {row.name: row for row in page.rows if row.name in wanted}
-            since, is_end = page.place.seq, _is_end(page, limit)
+            since = page.place.seq
             is_sound = is_sound and page.is_complete and self._is_as_pure(page)
-        done = yield from Batch(list(rows.values())).steps()
-        return done if is_sound else done._replace(accepted=frozenset())
+        done = yield from Batch([_kept(row, leaves) for row in rows.values()]).steps()
+        accepted = done.accepted - _moved_on(rows, leaves) if is_sound else frozenset[str]()
+        return done._replace(accepted=accepted, leaves={**done.leaves, **leaves})
 
     def _is_as_pure(self, page: Page) -> bool:
         """Whether the source was purged no more than when the run began, or read first."""
@@ -267,14 +314,16 @@ class Run:
             self._on_begun(None, None)
 
     def _settle(self, number: int, done: Done) -> None:
-        refused = {each.name for each in done.failures} | done.missing
-        self._tracker.settle(number, done.accepted, refused)
+        self._tracker.settle(number, done)
         self._count(done)
 
     def _on_begun(self, entry: Entry | None, error: MillstreamError | None) -> None:
         begun = self._started
         assert begun is not None
         if begun.used:
+            if error is not None:
+                self._end(error)
+                return
             if not self._is_recorded(entry, error):
                 return
             self.skipped += begun.skipped
@@ -288,10 +337,7 @@ class Run:
             self._go_on()
 
     def _on_removed(self, _: None, error: MillstreamError | None) -> None:
-        if error is not None:
-            self._end(error)
-        else:
-            self._go_on()
+        self._go_on()  # records that stay make nothing wrong: the origin does not confirm them
 
     # ---- reading and writing
 
@@ -315,10 +361,10 @@ class Run:
     def _retry_refused(self) -> None:
         """In a run that has no end, try again from time to time what the target refused."""
         is_due = self.job.continuous and not self._is_retrying and self._now_ms >= self._retry_ms
-        if is_due and (names := sorted(self._tracker.exceptions)):
+        if is_due and self._tracker.exceptions:
             self._is_retrying, number = True, self._tracker.newest
             self._tasks.spawn(
-                self._retried(names), lambda done, failed: self._on_again(number, done, failed)
+                self._retried(), lambda done, failed: self._on_again(number, done, failed)
             )
 
     def _on_again(self, number: int, done: Done, error: MillstreamError | None) -> None:
@@ -345,11 +391,10 @@ class Run:
         takes_parts = bool(puller) and self._parts_ms <= self._now_ms
         if takes_parts:  # it costs the source a look at all logs and records
             self._parts_ms = self._now_ms + self.job.checkpoint_interval_ms
-        page: Page = yield from asked("source", Changes(
+        return (yield from self._reader.page(Changes(
             self._read_to.seq, self.job.worker_batch_size, self._feed, WAIT_MS if waits else 0,
             puller, takes_parts,
-        ))  # fmt: skip
-        return page
+        )))  # fmt: skip
 
     def _on_page(self, page: Page, error: MillstreamError | None) -> None:
         self._is_reading = False
@@ -362,7 +407,7 @@ class Run:
             self._first_page = page.place
         self._read_to, self.pending = page.place, page.pending
         self.rows_seen += len(page.rows)
-        self._is_caught_up = _is_end(page, self.job.worker_batch_size)
+        self._is_caught_up = self._reader.is_at_end
         self._has_ended = self._is_caught_up and not self.job.continuous
         number = self._tracker.opened(self._mark_of(page))
         self._tasks.spawn(
@@ -372,9 +417,7 @@ class Run:
 
     def _mark_of(self, page: Page) -> Mark:
         vector = page.place.vector
-        is_closed = (
-            _is_end(page, self.job.worker_batch_size) if vector is None else vector.is_closed
-        )
+        is_closed = self._reader.is_at_end if vector is None else vector.is_closed
         fresh = [
             each
             for each in page.records
@@ -395,10 +438,9 @@ class Run:
         if any(self._is_missed(name) for name in sorted(done.missing)):
             self._go_back("the source does not have what it names")
             return
-        refused = {each.name for each in done.failures} | done.missing
-        if refused - self._tracker.exceptions:
+        if done.refused - self._tracker.exceptions:
             self._retry_later(RETRY_REFUSED_MIN_MS)
-        self._tracker.ended(number, done.accepted, refused)
+        self._tracker.ended(number, done)
         self._go_on()
 
     def _is_missed(self, name: str) -> bool:
@@ -408,6 +450,13 @@ class Run:
 
     def _count(self, done: Done) -> None:
         self.statistics = self.statistics.plus(done.statistics)
+        for name in done.accepted:
+            self.failures.pop(name, None)
+        for failure in done.failures[-FAILURES_TOLD:]:
+            self.failures.pop(failure.name, None)
+            self.failures[failure.name] = failure
+        while len(self.failures) > FAILURES_TOLD:
+            del self.failures[next(iter(self.failures))]
 
     # ---- checkpoints
 
@@ -430,7 +479,8 @@ class Run:
         if len(exceptions) > EXCEPTIONS_MAX:
             self._chain = self._chain._replace(is_complete=False)
         dropped = self._started.chain.dropped + self._tracker.dropped
-        chain = self._chain._replace(exceptions=exceptions, dropped=dropped)
+        leaves = self._tracker.leaves if self._started.pair.looks_inside else {}
+        chain = self._chain._replace(exceptions=exceptions, dropped=dropped, leaves=dict(leaves))
         wanted = Checkpoint(self._new_id(), mark, chain, self._what_was_done(mark), self._now_ms)
         self._tasks.spawn(checkpoint(self._started.pair, wanted), done)
 
@@ -440,12 +490,17 @@ class Run:
     def _is_recorded(self, entry: Entry | None, error: MillstreamError | None) -> bool:
         self._is_recording = False
         if error is not None:
-            self._end(error)
+            self._unrecorded += 1
+            if not may_go_well(error) or self._unrecorded >= UNRECORDED_MAX:
+                self._end(error)
+            else:
+                self._next_ms = self._now_ms + self.job.checkpoint_interval_ms
+                self._go_on()
             return False
         if entry is None:
             self._go_back("what was written may be lost")
             return False
-        self._recorded = entry.place
+        self._recorded, self._unrecorded = entry.place, 0
         self._chain = self._chain._replace(
             is_complete=self._chain.is_complete and entry.is_complete
         )
@@ -462,9 +517,15 @@ class Run:
             self._go_on()
 
 
-def _is_end(page: Page, limit: int) -> bool:
-    """Whether a source has nothing behind a page now."""
-    return len(page.rows) < limit if page.pending is None else page.pending == 0
+def _kept(row: Row, leaves: Mapping[str, tuple[str, ...]]) -> Row:
+    """Return a row without other leaves than these, if they are known."""
+    known = leaves.get(row.name)
+    return row if known is None else row._replace(revs=tuple(set(known) & set(row.revs)))
+
+
+def _moved_on(rows: Mapping[str, Row], leaves: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Return the documents of which one of these revisions is a leaf no more."""
+    return {name for name, row in rows.items() if not set(leaves.get(name, ())) <= {*row.revs}}
 
 
 def _said_by(record: Record) -> tuple[str, Any, Any]:

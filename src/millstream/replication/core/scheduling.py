@@ -27,12 +27,14 @@ from millstream.errors import MillstreamError, UsageError
 __all__ = [
     "CHURN_MAX",
     "HEALTHY_MS",
+    "HISTORY_MAX",
     "JOBS_MAX",
     "OVER",
     "PENALTY_MAX_MS",
     "PENALTY_MIN_MS",
     "RUNNING_MAX",
     "TURN_MS",
+    "Event",
     "Schedule",
     "Standing",
     "State",
@@ -52,6 +54,8 @@ TURN_MS: Final = 60_000
 PENALTY_MIN_MS: Final = 30_000
 PENALTY_MAX_MS: Final = 8 * 3_600_000
 HEALTHY_MS: Final = 120_000
+HISTORY_MAX: Final = 20
+"""Events of a job that are told, as in CouchDB."""
 
 
 def crashes_after(crashes: int, ran_ms: float) -> int:
@@ -62,6 +66,15 @@ def crashes_after(crashes: int, ran_ms: float) -> int:
 def penalty_ms(crashes: int) -> int:
     """Return how long a job waits that crashed so often in a row."""
     return min(PENALTY_MIN_MS << min(crashes - 1, 20), PENALTY_MAX_MS)
+
+
+class Event(NamedTuple):
+    """What happened to a job."""
+
+    at_ms: float
+    kind: Literal["added", "started", "crashed", "stopped"]
+    reason: str = ""
+    """Of a crash."""
 
 
 @dataclass(slots=True)
@@ -77,6 +90,12 @@ class Standing:
     """When a crashed one may run again."""
     reason: str = ""
     """Why it crashed or failed last."""
+    history: tuple[Event, ...] = ()
+    """Newest first."""
+
+    def happened(self, event: Event) -> None:
+        """Take in an event."""
+        self.history = (event, *self.history)[:HISTORY_MAX]
 
 
 class Turn(NamedTuple):
@@ -115,7 +134,7 @@ class Schedule:
             return
         if known is None and len(self._jobs) >= JOBS_MAX:
             raise UsageError(f"a node has at most {JOBS_MAX} jobs", code="too_many_jobs")
-        self._jobs[name] = Standing(since_ms=now_ms)
+        self._jobs[name] = Standing(since_ms=now_ms, history=(Event(now_ms, "added"),))
 
     def remove(self, name: str) -> None:
         """Forget a job."""
@@ -133,6 +152,7 @@ class Schedule:
         job.crashes = crashes_after(job.crashes, now_ms - job.since_ms)
         job.reason = str(error)
         job.until_ms = now_ms + penalty_ms(job.crashes)
+        job.happened(Event(now_ms, "crashed", job.reason))
         self._move(job, "crashing", now_ms)
 
     def failed(self, name: str, error: MillstreamError, now_ms: float) -> None:
@@ -154,8 +174,10 @@ class Schedule:
         begin = waiting[: max(0, room + len(pause))]
         for name in pause:
             self._move(self._jobs[name], "pending", now_ms)
+            self._jobs[name].happened(Event(now_ms, "stopped"))
         for name in begin:
             self._move(self._jobs[name], "running", now_ms)
+            self._jobs[name].happened(Event(now_ms, "started"))
         return Turn(tuple(begin), tuple(pause), self._next_ms())
 
     def _in(self, state: State) -> list[str]:

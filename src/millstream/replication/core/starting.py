@@ -11,7 +11,7 @@ Elsewhere: comparing logs (`logs`), judging records (`coverage`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.documents.tokens import Vector, maximum
@@ -78,6 +78,8 @@ class Chain(NamedTuple):
     base: str = "0"
     dropped: int = 0
     """Refusals that are not among the exceptions: these were too many."""
+    leaves: Mapping[str, tuple[str, ...]] = {}
+    """By id of an exception, what was refused of it, where that is known."""
 
 
 class Started(NamedTuple):
@@ -154,6 +156,7 @@ def _chain_of(match: Match) -> Chain:
         frozenset((*one.exceptions, *two.exceptions)),
         two.base,
         max(one.dropped, two.dropped),
+        {**two.leaves, **one.leaves},
     )
 
 
@@ -250,8 +253,11 @@ def _beginning_at(
     chain, records = begun.chain, tuple(each.record for each in used)
     if is_reached:
         chain = chain._replace(is_complete=True, purge_epoch=begun.pair.target.purge_epoch)
-    exceptions = chain.exceptions.union(*(record.exceptions for record in records))
-    chain = chain._replace(exceptions=exceptions, base=records[0].name)
+    others = frozenset[str]().union(*(record.exceptions for record in records))
+    leaves = {name: revs for name, revs in chain.leaves.items() if name not in others}
+    chain = chain._replace(
+        exceptions=chain.exceptions | others, leaves=leaves, base=records[0].name
+    )
     skipped = place.number - begun.place.number
     return begun._replace(place=place, chain=chain, is_new=True, used=records, skipped=skipped)
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeVar
 
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.replication.core.asking import Ask, Pause, Request, Side
 
-__all__ = ["ATTEMPTS_MAX", "RETRY_MIN_MS", "Effect", "Steps", "Tasks", "asked"]
+__all__ = ["ATTEMPTS_MAX", "RETRY_MIN_MS", "Effect", "Steps", "Tasks", "asked", "may_go_well"]
 
 Value = TypeVar("Value")
 Steps = Generator[Ask | Pause, Any, Value]
@@ -36,6 +36,14 @@ class Effect(NamedTuple):
     step: Ask | Pause
 
 
+def may_go_well(error: MillstreamError) -> bool:
+    """Whether the same request may go well later.
+
+    An answer without the promised form counts, too: a proxy may have sent it or cut it.
+    """
+    return error.retry != "never" or isinstance(error, RemoteProtocolError)
+
+
 def asked(side: Side, request: Request, attempts: int = ATTEMPTS_MAX) -> Steps[Any]:
     """Ask, and again if the error says that this may help.
 
@@ -47,7 +55,7 @@ def asked(side: Side, request: Request, attempts: int = ATTEMPTS_MAX) -> Steps[A
         try:
             return (yield Ask(side, request))
         except MillstreamError as error:
-            if error.retry == "never" or attempt == attempts:
+            if not may_go_well(error) or attempt == attempts:
                 raise
         yield Pause(wait_ms)
         wait_ms *= 2

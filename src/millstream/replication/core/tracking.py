@@ -11,9 +11,10 @@ Elsewhere: what a batch does (`batches`), when a place is recorded (`running`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from millstream.replication.core.batches import Done
 from millstream.replication.core.coverage import Record
 from millstream.replication.core.logs import REFUSED_MAX
 from millstream.replication.core.places import Place
@@ -36,13 +37,20 @@ class Tracker:
     Args:
         place: where the run begins.
         exceptions: documents that the target does not have as the source had them there.
+        leaves: by id, the leaves that these had there, where they are known.
     """
 
-    def __init__(self, place: Place, exceptions: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        place: Place,
+        exceptions: Iterable[str] = (),
+        leaves: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.at = Mark(place)
         self._opened = 0
         self._open: dict[int, tuple[Mark, bool]] = {}
         self._exceptions = dict.fromkeys(exceptions, 0)
+        self._leaves = dict(leaves or {})
         self.dropped = 0
         """Refusals of documents that there was no room for among the exceptions."""
         self.is_held = False
@@ -62,28 +70,42 @@ class Tracker:
         """Ids of documents that the target refused, or never got."""
         return frozenset(self._exceptions)
 
+    @property
+    def leaves(self) -> Mapping[str, tuple[str, ...]]:
+        """By id, what was refused of these documents; not of those of which it is not known."""
+        return self._leaves
+
     def opened(self, mark: Mark) -> int:
         """Take in a batch behind all others; return its number."""
         self._opened += 1
         self._open[self._opened] = mark, False
         return self._opened
 
-    def ended(self, number: int, accepted: Iterable[str], refused: Iterable[str]) -> None:
+    def ended(self, number: int, done: Done) -> None:
         """A batch is over."""
-        self.settle(number, accepted, refused)
+        self.settle(number, done)
         self._open[number] = self._open[number][0], True
         self._move()
 
-    def settle(self, number: int, accepted: Iterable[str], refused: Iterable[str]) -> None:
+    def settle(self, number: int, done: Done) -> None:
         """Note what a target has by now; number 0 is before all batches."""
-        for name in accepted:
+        for name in done.accepted:
             if self._exceptions.get(name, number + 1) <= number:
                 del self._exceptions[name]
-        for name in refused:
+                self._leaves.pop(name, None)
+        for name in done.refused:
             if name in self._exceptions or len(self._exceptions) < REFUSED_MAX:
-                self._exceptions[name] = max(number, self._exceptions.get(name, 0))
+                self._refused(name, number, done.leaves.get(name))
             else:
                 self.dropped += 1
+
+    def _refused(self, name: str, number: int, leaves: tuple[str, ...] | None) -> None:
+        if number < self._exceptions.get(name, 0):
+            return
+        self._exceptions[name] = number
+        self._leaves.pop(name, None)
+        if leaves is not None:
+            self._leaves[name] = leaves
 
     def recorded(self, place: Place) -> None:
         """A place is in both logs."""

@@ -104,6 +104,9 @@ async def test_a_job_that_was_begun_may_be_begun_again(node: Engine) -> None:
     failing = await node.replications.begin(parse_job(broken))
     await until(lambda: [j["state"] for j in node.replications.jobs()] == ["crashing"])
     assert "missing" in node.replications.jobs()[0]["info"]["error"]
+    history = node.replications.jobs()[0]["history"]
+    assert [event["type"] for event in history] == ["crashed", "started", "added"]
+    assert "missing" in history[0]["reason"]
     await node.replications.cancel(failing)
 
 

@@ -62,6 +62,20 @@ async def test_wrong_credentials_are_refused_before_the_page(guarded, header, bo
     assert (await body(response, 401))["error"] == "unauthorized"
 
 
+@pytest.mark.parametrize("header", ["Digest x", "Negotiate a", "Basic: YWRhOnNlY3JldA==", "x", ""])
+async def test_credentials_of_another_kind_are_for_somebody_else(guarded, header, body):
+    """They may be for a proxy; who shows nothing besides is nobody, or who the cookie says."""
+    other = {"Authorization": header}
+    assert (await body(await guarded.get("/", headers=other)))["couchdb"] == "Welcome"
+    told = await body(await guarded.get("/_session", headers=other))
+    assert told["userCtx"]["name"] is None
+    assert (await guarded.get("/_all_dbs", headers=other)).status == 401
+    said = {"name": "ada", "password": "secret"}
+    assert (await body(await guarded.post("/_session", json=said), 200))["ok"]
+    told = await body(await guarded.get("/_session", headers=other))
+    assert (told["userCtx"]["name"], told["info"]["authenticated"]) == ("ada", "cookie")
+
+
 async def test_the_right_password_gets_in_whatever_failed_before_and_who_guesses_waits(
     guarded, guarded_host, body, monkeypatch
 ):

@@ -169,3 +169,30 @@ def test_records_about_others():
         forms.vectors_of(answer, 3)
     with pytest.raises(RemoteProtocolError):
         forms.vectors_of(b'{"vectors":[{"a":1}]}', 1)
+
+
+@pytest.mark.parametrize("changes", [None, [], [{}], [None], "1-a", [{"rev": 1}]])
+def test_a_change_that_names_its_document_only_is_a_row_with_a_reason(changes):
+    rows = [{"id": "good", "seq": 1, "changes": [{"rev": "1-a"}]}, {"id": "bad", "seq": 2}]
+    if changes is not None:
+        rows[1]["changes"] = changes
+    data = json.dumps({"results": rows, "last_seq": "2"}).encode()
+    page = forms.page_of(data, tells_vectors=True)
+    good, bad = page.rows
+    assert good == Row("good", ("1-a",))
+    assert (bad.name, bad.revs, bool(bad.reason)) == ("bad", (), True)
+
+
+@pytest.mark.parametrize("row", [{}, None, 7, {"id": 1}, {"changes": [{"rev": "1-a"}]}])
+def test_a_change_without_a_document_is_an_error_that_names_its_sequence(row):
+    if isinstance(row, dict):
+        row = {"seq": "7-x", **row}
+    data = json.dumps({"results": [row], "last_seq": "7-x"}).encode()
+    with pytest.raises(RemoteProtocolError, match='"7-x"' if isinstance(row, dict) else "change"):
+        forms.page_of(data, tells_vectors=True)
+
+
+@pytest.mark.parametrize("end", [b'"last_seq":null', b'"last_seq":true', b'"pending":0'])
+def test_a_page_that_does_not_say_where_it_ends_is_none(end):
+    with pytest.raises(RemoteProtocolError):
+        forms.page_of(b'{"results":[],%b}' % end, tells_vectors=True)

@@ -4,15 +4,18 @@ import itertools
 
 import pytest
 
-from millstream.errors import AccessError, UnavailableError
+from millstream.errors import AccessError, RemoteProtocolError, UnavailableError
 from millstream.replication.core.logs import EXCEPTIONS_MAX, parse_log
+from millstream.replication.core.reading import UNREADABLE
 from millstream.replication.core.reports import answer_of, figures_of
 from millstream.replication.core.running import (
     GOING_BACK_MAX,
     MISSING_MAX,
     RETRIED_AT_ONCE,
     RETRY_REFUSED_MAX_MS,
+    UNRECORDED_MAX,
 )
+from millstream.replication.core.tasks import ATTEMPTS_MAX
 from simulators.sites.database import number_of
 from simulators.sites.world import World
 
@@ -157,6 +160,30 @@ def test_a_continuous_run_tries_refused_documents_again_at_growing_distances(wor
     assert running[0].entries[-1].exceptions == ()
 
 
+def test_what_a_filter_let_pass_and_was_refused_is_read_again_by_its_id(world, monkeypatch):
+    for number in range(200):
+        world.sites[A].extend(f"more{number}")
+    names = sorted(world.sites[A].names())
+    passing = [n for n in names if number_of(next(iter(world.sites[A].tree(n)))) % 2 == 0]
+    world.sites[B].refused = {*passing[:3]}
+    options = {"selector": {"even": True}}
+    assert set(world.replicate(A, B, **options).entries[0].exceptions) == {*passing[:3]}
+    right, read = world.sites[A].on_Changes, []
+
+    def changes(request):
+        page = right(request)
+        read.extend(row.name for row in page.rows)
+        return page
+
+    monkeypatch.setattr(world.sites[A], "on_Changes", changes, raising=False)
+    world.sites[B].refused = {passing[0]}
+    world.sites[A].extend("later", 10_000)
+    run = world.replicate(A, B, **options)
+    assert sorted(read) == sorted([*passing[:3], "later"])
+    assert run.entries[0].exceptions == (passing[0],)
+    assert world.sites[B].names() == {*passing[1:], "later"}
+
+
 def test_documents_that_a_filter_let_pass_are_tried_again_too(world):
     names = [f"n{number}" for number in range(8)]
     passing = {n for n in names if number_of(next(iter(world.sites[A].tree(n)))) % 2 == 0}
@@ -217,3 +244,89 @@ def test_the_figures_of_a_run_are_its_own(world):
     assert history[0]["session_id"] == third.entries[0].ckpt_id
     world.sites[B].refused = set()
     assert world.replicate(A, B).told["docs_written"] == 1
+
+
+def broken(world, monkeypatch, name, *, by_winner):
+    """Have a source fail for a page with this document, unless only winners are asked for."""
+    right = world.sites[A].on_Changes
+
+    def changes(request):
+        page = right(request)
+        is_plain = by_winner and request.feed.style == "main_only"
+        if name in {row.name for row in page.rows} and not is_plain:
+            raise RemoteProtocolError("cut")
+        return page
+
+    monkeypatch.setattr(world.sites[A], "on_Changes", changes, raising=False)
+
+
+def test_a_change_that_cannot_be_read_whole_is_counted_and_named_and_the_rest_arrives(
+    world, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        broken(world, patch, "n5", by_winner=True)
+        run = world.replicate(A, B)
+        assert run.outcome.error is None
+        assert (run.statistics.doc_write_failures, *run.entries[0].exceptions) == (1, "n5")
+        [failure] = figures_of(run)["refused"]
+        assert failure["id"] == "n5"
+        assert failure["error"] == UNREADABLE
+        assert "cut" in failure["reason"]
+        assert world.sites[B].names() == world.sites[A].names(), "with the winning revision of n5"
+        run = world.replicate(A, B)
+        assert run.outcome.error is None
+        assert "n5" in run.failures
+    world.sites[A].extend("later")
+    assert world.replicate(A, B).entries[0].exceptions == ()
+
+
+def test_a_change_that_cannot_be_named_stops_a_run_at_a_checkpoint_before_it(world, monkeypatch):
+    broken(world, monkeypatch, "n5", by_winner=False)
+    run = world.replicate(A, B)
+    assert run.outcome.error.code == UNREADABLE
+    assert "behind sequence" in str(run.outcome.error)
+    assert figures_of(run)["source_error"] == "cut"
+    missing = world.sites[A].names() - world.sites[B].names()
+    assert "n5" in missing
+    for database in world.sites:
+        for log in database.locals.values():
+            assert parse_log(log).entries[0].place.number <= 8 - len(missing)
+
+
+def test_a_checkpoint_that_fails_is_tried_again_and_ends_no_run(world, monkeypatch):
+    right, failures = world.sites[B].on_Flush, [UnavailableError("502")] * (2 * ATTEMPTS_MAX)
+
+    def flush(request):
+        if failures:
+            raise failures.pop()
+        return right(request)
+
+    monkeypatch.setattr(world.sites[B], "on_Flush", flush, raising=False)
+    assert world.replicate(A, B).outcome.error is None
+    assert not failures
+    failures += [UnavailableError("502")] * 99
+    world.sites[A].extend("later")
+    run = world.replicate(A, B)
+    assert run.outcome.error is not None
+    assert len(failures) == 99 - UNRECORDED_MAX * ATTEMPTS_MAX
+    assert run.entries == []
+
+
+@pytest.mark.parametrize(("site", "kind"), [
+    (A, "ReadInfo"), (A, "ReadLocal"), (B, "ReadLocal"), (A, "WriteLocal"), (B, "WriteLocal"),
+    (B, "Diff"), (A, "Fetch"), (B, "Write"), (B, "Flush"), (A, "Changes"), (B, "StoreRecords"),
+])  # fmt: skip
+def test_one_answer_that_is_none_ends_no_run(world, monkeypatch, site, kind):
+    right, cut = world.sites[site].serve, [kind]
+
+    def serve(request):
+        if cut and type(request).__name__ == kind:
+            cut.clear()
+            raise RemoteProtocolError("cut")
+        return right(request)
+
+    monkeypatch.setattr(world.sites[site], "serve", serve, raising=False)
+    world.replicate(A, B)
+    world.sites[A].extend("later")
+    assert world.replicate(A, B).outcome.error is None
+    assert world.sites[B].state() == world.sites[A].state()

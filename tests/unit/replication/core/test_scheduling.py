@@ -6,6 +6,7 @@ from millstream.errors import UnavailableError, UsageError
 from millstream.replication.core import scheduling
 from millstream.replication.core.scheduling import (
     HEALTHY_MS,
+    HISTORY_MAX,
     PENALTY_MAX_MS,
     PENALTY_MIN_MS,
     TURN_MS,
@@ -114,3 +115,23 @@ def test_jobs_are_bounded(monkeypatch):
     schedule.add("a", 0)
     with pytest.raises(UsageError, match="at most 1 jobs"):
         schedule.add("b", 0)
+
+
+def test_what_happened_to_a_job_is_told_newest_first_and_bounded():
+    schedule = Schedule(running_max=1)
+    schedule.add("a", 0)
+    schedule.add("b", 1)
+    schedule.turn(2)
+    schedule.turn(2 + TURN_MS)
+    assert [event.kind for event in schedule.jobs["a"].history] == ["stopped", "started", "added"]
+    assert schedule.jobs["b"].history[0] == (2 + TURN_MS, "started", "")
+    now = 2.0 + TURN_MS
+    for _ in range(HISTORY_MAX):
+        schedule.ended("b", DOWN, now)
+        now += PENALTY_MAX_MS
+        schedule.ended("a", None, now)
+        schedule.turn(now)
+    history = schedule.jobs["b"].history
+    assert len(history) == HISTORY_MAX
+    assert {event.kind for event in history} == {"crashed", "started"}
+    assert {event.reason for event in history if event.kind == "crashed"} == {"down"}

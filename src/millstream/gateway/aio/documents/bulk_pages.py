@@ -106,8 +106,15 @@ class _Asked(NamedTuple):
     """An entry of `_bulk_get`."""
 
     id: str
-    rev: str | None
-    since: list[str] | None
+    rev: str | None = None
+    since: list[str] | None = None
+    error: UsageError | None = None
+    """Why it asks for nothing: answered in its place, the others are read."""
+
+    @property
+    def shown_id(self) -> str | None:
+        """The id that was asked for; None: it names none."""
+        return None if self.error is not None and not self.id else self.id
 
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
@@ -428,19 +435,18 @@ def _asked_of(data: bytes) -> tuple[dict[str, Any], list[_Asked]]:
     if not isinstance(docs, list):
         raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
     _check_count(len(docs))
-    found = []
-    for one in docs:
-        if not isinstance(one, Mapping) or not isinstance(one.get("id"), str):
-            raise UsageError("an entry of `docs` needs an id", code="bad_request")
-        since = one.get("atts_since")
-        rev = one.get("rev")
-        found.append(
-            _Asked(
-                one["id"], None if rev is None else str(rev),
-                parse_revs(since) if since is not None else None,
-            )
-        )  # fmt: skip
-    return content, found
+    return content, list(map(_asked, docs))
+
+
+def _asked(form: Any) -> _Asked:
+    if not isinstance(form, Mapping) or not isinstance(form.get("id"), str):
+        return _Asked("", error=UsageError("document id missed", code="bad_request"))
+    doc_id, rev, since = form["id"], form.get("rev"), form.get("atts_since")
+    rev = None if rev is None else str(rev)
+    try:
+        return _Asked(doc_id, rev, None if since is None else parse_revs(since))
+    except UsageError as error:
+        return _Asked(doc_id, rev, error=error)
 
 
 class _Getting:
@@ -470,7 +476,7 @@ class _Getting:
             for one in asked:
                 await turns.give()
                 _, document = await anext(known)
-                before += b'{"id":%b,"docs":[' % encode(one.id)
+                before += b'{"id":%b,"docs":[' % encode(one.shown_id)
                 async for first, more in self._texts(one, document):
                     yield before + first
                     for piece in more:
@@ -520,6 +526,8 @@ class _Getting:
     async def _found(
         self, one: _Asked, document: StoredDocument | MillstreamError | None
     ) -> tuple[StoredDocument | None, Sequence[Any]]:
+        if one.error is not None:
+            raise one.error
         revs = None if one.rev is None else [checked_rev(one.rev)]
         if isinstance(document, MillstreamError):
             raise document
@@ -535,7 +543,7 @@ class _Getting:
 
     @staticmethod
     def _failed(one: _Asked, error: MillstreamError) -> dict[str, Any]:
-        return {"id": one.id, "rev": one.rev, **body_of(error, _PATH)}
+        return {"id": one.shown_id, "rev": one.rev, **body_of(error, _PATH)}
 
     async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[Piece]:
         """Yield the multipart answer."""

@@ -25,7 +25,6 @@ from millstream.gateway.aio.answers import (
     TOKENS,
     USER,
     answer,
-    is_bearer,
     read_body,
     read_object,
 )
@@ -53,10 +52,8 @@ async def _show(request: web.Request) -> web.Response:
 
 def _way(request: web.Request) -> str:
     """Return how a client showed who it is, as CouchDB calls it."""
-    authorization = request.headers.get("Authorization")
-    if authorization is None:
-        return "cookie"
-    return "jwt" if is_bearer(authorization) else "default"
+    scheme = request.headers.get("Authorization", "").partition(" ")[0].lower()
+    return {"bearer": "jwt", "basic": "default"}.get(scheme, "cookie")
 
 
 async def _sent(request: web.Request) -> Mapping[str, object]:

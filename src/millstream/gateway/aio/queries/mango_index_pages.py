@@ -102,7 +102,7 @@ def _asked(content: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
             "there are no partitioned databases here: leave partitioned out",
             code="invalid_partitioned_option",
         )
-    definition = parse_definition(content["index"])
+    definition = parse_definition(content["index"], is_request=True)
     if definition.partial:  # stored with all its operators, as CouchDB has it
         definition = definition._replace(partial=parse_selector(definition.partial).normal)
     view = {

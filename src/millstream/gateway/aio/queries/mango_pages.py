@@ -68,7 +68,10 @@ async def _planned(request: web.Request) -> tuple[Find, Plan]:
 
     def plan() -> tuple[Find, Plan]:
         find = parse_find(asked)
-        return find, plan_query(indexes, find.selector.normal, find.sort_fields, find.use_index)
+        return find, plan_query(
+            indexes, find.selector.normal, find.sort_fields, find.use_index,
+            allow_fallback=find.allow_fallback,
+        )  # fmt: skip
 
     return await understood(request, plan)
 

@@ -22,7 +22,8 @@ Invariants:
    holds for a write that finds nothing, or a key of another birth: the key may have had later revs
    of that lineage here.
 5. A document with a sidecar still has one afterwards: the given one, else the one that a kv write
-   makes. An unreadable sidecar is not stored.
+   makes. An unreadable sidecar is not stored, nor one that belongs to no such value. The value is
+   judged when it is read, like any other one that kv wrote, whatever a given sidecar says of it.
 
 Elsewhere: the other changes (`kv.core.partition.partition`), their commands
 (`kv.core.session.document_commands`). The protocol is that of the released servers; the section
@@ -34,7 +35,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.documents.stored import blobs_of, by_kv, is_sidecar
+from millstream.documents.stored import blobs_of, by_kv, checked_sidecar
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.lineage import born, decode, is_lineage, with_run
 from millstream.model.sides import has_sidecar, lineage_of, side_of, sidecar_of
@@ -156,8 +157,10 @@ def store_given(
     the sidecar is invalid.
     """
     key = packet.key
-    if change.sidecar and not is_sidecar(change.sidecar):
+    sidecar = change.sidecar and checked_sidecar(change.sidecar, is_deletion=is_deletion)
+    if sidecar is None:
         return Status.EINVAL
+    change = change._replace(sidecar=sidecar)
     live = partition.live(key, now_ns)
     if is_insert and live is not None:
         return Status.KEY_EEXISTS

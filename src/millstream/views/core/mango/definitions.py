@@ -34,6 +34,8 @@ __all__ = ["FIELDS_MAX", "Definition", "Sort", "key_maker", "parse_definition", 
 FIELDS_MAX: Final = 50
 """Most fields of one index."""
 _PARTIAL: Final = "partial_filter_selector"
+_OLD_PARTIAL: Final = "selector"
+"""The name of the same in design documents of older CouchDB servers."""
 _DESIGN: Final = "_design/"
 _DIRECTIONS: Final = ("asc", "desc")
 
@@ -64,7 +66,7 @@ class Definition(NamedTuple):
         return content | ({_PARTIAL: self.partial} if self.partial else {})
 
 
-def parse_definition(content: Any) -> Definition:
+def parse_definition(content: Any, *, is_request: bool = False) -> Definition:
     """Check a definition, from a design document or a request.
 
     Raises:
@@ -76,7 +78,7 @@ def parse_definition(content: Any) -> Definition:
             f"JSON indexes must be an object, not: {_shown(content)}", code="invalid_index"
         )
     for name in content:
-        if name not in ("fields", _PARTIAL):
+        if name not in ("fields", _PARTIAL) and (is_request or name != _OLD_PARTIAL):
             raise UsageError(f"Invalid key {name} for this request.", code="invalid_key")
     if "fields" not in content:
         raise UsageError("Missing required key: fields", code="missing_required_key")
@@ -89,7 +91,7 @@ def parse_definition(content: Any) -> Definition:
         raise UsageError(f"an index has 1 to {FIELDS_MAX} fields, each once", code="invalid_index")
     for name in names:
         parse_path(name)
-    partial = content.get(_PARTIAL) or {}
+    partial = content.get(_PARTIAL) or content.get(_OLD_PARTIAL) or {}
     parse_selector(partial)
     return Definition(fields, partial)
 

@@ -54,6 +54,7 @@ class Find(NamedTuple):
 
     selector: Selector
     use_index: tuple[str, ...]
+    allow_fallback: bool
     bookmark: str
     after: Place | None
     """What the bookmark says."""
@@ -188,6 +189,7 @@ def bookmark_of(place: Place) -> str:
 
 _FORMS: Final[dict[str, tuple[Callable[[Any], Any], Any]]] = {
     "use_index": (_use_index, ()),
+    "allow_fallback": (_boolean, True),
     "bookmark": (_bookmark, (NO_BOOKMARK, None)),
     "limit": (_count, LIMIT_DEFAULT),
     "skip": (_count, 0),
@@ -223,9 +225,10 @@ def explained(database: str, find: Find, plan: Plan) -> dict[str, Any]:
         "partitioned": False,
         "selector": find.selector.normal,
         "opts": {
-            "use_index": list(find.use_index), "bookmark": find.bookmark, "limit": find.limit,
-            "skip": find.skip, "sort": dict(find.sort), "fields": list(find.fields),
-            "partition": "", "r": 1, "conflicts": find.conflicts, "stale": False,
+            "use_index": list(find.use_index), "allow_fallback": find.allow_fallback,
+            "bookmark": find.bookmark, "limit": find.limit, "skip": find.skip,
+            "sort": dict(find.sort), "fields": list(find.fields), "partition": "", "r": 1,
+            "conflicts": find.conflicts, "stale": False,
             "update": find.update, "stable": find.stable,
             "execution_stats": find.execution_stats,
         },

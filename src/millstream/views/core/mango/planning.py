@@ -138,7 +138,12 @@ def _bounds(name: str, one: Range, bound: tuple[Any, ...]) -> bool:
 
 
 def plan_query(
-    indexes: Iterable[Index], normal: Normal, sort_fields: Sequence[str], use_index: Sequence[str]
+    indexes: Iterable[Index],
+    normal: Normal,
+    sort_fields: Sequence[str],
+    use_index: Sequence[str],
+    *,
+    allow_fallback: bool = True,
 ) -> Plan:
     """Choose an index.
 
@@ -147,9 +152,10 @@ def plan_query(
         normal: the selector.
         sort_fields: what is to be sorted by.
         use_index: the design document that is wished for, perhaps the index in it, or nothing.
+        allow_fallback: whether another index may be used, or that of all documents.
 
     Raises:
-        UsageError: `no_usable_index`: none has this order.
+        UsageError: `no_usable_index`: none has this order. `invalid_index`: only a fallback has.
     """
     ranges = _ranges(normal)
     usable = [
@@ -164,12 +170,23 @@ def plan_query(
         )
     named = [index for index in usable if _is_named(index, use_index)]
     candidates = named or usable
+    if not (allow_fallback or named or (not use_index and usable != [ALL_DOCS])):
+        raise _no_fallback(use_index)
     of_fields = [index for index in candidates if not index.is_all_docs] or [ALL_DOCS]
     index = min(of_fields, key=lambda one: _rank(one, ranges))
     prefix = tuple(ranges[name] for name in _restricted(index, ranges))
     warnings = [*_not_used(index, use_index), *_no_index(index)]
     is_empty = any(map(_is_contradiction, ranges.values())) or _finds_nothing(normal)
     return Plan(index, prefix, is_empty, tuple(warnings))
+
+
+def _no_fallback(use_index: Sequence[str]) -> UsageError:
+    if not use_index:
+        reason = "You must specify an index with the `use_index` parameter."
+    else:
+        name = ", ".join((f"_design/{use_index[0]}", *use_index[1:]))
+        reason = f"{name} specified by `use_index` could not be found or it is not suitable."
+    return UsageError(reason, code="invalid_index")
 
 
 def _finds_nothing(normal: Normal) -> bool:

@@ -208,8 +208,6 @@ async def test_latest_and_options_in_the_body(client, body, forked):
     assert "_revisions" in one["docs"][0]["ok"]
     [one] = (await body(await client.post(GET + "?latest=false", json=asked)))["results"]
     assert one["docs"][0]["error"]["error"] == "not_found"
-    for bad in ([7], [{}], [{"id": 7}], [{"id": "d", "atts_since": 7}]):
-        await get(client, body, bad, status=400)
     await get(client, body, [], "?revs=x", 400)
 
 
@@ -286,3 +284,25 @@ async def test_a_replicated_document_without_revision_refuses_the_whole_request(
     found = await body(await client.post("/orders/_bulk_docs", json=sent), 400)
     assert (found["error"], "needs `_rev`" in found["reason"]) == ("bad_request", True)
     await body(await client.get("/orders/a"), 404)
+
+
+@pytest.mark.parametrize(("entry", "shown"), [
+    ({}, None), ("x", None), (None, None), ({"id": 5}, None), ({"id": ""}, ""),
+    ({"rev": "1-a"}, None), ({"id": "a", "rev": "zz"}, "a"),
+    ({"id": "a", "atts_since": "zz"}, "a"), ({"id": "a", "atts_since": ["zz"]}, "a"),
+])  # fmt: skip
+async def test_an_entry_that_asks_for_nothing_does_not_keep_back_the_others(
+    client, body, entry, shown
+):
+    await client.put("/orders/a", json={"n": 1})
+    asked = {"docs": [entry, {"id": "a"}]}
+    first, second = (await body(await client.post(GET, json=asked)))["results"]
+    assert first["id"] == shown
+    error = first["docs"][0]["error"]
+    assert error["id"] == shown
+    assert error["error"] in ("bad_request", "not_found")
+    assert second["docs"][0]["ok"]["n"] == 1
+    accept = {"Accept": "multipart/mixed"}
+    text = await (await client.post(GET, json=asked, headers=accept)).text()
+    assert '"n":1' in text
+    assert "application/json; error" in text

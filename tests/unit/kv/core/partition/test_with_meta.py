@@ -433,6 +433,24 @@ def test_what_is_no_sidecar_is_refused(value: bytes) -> None:
     assert session.bucket.partitions[PARTITION].high_seqno == 0
 
 
+def test_a_given_value_is_no_json_because_its_sidecar_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millstream.documents.stored.LARGE_BYTES", 1)
+    session, rev = ours(), "1-" + signature(1)
+    marked = pack(with_leaf(None, rev, b'{"a":1}')).sidecar
+    given = with_sidecar(marked, b"no object")
+    assert do(session, options=SIDECAR, value=given).status == Status.SUCCESS
+    content = revised(session).contents[rev]
+    assert (content.body, content.value) == (b"{}", b"no object")
+
+
+def test_a_sidecar_of_a_deleted_document_stands_beside_no_value() -> None:
+    session, rev = ours(), "1-" + signature(1)
+    given = with_sidecar(pack(with_leaf(None, rev, is_deleted=True)).sidecar, b"{}")
+    assert do(session, options=SIDECAR, value=given).status == Status.EINVAL
+
+
 def test_only_our_own_give_sidecars() -> None:
     given = with_sidecar(pack(with_leaf(None, "1-" + signature(1))).sidecar, b"{}")
     assert do(new_session(), options=SIDECAR, value=given).status == Status.EINVAL

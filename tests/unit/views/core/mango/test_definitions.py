@@ -24,6 +24,14 @@ def test_fields_in_all_their_forms_are_one_definition():
     assert "partial_filter_selector" not in parse_definition({"fields": ["a"]}).as_json()
 
 
+def test_design_documents_may_have_the_older_name_of_a_filter():
+    older = {"fields": {"a": "asc"}, "selector": {"a": {"$gt": 1}}}
+    newer = {"fields": {"a": "asc"}, "partial_filter_selector": {"a": {"$gt": 1}}}
+    assert parse_definition(older) == parse_definition(newer)
+    with pytest.raises(UsageError, match="Invalid key selector"):
+        parse_definition(older, is_request=True)
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [

@@ -32,8 +32,8 @@ INDEXES = [
 ]
 
 
-def plan(selector, sort=(), use_index=(), indexes=INDEXES):
-    return plan_query(indexes, parse_selector(selector).normal, sort, use_index)
+def plan(selector, sort=(), use_index=(), indexes=INDEXES, **options):
+    return plan_query(indexes, parse_selector(selector).normal, sort, use_index, **options)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,24 @@ def test_no_index_has_the_order(selector, sort):
     with pytest.raises(UsageError, match="No index exists for this sort") as caught:
         plan(selector, sort)
     assert caught.value.code == "no_usable_index"
+
+
+@pytest.mark.parametrize(("selector", "use_index", "reason"), [
+    ({"x": 1}, (), "You must specify an index with the `use_index` parameter."),
+    ({"a": 1}, ("e",), "_design/e specified by `use_index` could not be found or it is not"),
+    ({"a": 1}, ("d", "b"), "_design/d, b specified by `use_index` could not be found"),
+])  # fmt: skip
+def test_without_a_fallback_a_query_without_its_index_is_refused(selector, use_index, reason):
+    assert plan(selector, use_index=use_index).warnings
+    with pytest.raises(UsageError, match=reason) as caught:
+        plan(selector, use_index=use_index, allow_fallback=False)
+    assert caught.value.code == "invalid_index"
+
+
+@pytest.mark.parametrize("use_index", [(), ("d",), ("d", "ab")])
+def test_without_a_fallback_a_query_with_an_index_is_served(use_index):
+    found = plan({"a": 1, "b": 1}, use_index=use_index, allow_fallback=False)
+    assert found == plan({"a": 1, "b": 1}, use_index=use_index)
 
 
 def test_warnings():
