@@ -17,8 +17,10 @@ Elsewhere: cookies at the source (`upr.core.barriers`), when the sink has what c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
+
+from millstream.upr.core.messages import Reached
 
 __all__ = ["Awaited"]
 
@@ -34,6 +36,7 @@ class Awaited:
 
     def __init__(self) -> None:
         self._missing: dict[int, set[int]] = {}
+        self._reached: dict[int, dict[int, Reached]] = {}
         self._sent: dict[bytes, _Sent] = {}
         self._count = 0
 
@@ -41,6 +44,7 @@ class Awaited:
         """Begin a barrier of these partitions; return its number."""
         self._count += 1
         self._missing[self._count] = set(partitions)
+        self._reached[self._count] = {}
         return self._count
 
     def cookie_for(self, source: object, streams: Collection[int]) -> bytes | None:
@@ -66,12 +70,14 @@ class Awaited:
     def _of(self, source: object) -> Iterable[_Sent]:
         return (sent for sent in self._sent.values() if sent.source is source)
 
-    def on_reached(self, cookie: bytes, reached: Collection[int]) -> None:
-        """Take a cookie that came back, and the partitions that have passed it."""
+    def on_reached(self, cookie: bytes, reached: Mapping[int, Reached]) -> None:
+        """Take a cookie that came back, and how far the partitions are that have passed it."""
         sent = self._sent.pop(cookie, None)
         for number, partitions in sent.partitions.items() if sent else ():
             if number in self._missing:
-                self._missing[number] -= partitions.intersection(reached)
+                passed = {p: reached[p] for p in partitions if p in reached}
+                self._missing[number] -= passed.keys()
+                self._reached[number] |= passed
 
     def on_lost(self, source: object) -> None:
         """Take note that a connection is gone."""
@@ -82,9 +88,16 @@ class Awaited:
         for missing in self._missing.values():
             missing.discard(partition_id)
 
-    def take_done(self) -> list[int]:
-        """Return the numbers of barriers that wait for nothing more, once."""
+    def clear(self) -> None:
+        """Forget all barriers."""
+        self._missing, self._reached, self._sent = {}, {}, {}
+
+    def take_done(self) -> dict[int, dict[int, Reached]]:
+        """Return the barriers that wait for nothing more, once.
+
+        By number: how far each partition was, without those that have come to their end.
+        """
         done = [number for number, missing in self._missing.items() if not missing]
         for number in done:
             del self._missing[number]
-        return done
+        return {number: self._reached.pop(number) for number in done}

@@ -5,7 +5,7 @@ Invariants:
    history it names, because a history that ended does not come back.
 2. A document's seqno is its own where the node tells it, else the high seqno, which is not below.
 
-Elsewhere: what is asked (`upr.core.bookkeeper`), the connection (`upr.aio.following`).
+Elsewhere: what is asked (`upr.core.bookkeeper`), the connection (`upr.aio.streams`).
 """
 
 from __future__ import annotations
