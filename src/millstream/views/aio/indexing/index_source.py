@@ -16,8 +16,6 @@ from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from millstream.errors import RemoteProtocolError, StreamError
 from millstream.upr.core.messages import decode_branch_log
 from millstream.views.core.index.header import Judged
@@ -73,10 +71,6 @@ class SourceStandings(dict[int, SourceStanding]):
         return partition not in self or (is_active and not self[partition].is_active)
 
 
-class _Config(msgspec.Struct):
-    uuid: str = ""
-
-
 async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
     """Connect and log in.
 
@@ -89,13 +83,7 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
     if Feature.MILLSTREAM not in await link.open():
         message = f"{link.address} is no Millstream node: indexes cannot be built from it"
         raise RemoteProtocolError(message, code="refused")
-    packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
-    try:
-        found = msgspec.json.decode(packet.value, type=_Config).uuid
-    except msgspec.MsgspecError as error:
-        message = f"{link.address} sent a map that is none: {error}"
-        raise RemoteProtocolError(message, code="bad_map") from error
-    if found != bucket_uuid:
+    if (await link.cluster_map()).bucket_uuid != bucket_uuid:
         raise StreamError(
             f"bucket {bucket!r} at {link.address} was deleted and created again: the indexes of "
             "the old one are void and can be removed",
