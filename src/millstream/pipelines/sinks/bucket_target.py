@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -280,8 +280,9 @@ class BucketTarget:
 def live_keys(options: SourceOptions, highs: Mapping[int, int]) -> Iterator[str]:
     """Yield the keys of the documents that a bucket has; `highs`: partition -> high seqno."""
     ranges = [Range(p, Position(), high) for p, high in highs.items() if high]
-    for chunk in NodeRanges(options, with_values=False).stream(ranges):
-        columns = Columns()
-        cut_columns(chunk, columns)
-        ops = zip(columns.op, columns.key, strict=True)
-        yield from (key for op, key in ops if op == OP_PUT)
+    with closing(NodeRanges(options, with_values=False)) as source:
+        for chunk in source.stream(ranges):
+            columns = Columns()
+            cut_columns(chunk, columns)
+            ops = zip(columns.op, columns.key, strict=True)
+            yield from (key for op, key in ops if op == OP_PUT)
