@@ -119,7 +119,8 @@ class SameLoad(Bookkeeper):
 
     def _load_anew(self, position: Position, log: FailoverLog) -> list[Effect]:
         effects = super()._load_anew(position, log)
-        self.kept = replace(self.kept, load=self.kept.load - 1)
+        loaded = self.kept.loaded
+        self.kept = replace(self.kept, loaded=loaded._replace(load=loaded.load - 1))
         return [Keep(self.partition_id, self.kept), *effects[1:]]
 
 

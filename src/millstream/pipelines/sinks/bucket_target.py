@@ -41,8 +41,9 @@ from millstream.pipelines.sinks.companions import (
     chunk_key,
     head_key,
 )
-from millstream.pipelines.sinks.repairing import PartitionState, Row, StoredVersion
+from millstream.pipelines.sinks.repairing import Row, StoredVersion
 from millstream.pipelines.sinks.writing import Persistence
+from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
 __all__ = ["BucketTarget", "live_keys"]
@@ -72,7 +73,7 @@ class BucketTarget:
         self._count = 1
         self._persistence: Persistence | None = None
         self._rings: dict[int, Ring] = {}
-        self._states: dict[int, PartitionState] = {}
+        self._states: dict[int, LoadState] = {}
         self._changes: dict[str, Write] = {}
         self._kept: dict[int, Callable[[], AbstractSet[str]]] = {}
         """Partitions of which other keys are removed at the end of the batch."""
@@ -103,16 +104,16 @@ class BucketTarget:
         self._rings = self._read_rings(partitions)
         self._states = {p: ring.state for p, ring in self._rings.items() if ring.state is not None}
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._states.get(partition)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state."""
         self._states[partition] = state
 
     def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
-        """Return the versions of keys that are in the ring; others are at or below the bound."""
+        """Return the versions of keys that are in the ring; others are at or below the floor."""
         return self._rings[partition].newest(keys)
 
     def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
@@ -239,7 +240,7 @@ class BucketTarget:
             code="damaged",
         )
 
-    def _write_heads(self, states: Mapping[int, PartitionState]) -> None:
+    def _write_heads(self, states: Mapping[int, LoadState]) -> None:
         """Make entries durable: chunks first, then the heads that name them."""
         heads: list[tuple[str, bytes]] = []
         chunks: list[tuple[str, bytes]] = []

@@ -8,12 +8,11 @@ Invariants, checked whenever one is made, so that none that breaks them is ever 
 1. snap_start <= seqno <= snap_end; the fifth member only while snap_start is 0.
 2. The failover log descends and names no history twice; the position's uuid is that of its newest
    entry below snap_end. Without a log the position is the beginning.
-3. `load` counts the readings from the beginning, from 1; `is_loading` only before the first
-   complete snapshot of one.
-4. At or above `floor` the reader can be undone by fetching what its ring names; while
-   `is_undoing` that has to be done for all the ring names above the position.
+3. `load` counts from 1. `is_loading` holds only before the first complete snapshot of a load.
+4. While `is_undoing`, all that the ring names above the position has to be fetched.
 
-Elsewhere: how it moves (`upr.core.bookkeeper`), where it is stored (`upr.aio.ledger`).
+Elsewhere: loads and the floor (`upr.core.repair`), how it moves (`upr.core.bookkeeper`), where it
+is stored (`upr.aio.ledger`).
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from millstream.model.position import (
     position_from_json,
     position_to_json,
 )
+from millstream.upr.core.repair import LoadState
 
 __all__ = ["Kept", "kept_from_json", "kept_to_json"]
 
@@ -49,18 +49,16 @@ class Kept:
 
     position: Position = Position()  # noqa: RUF009 - immutable
     failover_log: FailoverLog = ()
-    load: int = 1
-    is_loading: bool = True
-    floor: int = 0
+    loaded: LoadState = LoadState(is_loading=True)  # noqa: RUF009 - immutable
     is_undoing: bool = False
 
     def __post_init__(self) -> None:
         breach = _position_breach(self.position) or _log_breach(self.position, self.failover_log)
-        if not breach and self.load < 1:
+        if not breach and self.loaded.load < 1:
             breach = "loads count from 1"
-        if not breach and self.is_loading and self.position.snap_start:
+        if not breach and self.loaded.is_loading and self.position.snap_start:
             breach = "a load is over with its first complete snapshot"
-        if not breach and not 0 <= self.floor <= UINT64_MAX:
+        if not breach and not 0 <= self.loaded.floor <= UINT64_MAX:
             breach = "the floor is no seqno"
         if breach:
             raise CorruptionError(f"no place to go on from: {breach}: {self}")
@@ -105,8 +103,9 @@ def kept_to_json(kept: Kept) -> bytes:
     """Return the JSON text."""
     log = [(f"{entry.uuid:012x}", entry.seqno, entry.branch) for entry in kept.failover_log]
     position = position_to_json(kept.position)
+    load, floor, is_loading = kept.loaded
     return msgspec.json.encode(
-        _Form(_VERSION, position, log, kept.load, kept.is_loading, kept.floor, kept.is_undoing)
+        _Form(_VERSION, position, log, load, is_loading, floor, kept.is_undoing)
     )
 
 
@@ -126,7 +125,8 @@ def kept_from_json(text: bytes, *, name: str) -> Kept:
             raise ValueError(f"version {form.v}, this program reads {_VERSION}")
         log = tuple(FailoverEntry(int(uuid, 16), *rest) for uuid, *rest in form.failover_log)
         position = position_from_json(form.position)
-        return Kept(position, log, form.load, form.is_loading, form.floor, form.is_undoing)
+        loaded = LoadState(form.load, form.floor, form.is_loading)
+        return Kept(position, log, loaded, form.is_undoing)
     except (msgspec.MsgspecError, ValueError, CorruptionError) as error:
         raise CorruptionError(
             f"{name} is no place of a reader: {error}; move it away to begin anew"

@@ -342,7 +342,7 @@ async def test_after_a_purge_the_partition_is_read_anew(
     await read(node, path, durable_only=True)
     assert answers == []
     assert documents(path) == {"other": b"1"}
-    assert stored(path)[1].load == 2
+    assert stored(path)[1].loaded.load == 2
 
 
 # -- barriers

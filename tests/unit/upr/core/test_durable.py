@@ -12,10 +12,11 @@ from millstream.upr.core.durable import (
 )
 from millstream.upr.core.kept import Kept
 from millstream.upr.core.messages import encode_branch_log
+from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, response
 
 OLD, NEW, NEWER = FailoverEntry(0xA, 0, 5), FailoverEntry(0xB, 40, 7), FailoverEntry(0xC, 60, 9)
-KEPT = Kept(Position(0xB, 50, 50, 50), (NEW, OLD), is_loading=False)
+KEPT = Kept(Position(0xB, 50, 50, 50), (NEW, OLD), LoadState())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from millstream.errors import CorruptionError
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.kept import Kept, kept_from_json, kept_to_json
+from millstream.upr.core.repair import LoadState
 
 LOG = (FailoverEntry(0xB, 10, 7), FailoverEntry(0xA, 0, 3))
 
@@ -15,10 +16,10 @@ LOG = (FailoverEntry(0xB, 10, 7), FailoverEntry(0xA, 0, 3))
     "kept",
     [
         Kept(),
-        Kept(Position(0xA, 0, 0, 0, 4), LOG, load=3, floor=4),
+        Kept(Position(0xA, 0, 0, 0, 4), LOG, LoadState(3, 4, is_loading=True)),
         Kept(Position(0xB, 5, 0, 12, 4), LOG),
-        Kept(Position(0xB, 20, 12, 30), LOG, 2, is_loading=False, floor=9, is_undoing=True),
-        Kept(Position(0xA, 10, 10, 10), LOG, is_loading=False),
+        Kept(Position(0xB, 20, 12, 30), LOG, LoadState(2, 9), is_undoing=True),
+        Kept(Position(0xA, 10, 10, 10), LOG, LoadState()),
     ],
 )
 def test_it_comes_back(kept: Kept) -> None:
@@ -32,21 +33,21 @@ def test_it_comes_back(kept: Kept) -> None:
         {"position": Position(0xB, 20, 21, 30)},
         {"position": Position(0xB, 20, 12, 1 << 64)},
         {"position": Position(0xB, 20, 12, 30, 4)},
-        {"position": Position(0xB, 5, 0, 12, -1), "is_loading": True},
+        {"position": Position(0xB, 5, 0, 12, -1), "loaded": LoadState(is_loading=True)},
         {"position": Position(0xA, 20, 12, 30)},
         {"position": Position(0xC, 20, 12, 30)},
         {"failover_log": ()},
         {"failover_log": LOG[::-1]},
         {"failover_log": (LOG[0], *LOG)},
         {"failover_log": (*LOG, FailoverEntry(0, 0, 0))},
-        {"load": 0},
-        {"is_loading": True},
-        {"floor": -1},
+        {"loaded": LoadState(0)},
+        {"loaded": LoadState(is_loading=True)},
+        {"loaded": LoadState(floor=-1)},
     ],
 )
 def test_an_illegal_one_is_never_made(members: dict[str, Any]) -> None:
     legal: dict[str, Any] = {
-        "position": Position(0xB, 20, 12, 30), "failover_log": LOG, "is_loading": False
+        "position": Position(0xB, 20, 12, 30), "failover_log": LOG, "loaded": LoadState()
     }  # fmt: skip
     Kept(**legal)
     with pytest.raises(CorruptionError, match="no place to go on from"):
