@@ -10,7 +10,7 @@ Invariants:
    most `WRITTEN_MAX` writes wait for whoever iterates.
 3. A bucket that was re-created, lost rights, a broken protocol and a sink that fails are errors.
 4. With `durable_only` nothing is ever undone, and nothing read from a source that was superseded
-   (`upr.core.durable`).
+   (`upr.core.questions`).
 5. A barrier is over when what came before its cookies is durable in the sink.
 
 Elsewhere: where and when streams are requested (`upr.core.driver`, `upr.aio.streams`), the order
@@ -50,10 +50,16 @@ from millstream.upr.core.consumer import (
     StreamOpened,
 )
 from millstream.upr.core.driver import StreamDriver
-from millstream.upr.core.durable import Judgement, decode_history, encode_history_question, judge
-from millstream.upr.core.fetching import decode_answer, encode_question
 from millstream.upr.core.follower import StreamOptions
-from millstream.upr.core.ring import RING_CHANGES_DEFAULT, RING_CHANGES_MAX
+from millstream.upr.core.kept import RING_CHANGES_DEFAULT, RING_CHANGES_MAX
+from millstream.upr.core.questions import (
+    Judgement,
+    decode_answer,
+    decode_history,
+    encode_history_question,
+    encode_question,
+    judge,
+)
 from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.mcbp import StreamFlag
 

@@ -36,8 +36,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from millstream.model.position import FailoverLog, Position
-from millstream.upr.core.kept import Kept
-from millstream.upr.core.ring import RING_CHANGES_DEFAULT, Recent, Ring
+from millstream.upr.core.kept import RING_CHANGES_DEFAULT, Kept, Recent, Ring
 from millstream.wire.frames import Change, change_of
 
 __all__ = [

@@ -21,8 +21,8 @@ from millstream.upr.aio import streams
 from millstream.upr.core import driver
 from millstream.upr.core.bookkeeper import Apply, Effect, Keep
 from millstream.upr.core.consumer import ConsumerCore
-from millstream.upr.core.durable import Judgement
 from millstream.upr.core.kept import Kept
+from millstream.upr.core.questions import Judgement
 from millstream.wire.mcbp import Feature, Opcode
 from support.kv.raw_client import RawClient
 

@@ -8,9 +8,8 @@ from millstream.errors import CorruptionError
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.aio.ledger import Ledger, Stored, open_database
 from millstream.upr.core.bookkeeper import Forget, Keep, Remember, Sweep
-from millstream.upr.core.kept import Kept
+from millstream.upr.core.kept import Kept, Recent
 from millstream.upr.core.repair import LoadState
-from millstream.upr.core.ring import Recent
 
 KEPT = Kept(Position(0xA, 5, 5, 5), (FailoverEntry(0xA, 0, 1),), LoadState(floor=2))
 

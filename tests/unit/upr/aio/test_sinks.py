@@ -25,9 +25,8 @@ from millstream.upr.core.bookkeeper import (
     Rewind,
     Sweep,
 )
-from millstream.upr.core.kept import Kept
+from millstream.upr.core.kept import Kept, Recent
 from millstream.upr.core.repair import LoadState
-from millstream.upr.core.ring import Recent
 from millstream.wire.frames import change_of, deletion, mutation
 
 LOG = (FailoverEntry(0xA, 0, 1),)

@@ -16,9 +16,8 @@ from millstream.upr.core.bookkeeper import (
     Rewind,
     Sweep,
 )
-from millstream.upr.core.kept import Kept
+from millstream.upr.core.kept import Kept, Recent
 from millstream.upr.core.repair import LoadState
-from millstream.upr.core.ring import Recent
 from millstream.wire.frames import deletion, mutation
 from support.streams.keeping_reader import World
 
