@@ -26,9 +26,9 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
-from millstream.errors import RoutingError, UsageError
+from millstream.errors import RoutingError, StreamError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.position import FailoverLog, Position, position_at
 from millstream.runtime.tasks import Tasks
@@ -60,6 +60,10 @@ __all__ = [
     "ConsumerEvent",
     "RolledBack",
 ]
+
+
+LOSSES_MAX: Final = 100
+"""Losses of connections that wait for whoever iterates; later ones are not told."""
 
 
 class Changes(NamedTuple):
@@ -242,7 +246,7 @@ class Consumer:
         """Yield events; ends only with `until_now`, or by an error.
 
         Raises:
-            StreamError: `bucket_recreated`.
+            StreamError: `bucket_recreated`; `reader_ended`: it was closed.
             AccessError: a right was lost.
             RemoteProtocolError: the node broke the protocol.
         """
@@ -266,6 +270,8 @@ class Consumer:
                     self._batches.put_nowait(None)  # for whoever iterates again
                     if self._error is not None:
                         raise self._error
+                    if self._driver.unfinished:
+                        raise StreamError("the consumer was closed", code="reader_ended")
                     return
                 if isinstance(found, ConnectionLost):
                     yield found
@@ -296,7 +302,8 @@ class Consumer:
 
     def on_lost(self, why: str) -> None:
         """Tell whoever iterates."""
-        self._batches.put_nowait(ConnectionLost(why))
+        if self._batches.qsize() < LOSSES_MAX:
+            self._batches.put_nowait(ConnectionLost(why))
 
     def _on_event(self, session: Session, event: Event) -> ConsumerEvent | None:
         """Keep the standings; return what the reader is to know."""

@@ -231,6 +231,7 @@ class BucketStreams:
         link = self._access.link(node)
         try:
             features = await link.open()
+            self._driver.take_map(await link.cluster_map())  # it must be the same bucket
             name = f"{self._name}-{secrets.token_hex(8)}".encode()
             has_extensions = Feature.MILLSTREAM in features
             source = self._driver.open(node, name, has_extensions=has_extensions)

@@ -11,6 +11,7 @@ import pytest
 from millstream.errors import AccessError, StreamError, UnavailableError, UsageError
 from millstream.model.position import Position
 from millstream.upr import Consumer
+from millstream.upr.aio import client
 from millstream.upr.aio.checkpoints import FileCheckpointStore
 from millstream.upr.aio.client import BarrierReached, Changes, ConnectionLost, RolledBack
 from millstream.upr.core import driver
@@ -269,3 +270,32 @@ async def test_noops_are_answered(source: Source) -> None:
     source.script = [source.opened(0) + noop + snapshot(0, 1) + noop + snapshot(0, 2) + END]
     await events_of(consumer_of(source))
     assert source.script == []
+
+
+async def test_a_bucket_that_is_re_created_meanwhile_is_an_error(source: Source) -> None:
+    source.script = [source.opened(0) + stream_end(0, 0, StreamEndReason.CLOSED)]
+    async with consumer_of(source) as consumer:
+        events = consumer.__aiter__()
+        assert isinstance(await anext(events), ConnectionLost)
+        source.uuid = "other"
+        with pytest.raises(StreamError, match="deleted and created again"):
+            await anext(events)
+
+
+async def test_a_consumer_that_is_closed_does_not_look_finished(source: Source) -> None:
+    source.script = [source.opened(0) + snapshot(0, 1, 2)]
+    async with consumer_of(source) as consumer:
+        events = consumer.__aiter__()
+        await anext(events)
+        await consumer.close()
+        assert isinstance(await anext(events), SnapshotCompleted)
+        with pytest.raises(StreamError, match="was closed"):
+            await anext(events)
+
+
+async def test_losses_that_nobody_looks_at_are_bounded(source: Source) -> None:
+    source.script = [None] * 1000
+    async with consumer_of(source) as consumer:
+        while len(source.asked) < client.LOSSES_MAX + 20:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        assert consumer._batches.qsize() == client.LOSSES_MAX
