@@ -28,13 +28,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from millstream.cli.connect import (
-    BucketArgument,
-    JsonOption,
-    NodeOptions,
-    at_node,
-    client_of,
-)
+from millstream.cli.connect import BucketArgument, JsonOption, NodeOptions, at_node, client_of
 from millstream.cli.designs import database_of, is_design
 from millstream.cli.node_http import node_http
 from millstream.cli.progress import progress_of

@@ -34,12 +34,7 @@ from millstream.errors import UsageError
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.delta_target import DeltaTarget
 from millstream.pipelines.sinks.parquet_target import CURRENT, ParquetTarget
-from millstream.pipelines.sinks.repairing import (
-    OP_PUT,
-    KeyedTarget,
-    Row,
-    StoredVersion,
-)
+from millstream.pipelines.sinks.repairing import OP_PUT, KeyedTarget, Row, StoredVersion
 from millstream.runtime.files import sync_directory
 from millstream.upr.core.repair import LoadState
 

@@ -35,12 +35,7 @@ from millstream.model.position import Position
 from millstream.pipelines.change_stream.control import open_client
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
 from millstream.pipelines.change_stream.reading import NodeRanges
-from millstream.pipelines.sinks.companions import (
-    COMPANION_PREFIX,
-    Ring,
-    chunk_key,
-    head_key,
-)
+from millstream.pipelines.sinks.companions import COMPANION_PREFIX, Ring, chunk_key, head_key
 from millstream.pipelines.sinks.repairing import Row, StoredVersion
 from millstream.pipelines.sinks.writing import Persistence
 from millstream.upr.core.repair import LoadState

@@ -33,12 +33,7 @@ import pyarrow as pa
 from millstream.client.documents import FLAGS_JSON
 from millstream.model.limits import KEY_BYTES_MAX
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from millstream.pipelines.sinks.repairing import (
-    OP_DELETE,
-    OP_PUT,
-    KeyedTarget,
-    Row,
-)
+from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, KeyedTarget, Row
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 

@@ -25,12 +25,7 @@ from typing import Final
 
 from millstream.client.documents import FLAGS_JSON
 from millstream.errors import UsageError
-from millstream.pipelines.sinks.repairing import (
-    OP_DELETE,
-    KeyedTarget,
-    Row,
-    StoredVersion,
-)
+from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, StoredVersion
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 

@@ -10,11 +10,7 @@ from millstream.errors import AccessError, StreamError, UsageError
 from millstream.model.position import Position
 from millstream.upr.core.consumer import BarrierReached, StreamEnded, StreamOpened
 from millstream.upr.core.driver import PAUSE_S_MAX, PAUSE_S_MIN, Awaited, Source, StreamDriver
-from millstream.upr.core.messages import (
-    Reached,
-    decode_barrier,
-    encode_barrier_reached,
-)
+from millstream.upr.core.messages import Reached, decode_barrier, encode_barrier_reached
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 from millstream.wire.frames import stream_end
 from millstream.wire.mcbp import Opcode, Packet, Status, StreamEndReason, cut_packets, response
