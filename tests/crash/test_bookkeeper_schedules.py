@@ -67,7 +67,7 @@ class UndoesBelowThePurge(Bookkeeper):
     def on_opened(self, position: Position, log: FailoverLog) -> list[Effect]:
         effects = super().on_opened(position, log)
         if position.seqno == 0:
-            self.kept = replace(self.kept, floor=0)
+            self.kept = replace(self.kept, loaded=self.kept.loaded._replace(floor=0))
         return effects
 
 
@@ -110,7 +110,8 @@ class SweepsByBranch(Bookkeeper):
 
     def _load_anew(self, position: Position, log: FailoverLog) -> list[Effect]:
         effects = super()._load_anew(position, log)
-        self.kept = replace(self.kept, load=max(log[0].branch, 1))
+        loaded = self.kept.loaded._replace(load=max(log[0].branch, 1))
+        self.kept = replace(self.kept, loaded=loaded)
         return [Keep(self.partition_id, self.kept), *effects[1:]]
 
 
@@ -119,7 +120,8 @@ class SameLoad(Bookkeeper):
 
     def _load_anew(self, position: Position, log: FailoverLog) -> list[Effect]:
         effects = super()._load_anew(position, log)
-        self.kept = replace(self.kept, load=self.kept.load - 1)
+        loaded = self.kept.loaded
+        self.kept = replace(self.kept, loaded=loaded._replace(load=loaded.load - 1))
         return [Keep(self.partition_id, self.kept), *effects[1:]]
 
 
@@ -128,7 +130,8 @@ class SweepsOnce(Bookkeeper):
 
     def _load_anew(self, position: Position, log: FailoverLog) -> list[Effect]:
         effects = super()._load_anew(position, log)
-        return [Keep(self.partition_id, replace(self.kept, is_loading=False)), *effects[1:]]
+        kept = replace(self.kept, loaded=self.kept.loaded.swept())
+        return [Keep(self.partition_id, kept), *effects[1:]]
 
 
 class EmptyIsNoSnapshot(Bookkeeper):

@@ -192,7 +192,7 @@ class TombstoneBound(World):
 
     class Target(DictTarget):
         def set_state(self, partition: int, state) -> None:  # type: ignore[no-untyped-def]
-            super().set_state(partition, state._replace(bound=0))
+            super().set_state(partition, state._replace(floor=0))
 
 
 class Fetch(World):

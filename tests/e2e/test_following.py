@@ -21,7 +21,7 @@ import pytest
 import millstream
 from millstream.model.partitions import partition_of
 from millstream.upr import BucketReader, SqliteSink
-from millstream.upr.aio import following
+from millstream.upr.aio import link
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 from millstream.wire.mcbp import Opcode
 from support.kv.raw_client import RawClient
@@ -149,7 +149,7 @@ async def test_partitions_are_followed_to_the_node_that_has_them(
     def map_(*_: Any, **__: Any) -> ClusterMap:
         return ClusterMap(1, 1, places, tuple(owners), {}, "same")
 
-    monkeypatch.setattr(following, "cluster_map_from", map_)
+    monkeypatch.setattr(link, "cluster_map_from", map_)
     keys = [b"a%d" % number for number in range(20)]
 
     def put(value: bytes) -> None:

@@ -152,7 +152,7 @@ class World:
         state = self.target.state(p)
         if not self.origin.durable[p] and state is not None:
             dropped = self.target.drop_tombstones(p, seqno)
-            self.target.set_state(p, state._replace(bound=max(state.bound, dropped)))
+            self.target.set_state(p, state._replace(floor=max(state.floor, dropped)))
 
     def plan(self, available_now: bool | None = None) -> bool:
         """Ask for the next offset and log it; False when Spark sees nothing new."""

@@ -1,9 +1,8 @@
 """Ranges of the change stream in bulk, for readers that cut columns: Spark executors, backups.
 
-    with Connection(host, port, bucket="flights") as connection:
-        reader = BulkReader(connection)
-        for chunk in reader.read(ranges):
-            cut_columns(chunk, columns)
+    ranges = BucketRanges(client.router)
+    for chunk in ranges.read(wanted):
+        cut_columns(chunk, columns)
 
 Invariants:
 1. A chunk holds whole frames, as sent: changes, snapshot markers, advances; canonical profile
@@ -15,6 +14,8 @@ Invariants:
    unhandled.
 4. The connection serves nothing else. It stays usable if a range is refused or ends early while
    no other is under way, else an error (or a caller that stops reading) closes it.
+5. `BucketRanges` reads at one node after the other. It waits for nodes that are away, and for
+   partitions that move, only before a node has sent anything.
 
 Elsewhere: frames into columns (`client.columns`), following without end (`upr.aio.client`).
 """
@@ -23,21 +24,26 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.client.connection import Connection
+from millstream.client.routing import Backoff, Router
 from millstream.errors import (
     MillstreamError,
     RemoteProtocolError,
     RollbackRequiredError,
+    RoutingError,
     StreamError,
+    UnavailableError,
 )
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import Position
 from millstream.upr.core.descriptions import needed_bytes
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
+from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.mcbp import (
     HEADER,
     HEADER_BYTES,
@@ -52,7 +58,7 @@ from millstream.wire.mcbp import (
 )
 from millstream.wire.replies import error_of_status
 
-__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "BulkReader", "Range"]
+__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "BucketRanges", "BulkReader", "Range"]
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 FETCH_BYTES: Final = 512 * 1024
@@ -291,6 +297,78 @@ class BulkReader:
             extras = _U32.pack(self._unacked_bytes)
             self._connection.send(request(Opcode.DCP_BUFFER_ACK, extras=extras))
             self._unacked_bytes = 0
+
+
+class BucketRanges:
+    """Reads ranges of a bucket from the nodes that have their partitions.
+
+    Args:
+        router: of a client of the bucket; its connections are taken over.
+        with_values: as for `BulkReader`.
+        with_meta: as for `BulkReader`.
+        patience_s: how long to wait for a node that is away or a partition that moves, in seconds.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        with_values: bool = True,
+        with_meta: bool = False,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._router = router
+        self._with_values, self._with_meta = with_values, with_meta
+        self._patience_s = patience_s
+        self._reader: tuple[NodeAddress, BulkReader] | None = None
+        """Of the node that was read from last."""
+
+    def close(self) -> None:
+        """Close the connection that ranges come over; the next read opens one."""
+        if self._reader is not None:
+            self._reader[1].close()
+            self._reader = None
+
+    def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
+        """Yield the frames of ranges in chunks; see `BulkReader.read`.
+
+        Raises:
+            RoutingError: partitions moved while they were read, or for too long.
+            UnavailableError: a node went while it was read from, or is away for too long.
+        """
+        left = list(ranges)
+        backoff = Backoff(self._patience_s)
+        while left:
+            has_given = is_read = False
+            mine: Sequence[Range] = ()
+            try:
+                reader, mine = self._reader_for(left)
+                for chunk in reader.read(mine):
+                    has_given = True
+                    yield chunk
+                is_read = True
+            except (RoutingError, UnavailableError):
+                if has_given or not backoff.wait():
+                    raise
+                with suppress(UnavailableError):  # the next try says so
+                    self._router.refresh_map()
+            finally:
+                if not is_read:
+                    self.close()
+            if is_read:
+                left = [wanted for wanted in left if wanted not in mine]
+
+    def _reader_for(self, ranges: Sequence[Range]) -> tuple[BulkReader, Sequence[Range]]:
+        """Return a reader at the node that has the first range, and the ranges that it has."""
+        node = self._router.node_of(ranges[0].partition_id)
+        if self._reader is None or self._reader[0] != node:
+            self.close()
+            reader = BulkReader(
+                self._router.take(node), with_values=self._with_values, with_meta=self._with_meta
+            )
+            self._reader = node, reader
+        groups = self._router.groups([wanted.partition_id for wanted in ranges])
+        return self._reader[1], [one for one in ranges if one.partition_id in groups[node]]
 
 
 def _request_for(wanted: Range) -> bytes:

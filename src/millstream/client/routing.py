@@ -118,8 +118,16 @@ class Router:
         Raises:
             RoutingError: `not_my_partition`: nobody serves it at present.
         """
+        return self.connection_to(self.node_of(partition_id))
+
+    def node_of(self, partition_id: int) -> NodeAddress:
+        """Return the node that serves a partition.
+
+        Raises:
+            RoutingError: `not_my_partition`: nobody serves it at present.
+        """
         self._check_served([partition_id])
-        return self.connection_to(self.map.nodes[self.map.owners[partition_id]])
+        return self.map.nodes[self.map.owners[partition_id]]
 
     def connection_to(self, node: NodeAddress) -> Connection:
         """Return the connection to a node, opened if needed."""
@@ -131,14 +139,11 @@ class Router:
             connection = self._connections[node] = self._open(node)
         return connection
 
-    def open_to(self, partition_id: int) -> Connection:
-        """Return a connection of the caller's own to the node that serves a partition.
-
-        Raises:
-            RoutingError: `not_my_partition`: nobody serves it at present.
-        """
-        self._check_served([partition_id])
-        return self._open(self.map.nodes[self.map.owners[partition_id]])
+    def take(self, node: NodeAddress) -> Connection:
+        """Return a connection to a node that is the caller's from now on."""
+        connection = self.connection_to(node)
+        del self._connections[node]
+        return connection
 
     def _open(self, node: NodeAddress) -> Connection:
         return Connection(

@@ -38,7 +38,7 @@ from millstream.demo.flights import Replay, find_flights, read_flights
 from millstream.demo.truth import Truth, compute_truth
 from millstream.demo.views import DESIGNS
 from millstream.errors import UnavailableError, UsageError
-from millstream.pipelines.change_stream.bucket_changes import Endpoint, scan
+from millstream.pipelines.change_stream.bucket_changes import scan
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.index.setup import index_state_of
 
@@ -139,7 +139,6 @@ class _Demo:
         self._console = console
         self._work_dir = work_dir
         self._began = time.monotonic()
-        self._endpoint = Endpoint("")
         self._source = SourceOptions(hosts="", bucket=BUCKET)
         self._outcome = Outcome(Truth())
 
@@ -147,7 +146,6 @@ class _Demo:
         outcome = self._outcome
         node, address = start_node(self._work_dir, BUCKET)
         stack.enter_context(node)
-        self._endpoint = Endpoint(address)
         self._source = SourceOptions(hosts=address, bucket=BUCKET)
         client = stack.enter_context(millstream.connect(address, bucket=BUCKET))
         http = http_of(client, user=None, password="", tls=None, timeout_s=SPARK_START_S)
@@ -266,7 +264,7 @@ class _Demo:
                 ddoc, _, view = name.partition("/")
                 page = f"{database.design_path(ddoc)}/_view/{view}?group=true"
                 self._outcome.rows[name] = database.http.request("GET", page)["rows"]
-            count = len(scan(self._endpoint, client, with_values=False)) - len(DESIGNS)
+            count = len(scan(client, with_values=False)) - len(DESIGNS)
             self._outcome.checks.append(
                 check_number("documents in the bucket", self._outcome.truth.documents, count)
             )

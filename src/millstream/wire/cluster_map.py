@@ -5,7 +5,7 @@ Invariants:
 2. Of two maps the one with the larger (epoch, revision) is the newer.
 
 Source: the terse bucket config of Couchbase clients. Elsewhere: who fetches it
-(`client.routing`, `upr.aio.following`).
+(`client.routing`, `upr.aio.streams`).
 """
 
 from __future__ import annotations

@@ -166,14 +166,15 @@ def no_refetch(self: Bookkeeper, position: Position, log: FailoverLog) -> list[E
 def load_by_branch(self: Bookkeeper, position: Position, log: FailoverLog) -> list[Effect]:
     """Documents carry the branch that they were read in."""
     effects = _opened(self, position, log)
-    self.kept = replace(self.kept, load=max(log[0].branch, 1))
+    loaded = self.kept.loaded._replace(load=max(log[0].branch, 1))
+    self.kept = replace(self.kept, loaded=loaded)
     return [*effects, Keep(self.partition_id, self.kept)]
 
 
 def undoes_below_the_purge(self: Bookkeeper, position: Position, log: FailoverLog) -> list[Effect]:
     effects = _opened(self, position, log)
     if position.seqno == 0:
-        self.kept = replace(self.kept, floor=0)
+        self.kept = replace(self.kept, loaded=self.kept.loaded._replace(floor=0))
         effects.append(Keep(self.partition_id, self.kept))
     return effects
 
@@ -183,7 +184,7 @@ _load_anew = Bookkeeper._load_anew
 
 def undoes_below_a_later_purge(self: Bookkeeper, *stands: Any) -> list[Effect]:
     effects = _load_anew(self, *stands)
-    self.kept = replace(self.kept, floor=0)
+    self.kept = replace(self.kept, loaded=self.kept.loaded._replace(floor=0))
     return [*effects, Keep(self.partition_id, self.kept)]
 
 

@@ -226,7 +226,7 @@ class Keeping(Reader):
     @property
     def is_settled(self) -> bool:
         kept = self.bookkeeper.kept
-        return not (kept.is_loading or kept.is_undoing)
+        return not (kept.loaded.is_loading or kept.is_undoing)
 
     def ask(self) -> None:
         self.consumer.follow(self.partition_id, *self.bookkeeper.start_again())

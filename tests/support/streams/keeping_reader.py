@@ -32,8 +32,7 @@ from millstream.upr.core.consumer import (
     StreamEnded,
     StreamOpened,
 )
-from millstream.upr.core.kept import Kept, kept_from_json, kept_to_json
-from millstream.upr.core.ring import Recent
+from millstream.upr.core.kept import Kept, Recent, kept_from_json, kept_to_json
 from support.streams.fake_source import FakeBucket, FakePartition
 from support.streams.stream_line import Line
 

@@ -12,10 +12,10 @@ from millstream.pipelines.sinks.repairing import (
     OP_DELETE,
     OP_PUT,
     OriginPosition,
-    PartitionState,
     Row,
     StoredVersion,
 )
+from millstream.upr.core.repair import LoadState
 from support.pipelines.node_double import FalseNode
 
 
@@ -24,17 +24,17 @@ class DictTarget:
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, tuple[Row, int]]] = {}
-        self.states: dict[int, PartitionState] = {}
+        self.states: dict[int, LoadState] = {}
         self.committed: list[int] = []
 
     def begin(self, partitions: Collection[int], partition_count: int = 1) -> None:
         for p in partitions:
             self.rows.setdefault(p, {})
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         return self.states.get(partition)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         self.states[partition] = state
 
     def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:

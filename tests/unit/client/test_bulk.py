@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from struct import pack, unpack
 from typing import Any
 
@@ -17,6 +18,7 @@ from millstream.errors import (
     UnavailableError,
 )
 from millstream.model.position import Position
+from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.frames import described, mutation, snapshot_marker, stream_end
 from millstream.wire.mcbp import Opcode, Packet, Status, StreamEndReason, request, response
 
@@ -238,3 +240,96 @@ def test_a_description_without_its_change_is_an_error(
     )
     with pytest.raises(RemoteProtocolError, match="0x6f"):
         columns_of(BulkReader(connection, with_meta=True).read([Range(1, closed(0), 5)]))
+
+
+class Nodes:
+    """A router to nodes that are away for a while; each has one partition."""
+
+    def __init__(self, connections: list[Connection], *, away: int = 0) -> None:
+        self.connections, self.away = connections, away
+        self.taken: list[NodeAddress] = []
+        self.refreshed = 0
+
+    def node_of(self, partition_id: int) -> NodeAddress:
+        return NodeAddress("node", partition_id % 2)
+
+    def groups(self, partition_ids: list[int]) -> dict[NodeAddress, list[int]]:
+        found: dict[NodeAddress, list[int]] = {}
+        for number in partition_ids:
+            found.setdefault(self.node_of(number), []).append(number)
+        return found
+
+    def take(self, node: NodeAddress) -> Connection:
+        self.away -= 1
+        if self.away >= 0:
+            raise UnavailableError("away")
+        self.taken.append(node)
+        return self.connections.pop()
+
+    def refresh_map(self) -> None:
+        self.refreshed += 1
+        raise UnavailableError("nobody is there")
+
+
+@pytest.fixture
+def make_nodes(streams: Any) -> Iterator[Any]:
+    made: list[Connection] = []
+
+    def make(count: int, **options: int) -> Nodes:
+        made.extend(Connection(streams.host, streams.port, bucket="flights") for _ in range(count))
+        return Nodes(made[-count:], **options)
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_ranges_are_read_at_one_node_after_the_other(make_nodes: Any) -> None:
+    nodes = make_nodes(3)
+    ranges = bulk.BucketRanges(nodes)
+    wanted = [Range(p, Position(), 10 + p) for p in range(4)]
+    found = columns_of(ranges.read(wanted))
+    assert sorted(found.partition) == [p for p in range(4) for _ in range(10 + p)]
+    assert nodes.taken == [("node", 0), ("node", 1)]
+    list(ranges.read(wanted[1:2]))
+    assert len(nodes.taken) == 2, "the connection to the last node is kept"
+    ranges.close()
+    list(ranges.read(wanted[1:2]))
+    assert len(nodes.taken) == 3
+    ranges.close()
+
+
+def test_a_node_that_restarts_is_read_from_afterwards(make_nodes: Any) -> None:
+    nodes = make_nodes(1, away=2)
+    with closing(bulk.BucketRanges(nodes, patience_s=30.0)) as ranges:
+        assert len(columns_of(ranges.read([Range(0, Position(), 5)]))) == 5
+    assert nodes.refreshed == 2
+    nodes.away = 1
+    with pytest.raises(UnavailableError, match="away"):
+        list(bulk.BucketRanges(nodes).read([Range(0, Position(), 5)]))
+
+
+def test_what_was_given_is_not_given_again(
+    make_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object) -> Iterator[bytes]:
+        yield b"chunk"
+        raise UnavailableError("cut")
+
+    monkeypatch.setattr(BulkReader, "read", cut)
+    nodes = make_nodes(1)
+    (connection,) = nodes.connections
+    found = bulk.BucketRanges(nodes, patience_s=30.0).read([Range(0, Position(), 5)])
+    assert next(found) == b"chunk"
+    with pytest.raises(UnavailableError, match="cut"):
+        next(found)
+    assert connection.is_closed
+
+
+def test_a_caller_that_stops_reading_leaves_no_connection(make_nodes: Any) -> None:
+    nodes = make_nodes(1)
+    (connection,) = nodes.connections
+    found = bulk.BucketRanges(nodes).read([Range(0, Position(), 5)])
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert connection.is_closed

@@ -28,18 +28,12 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from millstream.cli.connect import (
-    BucketArgument,
-    JsonOption,
-    NodeOptions,
-    at_node,
-    client_of,
-)
+from millstream.cli.connect import BucketArgument, JsonOption, NodeOptions, at_node, client_of
 from millstream.cli.designs import database_of, is_design
 from millstream.cli.node_http import node_http
 from millstream.cli.progress import progress_of
 from millstream.client.blobs import BlobClient
-from millstream.client.bulk import BulkReader, Range
+from millstream.client.bulk import BucketRanges, Range
 from millstream.client.databases import Database
 from millstream.client.dump_file import DumpWriter
 from millstream.client.dump_lines import (
@@ -71,7 +65,6 @@ from millstream.errors import (
 )
 from millstream.model.position import Position
 from millstream.upr.core.descriptions import cut_run, is_of_a_pair
-from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.frames import item_end
 
 __all__ = ["command"]
@@ -121,7 +114,7 @@ def command(
                 for _ in dump.partitions():
                     progress.advance(bar)
             finally:
-                dump.leave_reader()
+                dump.ranges.close()
         with connected() as again:
             if again.cluster_map.bucket_uuid != client.cluster_map.bucket_uuid:
                 raise ConditionError(
@@ -150,8 +143,7 @@ class _Dump:
     ) -> None:
         self._client, self._writer, self._database = client, writer, database
         self._uuid = client.cluster_map.bucket_uuid
-        self._reader: tuple[NodeAddress, BulkReader] | None = None
-        """Of the node with the partition that was read last."""
+        self.ranges = BucketRanges(client.router, with_meta=True)
         self._has_read = False
         """Something of the partition that is under way."""
         writer.write(
@@ -180,7 +172,7 @@ class _Dump:
             try:
                 self._copy(partition_id)
             except _AGAIN:
-                self.leave_reader()
+                self.ranges.close()
                 self._writer.rewind(mark)
                 if self._has_read:
                     backoff, tries = Backoff(AWAY_S), tries + 1
@@ -198,7 +190,7 @@ class _Dump:
                 with TemporaryFile(prefix="millstream-dump-") as later:
                     self._copy_documents(hold, later)
                     if later.tell():
-                        self.leave_reader()  # nobody reads what it hears meanwhile
+                        self.ranges.close()  # nobody reads what it hears meanwhile
                         later.seek(0)
                         self._copy_later(hold, later)
         finally:
@@ -227,7 +219,7 @@ class _Dump:
         """Yield frames and sides of a partition as of its lease."""
         wanted = Range(hold.partition_id, Position(), hold.at, hold.lease_id)
         renew = self._renewal(hold)
-        for chunk in self._reader_of(hold.partition_id).read([wanted]):
+        for chunk in self.ranges.read([wanted]):
             self._has_read = True
             at = 0
             while at < len(chunk):
@@ -237,21 +229,6 @@ class _Dump:
                 run, at = cut_run(chunk, at)
                 yield from zip(run.frames, run.sides, strict=True)
             renew()
-
-    def _reader_of(self, partition_id: int) -> BulkReader:
-        cluster_map = self._client.cluster_map
-        node = cluster_map.nodes[cluster_map.owners[partition_id]]
-        if self._reader is None or self._reader[0] != node:
-            self.leave_reader()
-            connection = self._client.router.open_to(partition_id)
-            self._reader = node, BulkReader(connection, with_meta=True)
-        return self._reader[1]
-
-    def leave_reader(self) -> None:
-        """Close the connection that changes come over."""
-        if self._reader is not None:
-            self._reader[1].close()
-            self._reader = None
 
     def _copy_later(self, hold: LeaseHold, later: IO[bytes]) -> None:
         """Write documents with their attachments, which the lease keeps on the node."""

@@ -56,8 +56,7 @@ from millstream.model.bucket_map import NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
-from millstream.wire.cluster_map import cluster_map_from
-from millstream.wire.mcbp import Feature, Opcode, request
+from millstream.wire.mcbp import Feature
 
 __all__ = ["LinkTo", "Replicator", "SourceStatus", "plain_link"]
 
@@ -375,9 +374,7 @@ class _Source:
 
     async def _check_bucket(self, link: Link) -> None:
         """Reject another bucket of the same name: its seqnos and lineages are unrelated."""
-        packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
-        node = self.node
-        found = cluster_map_from(packet.value, host=node.host, port=node.kv).bucket_uuid
+        found = (await link.cluster_map()).bucket_uuid
         if found != self._bucket.uuid:
             raise StreamError(
                 f"bucket {self._bucket.name!r} at {link.address} is another one ({found}, here "

@@ -9,7 +9,7 @@ Invariants:
 5. Nodes that are away are waited for, before a stream has given anything; one that goes later ends
    the task, and Spark's next attempt begins anew.
 
-Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow; measured by `make bench`.
+Hot path: socket -> `BucketRanges` -> `cut_columns` -> Arrow; measured by `make bench`.
 
 Elsewhere: which ranges (`ranges`), form of the rows (`schema`).
 """
@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 
-from millstream.client.bulk import BulkReader, Range
+from millstream.client.bulk import BucketRanges, Range
 from millstream.client.columns import Columns, cut_columns
-from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.client.kv import Client
 from millstream.client.routing import Backoff
-from millstream.errors import AccessError, RoutingError, StreamError, UnavailableError
-from millstream.model.addresses import parse_address
+from millstream.errors import AccessError, StreamError, UnavailableError
 from millstream.model.position import FailoverLog
 from millstream.pipelines.change_stream.control import (
     RENEW_EVERY_S,
@@ -49,10 +46,8 @@ from millstream.pipelines.change_stream.schema import (
     RowForm,
     branch_table,
 )
-from millstream.wire.cluster_map import cluster_map_from
-from millstream.wire.mcbp import Opcode
 
-__all__ = ["NodeRanges", "committed_batches", "connect_to", "mark_rows", "pinned_batches"]
+__all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches"]
 
 MOVED_S: Final = 30.0
 BATCH_ROWS: Final = 10_000
@@ -82,22 +77,19 @@ class NodeRanges:
             RoutingError: partitions moved while they were read, or for longer than `MOVED_S`.
             UnavailableError: a node went while it was read from, or is away for longer.
         """
-        left = list(ranges)
-        backoff = Backoff(MOVED_S)
-        while left:
-            has_given = False
+        if not ranges:
+            return
+        read = BucketRanges(
+            self._connected().router,
+            with_values=self._with_values,
+            with_meta=self._with_meta,
+            patience_s=MOVED_S,
+        )
+        with closing(read):
             try:
-                with _connect_for(self._options, left) as (connection, mine):
-                    reader = BulkReader(
-                        connection, with_values=self._with_values, with_meta=self._with_meta
-                    )
-                    for chunk in reader.read(mine):
-                        has_given = True
-                        yield chunk
-                left = [wanted for wanted in left if wanted not in mine]
-            except (RoutingError, UnavailableError):
-                if has_given or not backoff.wait():
-                    raise
+                yield from read.read(ranges)
+            except AccessError as error:
+                raise advised(error) from error
 
     def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
         """Return the histories of a partition, newest first, and its high seqno."""
@@ -277,41 +269,3 @@ def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
         if read.sweep_seqno is not None
     ]
     return rollbacks + sweeps
-
-
-@contextmanager
-def _connect_for(
-    options: SourceOptions, ranges: Sequence[Range]
-) -> Iterator[tuple[Connection, Sequence[Range]]]:
-    """Connect to the node that has the first range; yield the ranges that it has."""
-    with connect_to(options) as connection:
-        packet = connection.ask(Opcode.GET_CLUSTER_CONFIG, "the partition map")
-        map_ = cluster_map_from(packet.value, host=connection.host, port=connection.port)
-        if len(map_.nodes) == 1:
-            yield connection, ranges
-            return
-    owner = map_.owners[ranges[0].partition_id]
-    if owner < 0:
-        raise RoutingError(f"no node serves partition {ranges[0].partition_id} at present")
-    mine = [wanted for wanted in ranges if map_.owners[wanted.partition_id] == owner]
-    node = map_.nodes[owner]
-    with connect_to(replace(options, hosts=f"[{node.host}]:{node.port}")) as connection:
-        yield connection, mine
-
-
-def connect_to(options: SourceOptions) -> Connection:
-    """Connect to the first host that answers."""
-    failure: UnavailableError | None = None
-    for address in options.hosts.split(","):
-        host, port = parse_address(address.strip(), default_port=PORT_DEFAULT)
-        try:
-            return Connection(
-                host, port, user=options.user, password=options.password, bucket=options.bucket,
-                tls=options.tls(),
-            )  # fmt: skip
-        except UnavailableError as error:
-            failure = error
-        except AccessError as error:
-            raise advised(error) from error
-    assert failure is not None
-    raise failure

@@ -20,7 +20,7 @@ from millstream.client.databases import DESIGN, Database
 from millstream.client.http import HttpClient
 from millstream.client.kv import Client
 from millstream.errors import ConditionError, UnavailableError, UsageError
-from millstream.pipelines.change_stream.bucket_changes import Endpoint, scan
+from millstream.pipelines.change_stream.bucket_changes import scan
 from millstream.pipelines.change_stream.control import open_client
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.index.mapping import MapSpec
@@ -78,7 +78,7 @@ def find_specs(
         names = [put_design(database_of, name) for name in designs]
         source = replace(source, hosts=hosts_of(source.hosts, client.cluster_map))
         if not names:
-            names = _spark_designs(client, source)
+            names = _spark_designs(client)
             if not names and not may_lack:
                 raise ConditionError(
                     f'no design document of bucket {source.bucket!r} says "engine": "spark": '
@@ -234,9 +234,8 @@ def _checked(design: DesignDocument, engines: Sequence[str]) -> DesignDocument:
     return design
 
 
-def _spark_designs(client: Client, source: SourceOptions) -> list[str]:
-    endpoint = Endpoint(source.hosts, source.user, source.password or "", source.tls())
-    found = scan(endpoint, client, prefix=DESIGN.encode())
+def _spark_designs(client: Client) -> list[str]:
+    found = scan(client, prefix=DESIGN.encode())
     return sorted(
         key.decode().removeprefix(DESIGN)
         for key, value in found.items()

@@ -34,14 +34,9 @@ from millstream.errors import UsageError
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.delta_target import DeltaTarget
 from millstream.pipelines.sinks.parquet_target import CURRENT, ParquetTarget
-from millstream.pipelines.sinks.repairing import (
-    OP_PUT,
-    KeyedTarget,
-    PartitionState,
-    Row,
-    StoredVersion,
-)
+from millstream.pipelines.sinks.repairing import OP_PUT, KeyedTarget, Row, StoredVersion
 from millstream.runtime.files import sync_directory
+from millstream.upr.core.repair import LoadState
 
 __all__ = ["OP_REMOVED", "FollowedTable", "TableForm", "newest_rows", "table_of_form"]
 
@@ -75,7 +70,7 @@ class FollowedTable:
 
     # -- reading what is there: as of the table
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._inner.state(partition)
 
@@ -95,7 +90,7 @@ class FollowedTable:
         self._rows = []
         self._inner.begin(partitions, partition_count)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state."""
         self._inner.set_state(partition, state)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -35,14 +35,10 @@ from millstream.model.position import Position
 from millstream.pipelines.change_stream.control import open_client
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
 from millstream.pipelines.change_stream.reading import NodeRanges
-from millstream.pipelines.sinks.companions import (
-    COMPANION_PREFIX,
-    Ring,
-    chunk_key,
-    head_key,
-)
-from millstream.pipelines.sinks.repairing import PartitionState, Row, StoredVersion
+from millstream.pipelines.sinks.companions import COMPANION_PREFIX, Ring, chunk_key, head_key
+from millstream.pipelines.sinks.repairing import Row, StoredVersion
 from millstream.pipelines.sinks.writing import Persistence
+from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
 __all__ = ["BucketTarget", "live_keys"]
@@ -72,7 +68,7 @@ class BucketTarget:
         self._count = 1
         self._persistence: Persistence | None = None
         self._rings: dict[int, Ring] = {}
-        self._states: dict[int, PartitionState] = {}
+        self._states: dict[int, LoadState] = {}
         self._changes: dict[str, Write] = {}
         self._kept: dict[int, Callable[[], AbstractSet[str]]] = {}
         """Partitions of which other keys are removed at the end of the batch."""
@@ -103,16 +99,16 @@ class BucketTarget:
         self._rings = self._read_rings(partitions)
         self._states = {p: ring.state for p, ring in self._rings.items() if ring.state is not None}
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._states.get(partition)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state."""
         self._states[partition] = state
 
     def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
-        """Return the versions of keys that are in the ring; others are at or below the bound."""
+        """Return the versions of keys that are in the ring; others are at or below the floor."""
         return self._rings[partition].newest(keys)
 
     def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
@@ -239,7 +235,7 @@ class BucketTarget:
             code="damaged",
         )
 
-    def _write_heads(self, states: Mapping[int, PartitionState]) -> None:
+    def _write_heads(self, states: Mapping[int, LoadState]) -> None:
         """Make entries durable: chunks first, then the heads that name them."""
         heads: list[tuple[str, bytes]] = []
         chunks: list[tuple[str, bytes]] = []
@@ -280,8 +276,9 @@ class BucketTarget:
 def live_keys(options: SourceOptions, highs: Mapping[int, int]) -> Iterator[str]:
     """Yield the keys of the documents that a bucket has; `highs`: partition -> high seqno."""
     ranges = [Range(p, Position(), high) for p, high in highs.items() if high]
-    for chunk in NodeRanges(options, with_values=False).stream(ranges):
-        columns = Columns()
-        cut_columns(chunk, columns)
-        ops = zip(columns.op, columns.key, strict=True)
-        yield from (key for op, key in ops if op == OP_PUT)
+    with closing(NodeRanges(options, with_values=False)) as source:
+        for chunk in source.stream(ranges):
+            columns = Columns()
+            cut_columns(chunk, columns)
+            ops = zip(columns.op, columns.key, strict=True)
+            yield from (key for op, key in ops if op == OP_PUT)

@@ -25,8 +25,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.errors import CorruptionError
-from millstream.pipelines.sinks.repairing import PartitionState, Row, StoredVersion
+from millstream.pipelines.sinks.repairing import Row, StoredVersion
 from millstream.runtime.files import write_atomically
+from millstream.upr.core.repair import LoadState
 
 __all__ = ["CallbackTarget", "Rollback", "Sweep", "Upsert"]
 
@@ -54,7 +55,7 @@ class Sweep(NamedTuple):
     keys: AbstractSet[str] | None = None
 
 
-_DECODER: Final = msgspec.json.Decoder(dict[int, PartitionState])
+_DECODER: Final = msgspec.json.Decoder(dict[int, LoadState])
 
 
 class CallbackTarget:
@@ -81,19 +82,19 @@ class CallbackTarget:
         self._on_rollback = on_rollback
         self._on_sweep = on_sweep
         self._file = Path(state_file)
-        self._states: dict[int, PartitionState] = {}
-        self._read: dict[int, PartitionState] = {}
+        self._states: dict[int, LoadState] = {}
+        self._read: dict[int, LoadState] = {}
 
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Begin a batch from the state that is kept."""
         self._read = self._load()
         self._states = dict(self._read)
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._states.get(partition)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state."""
         self._states[partition] = state
 
@@ -128,7 +129,7 @@ class CallbackTarget:
         if self._states != self._read:
             write_atomically(self._file, msgspec.json.encode(self._states))
 
-    def _load(self) -> dict[int, PartitionState]:
+    def _load(self) -> dict[int, LoadState]:
         try:
             return _DECODER.decode(self._file.read_bytes())
         except FileNotFoundError:

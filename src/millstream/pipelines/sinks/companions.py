@@ -26,7 +26,8 @@ from typing import Final
 
 import msgspec
 
-from millstream.pipelines.sinks.repairing import PartitionState, StoredVersion
+from millstream.pipelines.sinks.repairing import StoredVersion
+from millstream.upr.core.repair import LoadState
 
 __all__ = ["COMPANION_PREFIX", "Head", "Ring", "chunk_key", "head_key"]
 
@@ -38,7 +39,7 @@ CHUNK_ENTRIES: Final = 20_000
 class Head(msgspec.Struct):
     """The content of a head."""
 
-    state: PartitionState
+    state: LoadState
     entries: list[StoredVersion] = []
     chunks: list[int] = []
     next_chunk: int = 0
@@ -68,7 +69,7 @@ class Ring:
         """Chunks that the newest head supersedes."""
         self.left: list[int] = [] if head is None else head.stale
         """Chunks that the head that was read supersedes: there still if its batch was cut off."""
-        self._head = head or Head(PartitionState())
+        self._head = head or Head(LoadState())
         self._by_key: dict[str, list[StoredVersion]] = {}
         self._added: list[StoredVersion] = []
         self._has_dropped = False
@@ -131,7 +132,7 @@ class Ring:
                     del self._by_key[key]
         return highest
 
-    def encode(self, state: PartitionState) -> tuple[bytes | None, dict[int, bytes]]:
+    def encode(self, state: LoadState) -> tuple[bytes | None, dict[int, bytes]]:
         """Return the head to be written, None if it is there already, and new chunks by number."""
         head = self._head
         if state == self.state and not self._added and not self._has_dropped:

@@ -5,7 +5,7 @@
 
 The table has the columns of the source and `load`, partitioned by `partition`. Who reads it takes
 the rows with `op = 'put'`: deletions are kept as rows of their own, and a row with op `state`
-holds what is known of its partition (`rev` the load, `seqno` the bound, `flags` 1 while loading).
+holds what is known of its partition (`rev` the load, `seqno` the floor, `flags` 1 while loading).
 
 Invariants:
 1. A batch is one version of the table, states included; one that changes nothing makes none.
@@ -36,7 +36,8 @@ from millstream.pipelines.sinks.keyed_table import (
     held_from,
     loaded_table,
 )
-from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row
+from millstream.pipelines.sinks.repairing import OP_PUT, Row
+from millstream.upr.core.repair import LoadState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +69,7 @@ class DeltaTarget(KeyedTable):
         self._failures = (self._lake.exceptions.DeltaError, OSError)
         self._path = str(path)
         self._options = dict(storage_options or {})
-        self._began: dict[int, PartitionState] = {}
+        self._began: dict[int, LoadState] = {}
         self._table = self._opened()
 
     def __reduce__(self) -> tuple[type[DeltaTarget], tuple[str, dict[str, str]]]:
@@ -91,7 +92,7 @@ class DeltaTarget(KeyedTable):
         self._refresh()
         found = self._read(f"op = '{OP_STATE}'", ["partition", "rev", "seqno", "flags"])
         self._began = {
-            row["partition"]: PartitionState(row["rev"], row["seqno"], bool(row["flags"]))
+            row["partition"]: LoadState(row["rev"], row["seqno"], bool(row["flags"]))
             for row in found.to_pylist()
         }
         self.restart(self._began)
@@ -153,8 +154,8 @@ class DeltaTarget(KeyedTable):
             rows.extend((Row(OP_GONE, partition, 0, 0, key), 0) for key in sorted(keys))
         for p, state in self.states.items():
             if state != self._began.get(p):
-                load, bound, loading = state
-                rows.append((Row(OP_STATE, p, 0, bound, rev=load, flags=int(loading)), load))
+                load, floor, loading = state
+                rows.append((Row(OP_STATE, p, 0, floor, rev=load, flags=int(loading)), load))
         return rows
 
     def _opened(self) -> Any:

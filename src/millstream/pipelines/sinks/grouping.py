@@ -33,13 +33,8 @@ import pyarrow as pa
 from millstream.client.documents import FLAGS_JSON
 from millstream.model.limits import KEY_BYTES_MAX
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from millstream.pipelines.sinks.repairing import (
-    OP_DELETE,
-    OP_PUT,
-    KeyedTarget,
-    PartitionState,
-    Row,
-)
+from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, KeyedTarget, Row
+from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
 __all__ = ["GroupingSink", "Results", "StateTable", "group_name"]
@@ -94,9 +89,9 @@ class GroupingSink:
             return
         found = self._results(self._state.touched if self._is_whole else None)
         self._target.begin([0], 1)
-        before = self._target.state(0) or PartitionState(load=0)
+        before = self._target.state(0) or LoadState(load=0)
         load = before.load + 1
-        self._target.set_state(0, PartitionState(load))
+        self._target.set_state(0, LoadState(load))
         rows = [_row(name, value, load) for name, value in found.items()]
         if rows:
             self._target.put(0, rows, load)

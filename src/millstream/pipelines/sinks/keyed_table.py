@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from millstream.pipelines.change_stream.schema import ARROW_SCHEMA
 from millstream.pipelines.sinks.change_rows import table_of
-from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row, StoredVersion
+from millstream.pipelines.sinks.repairing import OP_PUT, Row, StoredVersion
+from millstream.upr.core.repair import LoadState
 
 __all__ = ["TABLE_SCHEMA", "VERSION_COLUMNS", "Held", "KeyedTable", "held_from", "loaded_table"]
 
@@ -48,9 +49,9 @@ class KeyedTable(ABC):
     def __init__(self) -> None:
         self.restart({})
 
-    def restart(self, states: Mapping[int, PartitionState]) -> None:
+    def restart(self, states: Mapping[int, LoadState]) -> None:
         """Begin a batch on what is there now."""
-        self.states: dict[int, PartitionState] = dict(states)
+        self.states: dict[int, LoadState] = dict(states)
         self.changed: dict[int, dict[str, tuple[Row, int]]] = {}
         self.gone: dict[int, set[str]] = {}
         self._held: dict[int, Held] = {}
@@ -59,11 +60,11 @@ class KeyedTable(ABC):
     def stored_versions(self, partition: int) -> Held:
         """Return the versions that the table has."""
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self.states.get(partition)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state."""
         self.states[partition] = state
 

@@ -45,8 +45,9 @@ from millstream.pipelines.sinks.keyed_table import (
     held_from,
     loaded_table,
 )
-from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState
+from millstream.pipelines.sinks.repairing import OP_PUT
 from millstream.runtime.files import sync_directory, write_atomically
+from millstream.upr.core.repair import LoadState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +62,7 @@ class _Part(msgspec.Struct, omit_defaults=True):
     """One partition in `_current`; `file` is empty where it has no rows."""
 
     file: str = ""
-    state: PartitionState = PartitionState()
+    state: LoadState = LoadState()
 
 
 class _Current(msgspec.Struct):

@@ -15,11 +15,10 @@ Invariants:
 4. Told to go back to R in branch B, every key that may have a version of a branch below B and a
    seqno above R is replaced by the newest document of the source, stamped (B, its own seqno), a
    deletion too; by a tombstone (B, R) only where the source knows nothing of the key.
-5. From a rollback to 0 on, what is applied carries the new load; the sweep row of that load
-   removes what carries a lower one. Branches do not tell: a purge begins none.
-6. `bound` of a partition is at least the seqno of every tombstone that the store does not have:
-   those dropped, and those the source had purged when it was read from the beginning. A rollback
-   below it is one to 0: the partition is read as a whole, and the store keeps only that.
+5. Loads, sweeps and the floor are those of `upr.core.repair`. A rollback to 0 begins a load, a
+   sweep row ends it. Branches do not tell: a purge begins none.
+6. A tombstone that the store drops is one that it forgot. For a rollback below the floor the
+   partition is read as a whole, and the store keeps only that.
 7. Tombstones are dropped only where the batch is of the present branch and has no mark row, up to
    what is durable there, and never while a load is incomplete: until the batch has ended the store
    may still need them to do it once more.
@@ -40,6 +39,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple, Protocol
 
 from millstream.errors import UsageError
+from millstream.upr.core.repair import LoadState
 
 __all__ = [
     "OP_DELETE",
@@ -51,7 +51,6 @@ __all__ = [
     "KeyedTarget",
     "Origin",
     "OriginPosition",
-    "PartitionState",
     "RepairingSink",
     "Row",
     "StoredVersion",
@@ -112,17 +111,6 @@ class StoredVersion(NamedTuple):
         return self.branch, self.seqno
 
 
-class PartitionState(NamedTuple):
-    """What a store remembers of one partition of the source.
-
-    `bound`: invariant 6. `is_loading`: a load has begun and its sweep row has not come yet.
-    """
-
-    load: int = 1
-    bound: int = 0
-    is_loading: bool = False
-
-
 class OriginPosition(NamedTuple):
     """The position of a partition of the source."""
 
@@ -141,16 +129,16 @@ class KeyedTarget(Protocol):
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Begin a batch that concerns these partitions of as many as the source has."""
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last; None if nothing of the partition was ever applied."""
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state, together with what else the batch does."""
 
     def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
         """Return the versions of keys, tombstones included.
 
-        A key may be left out if every version it may have is at or below the partition's `bound`.
+        A key may be left out if every version it may have is at or below the partition's `floor`.
         """
 
     def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
@@ -229,7 +217,7 @@ class RepairingSink:
         positions = self._origin.positions(partitions) if partitions else {}
         for p in partitions:
             if self._target.state(p) is None:
-                self._target.set_state(p, PartitionState(bound=positions[p].purge_seqno))
+                self._target.set_state(p, LoadState(floor=positions[p].purge_seqno))
         for row in rollbacks:
             self._roll_back(row, positions[row.partition])
         puts = deletions = 0
@@ -261,13 +249,13 @@ class RepairingSink:
                 )
             self._target.begin([WHOLE, *partitions], count)
         if self._target.state(WHOLE) is None:
-            self._target.set_state(WHOLE, PartitionState())
+            self._target.set_state(WHOLE, LoadState())
 
     def _has_state(self, partitions: Iterable[int]) -> bool:
         return any(self._target.state(p) is not None for p in partitions)
 
-    def _state(self, partition: int) -> PartitionState:
-        return self._target.state(partition) or PartitionState()
+    def _state(self, partition: int) -> LoadState:
+        return self._target.state(partition) or LoadState()
 
     def _roll_back(self, row: Row, position: OriginPosition) -> None:
         """Invariants 4, 5, 6."""
@@ -276,9 +264,9 @@ class RepairingSink:
             if row.rev < state.load:
                 raise _other_checkpoint(row, state)
             if row.rev > state.load:
-                bound = max(state.bound, position.purge_seqno)
-                self._target.set_state(p, PartitionState(row.rev, bound, is_loading=True))
-        elif row.seqno < state.bound:
+                floor = state.forgot(position.purge_seqno).floor
+                self._target.set_state(p, state.begun(row.rev, floor))
+        elif not state.undo_point(row.seqno):
             self._read_anew(p, position)
         else:
             self._fetch(row, state.load)
@@ -291,8 +279,7 @@ class RepairingSink:
             self._fetched += len(rows)
         self._target.retain(partition, found)
         state = self._state(partition)
-        bound = max(state.bound, position.purge_seqno)
-        self._target.set_state(partition, state._replace(bound=bound))
+        self._target.set_state(partition, state.forgot(position.purge_seqno))
 
     def _fetch(self, row: Row, load: int) -> None:
         p, branch = row.partition, row.branch
@@ -325,9 +312,9 @@ class RepairingSink:
 
     def _sweep(self, row: Row) -> None:
         state = self._state(row.partition)
-        if state.is_loading and row.rev == state.load:
+        if state.is_swept_by(row.rev):
             self._target.sweep(row.partition, row.rev)
-            self._target.set_state(row.partition, state._replace(is_loading=False))
+            self._target.set_state(row.partition, state.swept())
 
     def _drop_tombstones(self, partition: int, branch: int, position: OriginPosition) -> None:
         """Invariant 7."""
@@ -335,11 +322,11 @@ class RepairingSink:
         if state.is_loading or branch != position.branch:
             return
         dropped = self._target.drop_tombstones(partition, position.durable_seqno)
-        if dropped > state.bound:
-            self._target.set_state(partition, state._replace(bound=dropped))
+        if dropped > state.floor:
+            self._target.set_state(partition, state.forgot(dropped))
 
 
-def _other_checkpoint(row: Row, state: PartitionState) -> UsageError:
+def _other_checkpoint(row: Row, state: LoadState) -> UsageError:
     return UsageError(
         f"partition {row.partition} begins load {row.rev}, but the target has seen load "
         f"{state.load}: it was filled by a query with another checkpoint. Begin a new checkpoint "

@@ -25,13 +25,8 @@ from typing import Final
 
 from millstream.client.documents import FLAGS_JSON
 from millstream.errors import UsageError
-from millstream.pipelines.sinks.repairing import (
-    OP_DELETE,
-    KeyedTarget,
-    PartitionState,
-    Row,
-    StoredVersion,
-)
+from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, StoredVersion
+from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
 __all__ = ["Derive", "TransformingTarget"]
@@ -57,11 +52,11 @@ class TransformingTarget:
         self._held = {}
         self._target.begin(partitions, partition_count)
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._target.state(partition)
 
-    def set_state(self, partition: int, state: PartitionState) -> None:
+    def set_state(self, partition: int, state: LoadState) -> None:
         """Remember the state."""
         self._target.set_state(partition, state)
 

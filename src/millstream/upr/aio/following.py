@@ -6,31 +6,25 @@
 Invariants:
 1. A bookkeeper's effects reach the sink in order and before anything later is asked of it; what a
    stream says is not handled while the bookkeeper has a question.
-2. Every stream that ends is asked for again, unless it reached its end: at the node that a fresh
-   map names, with growing pauses until a stream is open. So is one that a node refuses for now.
-3. A slow sink slows the source down: a connection is read on when its effects are durable, and at
+2. A slow sink slows the source down: a connection is read on when its effects are durable, and at
    most `WRITTEN_MAX` writes wait for whoever iterates.
-4. A bucket that was re-created, lost rights, a broken protocol and a sink that fails are errors.
-5. With `durable_only` nothing is ever undone, and nothing read from a source that was superseded
-   (`upr.core.durable`).
-6. A barrier is over when what came before its cookies is durable in the sink.
+3. A bucket that was re-created, lost rights, a broken protocol and a sink that fails are errors.
+4. With `durable_only` nothing is ever undone, and nothing read from a source that was superseded
+   (`upr.core.questions`).
+5. A barrier is over when what came before its cookies is durable in the sink.
 
-Elsewhere: the order of effects (`upr.core.bookkeeper`), connections (`upr.aio.link`), a reader
-without a state of its own (`upr.aio.client`).
+Elsewhere: where and when streams are requested (`upr.core.driver`, `upr.aio.streams`), the order
+of effects (`upr.core.bookkeeper`), a reader without a state of its own (`upr.aio.client`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import secrets
 import ssl
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from struct import Struct
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from millstream.access.kv_login import Login
 from millstream.errors import (
     LocalProtocolError,
     MillstreamError,
@@ -40,108 +34,39 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.model.addresses import parse_address
+from millstream.model.position import FailoverLog, Position
 from millstream.runtime.tasks import Tasks
-from millstream.upr.aio.link import TIMEOUT_S, Link
+from millstream.upr.aio.link import TIMEOUT_S
 from millstream.upr.aio.sinks import Sink
-from millstream.upr.core.awaited import Awaited
-from millstream.upr.core.bookkeeper import Answer, Bookkeeper, Effect, Question
+from millstream.upr.aio.streams import PORT_DEFAULT, Access, BucketStreams, Session, losing
+from millstream.upr.core.bookkeeper import Bookkeeper, Effect
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
     BarrierReached,
     ChangesReceived,
-    ConsumerCore,
     Event,
     RollbackRequired,
     SnapshotCompleted,
-    StreamEnded,
     StreamOpened,
-    StreamRefused,
 )
-from millstream.upr.core.durable import (
+from millstream.upr.core.driver import StreamDriver
+from millstream.upr.core.follower import StreamOptions
+from millstream.upr.core.kept import RING_CHANGES_DEFAULT, RING_CHANGES_MAX
+from millstream.upr.core.questions import (
     Judgement,
+    decode_answer,
     decode_history,
     encode_history_question,
+    encode_question,
     judge,
 )
-from millstream.upr.core.fetching import decode_answer, encode_question
-from millstream.upr.core.follower import StreamOptions
-from millstream.upr.core.kept import Kept
-from millstream.upr.core.ring import RING_CHANGES_DEFAULT, RING_CHANGES_MAX
-from millstream.wire.cluster_map import ClusterMap, NodeAddress, cluster_map_from
-from millstream.wire.mcbp import Feature, Opcode, Status, StreamEndReason, StreamFlag, request
-from millstream.wire.replies import error_of_status
+from millstream.wire.cluster_map import NodeAddress
+from millstream.wire.mcbp import StreamFlag
 
 __all__ = ["BucketReader"]
 
-_LOG = logging.getLogger(__name__)
-PORT_DEFAULT: Final = 11210
-PAUSE_S_MIN: Final = 0.05
-PAUSE_S_MAX: Final = 5.0
 WRITTEN_MAX: Final = 16
 """Writes that whoever iterates has not looked at; then the readers wait."""
-_SEQNO: Final = Struct(">HQ")
-
-
-class _LostError(Exception):
-    """A connection is of no further use; its partitions are asked for again."""
-
-
-@contextlib.contextmanager
-def _losing() -> Iterator[None]:
-    """Tell a node's failures from those of the sink."""
-    try:
-        yield
-    except (UnavailableError, RoutingError) as error:
-        raise _LostError from error
-
-
-class _Session:
-    """Two connections to one node: streams, and documents to go back to."""
-
-    def __init__(
-        self, streams: Link, documents: Link, *, window_bytes: int, durable_only: bool
-    ) -> None:
-        self.streams, self.documents = streams, documents
-        self.partitions: set[int] = set()
-        self.opened: set[int] = set()
-        self.asking = asyncio.Lock()
-        self.has_extensions = False
-        self.core = ConsumerCore()
-        self._window_bytes, self._durable_only = window_bytes, durable_only
-
-    async def open(self) -> None:
-        try:
-            self.has_extensions = Feature.MILLSTREAM in await self.streams.open()
-            await self.documents.open()
-            self.core = ConsumerCore(
-                window_bytes=self._window_bytes,
-                has_extensions=self.has_extensions,
-                durable_only=self._durable_only,
-            )
-            self.core.start(f"millstream-reader-{secrets.token_hex(8)}".encode())
-        except BaseException:  # also when cancelled: connections are closed
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        await self.streams.close()
-        await self.documents.close()
-
-    async def ask(self, partition_id: int, question: Question) -> Answer:
-        frames = encode_question(question, partition_id, has_extensions=self.has_extensions)
-        async with self.asking:
-            replies = await self.documents.ask_all(frames)
-        return decode_answer(question, replies, address=self.documents.address)
-
-    async def judge(self, partition_id: int, kept: Kept) -> Judgement:
-        async with self.asking:
-            replies = await self.documents.ask_all(encode_history_question(partition_id))
-        return judge(kept, *decode_history(replies, address=self.documents.address))
-
-    async def high_seqnos(self) -> dict[int, int]:
-        async with self.asking:
-            packet = await self.documents.demand(request(Opcode.GET_ALL_VB_SEQNOS), "seqnos")
-        return dict(_SEQNO.iter_unpack(packet.value))
 
 
 class BucketReader:
@@ -185,27 +110,25 @@ class BucketReader:
         if not 1 <= ring_changes <= RING_CHANGES_MAX:
             message = f"a ring has 1 to {RING_CHANGES_MAX} changes, not {ring_changes}"
             raise UsageError(message, code="bad_ring")
-        self._seed = NodeAddress(*parse_address(address, default_port=PORT_DEFAULT))
-        self._bucket, self._sink = bucket, sink
-        self._user, self._password, self._tls = user, password, tls
-        self._partitions = partitions
         flags = StreamFlag.ACTIVE_ONLY | (StreamFlag.TO_LATEST if until_now else 0)
-        self._options = StreamOptions(flags=flags)
+        self._driver = StreamDriver(
+            bucket,
+            NodeAddress(*parse_address(address, default_port=PORT_DEFAULT)),
+            options=StreamOptions(flags=flags),
+            window_bytes=window_bytes,
+            durable_only=durable_only,
+        )
+        access = Access(bucket, user, password, tls, timeout_s)
+        self._streams = BucketStreams(access, self._driver, self, "millstream-reader")
+        self._bucket, self._sink = bucket, sink
+        self._partitions = partitions
         self._durable_only = durable_only
         self._ring_changes = ring_changes
-        self._window_bytes, self._timeout_s = window_bytes, timeout_s
         self._bookkeepers: dict[int, Bookkeeper] = {}
-        self._unfinished: set[int] = set()
-        self._homeless: set[int] = set()
-        self._sessions: dict[NodeAddress, _Session] = {}
-        self._map: ClusterMap | None = None
-        self._news = asyncio.Event()
         self._writing = asyncio.Lock()
         self._queue: asyncio.Queue[Sequence[Effect] | None] | None = None
         self._slots = asyncio.Semaphore(WRITTEN_MAX)
-        self._pause_s = PAUSE_S_MIN
-        self._begun, self._finished = asyncio.Event(), asyncio.Event()
-        self._awaited = Awaited()
+        self._begun = asyncio.Event()
         self._barriers: dict[int, asyncio.Future[None]] = {}
 
     async def run(self) -> None:
@@ -221,10 +144,7 @@ class BucketReader:
         """
         await self._begin()
         try:
-            async with asyncio.TaskGroup() as group:
-                await self._find_homes(group)
-        except BaseExceptionGroup as failed:  # its first error says it all
-            raise failed.exceptions[0] from None
+            await self._streams.run()
         finally:
             self._give_up_barriers(StreamError("the reader has ended", code="reader_ended"))
 
@@ -259,24 +179,22 @@ class BucketReader:
         """
         await self._begun.wait()
         done = asyncio.get_running_loop().create_future()
-        self._barriers[self._awaited.add(self._unfinished)] = done
-        for session in list(self._sessions.values()):
+        self._barriers[self._driver.awaited.add(self._driver.unfinished)] = done
+        for session in list(self._streams.sessions.values()):
             self._send_cookies(session)
-            with contextlib.suppress(UnavailableError):
-                await session.streams.write(session.core.take_bytes())
+        await self._streams.send()
         self._end_barriers()
         await done
 
-    def _send_cookies(self, session: _Session) -> None:
+    def _send_cookies(self, session: Session) -> None:
         """Have a node say when it has sent what barriers wait for."""
         try:
-            while (cookie := self._awaited.cookie_for(session, session.opened)) is not None:
-                session.core.ask_barrier(cookie)
+            self._driver.send_cookies(session.source)
         except LocalProtocolError as error:
             self._give_up_barriers(error)
 
     def _end_barriers(self) -> None:
-        for number in self._awaited.take_done():
+        for number in self._driver.awaited.take_done():
             done = self._barriers.pop(number)
             if not done.done():
                 done.set_result(None)
@@ -287,7 +205,7 @@ class BucketReader:
             if not done.done():
                 done.set_exception(error)
         self._barriers.clear()
-        self._awaited = Awaited()
+        self._driver.awaited.clear()
 
     async def lag(self) -> dict[int, int]:
         """Return how many seqnos each followed partition is behind its node at present.
@@ -295,29 +213,20 @@ class BucketReader:
         Partitions that are being looked for are missing.
         """
         found: dict[int, int] = {}
-        for session in list(self._sessions.values()):
+        for session in list(self._streams.sessions.values()):
             with contextlib.suppress(UnavailableError, RoutingError):
-                highs = await session.high_seqnos()
-                for number in session.partitions:
+                async with session.asking() as link:
+                    highs = await link.high_seqnos()
+                for number in session.source.partitions:
                     reached = self._bookkeepers[number].kept.position.seqno
                     found[number] = max(highs.get(number, 0) - reached, 0)
         return found
 
-    # -- where partitions are --------------------------------------------------------------
-
     async def _begin(self) -> None:
         """Learn the map, claim the sink, and take up what it holds."""
-        map_ = self._map = await self._fetch_map()
-        await asyncio.to_thread(self._sink.claim, self._bucket, map_.bucket_uuid)
+        await self._streams.fetch_map()
+        await asyncio.to_thread(self._sink.claim, self._bucket, self._driver.map.bucket_uuid)
         stored = await asyncio.to_thread(self._sink.load)
-        wanted = range(map_.partition_count) if self._partitions is None else self._partitions
-        unknown = [n for n in (*wanted, *stored) if not 0 <= n < map_.partition_count]
-        if unknown:
-            raise UsageError(
-                f"bucket {self._bucket!r} has partitions 0 to {map_.partition_count - 1}, not "
-                f"{unknown[0]}",
-                code="unknown_partition",
-            )
         self._bookkeepers = {
             number: Bookkeeper(
                 number,
@@ -325,126 +234,20 @@ class BucketReader:
                 ring_changes=self._ring_changes,
                 is_durable_only=self._durable_only,
             )
-            for number in wanted
+            for number in self._driver.begin(self._partitions, stored)
         }
-        self._unfinished = set(wanted)
-        self._homeless = set(wanted)
-        self._finished.clear()
         self._begun.set()
 
-    async def _find_homes(self, group: asyncio.TaskGroup) -> None:
-        """Ask for streams until all came to their end."""
-        is_fresh = True
-        while self._unfinished:
-            if not self._homeless:
-                self._news.clear()
-                await self._news.wait()
-                continue
-            with contextlib.suppress(UnavailableError):
-                if not is_fresh:
-                    await self._refresh_map()
-                is_fresh = False
-                await self._settle(group)
-            pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S_MAX)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), pause_s)
+    # -- what nodes say
 
-    async def _settle(self, group: asyncio.TaskGroup) -> None:
-        """Ask for the streams of homeless partitions, at the nodes that the map names."""
-        map_ = self._map
-        assert map_ is not None
-        by_node: dict[NodeAddress, list[int]] = {}
-        for number in sorted(self._homeless):
-            owner = map_.owners[number]
-            if owner >= 0:
-                # A map of one node: the address given is the way that is known to work.
-                node = map_.nodes[owner] if len(map_.nodes) > 1 else self._seed
-                by_node.setdefault(node, []).append(number)
-        for node, numbers in by_node.items():
-            with contextlib.suppress(UnavailableError):
-                await self._ask_at(node, numbers, group)
+    def place(self, partition_id: int) -> tuple[Position, FailoverLog]:
+        """Return from where to request a stream."""
+        return self._bookkeepers[partition_id].start_again()
 
-    async def _ask_at(
-        self, node: NodeAddress, numbers: Iterable[int], group: asyncio.TaskGroup
-    ) -> None:
-        session = self._sessions.get(node)
-        if session is None:
-            session = _Session(
-                self._link(node),
-                self._link(node),
-                window_bytes=self._window_bytes,
-                durable_only=self._durable_only,
-            )
-            await session.open()
-            self._sessions[node] = session
-            group.create_task(self._read(node, session))
-        for number in numbers:
-            self._homeless.discard(number)
-            session.partitions.add(number)
-            position, log = self._bookkeepers[number].start_again()
-            branch_min = log[0].branch if self._durable_only and log else 0
-            options = self._options._replace(branch_min=branch_min)
-            session.core.follow(number, position, log, options)
-        await session.streams.write(session.core.take_bytes())
+    def on_lost(self, why: str) -> None:
+        """A connection was lost; nothing is to be done."""
 
-    def _link(self, node: NodeAddress) -> Link:
-        address = f"{node.host}:{node.port}"
-        login = Login(
-            address, self._user, self._password or "", self._bucket, self._tls is not None
-        )
-        return Link(login, *node, tls=self._tls, timeout_s=self._timeout_s)
-
-    async def _fetch_map(self) -> ClusterMap:
-        """Ask the nodes known, one after the other; the last one's failure is raised."""
-        known = () if self._map is None else self._map.nodes
-        nodes = list(dict.fromkeys((*self._sessions, *known, self._seed)))
-        for node in nodes:
-            link = self._link(node)
-            try:
-                await link.open()
-                packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
-                return cluster_map_from(packet.value, host=node.host, port=node.port)
-            except UnavailableError:
-                if node == nodes[-1]:
-                    raise
-            finally:
-                await link.close()
-        raise AssertionError("the last node that was asked has answered or raised")
-
-    async def _refresh_map(self) -> None:
-        map_, old = await self._fetch_map(), self._map
-        assert old is not None
-        if map_.bucket_uuid != old.bucket_uuid:
-            raise StreamError(
-                f"bucket {self._bucket!r} was deleted and created again: changes read from the "
-                f"old one are invalid; start again with another sink",
-                code="bucket_recreated",
-            )
-        if map_.version >= old.version:
-            self._map = map_
-
-    # -- what nodes say --------------------------------------------------------------------
-
-    async def _read(self, node: NodeAddress, session: _Session) -> None:
-        """Handle one session until it is lost or has no partitions left."""
-        try:
-            while session.partitions:
-                with _losing():
-                    await session.streams.write(session.core.take_bytes())
-                    data = await session.streams.read()
-                await self._handle(session, session.core.receive_data(data))
-        except _LostError as error:
-            _LOG.info("%s; its partitions are requested again", error.__cause__)
-        finally:
-            if self._sessions.get(node) is session:
-                del self._sessions[node]
-            self._homeless |= session.partitions & self._unfinished
-            session.partitions.clear()
-            self._awaited.on_lost(session)
-            self._news.set()
-            await session.close()
-
-    async def _handle(self, session: _Session, events: Sequence[Event]) -> None:
+    async def handle(self, session: Session, events: Sequence[Event]) -> None:
         """Turn events into effects, one write for all where no question comes between."""
         effects: list[Effect] = []
         for event in events:
@@ -454,77 +257,64 @@ class BucketReader:
                 case SnapshotCompleted(number, position):
                     effects += self._bookkeepers[number].on_moved(position)
                 case RollbackRequired(number, seqno):
-                    if self._durable_only:
-                        seqno = 0
-                        if not await self._may_load_anew(session, number):
-                            session.core.give_up(number)
-                            self._leave(session, number)
-                            continue
-                    point = self._bookkeepers[number].on_rollback(seqno)
-                    session.core.undone_to(number, point)
+                    await self._go_back(session, number, seqno)
                 case StreamOpened(number, position, log):
-                    bookkeeper = self._bookkeepers[number]
-                    self._pause_s = PAUSE_S_MIN
-                    session.opened.add(number)
-                    effects += bookkeeper.on_opened(position, log)
-                    while (question := bookkeeper.question) is not None:
-                        await self._write(effects)
-                        with _losing():
-                            answer = await session.ask(number, question)
-                        effects = bookkeeper.on_answer(answer)
-                case StreamEnded(number, _, reason):
-                    self._on_ended(session, number, reason)
-                case StreamRefused(number, status):
-                    self._on_refused(session, number, status)
-                case BarrierReached(cookie, reached):
+                    self._streams.take(session, event)
+                    effects += self._bookkeepers[number].on_opened(position, log)
+                    effects = await self._fetch(session, number, effects)
+                case BarrierReached():
                     await self._write(effects)
                     effects = []
-                    self._awaited.on_reached(cookie, reached)
+                    self._streams.take(session, event)
+                case _:
+                    self._streams.take(session, event)
         await self._write(effects)
         self._send_cookies(session)
         self._end_barriers()
 
-    async def _may_load_anew(self, session: _Session, number: int) -> bool:
-        """Whether a reader of durable changes, told to go back, begins anew there; else elsewhere.
+    async def _fetch(self, session: Session, number: int, effects: list[Effect]) -> list[Effect]:
+        """Ask what the bookkeeper has to know now; return the effects not written yet."""
+        bookkeeper = self._bookkeepers[number]
+        while (question := bookkeeper.question) is not None:
+            await self._write(effects)
+            frames = encode_question(question, number, has_extensions=session.has_extensions)
+            with losing():
+                async with session.asking() as link:
+                    replies = await link.ask_all(frames)
+                answer = decode_answer(question, replies, address=link.address)
+            effects = bookkeeper.on_answer(answer)
+        return effects
+
+    async def _go_back(self, session: Session, number: int, seqno: int) -> None:
+        """Go back to `seqno` or below.
+
+        A reader of durable changes goes back to 0 where deletions were forgotten, else nowhere.
 
         Raises:
             StreamError: `durable_lost`.
         """
-        with _losing():
-            judgement = await session.judge(number, self._bookkeepers[number].kept)
-        if judgement is Judgement.LOST:
-            raise StreamError(
-                f"partition {number} of bucket {self._bucket!r} at {session.streams.address} "
-                f"lacks changes that were durable: more copies were lost than the level allows; "
-                f"start again with another sink",
-                code="durable_lost",
-            )
-        return judgement is Judgement.PURGED
+        if self._durable_only:
+            judgement = await self._judge(session, number)
+            if judgement is Judgement.LOST:
+                raise StreamError(
+                    f"partition {number} of bucket {self._bucket!r} at {session.streams.address} "
+                    "lacks changes that were durable: more copies were lost than the level bears; "
+                    "begin anew with another sink",
+                    code="durable_lost",
+                )
+            if judgement is not Judgement.PURGED:
+                self._streams.give_up(session, number)
+                return
+            seqno = 0
+        session.core.undone_to(number, self._bookkeepers[number].on_rollback(seqno))
 
-    def _leave(self, session: _Session, number: int) -> None:
-        """Ask for a partition again, after a pause, where a fresh map says that it is."""
-        session.partitions.discard(number)
-        session.opened.discard(number)
-        self._homeless.add(number)
-        self._news.set()
-
-    def _on_ended(self, session: _Session, number: int, reason: int) -> None:
-        if reason == StreamEndReason.LOST_PRIVILEGES:
-            self._on_refused(session, number, Status.EACCESS)
-        self._leave(session, number)
-        if reason == StreamEndReason.OK:
-            self._unfinished.discard(number)
-            self._homeless.discard(number)
-            self._awaited.on_end(number)
-            if not self._unfinished:
-                self._finished.set()
-
-    def _on_refused(self, session: _Session, number: int, status: int) -> None:
-        what = f"stream of partition {number} of bucket {self._bucket!r}"
-        error = error_of_status(status, address=session.streams.address, what=what)
-        if not isinstance(error, UnavailableError | RoutingError):
-            raise error
-        self._leave(session, number)
+    async def _judge(self, session: Session, number: int) -> Judgement:
+        """Ask the node for its history, to know why it wants a reader of durable changes back."""
+        with losing():
+            async with session.asking() as link:
+                replies = await link.ask_all(encode_history_question(number))
+            history = decode_history(replies, address=link.address)
+        return judge(self._bookkeepers[number].kept, *history)
 
     async def _write(self, effects: Sequence[Effect]) -> None:
         """Hand effects to the sink; whoever is cancelled meanwhile waits for the end of it."""

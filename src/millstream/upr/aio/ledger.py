@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 
 from millstream.errors import CorruptionError, StreamError, UnavailableError, UsageError
 from millstream.upr.core.bookkeeper import Effect, Forget, Keep, Remember
-from millstream.upr.core.kept import Kept, kept_from_json, kept_to_json
-from millstream.upr.core.ring import Recent
+from millstream.upr.core.kept import Kept, Recent, kept_from_json, kept_to_json
 
 __all__ = ["Ledger", "Stored", "open_database"]
 

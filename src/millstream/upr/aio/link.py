@@ -14,12 +14,14 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Sequence
+from struct import Struct
 from typing import Final
 
 from millstream.access.kv_login import Login, hung_up, open_session
 from millstream.errors import RemoteProtocolError, UnavailableError
 from millstream.model.limits import FRAME_BYTES_MAX
-from millstream.wire.mcbp import Packet, Status, cut_packets
+from millstream.wire.cluster_map import ClusterMap, cluster_map_from
+from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
 from millstream.wire.replies import error_of
 
 __all__ = ["UNIX", "Link"]
@@ -30,6 +32,7 @@ TIMEOUT_S: Final = 10.0
 SILENCE_S: Final = 65.0
 """Longest silence of the node, which says it is alive every 20 s."""
 _READ_BYTES: Final = 512 * 1024
+_SEQNO: Final = Struct(">HQ")
 
 
 class Link:
@@ -125,6 +128,20 @@ class Link:
             found += packets
             pieces = [rest]
         return found
+
+    async def cluster_map(self) -> ClusterMap:
+        """Ask which node serves which partition.
+
+        Raises:
+            RemoteProtocolError: `bad_map`.
+        """
+        packet = await self.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
+        return cluster_map_from(packet.value, host=self._host, port=self._port)
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """Ask for the newest seqno of each partition that the node has."""
+        packet = await self.demand(request(Opcode.GET_ALL_VB_SEQNOS), "the newest seqnos")
+        return dict(_SEQNO.iter_unpack(packet.value))
 
     async def read(self, timeout_s: float = SILENCE_S, bytes_max: int = _READ_BYTES) -> bytes:
         """Return what has come, at least a byte, at most `bytes_max`.

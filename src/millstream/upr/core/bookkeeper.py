@@ -23,8 +23,8 @@ made anew from what was written goes on right. That is why:
    `Keep` begins anew if the purge point moved: the source sees nothing wrong with position 0.
 6. Nothing is stored for a rollback until the source has accepted the point gone back to.
 
-Elsewhere: positions (`upr.core.follower`), who performs effects (`upr.aio.sinks`), who asks
-(`upr.aio.following`).
+Elsewhere: loads and the floor (`upr.core.repair`), positions (`upr.core.follower`), who performs
+effects (`upr.aio.sinks`), who asks (`upr.aio.following`).
 
 Source: UPR design paper, "How clients roll back changes when seeing a new failover ID".
 """
@@ -36,8 +36,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from millstream.model.position import FailoverLog, Position
-from millstream.upr.core.kept import Kept
-from millstream.upr.core.ring import RING_CHANGES_DEFAULT, Recent, Ring
+from millstream.upr.core.kept import RING_CHANGES_DEFAULT, Kept, Recent, Ring
 from millstream.wire.frames import Change, change_of
 
 __all__ = [
@@ -195,7 +194,7 @@ class Bookkeeper:
 
     def on_rollback(self, seqno: int) -> int:
         """Return the seqno to ask from, told to go back to `seqno` or below."""
-        self._point = seqno if seqno >= self.kept.floor else 0
+        self._point = self.kept.loaded.undo_point(seqno)
         return self._point
 
     def on_opened(self, position: Position, log: FailoverLog) -> list[Effect]:
@@ -214,11 +213,11 @@ class Bookkeeper:
             replaced = self._ring.above(position.seqno) if is_dirty else ()
             kept = replace(old, position=position, failover_log=log, is_undoing=bool(replaced))
             if position.seqno == 0:
-                kept = replace(kept, floor=max(old.floor, position.purge_seqno or 0))
+                kept = replace(kept, loaded=old.loaded.forgot(position.purge_seqno or 0))
             effects += [] if kept == old else [self._keep(kept)]
             self._replaced = frozenset(replaced)
             self._to_fetch = tuple(sorted({entry.key for entry in replaced}))
-        self._asks_high = self.kept.is_loading and position.seqno == 0
+        self._asks_high = self.kept.loaded.is_loading and position.seqno == 0
         return effects
 
     def _is_behind_a_purge(self, position: Position) -> bool:
@@ -229,8 +228,8 @@ class Bookkeeper:
         return purge_seqno is None or purge_seqno != self.kept.position.purge_seqno
 
     def _load_anew(self, position: Position, log: FailoverLog) -> list[Effect]:
-        floor = position.purge_seqno or 0
-        kept = Kept(position, log, load=self.kept.load + 1, floor=floor)
+        before = self.kept.loaded
+        kept = Kept(position, log, before.begun(before.load + 1, position.purge_seqno or 0))
         return [self._keep(kept), *self._forget(self._ring.entries)]
 
     def on_answer(self, answer: Answer) -> list[Effect]:
@@ -245,7 +244,7 @@ class Bookkeeper:
         self._ring.add(entries)
         effects: list[Effect] = [
             Remember(self.partition_id, entries),
-            Restore(self.partition_id, self.kept.load, answer.documents),
+            Restore(self.partition_id, self.kept.loaded.load, answer.documents),
         ]
         if not self._to_fetch:
             effects.append(self._keep(replace(self.kept, is_undoing=False)))
@@ -260,7 +259,7 @@ class Bookkeeper:
         newest = self.kept.failover_log[0]
         return [
             Remember(self.partition_id, entries),
-            Apply(self.partition_id, self.kept.load, newest.uuid, newest.branch, changes),
+            Apply(self.partition_id, self.kept.loaded.load, newest.uuid, newest.branch, changes),
             *self.on_moved(position),
         ]
 
@@ -273,23 +272,24 @@ class Bookkeeper:
         if not position.is_closed:
             return self._moved(replace(kept, position=position))
         is_purge_known = kept.position.purge_seqno is not None
-        if kept.is_loading and not is_purge_known:
-            kept = replace(kept, floor=max(kept.floor, position.seqno))
-        return self._completed(replace(kept, position=position, is_loading=False))
+        loaded = kept.loaded
+        if loaded.is_loading and not is_purge_known:
+            loaded = loaded.forgot(position.seqno)
+        return self._completed(replace(kept, position=position, loaded=loaded.swept()))
 
     # -- inside
 
     def _completed(self, kept: Kept) -> list[Effect]:
         """Return the effects of a complete snapshot: the first of a load sweeps."""
-        if not self.kept.is_loading:
+        if not self.kept.loaded.is_loading:
             return self._moved(kept)
-        sweep = Sweep(self.partition_id, kept.load)
-        return [sweep, *self._moved(replace(kept, is_loading=False))]
+        sweep = Sweep(self.partition_id, kept.loaded.load)
+        return [sweep, *self._moved(replace(kept, loaded=kept.loaded.swept()))]
 
     def _moved(self, kept: Kept) -> list[Effect]:
         surplus = self._ring.surplus(kept.position.seqno)
         if surplus:
-            kept = replace(kept, floor=max(kept.floor, surplus[-1].seqno))
+            kept = replace(kept, loaded=kept.loaded.forgot(surplus[-1].seqno))
         return [self._keep(kept), *self._forget(surplus)]
 
     def _keep(self, kept: Kept) -> Keep:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from millstream.access.kv_login import Login
 from millstream.documents.stored import pack
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import replicator as replicator_module
@@ -24,6 +25,7 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.lineage import decode
 from millstream.model.partitions import PartitionState
+from millstream.upr.aio.link import Link
 from millstream.upr.aio.server import StreamSession
 from millstream.wire.mcbp import Feature, Opcode, Packet, cut_packets, request
 from support.http.revised_documents import signature, with_leaf
@@ -59,12 +61,11 @@ class SocketDouble:
         self.arrived.set()
 
 
-class LinkDouble:
+class LinkDouble(Link):
     """A connection to a bucket of the same process: its session and its streams are real."""
 
-    address = "n1:1"
-
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__(Login("n1:1", None, "", "b"), "n1", 1, tls=None, timeout_s=1)
         self.cluster = cluster
         self.socket = SocketDouble()
         self.stream: StreamSession | None = None
@@ -103,13 +104,10 @@ class LinkDouble:
         self.session.receive(request(Opcode.HELLO, value=b"\xff\x00\x00\x0b"), NOW)
         return self.cluster.features
 
-    async def demand(self, frame: bytes, what: str) -> Packet:
-        return cut_packets(self.session.receive(frame, NOW), FRAME_BYTES_MAX)[0][0]
+    async def ask_all(self, frames: Sequence[bytes]) -> list[Packet]:
+        return cut_packets(self.session.receive(b"".join(frames), NOW), FRAME_BYTES_MAX)[0]
 
-    async def ask(self, frame: bytes) -> Packet:
-        return await self.demand(frame, "")
-
-    async def read(self) -> bytes:
+    async def read(self, timeout_s: float = 0, bytes_max: int = 0) -> bytes:
         socket = self.socket
         while not socket.data and not socket.is_cut:
             socket.arrived.clear()

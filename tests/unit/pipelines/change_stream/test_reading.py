@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import types as t
 
-from millstream.client.bulk import Range
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.errors import RollbackRequiredError, StreamError, UnavailableError
-from millstream.model.position import Position
 from millstream.pipelines.change_stream import control, reading
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.ranges import RangeRead
@@ -132,63 +129,6 @@ def test_batches_are_bounded_by_rows_and_bytes(form: RowForm) -> None:
     assert sum(count for count, _ in sizes) == 24_004
     assert max(count for count, _ in sizes) <= 12_001
     assert max(size for _, size in sizes) < 6 * 1024 * 1024
-
-
-def test_the_first_host_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[str, int]] = []
-
-    def connect(host: str, port: int, **_: object) -> str:
-        tried.append((host, port))
-        if host != "c":
-            raise UnavailableError(f"{host} is not there")
-        return "connection"
-
-    monkeypatch.setattr(reading, "Connection", connect)
-    options = SourceOptions(hosts="a, b:7,c", bucket="b")
-    assert reading.connect_to(options) == "connection"
-    assert tried == [("a", 11210), ("b", 7), ("c", 11210)]
-    with pytest.raises(UnavailableError, match="b is not there"):
-        reading.connect_to(SourceOptions(hosts="a,b", bucket="b"))
-
-
-class Restarting:
-    """What ranges are read from: away for a while, or gone in the middle."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, away: int = 0) -> None:
-        self.away = away
-        self.is_cut = False
-        monkeypatch.setattr(reading, "_connect_for", self.connect_for)
-        monkeypatch.setattr(reading, "BulkReader", lambda *_, **__: self)
-
-    @contextmanager
-    def connect_for(self, _: object, ranges: Sequence[Range]) -> Iterator[object]:
-        self.away -= 1
-        if self.away >= 0:
-            raise UnavailableError("away")
-        yield self, ranges
-
-    def read(self, _: Sequence[Range]) -> Iterator[bytes]:
-        yield b"chunk"
-        if self.is_cut:
-            raise UnavailableError("cut")
-
-
-def test_a_node_that_restarts_is_read_from_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Restarting(monkeypatch, away=2)
-    source = reading.NodeRanges(OPTIONS, with_values=True)
-    assert list(source.stream([Range(0, Position(), 1)])) == [b"chunk"]
-    node.away = 1
-    monkeypatch.setattr(reading, "MOVED_S", 0.0)
-    with pytest.raises(UnavailableError, match="away"):
-        list(source.stream([Range(0, Position(), 1)]))
-
-
-def test_what_was_given_is_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    Restarting(monkeypatch).is_cut = True
-    stream = reading.NodeRanges(OPTIONS, with_values=True).stream([Range(0, Position(), 1)])
-    assert next(stream) == b"chunk"
-    with pytest.raises(UnavailableError, match="cut"):
-        next(stream)
 
 
 def test_questions_beside_the_stream_outlive_a_restart(

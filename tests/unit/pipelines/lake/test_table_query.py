@@ -14,7 +14,8 @@ from millstream.pipelines.lake.directory import only_writer
 from millstream.pipelines.lake.following import FollowedTable
 from millstream.pipelines.lake.table_query import TableQuery
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from millstream.pipelines.sinks.repairing import PartitionState, RepairingSink
+from millstream.pipelines.sinks.repairing import RepairingSink
+from millstream.upr.core.repair import LoadState
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
@@ -132,7 +133,7 @@ def test_a_filled_table_is_not_followed_without_its_checkpoint(
 def test_nor_is_one_that_a_release_before_had_filled(tmp_path: Path, applied: list[int]) -> None:
     table = ParquetTarget(tmp_path / "table")
     table.begin([5], 8)
-    table.set_state(5, PartitionState())
+    table.set_state(5, LoadState())
     table.commit(0)
     spark: Any = FalseSession(1)
     with pytest.raises(UsageError, match="begin with another directory"):

@@ -8,7 +8,8 @@ import pytest
 from millstream.errors import CorruptionError
 from millstream.pipelines.sinks import callback_target
 from millstream.pipelines.sinks.callback_target import CallbackTarget, Rollback, Sweep, Upsert
-from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, Row
+from millstream.pipelines.sinks.repairing import KeyedTarget, Row
+from millstream.upr.core.repair import LoadState
 from simulators.pipeline_world import World
 from support.streams.keyed_double import DictTarget
 
@@ -79,10 +80,10 @@ def test_the_state_is_kept_with_the_end_of_a_batch(tmp_path: Path) -> None:
         return made
 
     first = target()
-    first.set_state(3, PartitionState(2, 7, is_loading=True))
+    first.set_state(3, LoadState(2, 7, is_loading=True))
     assert target().state(3) is None
     first.commit(0)
-    assert target().state(3) == PartitionState(2, 7, is_loading=True)
+    assert target().state(3) == LoadState(2, 7, is_loading=True)
     (tmp_path / "state").write_text("[]")
     with pytest.raises(CorruptionError, match="cannot be read"):
         target()

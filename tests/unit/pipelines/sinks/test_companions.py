@@ -4,9 +4,10 @@ import pytest
 
 from millstream.pipelines.sinks import companions
 from millstream.pipelines.sinks.companions import Ring, chunk_key, head_key
-from millstream.pipelines.sinks.repairing import PartitionState, StoredVersion
+from millstream.pipelines.sinks.repairing import StoredVersion
+from millstream.upr.core.repair import LoadState
 
-STATE = PartitionState(2, 1, is_loading=True)
+STATE = LoadState(2, 1, is_loading=True)
 
 
 def entry(seqno: int, key: str, branch: int = 1, load: int = 1) -> StoredVersion:
@@ -42,7 +43,7 @@ def test_what_is_written_is_read_again() -> None:
     assert again.state == STATE
     assert again.newest(["a", "b"]) == {"a": entry(1, "a"), "b": entry(2, "b")}
     assert again.encode(STATE) == (None, {})
-    assert again.encode(PartitionState())[0] is not None
+    assert again.encode(LoadState())[0] is not None
 
 
 def test_a_long_ring_grows_by_chunks_and_is_rewritten_when_it_shrinks(

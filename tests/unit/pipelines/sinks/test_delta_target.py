@@ -11,7 +11,8 @@ import pytest
 
 from millstream.errors import UnavailableError, UsageError
 from millstream.pipelines.sinks.delta_target import DeltaTarget
-from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, RepairingSink, Row
+from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
+from millstream.upr.core.repair import LoadState
 from simulators.pipeline_world import World
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
@@ -98,11 +99,11 @@ def test_states_are_of_the_same_version_as_the_rows(tmp_path: Path) -> None:
     target = DeltaTarget(tmp_path)
     target.begin([0, 7], 8)
     assert target.state(7) is None
-    target.set_state(7, PartitionState(3, 9, is_loading=True))
+    target.set_state(7, LoadState(3, 9, is_loading=True))
     target.commit(0)
     again = DeltaTarget(tmp_path)
     again.begin([7], 8)
-    assert again.state(7) == PartitionState(3, 9, is_loading=True)
+    assert again.state(7) == LoadState(3, 9, is_loading=True)
     assert again.stored_versions(7) == {}
     assert again.table().num_rows == 0
 

@@ -14,7 +14,8 @@ from millstream.pipelines.sinks.keyed_table import (
     held_from,
     loaded_table,
 )
-from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, RepairingSink, Row
+from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
+from millstream.upr.core.repair import LoadState
 from simulators.pipeline_world import World
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
@@ -28,7 +29,7 @@ class MemoryTable(KeyedTable):
     def __init__(self) -> None:
         super().__init__()
         self.rows = TABLE_SCHEMA.empty_table()
-        self.kept: dict[int, PartitionState] = {}
+        self.kept: dict[int, LoadState] = {}
 
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         self.restart(self.kept)

@@ -12,10 +12,10 @@ from millstream.pipelines.sinks.repairing import (
     OP_SWEEP,
     WHOLE,
     Applied,
-    PartitionState,
     RepairingSink,
     Row,
 )
+from millstream.upr.core.repair import LoadState
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
@@ -73,7 +73,7 @@ def test_a_rollback_below_a_dropped_tombstone_reads_the_partition_anew() -> None
     rig = Rig()
     rig.origin.durable[0] = 3
     rig.sink.apply([rig.put(2, 2, 2)])
-    assert rig.target.states[0] == PartitionState(bound=3)
+    assert rig.target.states[0] == LoadState(floor=3)
     assert "1" not in rig.target.rows[0]
     rig.node.partitions[0].fail_over(2)
     rig.sink.apply([rig.mark(OP_ROLLBACK, 2)])
@@ -86,7 +86,7 @@ def test_nothing_is_dropped_for_a_branch_that_is_not_the_newest() -> None:
     rig.node.partitions[0].fail_over(2)
     rig.origin.durable[0] = 9
     rig.sink.apply([rig.put(2, 2, 2)])
-    assert rig.target.states[0].bound == 0
+    assert rig.target.states[0].floor == 0
     assert "1" in rig.target.rows[0]
 
 
@@ -94,12 +94,12 @@ def test_a_load_is_swept_by_its_number_and_tombstones_are_kept_until_then() -> N
     rig = Rig()
     rig.origin.durable[0] = 9
     rig.sink.apply([rig.mark(OP_ROLLBACK, 0, load=2), rig.put(3, 1, None)])
-    assert rig.target.states[0] == PartitionState(load=2, is_loading=True)
+    assert rig.target.states[0] == LoadState(load=2, is_loading=True)
     assert rig.live() == {"2": b"2"}
     rig.sink.apply([rig.mark(OP_SWEEP, 3, load=2)])
     assert rig.live() == {}
     assert list(rig.target.rows[0]) == ["1"]
-    assert rig.target.states[0] == PartitionState(load=2)
+    assert rig.target.states[0] == LoadState(load=2)
 
 
 def test_the_purge_point_of_a_first_load_is_a_bound() -> None:
@@ -109,7 +109,7 @@ def test_the_purge_point_of_a_first_load_is_a_bound() -> None:
     node.partitions[0].purge(3)
     target, origin = DictTarget(), FalseOrigin(node)
     RepairingSink(target, origin).apply([false_row(0, 1, 2, 2, 2), false_row(0, 1, 4, 3, 3)])
-    assert target.states[0].bound == 3
+    assert target.states[0].floor == 3
 
 
 def test_a_deletion_that_was_purged_before_the_first_load_can_be_undone() -> None:
@@ -164,7 +164,7 @@ class BegunTarget(DictTarget):
         super().begin(partitions, partition_count)
         self.begun = tuple(partitions)
 
-    def state(self, partition: int) -> PartitionState | None:
+    def state(self, partition: int) -> LoadState | None:
         return super().state(partition) if partition in self.begun else None
 
 
@@ -172,8 +172,8 @@ def test_a_target_that_was_filled_before_there_was_a_state_of_the_whole_goes_on(
     """Its batch may be empty, or of partitions that it has nothing of."""
     for rows in ([], [false_row(2, 1, 1, 1, 1, 3)]):
         target, origin = BegunTarget(), FalseOrigin(FalseNode(3))
-        target.states[1] = PartitionState()
+        target.states[1] = LoadState()
         RepairingSink(target, origin).apply(rows, 7)
         assert target.begun == (WHOLE, *(row.partition for row in rows))
-        assert target.states[WHOLE] == PartitionState()
+        assert target.states[WHOLE] == LoadState()
         assert target.committed == [7]

@@ -204,4 +204,4 @@ def test_tombstones_of_what_does_not_pass_are_dropped_where_deletions_are(tmp_pa
     assert table.stored_rows(0, ["key"]).num_rows == 2
     state = table.state(0)
     assert state is not None
-    assert state.bound == 3
+    assert state.floor == 3

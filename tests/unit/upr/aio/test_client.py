@@ -1,128 +1,30 @@
 """The consumer against a scripted source; the real one is followed in tests/e2e/test_tail.py."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from struct import pack, unpack
+from struct import pack
 from typing import Any
 
 import pytest
 
 from millstream.errors import AccessError, StreamError, UnavailableError, UsageError
-from millstream.model.position import FailoverEntry, Position
+from millstream.model.position import Position
 from millstream.upr import Consumer
 from millstream.upr.aio import client
 from millstream.upr.aio.checkpoints import FileCheckpointStore
 from millstream.upr.aio.client import BarrierReached, Changes, ConnectionLost, RolledBack
+from millstream.upr.core import driver
 from millstream.upr.core.checkpoint import Checkpoint, Standing
 from millstream.upr.core.consumer import SnapshotCompleted
-from millstream.upr.core.messages import Reached, decode_barrier, encode_barrier_reached
-from millstream.wire.frames import mutation, snapshot_marker, stream_end
-from millstream.wire.mcbp import (
-    Feature,
-    Opcode,
-    Packet,
-    Status,
-    StreamEndReason,
-    cut_packets,
-    request,
-    response,
-)
-
-A, B = FailoverEntry(0xA, 0, 5), FailoverEntry(0xB, 4, 9)
-
-
-class Source:
-    """Partitions 0 and 1 with failover logs; `script` answers each stream request in turn."""
-
-    def __init__(self) -> None:
-        self.logs = {0: (A,), 1: (A,)}
-        self.high = 10
-        self.uuid = "feed"
-        self.script: list[bytes | None] = []
-        self.asked: list[tuple[int, ...]] = []
-        self.requests: list[Packet] = []
-        self.open_status = Status.SUCCESS
-        self.cookies: list[bytes] = []
-        self.drops_cookies = False
-
-    async def start(self) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
-
-    async def stop(self) -> None:
-        self.server.close()
-        await self.server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rest = b""
-        while data := await reader.read(65536):
-            packets, rest = cut_packets(rest + data, 100_000)
-            for packet in packets:
-                self.requests.append(packet)
-                reply = self._reply(packet)
-                if reply is None:
-                    writer.close()
-                    return
-                writer.write(reply)
-        writer.close()
-
-    def _reply(self, packet: Packet) -> bytes | None:
-        value, status = b"", Status.SUCCESS
-        match packet.opcode:
-            case Opcode.HELLO:
-                value = Feature.MILLSTREAM.to_bytes(2, "big")
-            case Opcode.SELECT_BUCKET if packet.key != b"orders":
-                status = Status.EACCESS
-            case Opcode.GET_CLUSTER_CONFIG:
-                config = {"uuid": self.uuid, "vBucketServerMap": {"vBucketMap": [[0], [0]]}}
-                value = json.dumps(config).encode()
-            case Opcode.GET_ALL_VB_SEQNOS:
-                value = pack(">HQHQ", 0, self.high, 1, 0)
-            case Opcode.GET_FAILOVER_LOG | Opcode.DCP_GET_FAILOVER_LOG:
-                value = b"".join(pack(">QQ", *entry[:2]) for entry in self.logs[packet.vbucket])
-            case Opcode.BRANCH_LOG:
-                value = b"".join(pack(">QQQ", *entry) for entry in self.logs[packet.vbucket])
-            case Opcode.POSITIONS:
-                value = pack(
-                    ">HB5x8Q", unpack(">H", packet.value)[0], 1, 0xA, 5, *[self.high] * 5, 0
-                )
-            case Opcode.DCP_OPEN:
-                status = self.open_status
-            case Opcode.DCP_STREAM_REQ:
-                self.asked.append((packet.vbucket, *unpack(">IIQQQQQ", packet.extras)))
-                return self._stream(packet)
-            case Opcode.BARRIER:
-                self.cookies.append(decode_barrier(packet)[0])
-                if self.drops_cookies:
-                    return None
-                reached = {0: Reached(0xA, 5)}
-                return response(packet.opcode, 0, packet.opaque) + encode_barrier_reached(
-                    self.cookies[-1], packet.opaque, reached
-                )
-            case Opcode.DCP_BUFFER_ACK:
-                return b""
-        return response(packet.opcode, status, packet.opaque, value=value)
-
-    def _stream(self, packet: Packet) -> bytes | None:
-        if not self.script:
-            return self.opened(packet.vbucket) + stream_end(packet.vbucket, packet.vbucket, 0)
-        return self.script.pop(0)
-
-    def opened(self, partition_id: int) -> bytes:
-        log = b"".join(pack(">QQ", *entry[:2]) for entry in self.logs[partition_id])
-        return response(Opcode.DCP_STREAM_REQ, 0, partition_id, value=log)
+from millstream.upr.core.messages import Reached
+from millstream.wire.frames import snapshot_marker, stream_end
+from millstream.wire.mcbp import Opcode, Status, StreamEndReason, request, response
+from support.streams.scripted_source import A, B, Source, snapshot
 
 
 def refused(partition_id: int, status: int, value: bytes = b"") -> bytes:
     return response(Opcode.DCP_STREAM_REQ, status, partition_id, value=value)
-
-
-def snapshot(partition_id: int, *seqnos: int) -> bytes:
-    return snapshot_marker(partition_id, partition_id, seqnos[0], seqnos[-1], 1) + b"".join(
-        mutation(partition_id, b"k%d" % n, b"v", n, 1, n, 0, 0, 0) for n in seqnos
-    )
 
 
 END = stream_end(0, 0, StreamEndReason.OK)
@@ -138,7 +40,7 @@ async def source() -> AsyncIterator[Source]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PAUSE_S_MIN", 0.0)
+    monkeypatch.setattr(driver, "PAUSE_S_MIN", 0.0)
 
 
 def consumer_of(source: Source, **options: Any) -> Consumer:
@@ -249,29 +151,33 @@ async def test_lost_connection_goes_on_from_the_standing(source: Source) -> None
         async for event in consumer:
             found.append(event)
             if isinstance(event, Changes) and len(found) == 1:
-                assert consumer._link._writer is not None
-                consumer._link._writer.transport.abort()
+                (session,) = consumer._streams.sessions.values()
+                assert session.streams._writer is not None
+                session.streams._writer.transport.abort()
     assert [type(event).__name__ for event in found] == [
         "Changes", "ConnectionLost", "ConnectionLost", "Changes", "SnapshotCompleted",
     ]  # fmt: skip
     assert source.asked[-1][3:] == (2, 2**64 - 1, 0xA, 0, 5)
 
 
-async def test_a_cookie_is_sent_once_all_streams_are_open_and_waited_for(source: Source) -> None:
+async def test_a_cookie_is_sent_once_its_streams_are_open_and_waited_for(source: Source) -> None:
     source.script = [
         refused(0, Status.ETMPFAIL),
-        source.opened(0) + snapshot(0, 1, 5) + END,
+        source.opened(0) + snapshot(0, 1, 5),
     ]
-    consumer = consumer_of(source)
+    consumer = Consumer(source.address, bucket="orders", partitions=[0])
     consumer.barrier(b"here")
     with pytest.raises(UsageError, match="cookie"):
         consumer.barrier(b"here")
     with pytest.raises(UsageError, match="cookie"):
         consumer.barrier(b"")
-    found = await events_of(consumer)
-    assert found[-1] == BarrierReached(b"here", {0: Reached(0xA, 5)})
+    async with consumer:
+        events = consumer.__aiter__()
+        while not isinstance(event := await anext(events), BarrierReached):
+            pass
+    assert event == BarrierReached(b"here", {0: Reached(0xA, 5)})
     opcodes = [packet.opcode for packet in source.requests]
-    assert source.cookies == [b"here"]
+    assert len(source.cookies) == 1
     assert opcodes.count(Opcode.DCP_STREAM_REQ) == 2
     assert opcodes.index(Opcode.BARRIER) > max(
         at for at, opcode in enumerate(opcodes) if opcode == Opcode.DCP_STREAM_REQ
@@ -280,16 +186,28 @@ async def test_a_cookie_is_sent_once_all_streams_are_open_and_waited_for(source:
 
 async def test_a_cookie_lost_with_the_connection_is_sent_again(source: Source) -> None:
     source.drops_cookies = True
-    source.script = [source.opened(0) + snapshot(0, 1, 5) + END]
-    consumer = consumer_of(source)
+    source.script = [source.opened(0) + snapshot(0, 1, 5), source.opened(0)]
+    consumer = Consumer(source.address, bucket="orders", partitions=[0])
     consumer.barrier(b"here")
     found = []
     async with consumer:
         async for event in consumer:
             found.append(event)
             source.drops_cookies = not isinstance(event, ConnectionLost)
-    assert isinstance(found[-1], BarrierReached)
-    assert source.cookies == [b"here", b"here"]
+            if isinstance(event, BarrierReached):
+                break
+    assert [event for event in found if isinstance(event, ConnectionLost)]
+    assert found[-1] == BarrierReached(b"here", {0: Reached(0xA, 5)})
+    assert len(source.cookies) == 2
+
+
+async def test_a_barrier_does_not_wait_for_streams_that_came_to_their_end(source: Source) -> None:
+    source.script = [source.opened(0) + snapshot(0, 1, 5) + END]
+    consumer = consumer_of(source)
+    consumer.barrier(b"here")
+    found = await events_of(consumer)
+    assert isinstance(found[0], Changes)
+    assert found[-1] == BarrierReached(b"here", {})
 
 
 async def test_recreated_bucket_is_an_error(source: Source, tmp_path: Path) -> None:
@@ -352,3 +270,32 @@ async def test_noops_are_answered(source: Source) -> None:
     source.script = [source.opened(0) + noop + snapshot(0, 1) + noop + snapshot(0, 2) + END]
     await events_of(consumer_of(source))
     assert source.script == []
+
+
+async def test_a_bucket_that_is_re_created_meanwhile_is_an_error(source: Source) -> None:
+    source.script = [source.opened(0) + stream_end(0, 0, StreamEndReason.CLOSED)]
+    async with consumer_of(source) as consumer:
+        events = consumer.__aiter__()
+        assert isinstance(await anext(events), ConnectionLost)
+        source.uuid = "other"
+        with pytest.raises(StreamError, match="deleted and created again"):
+            await anext(events)
+
+
+async def test_a_consumer_that_is_closed_does_not_look_finished(source: Source) -> None:
+    source.script = [source.opened(0) + snapshot(0, 1, 2)]
+    async with consumer_of(source) as consumer:
+        events = consumer.__aiter__()
+        await anext(events)
+        await consumer.close()
+        assert isinstance(await anext(events), SnapshotCompleted)
+        with pytest.raises(StreamError, match="was closed"):
+            await anext(events)
+
+
+async def test_losses_that_nobody_looks_at_are_bounded(source: Source) -> None:
+    source.script = [None] * 1000
+    async with consumer_of(source) as consumer:
+        while len(source.asked) < client.LOSSES_MAX + 20:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        assert consumer._batches.qsize() == client.LOSSES_MAX

@@ -17,11 +17,12 @@ from millstream.errors import LocalProtocolError, StreamError, UnavailableError,
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import PartitionState
 from millstream.upr import BucketReader, CallbackSink, SqliteSink
-from millstream.upr.aio import following
+from millstream.upr.aio import streams
+from millstream.upr.core import driver
 from millstream.upr.core.bookkeeper import Apply, Effect, Keep
 from millstream.upr.core.consumer import ConsumerCore
-from millstream.upr.core.durable import Judgement
 from millstream.upr.core.kept import Kept
+from millstream.upr.core.questions import Judgement
 from millstream.wire.mcbp import Feature, Opcode
 from support.kv.raw_client import RawClient
 
@@ -34,7 +35,7 @@ async def node(tmp_path: Path) -> AsyncIterator[millstream.Node]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PAUSE_S_MIN", 0.005)
+    monkeypatch.setattr(driver, "PAUSE_S_MIN", 0.005)
 
 
 async def write(node: millstream.Node, documents: dict[str, Any], *gone: str) -> None:
@@ -132,7 +133,7 @@ async def test_pauses_grow_while_a_partition_is_refused(
     reader = BucketReader(node.kv, bucket="orders", sink=sink, until_now=True)
     running = asyncio.ensure_future(reader.run())
     async with asyncio.timeout(60):
-        while reader._pause_s < 8 * following.PAUSE_S_MIN:  # noqa: ASYNC110 - it tells nobody
+        while reader._driver._pause_s < 8 * driver.PAUSE_S_MIN:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
         await asyncio.to_thread(set_state, node, 2, PartitionState.ACTIVE)
         await running
@@ -173,13 +174,13 @@ async def test_a_callback_that_fails_ends_the_reader_and_is_called_again(
 async def test_a_cut_connection_is_logged_and_opened_again(
     node: millstream.Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", following.__name__)
+    caplog.set_level("INFO", streams.__name__)
     sink = SqliteSink(tmp_path / "orders.db")
     reader = BucketReader(node.kv, bucket="orders", sink=sink)
     await write(node, {f"k{n}": n for n in range(20)})
     async with aclosing(reader.__aiter__()) as steps:
         await all_seen(steps, 20)
-        (session,) = reader._sessions.values()
+        (session,) = reader._streams.sessions.values()
         await session.streams.close()
         await write(node, {f"k{n}": "again" for n in range(20)})
         await all_seen(steps, 20)
@@ -337,11 +338,11 @@ async def test_after_a_purge_the_partition_is_read_anew(
     async def judged(*_: object) -> Judgement:
         return answers.pop()
 
-    monkeypatch.setattr(following._Session, "judge", judged)
+    monkeypatch.setattr(BucketReader, "_judge", judged)
     await read(node, path, durable_only=True)
     assert answers == []
     assert documents(path) == {"other": b"1"}
-    assert stored(path)[1].load == 2
+    assert stored(path)[1].loaded.load == 2
 
 
 # -- barriers

@@ -8,10 +8,10 @@ from millstream.errors import CorruptionError
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.aio.ledger import Ledger, Stored, open_database
 from millstream.upr.core.bookkeeper import Forget, Keep, Remember, Sweep
-from millstream.upr.core.kept import Kept
-from millstream.upr.core.ring import Recent
+from millstream.upr.core.kept import Kept, Recent
+from millstream.upr.core.repair import LoadState
 
-KEPT = Kept(Position(0xA, 5, 5, 5), (FailoverEntry(0xA, 0, 1),), is_loading=False, floor=2)
+KEPT = Kept(Position(0xA, 5, 5, 5), (FailoverEntry(0xA, 0, 1),), LoadState(floor=2))
 
 
 def test_places_and_rings_come_back(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from millstream.upr.core.bookkeeper import (
     Rewind,
     Sweep,
 )
-from millstream.upr.core.kept import Kept
-from millstream.upr.core.ring import Recent
+from millstream.upr.core.kept import Kept, Recent
+from millstream.upr.core.repair import LoadState
 from millstream.wire.frames import change_of, deletion, mutation
 
 LOG = (FailoverEntry(0xA, 0, 1),)
-KEPT = Kept(Position(0xA, 2, 2, 2), LOG, is_loading=False)
+KEPT = Kept(Position(0xA, 2, 2, 2), LOG, LoadState())
 ENTRIES = [Recent(1, b"a"), Recent(2, b"b")]
 
 

@@ -1,9 +1,9 @@
-"""The node that an indexer reads: opening it, and the state of its partitions.
+"""The node that an indexer reads: how it is opened, and what it says of its partitions.
 
 Invariants:
-1. If the bucket was re-created since the index was made, that is an error, and nothing is read.
-2. A history that began between two answers shows in the next answer. A stream request refuses
-   positions that were judged by the earlier one.
+1. A bucket that is another one than the index was made of is an error, never read.
+2. A history that began between two answers shows in the next one: positions judged by what was
+   true before are refused by the stream request.
 
 Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
 (`views.aio.indexing.indexing`).
@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-import msgspec
 
 from millstream.errors import RemoteProtocolError, StreamError
 from millstream.upr.core.messages import decode_branch_log
@@ -37,7 +35,7 @@ _STREAMED: Final = frozenset({1, 2})
 
 
 class IndexerSpec(NamedTuple):
-    """Which bucket is read, and where runs of a first build are kept."""
+    """Which bucket, and where runs of a first build are kept."""
 
     bucket: str
     bucket_uuid: str
@@ -45,21 +43,21 @@ class IndexerSpec(NamedTuple):
 
 
 class SourceStanding(NamedTuple):
-    """A readable copy of a partition."""
+    """A copy of a partition that can be read."""
 
     judged: Judged
     is_active: bool
 
     @property
     def uuid(self) -> int:
-        """The uuid of the newest history."""
+        """Of the newest history."""
         return self.judged.log[0].uuid
 
 
 class SourceStandings(dict[int, SourceStanding]):
-    """The copies of some partitions. Never changed: the same object means that nothing happened.
+    """Those of some partitions; never changed, so that the same object says: nothing happened.
 
-    `reply`: the source's answer, empty if a part of it could not be understood.
+    `reply`: what the source said, empty if not all of it could be understood.
     """
 
     __slots__ = ("reply",)
@@ -69,12 +67,8 @@ class SourceStandings(dict[int, SourceStanding]):
         self.reply = b""
 
     def lacks(self, partition: int, *, is_active: bool) -> bool:
-        """Whether a partition cannot be read now, or is not active though it should be."""
+        """Whether a partition cannot be read now, or, where it should be active, is not."""
         return partition not in self or (is_active and not self[partition].is_active)
-
-
-class _Config(msgspec.Struct):
-    uuid: str = ""
 
 
 async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
@@ -87,15 +81,9 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
         RemoteProtocolError: `refused`, `bad_map`.
     """
     if Feature.MILLSTREAM not in await link.open():
-        message = f"{link.address} is not a Millstream node: indexes cannot be built from it"
+        message = f"{link.address} is no Millstream node: indexes cannot be built from it"
         raise RemoteProtocolError(message, code="refused")
-    packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
-    try:
-        found = msgspec.json.decode(packet.value, type=_Config).uuid
-    except msgspec.MsgspecError as error:
-        message = f"{link.address} sent an invalid map: {error}"
-        raise RemoteProtocolError(message, code="bad_map") from error
-    if found != bucket_uuid:
+    if (await link.cluster_map()).bucket_uuid != bucket_uuid:
         raise StreamError(
             f"bucket {bucket!r} at {link.address} was deleted and created again: the indexes of "
             "the old one are void and can be removed",
@@ -110,19 +98,19 @@ async def ask_standings(
     *,
     is_active_only: bool = False,
 ) -> SourceStandings:
-    """Return the state of the copies of partitions, without those that cannot be read.
+    """Return how the copies of partitions are; those that cannot be read are left out.
 
     Args:
-        link: an open connection.
-        partitions: which partitions.
-        known: the earlier result. It is returned if nothing happened, and a history that is
+        link: opened.
+        partitions: which.
+        known: what was found before; it is returned if nothing happened, and a history that is
             still the newest is not asked for again.
-        is_active_only: do not read replicas: they lack what was written at the active copy.
+        is_active_only: replicas cannot be read: they lack what was written at the active copy.
 
     Raises:
         UnavailableError: `timeout`, `connection_closed`.
         AccessError: a right was lost.
-        RemoteProtocolError: the answer is not understood.
+        RemoteProtocolError: an answer that is none.
     """
     known = known or SourceStandings()
     numbers = sorted(partitions)
