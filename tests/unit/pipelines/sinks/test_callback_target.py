@@ -10,9 +10,10 @@ from millstream.pipelines.sinks import callback_target
 from millstream.pipelines.sinks.callback_target import CallbackTarget, Rollback, Sweep, Upsert
 from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, Row
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.streams.keyed_double import DictTarget
 
-SCHEDULES = 200
+SCHEDULES = budget(200)
 
 
 class StoreWorld(World):

@@ -13,11 +13,12 @@ from millstream.errors import UnavailableError, UsageError
 from millstream.pipelines.sinks.delta_target import DeltaTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, RepairingSink, Row
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
 deltalake = pytest.importorskip("deltalake", reason="the extra delta is not installed")
-SCHEDULES = 8
+SCHEDULES = budget(8)
 
 
 class DeltaWorld(World):

@@ -16,10 +16,11 @@ from millstream.pipelines.sinks.keyed_table import (
 )
 from millstream.pipelines.sinks.repairing import KeyedTarget, PartitionState, RepairingSink, Row
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
-SCHEDULES = 60
+SCHEDULES = budget(60)
 
 
 class MemoryTable(KeyedTable):

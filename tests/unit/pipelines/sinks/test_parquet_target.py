@@ -11,10 +11,11 @@ from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
-SCHEDULES = 40
+SCHEDULES = budget(40)
 
 
 class TableWorld(World):

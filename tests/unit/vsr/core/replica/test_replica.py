@@ -7,9 +7,10 @@ from millstream.vsr.core.messages import GetView, Prepare, StartEpoch, StartView
 from millstream.vsr.core.replica import replica as replica_module
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 from simulators import coordination_world
+from support.budget import budget
 from support.coordination.coordination_group import Group
 
-SEEDS = 40
+SEEDS = budget(40)
 FOUND = (20613,)
 """Seeds that found something once: who enters an epoch began to fetch its log again and again."""
 
@@ -26,6 +27,7 @@ def test_a_schedule_is_the_same_every_time() -> None:
     assert len(traces[0]) > 6
 
 
+@pytest.mark.slow
 def test_schedules_have_something_to_say() -> None:
     counts = dict[str, int]()
     for seed in range(20):
