@@ -16,6 +16,7 @@ from millstream.coordination.aio.client.subscription import Subscription
 from millstream.errors import MillstreamError, OutcomeUnknownError
 from support.coordination.coordinators import WAIT_S, until
 from support.node.node_process import FREE, NodeProcess, free_port
+import pytest
 
 SHORT_S = 0.2
 """Shorter than any change of the primary takes."""
@@ -100,6 +101,7 @@ async def kill_primary(nodes: list[NodeProcess], client: AsyncClient) -> None:
     await asyncio.to_thread(gone.kill)
 
 
+@pytest.mark.slow
 async def test_what_clients_are_told_is_so_when_the_primary_is_killed(
     make_node: Callable[..., NodeProcess],
 ) -> None:

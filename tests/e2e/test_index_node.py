@@ -19,6 +19,7 @@ from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.kv.nodes_with_map import activate_first, give_map
 from support.node.node_process import NodeProcess, free_port
 from support.node.waiting import until
+import pytest
 
 MakeNode = Callable[..., NodeProcess]
 TLS = Path(__file__).parent / "tls"
@@ -195,6 +196,7 @@ def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeN
         assert sorted(b64decode(value["data"]) for value in found) == [b"aaa", b"bbb"]
 
 
+@pytest.mark.slow
 def test_partitions_that_move_are_followed_where_they_are(
     make_node: MakeNode,
 ) -> None:
@@ -221,6 +223,7 @@ def test_partitions_that_move_are_followed_where_they_are(
     until(lambda: rows(index, BUCKET) == list(range(40)), index.log)
 
 
+@pytest.mark.slow
 def test_what_the_node_lost_is_lost_here_too_and_all_of_it_is_encrypted(
     make_node: MakeNode,
 ) -> None:

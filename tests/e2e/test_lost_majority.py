@@ -8,6 +8,7 @@ import subprocess
 from pasted import blocks_of, path_of, steps_of
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
+import pytest
 
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 NUMBER = re.compile(r"\b[0-9a-f]{32}\b|\b\d+\b")
@@ -36,6 +37,7 @@ class Client:
         return until(found)
 
 
+@pytest.mark.slow
 def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
     peers = [f"127.0.0.1:{free_port()}" for _ in range(5)]
 

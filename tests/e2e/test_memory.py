@@ -19,6 +19,7 @@ from millstream.wire.mcbp import Opcode, Packet, Status, request
 from support.kv.raw_client import RawClient
 from support.node.node_process import NodeProcess
 from support.streams.stream_witness import content_of, documents_of, merged
+import pytest
 
 BUCKET = "default"
 PARTITIONS = 16
@@ -139,6 +140,7 @@ def forget_pages(node: NodeProcess) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_documents_of_eight_times_the_quota(make_node: MakeNode) -> None:
     node = start(make_node)
     before = node.resident_bytes()
