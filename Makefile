@@ -119,9 +119,9 @@ types: $(TEST) ## mypy --strict
 unit: $(TEST) accelerator ## unit tests; with MILLSTREAM_THOROUGH=1 all of them, as in `make ci`
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
 
-quick: lint types unit ## lint, types, unit tests (4 min)
+quick: lint types unit ## lint, types, unit tests (about 2 min)
 
-test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 16 min)
+test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 10 min)
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/e2e
 	@$(PYTEST) $(CHOSEN) tests/pipelines

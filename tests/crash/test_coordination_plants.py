@@ -7,7 +7,7 @@ from simulators.coordination_sim.plants import OUT_OF_REACH, PLANTS
 from simulators.coordination_sim.search import search
 
 SEEDS_MAX = 100
-FOUND_BY = {"faulty_is_missing": 83, "loyal": 15, "no_check": 22, "no_grace": 5}
+FOUND_BY = {"faulty_is_missing": 83, "loyal": 15, "no_check": 22, "old_normal": 78}
 """Plant -> where the search begins, to save time: the first seed that found it."""
 RARE = {"cut_first"}
 """Needs more runs than there is time for here; `make sim-mutants` searches for all."""

@@ -7,10 +7,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.kv.small_disk import in_small_disk
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
-import pytest
 
 TLS = Path(__file__).parent / "tls"
 SECRET = "a secret of the nodes"
@@ -66,6 +67,7 @@ def fill(path):
             pass
 
 
+@pytest.mark.slow
 def test_three_nodes_over_tls(make_node):
     options = ("--user", "ada:secret", *OPEN, *ENCRYPTED)
     login = (

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from millstream.coordination import AsyncClient
 from millstream.coordination.aio.client.subscription import Subscription
 from millstream.errors import MillstreamError, OutcomeUnknownError
 from support.coordination.coordinators import WAIT_S, until
 from support.node.node_process import FREE, NodeProcess, free_port
-import pytest
 
 SHORT_S = 0.2
 """Shorter than any change of the primary takes."""

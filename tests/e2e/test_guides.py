@@ -6,9 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from pasted import PastedShell, blocks_of, is_as_said, path_of, steps_of
 from support.node.node_process import NodeProcess
-import pytest
 
 SEVERAL = "it is about several machines"
 SPARK = "tests/pipelines/test_guides.py runs it, with Spark"

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import millstream
 from millstream.model.partitions import partition_of
 from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.kv.nodes_with_map import activate_first, give_map
 from support.node.node_process import NodeProcess, free_port
 from support.node.waiting import until
-import pytest
 
 MakeNode = Callable[..., NodeProcess]
 TLS = Path(__file__).parent / "tls"
@@ -152,6 +153,7 @@ def test_it_learns_follows_and_outlives(make_node: MakeNode) -> None:
     assert [one["rows"] for one in found["b"]["indexes"]] != []
 
 
+@pytest.mark.slow
 def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeNode) -> None:
     map_rows = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
     options = ("--user", ":".join(ADMIN), "--no-memcached")

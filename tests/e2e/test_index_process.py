@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream import EmbeddedNode, connect
 from support.http.http_calls import call
 from support.node.node_process import NodeProcess, is_gone
 from support.node.waiting import until
-import pytest
 
 MakeNode = Callable[..., NodeProcess]
 DESIGN = {

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import millstream
 from support.node.node_process import NodeProcess
-import pytest
 
 ROWS = (60_000, 240_000, 960_000)
 DEFAULT_SIGNALS = ("env", "--default-signal=INT")

@@ -5,10 +5,11 @@ import json
 import re
 import subprocess
 
+import pytest
+
 from pasted import blocks_of, path_of, steps_of
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
-import pytest
 
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 NUMBER = re.compile(r"\b[0-9a-f]{32}\b|\b\d+\b")

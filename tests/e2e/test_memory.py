@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from struct import Struct
 
+import pytest
+
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, Status, request
 from support.kv.raw_client import RawClient
 from support.node.node_process import NodeProcess
 from support.streams.stream_witness import content_of, documents_of, merged
-import pytest
 
 BUCKET = "default"
 PARTITIONS = 16

@@ -53,6 +53,7 @@ def ends_of(done: dict[str, Any]) -> list[tuple[str, str | None]]:
     return [(one["what"], one["now"]) for one in done["partitions"]]
 
 
+@pytest.mark.slow
 def test_an_old_active_copy_comes_back_and_is_rolled_back_where_it_was_ahead(make: Make) -> None:
     nodes = make(2, ["ab"])
     assert nodes.put("a", b"k", b"both", framing=PERSISTED_ON_MAJORITY).status == 0
@@ -193,6 +194,7 @@ def test_without_a_quorum_only_force_does_it(make: Make) -> None:
     assert nodes.get("c", b"k").value == b"v"
 
 
+@pytest.mark.slow
 def test_a_copy_cut_off_from_the_promotion_acknowledges_nothing_more(make: Make) -> None:
     nodes = make(3, ["abc"])
     assert nodes.put("a", b"k", b"v", framing=MAJORITY).status == 0
