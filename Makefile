@@ -25,6 +25,9 @@ DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
 # Tests of whole nodes wait for a third of their time, some others for seconds.
 PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 
+# `make ci` sets MILLSTREAM_THOROUGH=1: slow tests run, and randomised tests have their whole budgets.
+CHOSEN = $(if $(filter 1,$(MILLSTREAM_THOROUGH)),,-m 'not slow')
+
 # What was compiled once is kept beside its source, tests with their assertions, too: they are
 # compiled by every process otherwise, which takes as long as a quarter of the unit tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -113,23 +116,22 @@ lint: $(TEST) ## style, layers, spelling, house rules (10 s)
 types: $(TEST) ## mypy --strict
 	@$(PY) -m mypy
 
-unit: $(TEST) accelerator ## unit tests
-	@$(PYTEST) $(PARALLEL) tests/unit
+unit: $(TEST) accelerator ## unit tests; with MILLSTREAM_THOROUGH=1 all of them, as in `make ci`
+	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
 
-quick: lint types unit ## lint, types, unit tests (4 min)
+quick: lint types unit ## lint, types, unit tests (about 2 min)
 
-test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 16 min)
-	@$(PYTEST) $(PARALLEL) tests/unit
-	@$(PYTEST) $(PARALLEL) -m 'not slow' tests/e2e
-	@$(PYTEST) -m 'not slow' tests/pipelines
+test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 10 min)
+	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
+	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/e2e
+	@$(PYTEST) $(CHOSEN) tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
+ci: export MILLSTREAM_THOROUGH = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
 ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 40 min)
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
-	@$(PYTEST) $(PARALLEL) -m slow tests/e2e
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
-	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1

@@ -7,11 +7,14 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.budget import budget
+
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 FORBID_SKIPS = os.environ.get("MILLSTREAM_FORBID_SKIPS") == "1"
 
 settings.register_profile(
     "millstream",
+    max_examples=budget(100),
     deadline=None,  # two shared cores: a slow moment is no fault
     derandomize=FORBID_SKIPS,  # the same examples in each `make ci`; everybody else's are new
     suppress_health_check=[HealthCheck.too_slow],

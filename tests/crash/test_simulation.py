@@ -12,7 +12,7 @@ import pytest
 from simulators.simulation.plants import PLANTS
 from simulators.simulation.schedules import check, run
 
-SEEDS = int(os.environ.get("MILLSTREAM_SIMULATION_SEEDS", "400"))
+SEEDS = int(os.environ.get("MILLSTREAM_SIMULATION_SEEDS", "800"))
 BATCH = 50
 QUICKLY_FOUND = (
     "always_intact",
@@ -40,6 +40,8 @@ QUICKLY_FOUND = (
 )
 """Planted mistakes that are found within so many seeds:"""
 FOUND_WITHIN = 40
+FOUND_FROM = {"complete_not_owed": 64, "stale_acknowledgement": 124}
+"""Others, and where the search begins, to save time: the first seed that finds it."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -48,6 +50,7 @@ def test_whatever_happens_all_come_to_hold_the_same(first: int) -> None:
         check(seed)
 
 
-@pytest.mark.parametrize("plant", QUICKLY_FOUND)
+@pytest.mark.parametrize("plant", [*QUICKLY_FOUND, *FOUND_FROM])
 def test_a_planted_mistake_is_found(plant: str) -> None:
-    assert any(run(seed, plant) for seed in range(FOUND_WITHIN)), PLANTS[plant].what
+    first = FOUND_FROM.get(plant, 0)
+    assert any(run(seed, plant) for seed in range(first, first + FOUND_WITHIN)), PLANTS[plant].what

@@ -4,6 +4,9 @@
 test begins. `make_node(*options)`: the same with other options, as many as a test needs, each in
 the directory `name`; the same name twice is the same data directory. `own_node`: makes running
 nodes that a test may kill and start again at the same kv address.
+
+`shared_node`: a running node with an empty bucket `default`, for tests that neither stop it nor
+read its log. A worker starts one; each test has the bucket anew.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support.http.http_calls import call
 from support.node.node_process import NodeProcess, free_port
 
 MakeNode = Callable[..., NodeProcess]
@@ -38,6 +42,20 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 @pytest.fixture
 def node(make_node: MakeNode) -> NodeProcess:
     return make_node("--bucket", "default").start()
+
+
+@pytest.fixture(scope="session")
+def node_of_the_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with NodeProcess(tmp_path_factory.mktemp("shared") / "node", "--bucket", "default") as node:
+        yield node
+
+
+@pytest.fixture
+def shared_node(node_of_the_worker: NodeProcess) -> NodeProcess:
+    http = node_of_the_worker.http
+    assert call(http, "DELETE", "/default")[0] == 200
+    assert call(http, "PUT", "/default")[0] == 201
+    return node_of_the_worker
 
 
 @pytest.fixture

@@ -499,6 +499,7 @@ def test_a_document_too_large_beside_its_value_is_refused(connect: Connect) -> N
 # -- local documents
 
 
+@pytest.mark.slow
 def test_local_documents_in_a_flood(connect: Connect, other: Bystander) -> None:
     client = connect()
     body = b'{"a":"' + b"x" * (LOCAL_BYTES_MAX - 100) + b'"}'

@@ -39,9 +39,9 @@ def write(client: RawClient, value: bytes) -> None:
         assert client.receive().status == 0
 
 
-def test_a_cookie_says_that_everything_before_it_was_streamed(node: NodeProcess) -> None:
+def test_a_cookie_says_that_everything_before_it_was_streamed(shared_node: NodeProcess) -> None:
     seen: dict[tuple[int, bytes], bytes] = {}
-    with RawClient(node.kv, "default") as writer, streaming(node) as client:
+    with RawClient(shared_node.kv, "default") as writer, streaming(shared_node) as client:
         client.send(encode_barrier(b"idle"))
         assert client.receive().status == 0
         assert decode_barrier_reached(client.receive()) == (b"idle", {})

@@ -33,6 +33,11 @@ def address_of(node: NodeProcess) -> str:
 
 
 @pytest.fixture
+def node(shared_node: NodeProcess) -> NodeProcess:
+    return shared_node
+
+
+@pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
     with millstream.connect(address_of(node), timeout_s=30) as made:
         yield made

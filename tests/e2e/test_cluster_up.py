@@ -68,6 +68,7 @@ def test_addresses_are_shown_whole_however_narrow_the_window_is(
     assert lines[5:10] == lines[:5]
 
 
+@pytest.mark.slow
 def test_three_nodes_are_one_group_also_after_a_restart_on_other_ports(tmp_path: Path) -> None:
     with cluster(tmp_path / "nodes") as (_, said):
         nodes = said["nodes"]
@@ -83,6 +84,7 @@ def test_three_nodes_are_one_group_also_after_a_restart_on_other_ports(tmp_path:
         assert asked(again[1], "VDS")[b"1"][b"epoch"] == 1
 
 
+@pytest.mark.slow
 def test_it_goes_on_while_a_majority_lives_and_says_so(tmp_path: Path) -> None:
     with cluster(tmp_path / "nodes", code=EXIT_FAILED) as (process, said):
         nodes = said["nodes"]

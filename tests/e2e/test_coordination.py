@@ -7,6 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.kv.small_disk import in_small_disk
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
@@ -65,6 +67,7 @@ def fill(path):
             pass
 
 
+@pytest.mark.slow
 def test_three_nodes_over_tls(make_node):
     options = ("--user", "ada:secret", *OPEN, *ENCRYPTED)
     login = (
@@ -136,6 +139,7 @@ def test_nodes_start_again_on_a_full_disk_and_go_on_once_there_is_room(make_node
     assert node.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_who_it_is_says_how_to_go_on_and_so_it_does(make_node):
     peer = f"127.0.0.1:{free_port()}"
     first = make_node("--coord", FREE, "--peer", peer, *OPEN, name="first").start()
@@ -181,6 +185,7 @@ def program(folder: Path, text: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}{os.pathsep}{path}", "MILLSTREAM_CLUSTER_SECRET": SECRET}
 
 
+@pytest.mark.slow
 def test_a_group_is_upgraded_one_member_at_a_time(make_node, tmp_path):
     older, newer = program(tmp_path / "older", OLDER), program(tmp_path / "newer", NEWER)
     peers = [f"127.0.0.1:{free_port()}" for _ in range(3)]

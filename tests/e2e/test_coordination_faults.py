@@ -55,6 +55,7 @@ def test_an_honest_server_is_right(tmp_path: Path) -> None:
     assert verdict.operations >= ANSWERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [*LIES, *TREE_LIES])
 def test_lies_are_found(lie: str, tmp_path: Path) -> None:
     with StandIn(lie) as server:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from millstream.coordination import AsyncClient
 from millstream.coordination.aio.client.subscription import Subscription
 from millstream.errors import MillstreamError, OutcomeUnknownError
@@ -100,6 +102,7 @@ async def kill_primary(nodes: list[NodeProcess], client: AsyncClient) -> None:
     await asyncio.to_thread(gone.kill)
 
 
+@pytest.mark.slow
 async def test_what_clients_are_told_is_so_when_the_primary_is_killed(
     make_node: Callable[..., NodeProcess],
 ) -> None:

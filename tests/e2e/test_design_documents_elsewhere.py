@@ -51,6 +51,7 @@ def run(node: NodeProcess, *words: str, stdin: str = "") -> subprocess.Completed
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_commands_find_the_node_and_views_ask_both(nodes: Nodes) -> None:
     assert run(nodes["a"], "put", "shared", "k0", "{}").returncode == 0
     with millstream.connect(str(nodes["a"].ready["kv"]), bucket="shared") as client:

@@ -240,12 +240,17 @@ def check_the_end(node: NodeProcess, faults: Faults, call: str, number: int, mes
     ("call", "number"),
     [
         ("sync", errno.EIO),
-        ("sync", errno.ENOSPC),
         ("write", errno.EIO),
-        ("write", errno.EROFS),
-        ("create", errno.EACCES),
-        ("create", errno.EROFS),
-        ("sync_directory", errno.EIO),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("sync", errno.ENOSPC),
+                ("write", errno.EROFS),
+                ("create", errno.EACCES),
+                ("create", errno.EROFS),
+                ("sync_directory", errno.EIO),
+            )
+        ),
     ],
 )
 def test_an_error_of_the_disk_stops_the_node(
@@ -254,7 +259,10 @@ def test_an_error_of_the_disk_stops_the_node(
     check_the_end(node, faults, call, number, ".seg: the disk failed")
 
 
-@pytest.mark.parametrize("call", ["write", "sync", "truncate"])
+@pytest.mark.parametrize(
+    "call",
+    ["write", *(pytest.param(call, marks=pytest.mark.slow) for call in ("sync", "truncate"))],
+)
 def test_a_stop_that_cannot_be_clean_says_so(node: NodeProcess, faults: Faults, call: str) -> None:
     with RawClient(node.kv, BUCKET) as client:
         assert put(client, b"k", b"1", is_durable=True) == 0
@@ -268,7 +276,13 @@ def test_a_stop_that_cannot_be_clean_says_so(node: NodeProcess, faults: Faults, 
         assert get(client, b"k") == b"1"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.ENOSPC,
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (errno.EIO, errno.EACCES)),
+    ],
+)
 def test_a_bucket_that_cannot_be_written_at_the_start_is_not_served(
     node: NodeProcess, faults: Faults, number: int
 ) -> None:

@@ -110,7 +110,12 @@ def follow(
 
 @pytest.mark.timeout(max(600, ROUNDS_ASKED * ROUND_S))
 @pytest.mark.parametrize(
-    ("kind", "state_of"), [("sqlite", table), ("plain", table), ("lines", replayed)]
+    ("kind", "state_of"),
+    [
+        pytest.param("sqlite", table, marks=pytest.mark.slow),
+        pytest.param("plain", table, marks=pytest.mark.slow),
+        ("lines", replayed),
+    ],
 )
 def test_killed_before_any_effect(
     make_node: MakeNode, tmp_path: Path, kind: str, state_of: Callable[[Path], dict[str, Any]]

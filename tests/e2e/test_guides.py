@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from pasted import PastedShell, blocks_of, is_as_said, path_of, steps_of
 from support.node.node_process import NodeProcess
 
@@ -97,6 +99,7 @@ def test_the_readme(tmp_path: Path) -> None:
     assert (tmp_path / "here.json").exists()
 
 
+@pytest.mark.slow
 def test_the_guide_to_views(tmp_path: Path) -> None:
     with PastedShell(tmp_path) as shell:
         printed = said(shell, "views")
@@ -108,6 +111,7 @@ def test_the_guide_to_documents(tmp_path: Path) -> None:
         assert '"id":"org.couchdb.user:bob"' in said(shell, "documents")
 
 
+@pytest.mark.slow
 def test_the_guide_to_replication(tmp_path: Path) -> None:
     with NodeProcess(tmp_path / "other") as other:
         http = "{}:{}".format(*other.address("http"))
@@ -117,6 +121,7 @@ def test_the_guide_to_replication(tmp_path: Path) -> None:
     assert '"ok":true' in printed
 
 
+@pytest.mark.slow
 def test_the_guides_to_coordination(tmp_path: Path) -> None:
     with PastedShell(tmp_path) as shell:
         printed = said(shell, "coordination")

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import millstream
 from millstream.model.partitions import partition_of
 from support.kv.bucket_nodes import BUCKET, BucketNodes
@@ -151,6 +153,7 @@ def test_it_learns_follows_and_outlives(make_node: MakeNode) -> None:
     assert [one["rows"] for one in found["b"]["indexes"]] != []
 
 
+@pytest.mark.slow
 def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeNode) -> None:
     map_rows = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
     options = ("--user", ":".join(ADMIN), "--no-memcached")
@@ -195,6 +198,7 @@ def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeN
         assert sorted(b64decode(value["data"]) for value in found) == [b"aaa", b"bbb"]
 
 
+@pytest.mark.slow
 def test_partitions_that_move_are_followed_where_they_are(
     make_node: MakeNode,
 ) -> None:
@@ -221,6 +225,7 @@ def test_partitions_that_move_are_followed_where_they_are(
     until(lambda: rows(index, BUCKET) == list(range(40)), index.log)
 
 
+@pytest.mark.slow
 def test_what_the_node_lost_is_lost_here_too_and_all_of_it_is_encrypted(
     make_node: MakeNode,
 ) -> None:

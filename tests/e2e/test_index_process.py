@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream import EmbeddedNode, connect
 from support.http.http_calls import call
 from support.node.node_process import NodeProcess, is_gone
@@ -118,6 +120,7 @@ def test_it_stops_with_the_node_and_starts_with_it_where_there_are_views(
     assert node.stop() == 0
 
 
+@pytest.mark.slow
 def test_where_the_path_is_too_long_for_sockets_views_work_all_the_same(
     make_node: MakeNode,
 ) -> None:
@@ -164,6 +167,7 @@ def test_it_ends_with_the_program_around_an_embedded_node(tmp_path: Path) -> Non
         until(lambda: is_gone(index))
 
 
+@pytest.mark.slow
 def test_killed_while_it_builds_and_then_again_and_again(make_node: MakeNode) -> None:
     node = make_node("--bucket", "default:8").start()
     write(node, range(30_000))

@@ -5,6 +5,8 @@ import json
 import re
 import subprocess
 
+import pytest
+
 from pasted import blocks_of, path_of, steps_of
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
@@ -36,6 +38,7 @@ class Client:
         return until(found)
 
 
+@pytest.mark.slow
 def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
     peers = [f"127.0.0.1:{free_port()}" for _ in range(5)]
 

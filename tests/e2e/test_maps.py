@@ -98,7 +98,7 @@ def test_who_asks_the_wrong_node_is_told_of_the_right_one(nodes: Nodes) -> None:
     assert owner == "{}:{}".format(*nodes["b"].kv)
 
 
-@pytest.mark.parametrize("end", ["kill", "stop"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_map_outlives_the_process(nodes: Nodes, end: str) -> None:
     give_map(nodes, "shared", ROWS)
     activate_first(nodes, "shared", ROWS)

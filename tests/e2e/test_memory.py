@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from struct import Struct
 
+import pytest
+
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, Status, request
 from support.kv.raw_client import RawClient
@@ -139,6 +141,7 @@ def forget_pages(node: NodeProcess) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_documents_of_eight_times_the_quota(make_node: MakeNode) -> None:
     node = start(make_node)
     before = node.resident_bytes()

@@ -316,6 +316,7 @@ class Schedule:
             writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_any_schedule_ends_right(bucket, monkeypatch, seed):
     monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 60)

@@ -53,6 +53,7 @@ def ends_of(done: dict[str, Any]) -> list[tuple[str, str | None]]:
     return [(one["what"], one["now"]) for one in done["partitions"]]
 
 
+@pytest.mark.slow
 def test_an_old_active_copy_comes_back_and_is_rolled_back_where_it_was_ahead(make: Make) -> None:
     nodes = make(2, ["ab"])
     assert nodes.put("a", b"k", b"both", framing=PERSISTED_ON_MAJORITY).status == 0
@@ -87,6 +88,7 @@ def test_an_old_active_copy_comes_back_and_is_rolled_back_where_it_was_ahead(mak
     assert nodes.get("a", b"more").status == Status.KEY_ENOENT
 
 
+@pytest.mark.slow
 def test_what_a_majority_acknowledged_outlives_any_one_node(make: Make) -> None:
     nodes = make(3, ["abc", "bca", "cab", "abc"])
     keys = [b"k%d" % n for n in range(40)]
@@ -111,6 +113,7 @@ def _partition(key: bytes) -> int:
     return partition_of(key, 4)
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_by_a_majority_is_lost_while_nodes_come_and_go(make: Make) -> None:
     nodes = make(3, ["abc", "bca", "cab", "abc"])
     kept, stop = dict[bytes, bytes](), threading.Event()
@@ -171,6 +174,7 @@ def test_of_two_promotions_at_once_one_wins(make: Make) -> None:
     assert owner in "bc"
 
 
+@pytest.mark.slow
 def test_without_a_quorum_only_force_does_it(make: Make) -> None:
     nodes = make(3, ["abc"])
     assert nodes.put("a", b"k", b"v", framing=MAJORITY).status == 0
@@ -190,6 +194,7 @@ def test_without_a_quorum_only_force_does_it(make: Make) -> None:
     assert nodes.get("c", b"k").value == b"v"
 
 
+@pytest.mark.slow
 def test_a_copy_cut_off_from_the_promotion_acknowledges_nothing_more(make: Make) -> None:
     nodes = make(3, ["abc"])
     assert nodes.put("a", b"k", b"v", framing=MAJORITY).status == 0
@@ -272,6 +277,7 @@ def table(path: Path) -> dict[str, Any]:
     return {key.decode(): json.loads(value) for key, value in rows}
 
 
+@pytest.mark.slow
 async def test_readers_follow_to_the_new_node_and_those_of_durable_changes_never_undo(
     make: Make, tmp_path: Path
 ) -> None:
@@ -386,6 +392,7 @@ class SafeNodes:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_promotions_with_users_and_encryption(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

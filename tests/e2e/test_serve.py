@@ -169,15 +169,20 @@ def test_a_second_server_waits_and_gives_up(make_node, tmp_path):
     ("options", "words"),
     [
         (["--kv", "nonsense"], ["--kv", "HOST:PORT"]),
-        (["--bucket", "a:7"], ["power of two"]),
-        (["--flush-interval", "-5"], ["milliseconds"]),
-        (["--user", "ada"], ["MILLSTREAM_PASSWORD_ada"]),
-        (["--http", "0.0.0.0:0"], ["--http", "needs users"]),
-        (["--http", "0.0.0.0:0", "--user", "a:b"], ["--http", "needs TLS"]),
-        (["--memcached", "0.0.0.0:0", "--user", "a:b"], ["--memcached", "loopback only"]),
-        (["--tls-cert", "/nothing"], ["--tls-cert", "cannot be read"]),
-        (["--roles", "cook"], ["--roles"]),
-        (["--config", "/nothing"], ["--config"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["--bucket", "a:7"], ["power of two"]),
+                (["--flush-interval", "-5"], ["milliseconds"]),
+                (["--user", "ada"], ["MILLSTREAM_PASSWORD_ada"]),
+                (["--http", "0.0.0.0:0"], ["--http", "needs users"]),
+                (["--http", "0.0.0.0:0", "--user", "a:b"], ["--http", "needs TLS"]),
+                (["--memcached", "0.0.0.0:0", "--user", "a:b"], ["--memcached", "loopback only"]),
+                (["--tls-cert", "/nothing"], ["--tls-cert", "cannot be read"]),
+                (["--roles", "cook"], ["--roles"]),
+                (["--config", "/nothing"], ["--config"]),
+            )
+        ),
     ],
 )
 def test_invalid_options_end_with_2(tmp_path, options, words):

@@ -89,6 +89,7 @@ def test_a_task_planned_before_its_partitions_moved_reads_them_where_they_are(
     assert sorted(int(row["key"]) for row in rows) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_what_a_view_waits_for(nodes: BucketNodes) -> None:
     nodes.until(lambda: is_indexed(nodes))
     with millstream.connect(nodes.nodes["a"].ready["kv"], bucket=BUCKET) as client:
@@ -98,6 +99,7 @@ def test_what_a_view_waits_for(nodes: BucketNodes) -> None:
     assert [row["id"] for row in rows] == ["late"]
 
 
+@pytest.mark.slow
 def test_where_partitions_are_and_how_far_behind_an_offset_is(nodes: BucketNodes) -> None:
     given = {"hosts": nodes.nodes["b"].ready["kv"], "bucket": BUCKET}
     _, rows = rows_of(MetaDataSource, **given)

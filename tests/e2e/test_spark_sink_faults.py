@@ -78,7 +78,16 @@ def kept_node(make_node: MakeNode) -> NodeProcess:
     return make_node("--kv", address, "--bucket", "b:4", "--flush-interval", "300").start()
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE], ids=["upserts", "transactional"])
+SINKS = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="upserts", marks=pytest.mark.slow),
+        pytest.param(WHOLE, id="transactional"),
+    ],
+)
+
+
+@SINKS
 def test_a_node_that_is_killed_in_the_middle_of_a_batch(
     kept_node: NodeProcess, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +110,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_batch(
     assert held(kv, "b", rows(1)) == rows(1)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE], ids=["upserts", "transactional"])
+@SINKS
 def test_a_node_that_stays_away_fails_the_batch_and_a_repetition_is_right(
     kept_node: NodeProcess, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +127,8 @@ def test_a_node_that_stays_away_fails_the_batch_and_a_repetition_is_right(
     assert held(kv, "b", rows(0)) == rows(0)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE], ids=["upserts", "transactional"])
+@pytest.mark.slow
+@SINKS
 def test_a_password_that_is_changed_and_a_bucket_that_is_dropped(
     make_node: MakeNode, tmp_path: Path, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +174,7 @@ def test_a_password_that_is_changed_and_a_bucket_that_is_dropped(
         assert held(kv, "b", rows(2), **login) == rows(2)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE], ids=["upserts", "transactional"])
+@SINKS
 def test_partitions_that_move_while_they_are_written(
     make_node: MakeNode, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +214,7 @@ def changes(number: int) -> list[Row]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_second_bucket_outlives_a_kill_of_its_node(kept_node: NodeProcess) -> None:
     kv = kept_node.ready["kv"]
     target = BucketTarget({"hosts": kv, "bucket": "b"})

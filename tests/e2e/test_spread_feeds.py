@@ -7,7 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from itertools import cycle
 from typing import Any
@@ -64,7 +64,23 @@ def until_all_seen(nodes: BucketNodes, count: int) -> None:
 
 @pytest.fixture
 def nodes(make_node: MakeNode) -> BucketNodes:
-    found = BucketNodes([make_node("--no-memcached", name=name) for name in "abc"], ROWS)
+    return filled([make_node("--no-memcached", name=name) for name in "abc"])
+
+
+@pytest.fixture(scope="module")
+def only_read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketNodes]:
+    """The same, for tests that change nothing."""
+    directory = tmp_path_factory.mktemp("spread-feeds")
+    made = [NodeProcess(directory / name, "--no-memcached") for name in "abc"]
+    try:
+        yield filled(made)
+    finally:
+        for node in made:
+            node.kill()
+
+
+def filled(made: list[NodeProcess]) -> BucketNodes:
+    found = BucketNodes(made, ROWS)
     found.promote("a")
     for n, doc_id in enumerate(IDS):
         put(found, doc_id, {"n": n})
@@ -72,9 +88,9 @@ def nodes(make_node: MakeNode) -> BucketNodes:
     return found
 
 
-def test_every_node_answers_for_the_whole_database(nodes: BucketNodes) -> None:
+def test_every_node_answers_for_the_whole_database(only_read: BucketNodes) -> None:
     infos = []
-    for node in nodes.nodes.values():
+    for node in only_read.nodes.values():
         assert ids(good(node, "/_all_docs")) == IDS
         assert ids(good(node, "/_all_docs?descending=true&limit=7&skip=3")) == IDS[-4:-11:-1]
         answer = good(node, '/_all_docs?startkey="doc-010"&endkey="doc-020"&include_docs=true')
@@ -89,8 +105,8 @@ def test_every_node_answers_for_the_whole_database(nodes: BucketNodes) -> None:
         assert [info[name] for name in same] == [infos[0][name] for name in same]
 
 
-def test_filters_and_forms_of_feeds(nodes: BucketNodes) -> None:
-    for node in nodes.nodes.values():
+def test_filters_and_forms_of_feeds(only_read: BucketNodes) -> None:
+    for node in only_read.nodes.values():
         answer = good(node, "/_changes?include_docs=true&style=all_docs&conflicts=true")
         assert {row["id"]: row["doc"]["n"] for row in answer["results"]} == {
             doc_id: n for n, doc_id in enumerate(IDS)
@@ -107,10 +123,10 @@ def test_filters_and_forms_of_feeds(nodes: BucketNodes) -> None:
         assert call(node, "GET", "/_changes?since=9-AAAA")[0] == 400
 
 
-def test_pages_go_on_at_other_nodes(nodes: BucketNodes) -> None:
+def test_pages_go_on_at_other_nodes(only_read: BucketNodes) -> None:
     for limit in (1, 7, 25):
         since, seen = "0", list[str]()
-        for node in cycle(nodes.nodes.values()):
+        for node in cycle(only_read.nodes.values()):
             answer = good(node, f"/_changes?since={since}&limit={limit}")
             if not answer["results"]:
                 break

@@ -57,6 +57,11 @@ class Tail:
 
 
 @pytest.fixture
+def node(shared_node: NodeProcess) -> NodeProcess:
+    return shared_node
+
+
+@pytest.fixture
 def start_tail() -> Iterator[Callable[..., Tail]]:
     made: list[Tail] = []
 

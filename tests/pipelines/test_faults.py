@@ -21,7 +21,11 @@ from simulators.spark_faults.points import Points, ToldToFail
 from simulators.spark_faults.schedule import ROUNDS, SINKS, schedule_of
 from simulators.spark_faults.world import Difference, Executors, Outcome, Play, World
 
-FEW = [("faults", 4), ("faults", 14), ("rollbacks", 1)]
+FEW = [
+    pytest.param("faults", 4, marks=pytest.mark.slow),
+    ("faults", 14),
+    pytest.param("rollbacks", 1, marks=pytest.mark.slow),
+]
 """Table and bucket whose driver is killed; a transactional sink; lost tails, and a view, too."""
 CI_SEEDS = range(1, 11)
 PLAYS_MAX = 3

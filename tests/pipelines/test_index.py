@@ -73,7 +73,7 @@ def test_spark_builds_what_the_node_builds(spark, bucket, pipeline_of, ask, shar
     assert ask("d", group=True, update=False) == ask("own", group=True)
 
 
-@pytest.mark.parametrize("is_loop", [False, True])
+@pytest.mark.parametrize("is_loop", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_queries_see_what_was_written_before_them(spark, bucket, pipeline_of, ask, is_loop):
     bucket.write(documents(range(50)))
     pipeline = pipeline_of(is_loop=is_loop)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream.pipelines.lake.following import TableForm, newest_rows, table_of_form
 from millstream.pipelines.lake.table_query import TableQuery
 from support.node.node_process import NodeProcess
@@ -15,6 +17,7 @@ FORMS: tuple[TableForm, ...] = ("parquet", "delta")
 KEYS = [f"k{n}" for n in range(300)]
 
 
+@pytest.mark.slow
 def test_tables_and_logs_are_right_after_a_crash_that_they_were_ahead_of(
     spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

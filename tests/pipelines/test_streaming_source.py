@@ -197,6 +197,7 @@ def test_a_lost_tail_fails_the_query_and_says_where(
     assert len(fresh.live()) == 30
 
 
+@pytest.mark.slow
 def test_a_crash_that_lost_nothing_read_is_no_failure(
     spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

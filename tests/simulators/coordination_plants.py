@@ -1,4 +1,4 @@
-"""Replicas with one mistake each, which the schedules of `coordination_world` have to find."""
+"""Replicas with one mistake each, which the runs of `coordination_sim` have to find."""
 
 from __future__ import annotations
 
@@ -418,7 +418,6 @@ PLANTS: dict[str, type[Replica]] = {
     "old_normal": planted(OldNormal, state=OldNormalState),
     "read_leaving": planted(reads=ReadLeaving),
     "lead_after_restart": LeadAfterRestart,
-    "torn_install": Replica,
     "noop_any_epoch": planted(state=NoopAnyEpoch),
     "loyal": planted(Loyal, reads=LoyalReads),
     "ack_early": planted(normal=AckEarly),
@@ -453,4 +452,4 @@ PLANTS: dict[str, type[Replica]] = {
     "counted_early": planted(changes=CountedEarly),
     "deaf_to_forks": planted(reconfiguration=DeafToForks),
 }
-"""Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""
+"""Name -> replica."""

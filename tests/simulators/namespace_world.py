@@ -10,7 +10,7 @@ Invariants:
    weather is over: then every request is answered, and nobody holds or awaits anything.
 2. The seed decides everything.
 
-Elsewhere: the clients (`namespace_callers`), replication itself (`coordination_world`), planted
+Elsewhere: the clients (`namespace_callers`), replication itself (`coordination_sim`), planted
 mistakes (`namespace_plants`).
 """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -301,6 +302,40 @@ class World:
         with pytest.raises(RollbackRequiredError) as again:
             Planner(self.node, "b").plan(self.committed, None)
         assert again.value.seqno <= error.seqno or again.value.partition_id != error.partition_id
+
+
+class TableWorld(World):
+    """The sink is a table, of which a batch that fails changes nothing.
+
+    Batches fail before or after `commit`. If `restarts`, processes end between batches.
+    """
+
+    path: Path
+    make_table: Any
+    restarts = True
+
+    def make_target(self) -> KeyedTarget:
+        made: KeyedTarget = type(self).make_table(self.path)
+        return made
+
+    def drop_tombstones(self, p: int, seqno: int) -> None:
+        self.origin.durable[p] = seqno
+
+    def apply(self, rows: list[Row]) -> bool:
+        fails = self.rng.random() < 0.2
+        commit = self.target.commit
+        if fails:
+            self.target.commit = lambda _: None
+        self.sink.apply(rows)
+        self.target.commit = commit
+        if self.restarts and self.rng.random() < 0.2:
+            self.target = self.make_target()
+            self.sink = self.make_sink()
+        return not fails
+
+    def live(self, p: int) -> dict[str, bytes | None]:
+        found = type(self).make_table(self.path).table().to_pylist()
+        return {row["key"]: row["value"] for row in found if row["partition"] == p}
 
 
 def rows_of(read: RangeRead, chunks: Iterable[bytes], count: int) -> list[Row]:

@@ -19,6 +19,5 @@ In one of five runs all but one member are lost at the end, and the group is for
 
 Not here: what a client's program does by itself (its retries are imitated).
 
-Elsewhere: replicas alone, without time and files (`coordination_world`), a state of namespaces
-alone, in far more schedules (`namespace_world`).
+Elsewhere: a state of namespaces alone, in far more schedules (`namespace_world`).
 """

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from millstream.vsr.core.disk.journal import Journal
 from millstream.vsr.core.replica import requested_changes as changing
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_plants import PLANTS as IN_REPLICAS
@@ -59,6 +60,19 @@ def _plant(name: str, signs: tuple[str, ...], *faults: str, **fixed: float) -> P
 def _short_lag() -> AbstractContextManager[Any]:
     """Have members be far behind sooner than in logs of short runs."""
     return patch.object(changing, "LAG_MAX", 10)
+
+
+_INSTALL = Journal.install
+
+
+def _install(journal: Journal, keep_lsn: int, suffix: Any, standing: Any) -> None:
+    if not journal._is_lost:
+        journal.write_standing(standing)
+    _INSTALL(journal, keep_lsn, suffix, standing)
+
+
+def _torn_install() -> AbstractContextManager[Any]:
+    return patch.object(Journal, "install", _install)
 
 
 PLANTS: dict[str, Plant] = {
@@ -136,6 +150,12 @@ PLANTS: dict[str, Plant] = {
     "deaf_to_forks": _plant(
         "deaf_to_forks", ("goes on in a group that was given up",), "forced", "crash", "partition"
     ),
+    "torn_install": Plant(
+        "The hard state of a new view is durable before its log.", Replica,
+        ("are no prefixes", *LOST),
+        frozenset(("isolate_primary", "crash_in_write", "loss", "reorder", "slow_disk")),
+        (("rate_per_s", 10), ("window", 40)), _torn_install,
+    ),
     "read_before_noop": _plant(
         "read_before_noop", STALE, "isolate_primary", "slow_disk", "loss", "reorder",
         rate_per_s=50,
@@ -149,7 +169,6 @@ PLANTS.update({
 OUT_OF_REACH = {
     "read_leaving": "reads are refused already once the epoch has ended, and until then what a "
     "quorum says of the view makes them true: the second lock keeps nothing shut any more",
-    "torn_install": "it is the disk's, and made only by `tests/simulators/coordination_world.py`",
     "ns_told_twice": "a member that was behind told again what was heard elsewhere; by now it "
     "refuses a position that it has not reached, so no subscription begins ahead of its member",
 }

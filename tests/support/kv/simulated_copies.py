@@ -11,7 +11,7 @@ Invariants, each an assertion:
 2. A copy that comes back holds a first part of what it was sent, whole up to the mark, and knows
    where the snapshot ends that it is inside of.
 
-Elsewhere: several real copies that follow each other (`crash/test_copy_schedules.py`).
+Elsewhere: several real copies that follow each other (`simulators/simulation`).
 """
 
 from __future__ import annotations

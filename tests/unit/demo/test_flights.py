@@ -80,6 +80,7 @@ def test_one_minute_is_in_the_order_of_keys(tmp_path):
     assert [name for name, _ in told(replay)[:3]] == ["AA", "BB", "CC"]
 
 
+@pytest.mark.slow
 def test_the_whole_file_has_as_many_keys_as_flights():
     replay = read_flights(find_flights(), 20_000)
     keys = {key for key, _ in replay.changes(0, len(replay))}

@@ -47,6 +47,7 @@ def test_the_first_rows_only(archive):
     assert compute_truth(archive, 3).documents == 2
 
 
+@pytest.mark.slow
 def test_the_facts_of_the_whole_file():
     truth = compute_truth(find_flights())
     delays = truth.delay_by_carrier.values()

@@ -19,9 +19,10 @@ from millstream.documents.json_text import (
     parse_exactly,
 )
 from millstream.errors import UsageError
+from support.budget import budget
 
 MIB = 1 << 20
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = settings(max_examples=budget(100), deadline=None)
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.integers(-(10**60), 10**60)
     | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False)
@@ -209,6 +210,7 @@ def test_numbers_keep_their_kind():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "is_taken"),
     [

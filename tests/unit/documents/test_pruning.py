@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from millstream.documents.pruning import purged, stemmed
 from millstream.documents.revisions import Path
 from millstream.documents.tree import EMPTY, Branch, RevisionTree
+from support.budget import budget
 from support.http.revision_forests import NaiveTree, worlds
 
-EXAMPLES = settings(max_examples=250, deadline=None)
+EXAMPLES = settings(max_examples=budget(250), deadline=None)
 
 
 def both(sent):
@@ -139,6 +140,7 @@ def comb(branches, generations):
     return RevisionTree(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 10, 1000, 1500])
 def test_many_long_branches_are_cut(limit):
     tree = comb(1000, 1000)

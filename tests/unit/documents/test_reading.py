@@ -176,6 +176,7 @@ def test_revisions_may_have_quotes():
     assert json.loads(text_of("d", one, one.winner)) == {"_id": "d", "_rev": '1-a"}\\', "b": 1}
 
 
+@pytest.mark.slow
 def test_many_revisions_of_a_wide_document_are_answered_in_one_pass():
     """Work by squares would be some ten million steps in each."""
     wide = RevisionTree(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from millstream.documents.json_text import cut
 from millstream.documents.revision_ids import signature_of
 from millstream.documents.stored import Attachment
+from support.budget import budget
 
 EMPTY = "967a00dff5e02add41819138abb3284d"
 
@@ -162,7 +163,7 @@ def text_of(value, space):
     return json.dumps(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150), deadline=None)
 @given(
     st.lists(st.tuples(NAMES, VALUES), max_size=5).map(Members),
     st.sampled_from(["", "", " ", "\n"]),
@@ -213,7 +214,7 @@ def test_a_foreign_parent_counts_as_its_text():
     assert ours(b"{}", parent=f"300-{EMPTY}") == naive(b"{}", parent=(300, bytes.fromhex(EMPTY)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=budget(50), deadline=None)
 @given(st.dictionaries(st.text(max_size=4), st.binary(min_size=16, max_size=16), max_size=4))
 def test_attachments_count_from_the_last_to_the_first(digests):
     attachments = {

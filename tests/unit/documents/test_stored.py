@@ -27,6 +27,7 @@ from millstream.model.lineage import born, with_run
 from millstream.model.revision import Revisions
 from millstream.model.sides import side_of
 from millstream.wire.frames import deletion, expiration, mutation
+from support.budget import budget
 from support.http.revision_forests import worlds
 
 BUCKET = "b" * 32
@@ -185,7 +186,7 @@ def test_a_purge_may_leave_nothing_and_kv_begins_anew():
     assert (after.is_purged, list(after.contents.values())) == (False, [Content(b'{"a":1}', {})])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 @given(worlds(), st.data())
 def test_trees_come_back(sent, data):
     tree = EMPTY

@@ -27,6 +27,7 @@ from millstream.documents.tokens import (
 )
 from millstream.errors import UsageError
 from millstream.model.position import FailoverEntry, Position
+from support.budget import budget
 
 A, B, C = 0xA, 0xB, 0xC
 LOG = (FailoverEntry(C, 300, 3), FailoverEntry(B, 200, 2), FailoverEntry(A, 0, 1))
@@ -66,7 +67,7 @@ def test_a_token_comes_back_as_it_was(one):
     assert vector_from_json(vector_to_json(one)) == one
 
 
-@settings(max_examples=50)
+@settings(max_examples=budget(50))
 @given(vectors, st.lists(st.tuples(st.integers(0, 4), positions()), max_size=8))
 def test_a_writer_has_the_text_of_where_it_stands(one, moves):
     writer = TokenWriter(one)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from millstream.documents.revisions import Path
 from millstream.documents.tree import EMPTY, GrowingTree, Leaf
+from support.budget import budget
 from support.http.revision_forests import NaiveTree, order, worlds
 
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = settings(max_examples=budget(150), deadline=None)
 
 
 def seen(tree):

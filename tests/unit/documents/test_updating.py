@@ -23,6 +23,7 @@ from millstream.errors import ConditionError, UsageError
 from millstream.model.lineage import born
 from millstream.model.sides import side_of
 from millstream.wire.frames import deletion, mutation
+from support.budget import budget
 from support.http.revision_forests import NaiveTree, order, worlds
 
 EMPTY_REV = "1-967a00dff5e02add41819138abb3284d"
@@ -287,7 +288,7 @@ def paths(document):
     return {leaf.rev: document.tree.path(leaf.rev).revs() for leaf in document.tree.leaves()}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 @given(worlds(), st.randoms())
 def test_peers_in_any_order_come_to_the_same(sent, random):
     naive, deleted = NaiveTree(), {path.rev: gone for path, gone in sent}
@@ -313,7 +314,7 @@ def test_peers_in_any_order_come_to_the_same(sent, random):
     assert grown(sent, document) is document
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=budget(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.integers(0, 3)), max_size=14))
 def test_documents_that_live_keep_to_the_model(steps):
     """Edits, peers' branches, deletions, purges; after each the document is stored and read."""
@@ -396,7 +397,7 @@ def test_a_document_that_begins_anew_knows_no_attachments_of_its_deletion():
     assert edit(document, stub % f',"_rev":"{gone}"')[1].startswith("3-")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 @given(worlds(), st.integers(0, 3))
 def test_revisions_that_come_together_make_what_they_make_one_by_one(world, begun):
     texts = []

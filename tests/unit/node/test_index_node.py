@@ -92,6 +92,7 @@ async def test_it_answers_for_all_partitions_of_both_nodes(two, node):
     assert str(port_of(two.engines["a"], "http")) in str(node.refusal("no such bucket"))
 
 
+@pytest.mark.slow
 async def test_partitions_that_move_are_followed_where_they_are(two, node):
     name = two.design_of("a")
     await two.design(name, VIEWS)
@@ -107,6 +108,7 @@ async def test_partitions_that_move_are_followed_where_they_are(two, node):
     assert (await bucket.order())["follows"][0]["partitions"] == [0, 1]
 
 
+@pytest.mark.slow
 async def test_buckets_come_and_go(two, node):
     engine = two.engines["a"]
     await engine.create_bucket("more", 4)
@@ -124,6 +126,7 @@ async def test_buckets_come_and_go(two, node):
     assert node._found("more").uuid != uuid
 
 
+@pytest.mark.slow
 async def test_its_index_process_is_told_everything_when_it_was_killed(two, node, monkeypatch):
     monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01,))
     name = two.design_of("a")
@@ -138,6 +141,7 @@ async def test_its_index_process_is_told_everything_when_it_was_killed(two, node
     assert [row["key"] for row in await rows(node, BUCKET, name)] == [1, 2]
 
 
+@pytest.mark.slow
 async def test_what_it_learned_outlives_it(two, tmp_path):
     name = two.design_of("b")
     await two.design(name, VIEWS)
@@ -162,6 +166,7 @@ async def test_what_it_learned_outlives_it(two, tmp_path):
         await node.stop()
 
 
+@pytest.mark.slow
 async def test_what_was_not_heard_yet_is_not_said_to_be_missing(two, tmp_path):
     names = [two.design_of(each) for each in "ab"]
     for name in names:
@@ -185,6 +190,7 @@ async def test_what_was_not_heard_yet_is_not_said_to_be_missing(two, tmp_path):
         await node.stop()
 
 
+@pytest.mark.slow
 async def test_who_refused_at_first_is_asked_again(two, tmp_path, monkeypatch):
     names, answers, ask = list(map(two.design_of, "ab")), [], neighbours.ClusterPeers._decoded
 

@@ -38,6 +38,7 @@ async def test_each_node_knows_the_design_documents_of_the_other(two):
     await until(lambda: names["a"] not in known(two, "b"))
 
 
+@pytest.mark.slow
 async def test_what_nobody_has_active_stays_as_it_was(two):
     name = two.design_of("a")
     await two.design(name, VIEWS)

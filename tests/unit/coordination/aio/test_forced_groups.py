@@ -133,6 +133,7 @@ async def test_a_survivor_goes_on_and_plain_paths_and_names_work(group: Lost) ->
                 await changes.__aenter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [True], indirect=True)
 async def test_old_members_that_come_back_are_refused_and_new_nodes_are_taken(
     group: Lost,
@@ -162,6 +163,7 @@ async def test_old_members_that_come_back_are_refused_and_new_nodes_are_taken(
         assert await admin(group.nodes.running[number], b"LEAVE") == b"+OK"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [True], indirect=True)
 async def test_old_members_hear_of_the_fork_from_any_node_and_do_not_split_the_group(
     group: Lost,

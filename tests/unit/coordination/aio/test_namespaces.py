@@ -114,6 +114,7 @@ async def test_settings_of_all_groups_are_known_to_all_nodes(tmp_path: Path) -> 
         assert misplaced.startswith("BADARG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_whoever_leads_goes_on_with_what_the_last_one_began(
     tmp_path: Path, is_early: bool

@@ -23,6 +23,7 @@ from millstream.vsr.core.entries import (
     encode_entry,
     hash_of,
 )
+from support.budget import budget
 
 pytestmark = pytest.mark.skipif(not accelerated.is_installed(), reason=accelerated.state())
 
@@ -76,7 +77,7 @@ def same(name: str, *arguments: Any) -> object:
     return answer
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(logs(), st.binary(max_size=20), st.binary(max_size=20), st.integers(-1, 8))
 def test_entries_are_read_alike(
     log: tuple[Link, list[Entry]], before: bytes, behind: bytes, count: int
@@ -91,7 +92,7 @@ def test_entries_are_read_alike(
         assert all(type(entry.header.claim) is bool for entry in answer[0])
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(logs(), st.data())
 def test_damaged_and_strange_entries_are_refused_alike(
     log: tuple[Link, list[Entry]], data: st.DataObject
@@ -130,7 +131,7 @@ def test_what_is_no_place_of_entries_is_refused_alike(arguments: tuple[Any, ...]
     assert outcome(python, *arguments) == outcome(compiled, *arguments)
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(logs(), st.sampled_from([GROUP, OTHER, bytearray(GROUP), None]), st.booleans())
 def test_a_chain_is_checked_alike(
     log: tuple[Link, list[Entry]], group_id: Any, is_tuple: bool
@@ -144,7 +145,7 @@ def test_a_chain_is_checked_alike(
     same("check_chain", begin, GROUP, [*entries, None])
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(logs(), st.integers(0, 9), st.sampled_from([0, 1, 4096, 2**63 - 1, 2**63, 2**64 - 1, -1]))
 def test_a_log_is_encoded_alike(log: tuple[Link, list[Entry]], segment: int, offset: int) -> None:
     answer = same("encode_log", log[1], segment, offset)
@@ -181,7 +182,7 @@ BODIES = st.builds(Body, st.binary(max_size=9), WORDS, WORDS)
 NUMBERS = st.sampled_from([0, 1, 7, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1])
 
 
-@settings(max_examples=200)
+@settings(max_examples=budget(200))
 @given(
     st.builds(Link, st.integers(0, 2**62), st.binary(min_size=16, max_size=16), NUMBERS),
     BODIES, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(Kind), st.booleans(),
@@ -240,7 +241,7 @@ def test_what_is_not_said_of_an_entry_is_the_same() -> None:
     same_named("chain", GENESIS, group_id=GROUP, epoch=0, view=1, kind=Kind.NOOP, ts_ms=5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=budget(200))
 @given(BODIES, st.data())
 def test_bodies_are_read_alike(body: Body, data: st.DataObject) -> None:
     whole = encode_body(body)

@@ -48,6 +48,7 @@ from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.snapshots import SnapshotId
 from millstream.vsr.core.tuning import Tuning
+from support.budget import budget
 from support.coordination.coordination_group import Group
 from support.coordination.coordination_logs import GROUP, chained
 
@@ -403,7 +404,7 @@ class Nonsense:
         return Envelope(GROUP, sender.id, sender.incarnation, epoch, view, self.payload())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(budget(40)))
 def test_whatever_members_say_none_ends(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tuning, "retain_entries", 3)
     monkeypatch.setattr(Tuning, "part_bytes", 40)

@@ -29,6 +29,7 @@ from millstream.gateway.core.api.stored import (
 from millstream.kv.core.revisions.revision_store import Made, RevisedDocuments
 from millstream.model.partitions import PartitionState
 from simulators import spread_schedules
+from support.budget import budget
 from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 from support.kv.running_bucket import LIMIT, put
 
@@ -336,7 +337,7 @@ async def test_what_the_owner_refuses_is_told(nodes: SpreadNodes) -> None:
     assert "writes are refused" in str(refusal)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(budget(12)))
 async def test_what_is_told_is_so_while_connections_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -19,6 +19,7 @@ from millstream.documents.tokens import parse_token
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.kv.core.revisions.changes_feed import Piece
 from millstream.wire.frames import change_of, description_bytes, seqno_of
+from support.budget import budget
 from support.views.spread_nodes import BUCKET, SpreadNodes
 
 PAUSES = (0.0, 0.0, 0.0)
@@ -406,7 +407,7 @@ class Reader:
             self.walk = None
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(budget(30)))
 async def test_whatever_happens_readers_have_everything_in_the_end(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

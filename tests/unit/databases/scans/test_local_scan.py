@@ -55,6 +55,7 @@ async def test_some_partitions_without_what_is_deleted(tmp_path: Path) -> None:
     await engine.stop()
 
 
+@pytest.mark.slow
 async def test_a_page_looks_up_what_it_holds_however_many_documents_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

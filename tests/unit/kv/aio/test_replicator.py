@@ -431,6 +431,7 @@ async def test_a_rollback_is_finished_before_the_end(cluster: Cluster) -> None:
     assert cluster.figure("rollbacks_total") == 0, "its feed is gone"
 
 
+@pytest.mark.slow
 async def test_a_mistake_with_one_copy_does_not_end_the_following_of_the_others(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -490,6 +491,7 @@ async def following(cluster: Cluster) -> None:
     await until(lambda: cluster.is_durable(0))
 
 
+@pytest.mark.slow
 async def test_a_copy_takes_over_while_its_source_is_written_to(cluster: Cluster) -> None:
     await following(cluster)
     source, copy = cluster.source.bucket.partitions[0], cluster.copy.bucket.partitions[0]

@@ -29,6 +29,7 @@ from millstream.wire.frames import (
     mutation,
     seqno_of,
 )
+from support.budget import budget
 from support.http.revised_documents import signature, with_leaf
 from support.kv.log_double import NOW, LogDouble, items_of, new_partition
 
@@ -315,7 +316,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TestQueue.settings = settings(max_examples=budget(50), stateful_step_count=60, deadline=None)
 
 
 class ReplicaQueueMachine(RuleBasedStateMachine):
@@ -412,4 +413,6 @@ class ReplicaQueueMachine(RuleBasedStateMachine):
 
 
 TestReplicaQueue = ReplicaQueueMachine.TestCase
-TestReplicaQueue.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestReplicaQueue.settings = settings(
+    max_examples=budget(40), stateful_step_count=30, deadline=None
+)

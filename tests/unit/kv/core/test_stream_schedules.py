@@ -18,6 +18,7 @@ from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.model.position import FailoverEntry
 from millstream.upr.core import shared_slices
 from millstream.wire.frames import change_of, seqno_of
+from support.budget import budget
 from support.kv.log_double import NOW, Item, LogDouble, items_of, new_bucket, new_partition
 from support.streams.stream_line import Line
 
@@ -176,7 +177,7 @@ class World:
         assert self.partition.purge_limit() == self.partition.high_seqno
 
 
-@pytest.mark.parametrize("first_seed", range(0, 200, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, budget(200), SEEDS_PER_TEST))
 def test_readers_see_states_that_were(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         try:

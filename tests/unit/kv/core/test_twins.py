@@ -20,6 +20,7 @@ from millstream.model.partitions import partition_of
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Feature, Opcode, request
+from support.budget import budget
 from support.kv.log_double import NOW, SECOND
 from support.kv.session_double import HostDouble, new_session
 
@@ -283,13 +284,13 @@ actions = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=120)
+@settings(max_examples=budget(120))
 @given(actions)
 def test_they_answer_and_leave_behind_the_same(actions: list[Action]) -> None:
     check(actions)
 
 
-@settings(max_examples=30)
+@settings(max_examples=budget(30))
 @given(actions)
 def test_so_they_do_where_not_everything_is_in_memory(actions: list[Action]) -> None:
     check([(World.forget, (), {}), *actions])
@@ -322,7 +323,7 @@ durable_sets = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=budget(60))
 @given(
     st.lists(
         st.one_of(

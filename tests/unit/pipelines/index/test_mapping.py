@@ -214,6 +214,7 @@ def whole(document):
     yield None, document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_first", [True, False])
 def test_values_of_any_size_make_blocks_that_a_node_takes(monkeypatch, is_first):
     """Whole documents are emitted; by their number alone they would be one block."""

@@ -39,6 +39,7 @@ from millstream.views.core.index.index import Index, IndexShape
 from millstream.views.core.index.indexer import Part, Place
 from millstream.views.core.index.staged import END
 from millstream.wire.frames import deletion, described, mutation, snapshot_marker
+from support.budget import budget
 from support.views.memory_index_store import MemoryIndexStore
 
 UUID = "0123456789abcdef0123456789abcdef"
@@ -337,7 +338,7 @@ def kind(request):
     mapping._mappers.clear()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=budget(15), deadline=None)
 @given(first=changes, later=st.lists(changes, max_size=2))
 def test_tasks_make_the_trees_that_the_node_makes(kind, first, later):
     content, design, mapper = kind

@@ -13,9 +13,10 @@ from millstream.pipelines.index.shards import Shards
 from millstream.pipelines.index.writer import Cycle, IndexWriter
 from simulators.index_world import Wrong
 from simulators.spread_world import Node, placed
+from support.budget import budget
 from support.node.waiting import until
 
-SEEDS = 60
+SEEDS = budget(60)
 
 
 class FalseWriter:
@@ -350,6 +351,7 @@ def from_the_first_header(self, fence):
     return self.__dict__.setdefault("first", self._state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "mistake"),
     [(IndexWriter, "_still_held", as_if_held), (Node, "judge", from_the_first_header)],

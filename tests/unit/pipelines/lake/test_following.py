@@ -16,11 +16,12 @@ from millstream.pipelines.lake.following import (
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
-SCHEDULES = 25
-DELTA_SCHEDULES = 6
+SCHEDULES = budget(25)
+DELTA_SCHEDULES = budget(6)
 
 
 class Death(Exception):

@@ -18,11 +18,12 @@ from millstream.pipelines.sinks.repairing import (
     Row,
 )
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.kv.bucket_double import FalseBucket
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row, name_of
 
-SCHEDULES = 500
+SCHEDULES = budget(500)
 OPTIONS = {"bucket": "copy"}
 HEADS = ["_millstream:sink:-1", "_millstream:sink:0"]
 

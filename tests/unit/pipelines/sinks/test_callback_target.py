@@ -11,9 +11,10 @@ from millstream.pipelines.sinks.callback_target import CallbackTarget, Rollback,
 from millstream.pipelines.sinks.repairing import KeyedTarget, Row
 from millstream.upr.core.repair import LoadState
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.streams.keyed_double import DictTarget
 
-SCHEDULES = 200
+SCHEDULES = budget(200)
 
 
 class StoreWorld(World):

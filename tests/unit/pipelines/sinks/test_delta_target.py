@@ -11,42 +11,19 @@ import pytest
 
 from millstream.errors import UnavailableError, UsageError
 from millstream.pipelines.sinks.delta_target import DeltaTarget
-from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
+from millstream.pipelines.sinks.repairing import RepairingSink, Row
 from millstream.upr.core.repair import LoadState
-from simulators.pipeline_world import World
+from simulators.pipeline_world import TableWorld
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
 deltalake = pytest.importorskip("deltalake", reason="the extra delta is not installed")
-SCHEDULES = 8
+SCHEDULES = budget(8)
 
 
-class DeltaWorld(World):
-    """The sink is a Delta table; batches fail before or after their version is made."""
-
-    path: Path
-
-    def make_target(self) -> KeyedTarget:
-        return DeltaTarget(self.path)
-
-    def drop_tombstones(self, p: int, seqno: int) -> None:
-        self.origin.durable[p] = seqno
-
-    def apply(self, rows: list[Row]) -> bool:
-        fails = self.rng.random() < 0.2
-        commit = self.target.commit
-        if fails:
-            self.target.commit = lambda _: None
-        self.sink.apply(rows)
-        self.target.commit = commit
-        if self.rng.random() < 0.2:
-            self.target = self.make_target()
-            self.sink = self.make_sink()
-        return not fails
-
-    def live(self, p: int) -> dict[str, bytes | None]:
-        found = DeltaTarget(self.path).table().to_pylist()
-        return {row["key"]: row["value"] for row in found if row["partition"] == p}
+class DeltaWorld(TableWorld):
+    make_table = DeltaTarget
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))

@@ -16,10 +16,11 @@ from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from millstream.pipelines.sinks.transforming import TransformingTarget
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
-SCHEDULES = 40
+SCHEDULES = budget(40)
 MISTAKE_SCHEDULES_MAX = 60
 
 
@@ -152,6 +153,7 @@ class KeepsOthers(GroupedWorld):
         return Keeping()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", [OnlyNew, GoesOn, KeepsOthers])
 def test_mistakes_are_found(mistake: type[GroupedWorld], tmp_path: Path) -> None:
     for seed in range(MISTAKE_SCHEDULES_MAX):

@@ -14,13 +14,14 @@ from millstream.pipelines.sinks.keyed_table import (
     held_from,
     loaded_table,
 )
-from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
+from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink
 from millstream.upr.core.repair import LoadState
-from simulators.pipeline_world import World
+from simulators.pipeline_world import TableWorld
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
-SCHEDULES = 60
+SCHEDULES = budget(60)
 
 
 class MemoryTable(KeyedTable):
@@ -54,23 +55,13 @@ class MemoryTable(KeyedTable):
         self.kept = self.states
 
 
-class MemoryWorld(World):
+class MemoryWorld(TableWorld):
     """Batches fail before the table is replaced, or the driver dies after it."""
+
+    restarts = False
 
     def make_target(self) -> KeyedTarget:
         return MemoryTable()
-
-    def drop_tombstones(self, p: int, seqno: int) -> None:
-        self.origin.durable[p] = seqno
-
-    def apply(self, rows: list[Row]) -> bool:
-        fails = self.rng.random() < 0.2
-        commit = self.target.commit
-        if fails:
-            self.target.commit = lambda _: None
-        self.sink.apply(rows)
-        self.target.commit = commit
-        return not fails
 
     def live(self, p: int) -> dict[str, bytes | None]:
         return {

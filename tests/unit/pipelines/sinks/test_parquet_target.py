@@ -9,49 +9,26 @@ import pytest
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
-from simulators.pipeline_world import World
+from millstream.pipelines.sinks.repairing import RepairingSink, Row
+from simulators.pipeline_world import TableWorld
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import FalseOrigin, false_row
 
-SCHEDULES = 40
+SCHEDULES = budget(40)
 
 
-class TableWorld(World):
-    """The sink is a table; batches fail before or after `_current` is replaced."""
-
-    path: Path
-
-    def make_target(self) -> KeyedTarget:
-        return ParquetTarget(self.path)
-
-    def drop_tombstones(self, p: int, seqno: int) -> None:
-        self.origin.durable[p] = seqno
-
-    def apply(self, rows: list[Row]) -> bool:
-        fails = self.rng.random() < 0.2
-        commit = self.target.commit
-        if fails:
-            self.target.commit = lambda _: None
-        self.sink.apply(rows)
-        self.target.commit = commit
-        if self.rng.random() < 0.2:
-            self.target = self.make_target()
-            self.sink = self.make_sink()
-        return not fails
-
-    def live(self, p: int) -> dict[str, bytes | None]:
-        found = ParquetTarget(self.path).table().to_pylist()
-        return {row["key"]: row["value"] for row in found if row["partition"] == p}
+class ParquetWorld(TableWorld):
+    make_table = ParquetTarget
 
 
 def test_it_equals_the_source_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_target, "sync_directory", lambda _: None)
     monkeypatch.setattr(parquet_target.os, "fsync", lambda _: None)
     for seed in range(SCHEDULES):
-        TableWorld.path = tmp_path / str(seed)
+        ParquetWorld.path = tmp_path / str(seed)
         try:
-            TableWorld(seed, repairs=True).run()
+            ParquetWorld(seed, repairs=True).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
 

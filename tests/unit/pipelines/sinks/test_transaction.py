@@ -25,6 +25,7 @@ from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.staging import STAGED_SECONDS, Segment, stage
 from millstream.pipelines.sinks.transaction import TransactionalSink
 from millstream.pipelines.sinks.writing import Persistence
+from support.budget import budget
 from support.pipelines.sink_bucket import Killed, SinkBucketDouble
 
 HEADER = SINK_PREFIX + "s"
@@ -207,7 +208,7 @@ def random_life(seed: int) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_lives(block: int) -> None:
-    for seed in range(block * 100, block * 100 + 100):
+    for seed in range(block * 100, block * 100 + budget(100)):
         random_life(seed)
 
 

@@ -12,11 +12,12 @@ from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from millstream.pipelines.sinks.transforming import TransformingTarget
 from simulators.pipeline_world import World
+from support.budget import budget
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import DictTarget, FalseOrigin, false_row
 
-SCHEDULES = 600
-TABLE_SCHEDULES = 25
+SCHEDULES = budget(600)
+TABLE_SCHEDULES = budget(25)
 MISTAKE_SCHEDULES_MAX = 600
 
 

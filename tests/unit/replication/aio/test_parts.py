@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from millstream.errors import RemoteProtocolError, UsageError
 from millstream.replication.aio import parts
 from millstream.replication.aio.parts import Parts, boundary_of
+from support.budget import budget
 
 
 class Bytes:
@@ -29,7 +30,7 @@ def written(contents):
     return b"".join(b"\r\n--b\r\nA: 1\r\n\r\n" + each for each in contents) + b"\r\n--b--"
 
 
-@settings(max_examples=100)
+@settings(max_examples=budget(100))
 @given(st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"--b", b"")), max_size=4),
        st.integers(1, 50))  # fmt: skip
 async def test_what_is_written_is_read(contents, size):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from millstream.errors import UsageError
 from millstream.replication.core.jobs import Member, Proxy, member_of, parse_job, replication_id
 from millstream.replication.core.reports import job_name
+from support.budget import budget
 
 ENDS = {"source": "http://h:5984/a", "target": "http://h/b"}
 
@@ -146,7 +147,7 @@ NAMES = st.sampled_from((
 ))  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=budget(300))
 @given(st.dictionaries(NAMES, VALUES, max_size=5), ADDRESSES, ADDRESSES)
 def test_whatever_is_asked_for_is_a_job_or_refused(form, source, target):
     try:

@@ -15,6 +15,7 @@ from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import deletion, mutation, seqno_of
+from support.budget import budget
 from support.kv.compacting import compact, compacting, mark, rewrite
 from support.kv.simulated_disk import SimulatedById, SimulatedDisk
 
@@ -109,6 +110,7 @@ def test_history_that_is_not_over_stays_readable(directory):
     assert store.roll_back(0, 14).high_seqno == 0
 
 
+@pytest.mark.slow
 def test_every_step_leaves_a_store_that_reads_and_starts(directory):
     """Kills after each step: what is left is read by a start."""
     written(directory)
@@ -464,7 +466,7 @@ def test_a_deletion_of_a_dead_branch_takes_no_key_out_of_by_id(directory):
     assert sorted(store.keys(0)) == [b"a", b"x"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(budget(20)))
 def test_what_goes_leaves_no_older_version_behind_when_power_is_lost(seed):
     """The mark that hides a@1 is durable before a@2, which replaced it, goes."""
     rng, numbers = random.Random(seed), itertools.count(100)

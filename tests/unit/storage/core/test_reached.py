@@ -79,6 +79,7 @@ def test_damage_of_all_that_the_file_says_is_told_in_the_same_boot_alone(tmp_pat
     assert read_reached(OsDisk(tmp_path)) == FoundReached(None, LOG_ID)  # the power may have gone
 
 
+@pytest.mark.slow
 def test_after_a_kill_no_flipped_bit_in_a_durable_commit_is_taken_for_a_torn_tail(tmp_path):
     ends = killed_log(tmp_path / "log")
     path = tmp_path / "log" / segment_name(1)
@@ -96,6 +97,7 @@ def test_after_a_kill_no_flipped_bit_in_a_durable_commit_is_taken_for_a_torn_tai
     log.close()
 
 
+@pytest.mark.slow
 def test_after_a_kill_no_durable_commit_may_be_cut_off(tmp_path):
     ends = killed_log(tmp_path / "log")
     path = tmp_path / "log" / segment_name(1)

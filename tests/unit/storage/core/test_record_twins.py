@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from millstream import accelerated
 from millstream.storage.core.records import ChangeColumns, StoredChange, change_record
+from support.budget import budget
 
 pytestmark = pytest.mark.skipif(not accelerated.is_installed(), reason=accelerated.state())
 
@@ -42,7 +43,7 @@ def outcome(function: Any, *arguments: Any) -> object:
         return type(error)
 
 
-@settings(max_examples=100)
+@settings(max_examples=budget(100))
 @given(st.lists(columns(), max_size=4))
 def test_records_are_encoded_alike(batches: list[ChangeColumns]) -> None:
     parts: tuple[list[bytes], list[bytes]] = [b"head"], [b"head"]
@@ -89,7 +90,7 @@ def reads(draw: st.DrawFn) -> tuple[bytes, int, list[int], list[int]]:
     return data, start, offsets, stops
 
 
-@settings(max_examples=200)
+@settings(max_examples=budget(200))
 @given(reads())
 def test_frames_are_cut_alike(read: tuple[bytes, int, list[int], list[int]]) -> None:
     python, compiled = twin("cut_frames").python, twin("cut_frames").compiled

@@ -290,6 +290,7 @@ def test_lineage_and_sidecar_come_back(directory):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_record_of_more_than_20_mib(directory):
     directory.sizes = LogSizes()
     store = directory.open()

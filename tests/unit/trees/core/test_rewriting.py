@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.trees.core import rewriting
 from millstream.trees.core.writer import TreeWriter
+from support.budget import budget
 from support.views.tree_model import Joins, Sums, Tree, key, keys_of, rows_from, small_nodes
 
 numbers = st.integers(0, 400)
@@ -23,7 +24,7 @@ emptied = st.tuples(numbers, st.integers(0, 200))
 stepped = st.tuples(st.just("clean"), st.sampled_from([1, 6, 1 << 63]), st.integers(1, 9))
 
 
-@settings(max_examples=100)
+@settings(max_examples=budget(100))
 @given(st.lists(applied | emptied | stepped, max_size=9), st.integers(0, 400), st.integers(0, 60))
 def test_any_changes_give_what_a_dict_gives(  # type: ignore[no-untyped-def]
     changes, first, size
@@ -140,6 +141,7 @@ def test_operations_come_after_cleaning() -> None:
     assert tree.rows[key(0)] == (0, b"100")
 
 
+@pytest.mark.slow
 def test_values_of_some_megabytes_and_long_keys() -> None:
     tree = Tree()
     tree.apply({bytes([n]) * 70_000: (n, bytes(n * 40_000)) for n in range(1, 60)})
@@ -180,6 +182,7 @@ def test_old_roots_stay_readable_while_their_nodes_are_kept() -> None:
         assert reader.reduce() == b"%d" % sum(int(value) for _, value in rows.values())
 
 
+@pytest.mark.slow
 def test_a_pass_leaves_nothing_for_the_garbage_collector() -> None:
     tree = Tree(Sums())
     tree.load(rows_from(range(20_000)))

@@ -105,6 +105,7 @@ def test_cleaning_goes_on_until_nothing_is_left(nodes_max: int) -> None:
     assert steps > 30 / nodes_max - 2
 
 
+@pytest.mark.slow
 def test_a_step_of_cleaning_writes_few_nodes() -> None:
     tree = Tree(Sums())
     tree.load(rows_from(range(60_000)))

@@ -13,6 +13,7 @@ from millstream.upr.core import producer as producer_module
 from millstream.upr.core.control import Settings
 from millstream.upr.core.stream import Stream
 from millstream.wire.mcbp import Opcode, Packet, Status, StreamFlag, request
+from support.budget import budget
 from support.streams.stream_talk import OPAQUE, Talk, filled
 
 FIELDS = Struct(">IIQQQQQ")
@@ -139,7 +140,7 @@ STATUSES = {
 }  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=budget(400), deadline=None)
 @given(
     st.sampled_from([0, 1, 2, 0x7FFF, 0xFFFF]),
     st.lists(st.sampled_from([0, 1, 2, 4, 0x10, 0x20, 0x40, 0x80, 0x100, 0x8000]), max_size=3),
@@ -181,6 +182,7 @@ def test_streams_opened_twice_are_one() -> None:
     assert left_behind(talk) == {"streams": 1, "turns": 1, "readers": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_a_thousand_streams_opened_and_dropped_leave_nothing(is_on_disk: bool) -> None:
     talk = talk_of_two(is_extended=True)

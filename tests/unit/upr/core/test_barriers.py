@@ -17,6 +17,7 @@ from millstream.upr.core.messages import (
     encode_stream_request,
 )
 from millstream.wire.mcbp import Opcode, Packet, Status, request
+from support.budget import budget
 from support.streams.fake_source import FakePartition
 from support.streams.stream_talk import Talk, filled, packets_of
 from support.streams.stream_talk import words as words_of_stream
@@ -445,7 +446,7 @@ HAPPENINGS = (
 happening = st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 2), st.integers(0, 30))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=budget(250), deadline=None)
 @given(st.integers(1, 3), st.booleans(), st.lists(happening, min_size=10, max_size=100))
 def test_cookies_are_never_early_and_never_lost(
     count: int, cycles: bool, happenings: list[tuple[str, int, int]]

@@ -19,6 +19,7 @@ from millstream.upr.core import shared_slices
 from millstream.upr.core.messages import StreamRequest, encode_barrier, encode_stream_request
 from millstream.upr.core.shared_slices import SharedSlices
 from millstream.wire.mcbp import REQUEST, Opcode, Packet, Status, StreamFlag, request
+from support.budget import budget
 from support.streams.fake_source import FakePartition
 from support.streams.stream_talk import Talk, packets_of
 
@@ -185,7 +186,7 @@ class Peer:
             assert self.streams[opaque].complete == self.parts[p].high_seqno
 
 
-@pytest.mark.parametrize("first_seed", range(0, 1000, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, budget(1000), SEEDS_PER_TEST))
 def test_a_peer_that_believes_nothing_finds_nothing(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         try:

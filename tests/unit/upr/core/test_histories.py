@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.decision import Grant, RollbackError, decide
 from millstream.upr.core.messages import StreamRequest
+from support.budget import budget
 from support.streams.fake_source import FakeBucket, FakePartition
 
 KEYS = "abcd"
@@ -228,7 +229,7 @@ HAPPENINGS = ("write", "write", "write", "read", "read", "read", "leave", "fork"
 happening = st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 40))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=budget(400), deadline=None)
 @given(st.integers(1, 3), st.lists(happening, min_size=10, max_size=80))
 def test_who_follows_the_decision_holds_what_history_holds(
     readers: int, happenings: list[tuple[str, int]]

@@ -24,6 +24,7 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
+from support.budget import budget
 from support.streams.fake_source import FakePartition
 from support.streams.stream_talk import BEGINNING, OPAQUE, Talk, filled, packets_of, words
 
@@ -758,7 +759,7 @@ def test_each_message_waits_for_room_of_its_own() -> None:
     assert talk.sent() == "end 0"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 @given(
     st.integers(1, 400),
     st.lists(st.integers(0, 300), min_size=1, max_size=20),

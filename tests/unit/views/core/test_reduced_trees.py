@@ -15,6 +15,7 @@ from millstream.trees.core.writer import TreeWriter
 from millstream.views.core.collation import encode_key
 from millstream.views.core.reduce.reductions import ReduceCall, ViewReducer
 from millstream.views.core.rows import ekey_of, row_key, row_value
+from support.budget import budget
 from support.views.reduce_model import model
 from support.views.tree_model import Store, small_nodes
 
@@ -58,7 +59,7 @@ def ascending(rows: dict[Row, list[int]], wanted: int) -> list[tuple[Row, list[i
     return sorted(found, key=lambda each: key_of(each[0]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=budget(40))
 @given(
     st.lists(CHANGES, min_size=1, max_size=5),
     st.integers(0, 2**PARTITIONS - 1),

@@ -42,6 +42,7 @@ from millstream.coordination.core.client.events import (
 )
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code
+from support.budget import budget
 from support.coordination.coordination_backend import FrontClient, RegisterBackend
 
 BEAT = [Transmit((b"SESSION", b"PING"))]
@@ -390,7 +391,7 @@ class Cluster:
             self.step(Received(reply))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(budget(60)))
 def test_never_wrong_about_a_call(seed: int) -> None:
     cluster = Cluster(seed)
     number = 30

@@ -37,6 +37,7 @@ from millstream.errors import CorruptionError
 from millstream.vsr.core.effects import DiskDone, SetTimer, Timer
 from simulators.pool_plants import PLANTS
 from simulators.pool_world import Node, World, WrongError, asked, joined, schedule
+from support.budget import budget
 
 HERE, COORD = Address("here", 1), Address("here", 2)
 ME = b"m" * 16
@@ -47,7 +48,7 @@ def start(content: bytes | None = None, node_id: bytes = ME, **more: object) -> 
     return NodeStart(content, node_id, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", range(1, budget(12) + 1))
 def test_schedules(seed: int) -> None:
     world = schedule(seed)
     assert world.sent > 100

@@ -164,6 +164,7 @@ async def test_rights(guarded, body, ada, bob):
         await body(await guarded.post(path, headers=ada, **asked))
 
 
+@pytest.mark.slow
 async def test_a_pattern_on_a_large_text_does_not_hold_the_loop(client, body, open_host):
     text = "".join(random.Random(1).choices("ab", k=200_000))
     open_host.scan.texts = {"d": json.dumps({"_id": "d", "a": text}).encode()}

@@ -8,10 +8,11 @@ from millstream.kv.core.copies import replica_stream as feed_module
 from millstream.kv.core.copies.replica_stream import Read
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
+from support.budget import budget
 from support.kv.feed_rig import ACTIVE, NOW, REPLICA, Ends, Rig
 from support.kv.log_double import LogDouble
 
-SCHEDULES = 60
+SCHEDULES = budget(60)
 
 
 def put(rig: Rig, p: int, *keys: bytes) -> None:

@@ -9,6 +9,7 @@ import pytest
 from millstream.kv.core.copies.replica_stream import TakenOver
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Opcode, Status, request, response
+from support.budget import budget
 from support.kv.feed_rig import ACTIVE, REPLICA, Rig
 
 PENDING, DEAD = PartitionState.PENDING, PartitionState.DEAD
@@ -70,7 +71,7 @@ def begun(seed: int = 1) -> Taking:
     return rig
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(budget(20)))
 def test_a_copy_becomes_active_in_the_same_history_with_all_that_was_accepted(seed: int) -> None:
     rig = begun(seed)
     log = rig.source.bucket.partitions[0].failover_log

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from millstream.kv.core.partition.acknowledgement import AWAITED_NS_MAX, Acknowledged
+from support.budget import budget
 
 NAMES = ("a", "b", "c", "d", "x")
 """`a` is this node; `x` is in no row."""
@@ -229,4 +230,4 @@ class Copies(RuleBasedStateMachine):
 
 
 TestCopies = Copies.TestCase
-TestCopies.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCopies.settings = settings(max_examples=budget(60), stateful_step_count=40, deadline=None)

@@ -13,6 +13,7 @@ from millstream.kv.core.partition.memory import Memory
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.wire.frames import change_of, seqno_of
+from support.budget import budget
 from support.kv.log_double import NOW, SECOND, LogDouble, new_partition, persist
 
 
@@ -339,7 +340,9 @@ class Evicting(RuleBasedStateMachine):
             assert all(seqno_of(partition.table[k].frame) > 0 for k in dirty)
 
 
-Evicting.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Evicting.TestCase.settings = settings(
+    max_examples=budget(60), stateful_step_count=40, deadline=None
+)
 TestEvicting = Evicting.TestCase
 
 

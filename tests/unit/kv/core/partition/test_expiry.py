@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from millstream.kv.core.partition.expiry import FOREVER, Expiries, expiries_of
 from millstream.wire.frames import deletion, expiration, mutation
+from support.budget import budget
 
 KEYS = [b"%d" % number for number in range(12)]
 
@@ -171,4 +172,4 @@ class Documents(RuleBasedStateMachine):
 
 
 TestDocuments = Documents.TestCase
-TestDocuments.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDocuments.settings = settings(max_examples=budget(60), stateful_step_count=40, deadline=None)

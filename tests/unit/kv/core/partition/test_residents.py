@@ -9,6 +9,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.residents import NotInMemory, Residents
 from millstream.kv.core.queue.entry import size_of
 from millstream.wire.frames import change_of
+from support.budget import budget
 from support.kv.log_double import NOW, LogDouble, new_partition, persist
 
 
@@ -135,7 +136,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=budget(60), deadline=None)
 @given(OPERATIONS)
 def test_bytes_are_counted_exactly(operations: list[tuple[str, int, bytes]]) -> None:
     memory = Memory()

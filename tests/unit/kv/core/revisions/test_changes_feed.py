@@ -18,6 +18,7 @@ from millstream.kv.core.revisions.changes_feed import (
     in_order_of_time,
 )
 from millstream.model.position import Position
+from support.budget import budget
 from support.kv.simulated_copies import ACTIVE
 from support.kv.simulated_engine import KEYS, PARTITIONS, SimulatedEngine
 from support.streams.changes_reader import ChangesReader
@@ -113,7 +114,7 @@ def _run(seed, *, loses):
     return engine, readers
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(budget(40)))
 def test_what_readers_hold_in_the_end_is_what_there_is(seed):
     """However they were interrupted, and whatever befell the bucket but a loss of what lasts."""
     engine, readers = _run(seed, loses=False)
@@ -127,7 +128,7 @@ def test_what_readers_hold_in_the_end_is_what_there_is(seed):
                     assert last[key] == made.frame, f"p{p} {key!r}"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(budget(40)))
 def test_readers_know_every_change_also_where_others_were_lost(seed):
     """Rollbacks and fail-overs take changes away that readers had: see `ChangesReader`."""
     _, readers = _run(seed, loses=True)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from millstream.kv.core.session.session import KvSession
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+from support.budget import budget
 from support.kv.log_double import NOW, SECOND
 from support.kv.session_double import ask, new_session
 
@@ -75,7 +76,7 @@ requests = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=budget(80), deadline=None)
 @given(st.lists(requests, max_size=12), st.booleans(), st.booleans())
 def test_the_short_way_answers_as_the_table_of_commands(
     sent: list[bytes], hashes_keys: bool, wants_tokens: bool

@@ -25,6 +25,7 @@ from millstream.wire.mcbp import (
     packet,
     request,
 )
+from support.budget import budget
 from support.kv.log_double import NOW, SECOND, LogDouble, new_bucket, persist
 from support.kv.session_double import HostDouble, ask, new_session
 
@@ -76,7 +77,7 @@ def test_frames_may_come_byte_by_byte() -> None:
     assert replies[1].value == b"value"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=budget(50), deadline=None)
 @given(st.lists(st.integers(1, 200), min_size=1), st.integers(0, 3000))
 def test_any_cut_gives_the_same_answers(cuts: list[int], size: int) -> None:
     data = b"".join(put(b"k%d" % i, b"x" * size) + get(b"k%d" % i) for i in range(5))
@@ -200,7 +201,7 @@ durable_sets = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 @given(
     st.lists(durable_sets, min_size=1, max_size=6),
     st.booleans(),

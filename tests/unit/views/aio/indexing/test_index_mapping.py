@@ -21,6 +21,7 @@ from millstream.views.core.design.registered import register
 from millstream.views.core.index.header import DocumentRows
 from millstream.views.core.rows import EKEY_BYTES_MAX, row_key, row_value
 from millstream.wire.frames import deletion, mutation
+from support.budget import budget
 from support.node.waiting import until
 
 UUID = "0123456789abcdef0123456789abcdef"
@@ -139,6 +140,7 @@ def test_bad_keys_lose_the_rows_of_their_tree_only(mapper):
     assert all("bad key" in failure.message for _, failure in found.failures)
 
 
+@pytest.mark.slow
 def test_a_document_that_breaks_the_limits_is_listed_for_all_trees():
     design = parse_design(
         {
@@ -204,7 +206,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=budget(30))
 @given(batch=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9) | VALUES.map(
     lambda value: json.dumps({"key": value, "n": [value]}).encode())), max_size=8))  # fmt: skip
 def test_both_languages_make_the_same_of_any_values(both, batch):

@@ -104,6 +104,7 @@ async def test_changes_are_refused_one_by_one(pool):
     ]
 
 
+@pytest.mark.slow
 async def test_what_is_no_refusal_is_a_fault_of_the_function(pool):
     kinds = ("wrong", "text", "own", "a", "loop", "eat", "a")
     found = await refusals(pool, *(({"type": kind}, None) for kind in kinds))
@@ -265,6 +266,7 @@ async def test_no_call_changes_another(pool, poison):
     assert views == [True, False]
 
 
+@pytest.mark.slow
 async def test_functions_that_break_the_limits_hold_up_no_others_for_long(monkeypatch):
     pool = FunctionPool(children_max=2, time_limit_s=0.4, memory_bytes=64 * 1024 * 1024)
 

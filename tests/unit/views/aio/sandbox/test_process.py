@@ -55,6 +55,7 @@ def test_an_exception_costs_the_rows_of_its_view_and_document_only():
     assert "no" in bad.errors[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guilty",
     [
@@ -173,6 +174,7 @@ def test_own_reduce_functions():
     assert results[2] == {"error": "reduce_error", "reason": "negative"}
 
 
+@pytest.mark.slow
 def test_a_reduce_without_end_costs_its_own_group():
     reduce = "(k, v) => { if (v[0] == 3) for (;;); return v.length; }"
     with sandbox_of("d => emit(1)", reduce=reduce, time_limit_s=0.3) as js:
@@ -224,6 +226,7 @@ def test_what_cannot_be_required_costs_the_rows_of_its_view(path, message):
         assert message in document.errors[0].message
 
 
+@pytest.mark.slow
 def test_a_module_without_end_costs_those_who_require_it():
     source = "d => { if (d.n === 2) require('views/lib/loops'); emit(d.n); }"
     with sandbox_of(source, lib=LIB, time_limit_s=0.3) as js:
@@ -394,6 +397,7 @@ HOARDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hoard", HOARDS)
 def test_what_functions_keep_between_documents_costs_nobody_rows(hoard):
     source = f"(() => {{ const kept = []; return function (d) {{ {hoard} emit(d.n); }}; }})()"
@@ -421,6 +425,7 @@ def test_a_function_may_throw_null():
     assert mapped[1].errors[0].view == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

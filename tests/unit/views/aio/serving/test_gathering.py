@@ -21,6 +21,7 @@ from millstream.views.core.query.parameters import Query, parse_query
 from millstream.views.core.query.partial_answers import group_part, part_failure, row_part
 from millstream.views.core.query.rendering import render_groups, render_rows
 from millstream.views.core.query.wait_for import Wanted
+from support.budget import budget
 from support.views.view_rows import Emit, SumAndCount, answer_of, groups_of, view_of
 
 EMITS = [Emit(f"{n:04}", n % 6, [n % 3, n], n) for n in range(60)]
@@ -324,7 +325,7 @@ async def test_no_row_is_missing_or_there_twice_while_partitions_move():
         {"key": key, "value": value[0]} for key, value in groups_of(EMITS, Query(group_level=1))
     ]
     answered = refused = moves = 0
-    for seed in range(300):
+    for seed in range(budget(300)):
         moving = Moving(seed)
         query = Query(group_level=1) if seed % 2 else Query(reduce=False)
         try:
@@ -340,5 +341,5 @@ async def test_no_row_is_missing_or_there_twice_while_partitions_move():
         assert answer == ({"rows": expected_groups} if seed % 2 else expected_rows), seed
         answered += 1
         moves += moving.moves
-    assert answered > 250, "nearly all come to an end"
-    assert moves > 300
+    assert answered > budget(300) * 0.8, "nearly all come to an end"
+    assert moves > budget(300)

@@ -463,6 +463,7 @@ async def test_what_is_being_done_is_listed(hosted):
     assert hosted.bucket.tasks()[0]["started_on"] == indexer["started_on"]
 
 
+@pytest.mark.slow
 async def test_an_index_is_compacted_when_asked_and_by_itself(hosted, monkeypatch):
     for turn in range(6):
         for n in range(1500):
@@ -560,6 +561,7 @@ BAD_DESIGNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "code"),
     [
@@ -634,6 +636,7 @@ async def test_functions_that_loop_while_they_are_compiled_hold_up_no_other_inde
     assert len(hosted.bucket._open) == 2
 
 
+@pytest.mark.slow
 async def test_a_document_whose_map_loops_holds_up_no_index_that_is_read_for_together(
     hosted, monkeypatch
 ):

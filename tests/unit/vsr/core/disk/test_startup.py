@@ -21,6 +21,7 @@ from millstream.vsr.core.disk.durable_steps import (
 from millstream.vsr.core.disk.journal import Journal
 from millstream.vsr.core.disk.startup import read_whole, survey
 from millstream.vsr.core.entries import HEADER_BYTES
+from support.budget import budget
 from support.coordination.simulated_journal import (
     DAMAGES,
     SEGMENT_BYTES,
@@ -50,7 +51,7 @@ def nothing_is_gone(state: State, image: DurableImage) -> None:
         assert body in (None, entry.body)
 
 
-@settings(max_examples=300)
+@settings(max_examples=budget(300))
 @given(st.integers(0, 2**32), st.sampled_from(DAMAGES), st.booleans())
 def test_no_single_damage_makes_anything_go(seed: int, kind: str, is_torn: bool) -> None:
     world = lived(seed)
@@ -72,7 +73,7 @@ def test_no_single_damage_makes_anything_go(seed: int, kind: str, is_torn: bool)
         assert not list(image.faulty())
 
 
-@settings(max_examples=300)
+@settings(max_examples=budget(300))
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(DAMAGES[:4]), min_size=2, max_size=4))
 def test_several_damages_are_faulty_or_lost_and_never_other_entries(
     seed: int, kinds: list[str]
@@ -92,7 +93,7 @@ def test_several_damages_are_faulty_or_lost_and_never_other_entries(
         assert body in (None, log[header.lsn].body)
 
 
-@settings(max_examples=100)
+@settings(max_examples=budget(100))
 @given(st.integers(0, 2**32), st.sampled_from(DAMAGES))
 def test_what_was_healed_stands_a_second_damage(seed: int, kind: str) -> None:
     """Each start brings back both copies of everything that has two."""

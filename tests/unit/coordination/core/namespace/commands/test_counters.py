@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 from support.coordination.structured_models import (
     BADARG,
@@ -146,4 +147,4 @@ class Counting(RuleBasedStateMachine):
 
 
 TestCounting = Counting.TestCase
-TestCounting.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestCounting.settings = settings(max_examples=budget(60), stateful_step_count=15, deadline=None)

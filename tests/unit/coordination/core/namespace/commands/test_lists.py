@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from millstream.coordination.core.namespace.commands.items import ITEM_BYTES_MAX
 from millstream.coordination.core.namespace.state import list_items
 from millstream.coordination.core.namespace.state.state import State
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 from support.coordination.structured_models import (
     BADARG,
@@ -233,4 +234,4 @@ class Listing(RuleBasedStateMachine):
 
 
 TestListing = Listing.TestCase
-TestListing.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestListing.settings = settings(max_examples=budget(60), stateful_step_count=20, deadline=None)

@@ -11,6 +11,7 @@ from millstream.coordination.core.namespace.commands import queues
 from millstream.coordination.core.namespace.commands.items import ITEM_BYTES_MAX
 from millstream.coordination.core.namespace.state.run import Run
 from millstream.coordination.core.namespace.state.state import State
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 from support.coordination.structured_models import (
     BADARG,
@@ -295,4 +296,4 @@ class Queueing(RuleBasedStateMachine):
 
 
 TestQueueing = Queueing.TestCase
-TestQueueing.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestQueueing.settings = settings(max_examples=budget(80), stateful_step_count=25, deadline=None)

@@ -11,6 +11,7 @@ from millstream.coordination.core.namespace.commands import sets
 from millstream.coordination.core.namespace.commands.items import ITEM_BYTES_MAX
 from millstream.coordination.core.namespace.commands.transactions import pack_command
 from millstream.coordination.core.namespace.state.state import State
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 from support.coordination.structured_models import (
     BADARG,
@@ -211,7 +212,7 @@ class Gathering(RuleBasedStateMachine):
 
 
 TestGathering = Gathering.TestCase
-TestGathering.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestGathering.settings = settings(max_examples=budget(60), stateful_step_count=20, deadline=None)
 
 
 def test_a_transaction_looks_at_no_more_members_than_one_command(

@@ -25,6 +25,7 @@ from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.access_lists import ADMINS
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.namespace.state.updates import Place, Scope, Update
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 
 ALL = 2**40
@@ -591,4 +592,4 @@ class Listening(RuleBasedStateMachine):
 
 
 TestListening = Listening.TestCase
-TestListening.settings = settings(max_examples=100, stateful_step_count=30)
+TestListening.settings = settings(max_examples=budget(100), stateful_step_count=30)

@@ -14,6 +14,7 @@ from millstream.coordination.core.namespace.state.configuration import (
 )
 from millstream.coordination.core.namespace.state.keys import KEYS, Owner
 from millstream.vsr.core.values import items
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 
 HISTORY = KEYS[b"SUBS.MIN.HISTORY"]
@@ -172,4 +173,4 @@ class Inheritance(RuleBasedStateMachine):
 
 
 TestInheritance = Inheritance.TestCase
-TestInheritance.settings = hypothesis_settings(max_examples=60, stateful_step_count=25)
+TestInheritance.settings = hypothesis_settings(max_examples=budget(60), stateful_step_count=25)

@@ -11,6 +11,7 @@ from millstream.coordination.core.namespace.commands.transactions import pack_co
 from millstream.coordination.core.namespace.paths import DEPTH_MAX
 from millstream.coordination.core.namespace.state import elements
 from millstream.vsr.core.values import items
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 
 NAMES = ("a", "b", "c")
@@ -128,7 +129,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTree.settings = settings(max_examples=budget(60), stateful_step_count=30, deadline=None)
 
 
 def test_no_number_is_given_twice() -> None:

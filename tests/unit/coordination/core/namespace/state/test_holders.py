@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from millstream.coordination.core.namespace.state import holders as synchronisation
 from millstream.coordination.core.namespace.state.claims import LOCKS, Mode, Phase
 from simulators.namespace_clients import Client, Group, word
+from support.budget import budget
 from support.coordination.synchronisation_model import LAPSING, Model, overlap
 
 PATHS = ("/n", "/n/a", "/n/a/x", "/n/a/y", "/n/b", "/n/b/x", "/n/b/x/z")
@@ -199,7 +200,7 @@ class Sync(RuleBasedStateMachine):
             assert set(claims.below(number)) == below
 
 
-Sync.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Sync.TestCase.settings = settings(max_examples=budget(60), stateful_step_count=60, deadline=None)
 TestSync = Sync.TestCase
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from millstream.coordination.core.namespace.state.limits import Sums
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 
 
@@ -132,4 +133,4 @@ class Counting(RuleBasedStateMachine):
 
 
 TestCounting = Counting.TestCase
-TestCounting.settings = settings(max_examples=60, stateful_step_count=30)
+TestCounting.settings = settings(max_examples=budget(60), stateful_step_count=30)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.marks import KEPT_BYTES_MAX, NAMES_MAX, Mark
 from millstream.coordination.core.namespace.state.updates import Place, Scope, Update
+from support.budget import budget
 from support.coordination.namespace_machine import Tree
 
 TREE = Place(7, Scope.TREE)
@@ -97,7 +98,7 @@ def test_data_has_a_bound_too() -> None:
     assert not world.chunks
 
 
-@settings(max_examples=200)
+@settings(max_examples=budget(200))
 @given(
     st.lists(
         st.tuples(st.integers(1, 3), st.integers(0, 70), st.sampled_from([1, 2, 40, 70])),

@@ -8,6 +8,7 @@ from millstream.coordination.core import sorted_map
 from millstream.coordination.core.namespace.commands import command as understanding
 from millstream.coordination.core.namespace.commands.transactions import pack_command
 from millstream.coordination.core.namespace.state import configuration, elements
+from support.budget import budget
 from support.coordination.namespace_machine import Tree, nothing_understood
 
 pytestmark = pytest.mark.usefixtures("variant")
@@ -64,7 +65,7 @@ def remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("remembered")
-@settings(max_examples=60)
+@settings(max_examples=budget(60))
 @given(
     st.lists(
         st.tuples(st.integers(1, 2), ONE | st.lists(ONE, min_size=2, max_size=4)), max_size=30
