@@ -300,12 +300,20 @@ class LogStore:
             p, seqnos, previous_seqnos, offset, lengths,
             is_marked=is_marked, tombstones=tombstones,
         )  # fmt: skip
-        self._by_id.note(p, keys, seqnos)
         summary = self._summaries[p]
+        new_keys: Sequence[bytes] = ()
+        purge_seqno, new_count = summary.low_points.purge_seqno, previous_seqnos.count(0)
+        if purge_seqno or new_count:
+            new_keys = keys if new_count == len(keys) else [
+                key
+                for key, previous in zip(keys, previous_seqnos, strict=True)
+                if previous <= purge_seqno
+            ]  # fmt: skip
+        self._by_id.note(p, keys, seqnos, new_keys)
         assert seqnos[0] > summary.top
         summary.on_change(seqnos[-1], is_mark=is_marked)
         self._changed.add(p)
-        self.replaced_total += len(seqnos) - previous_seqnos.count(0)
+        self.replaced_total += len(seqnos) - new_count
 
     def _absorb_control(self, control: Control, segment: int, offset: int) -> None:
         kind, p, _, content = control
