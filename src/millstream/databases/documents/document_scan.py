@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from time import thread_time
 from typing import Final
 
 from millstream.databases.documents.included_documents import OwnDocuments
@@ -92,7 +93,7 @@ class DocumentScans:
 
 async def _own_keys(bucket: Bucket, wanted: Range) -> AsyncGenerator[bytes, None]:
     """Yield the ids of documents, without design documents."""
-    pace, numbers = Pace(), range(bucket.partition_count)
+    pace, numbers = Pace(thread_time), range(bucket.partition_count)
     async with aclosing(ordered_keys(bucket, numbers, wanted, pace)) as keys:
         async for key in keys:
             await pace.breathe(0)

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from time import thread_time
 from typing import Final
 
 import msgspec
@@ -152,7 +153,7 @@ class Documents:
         self, bucket: str, doc_ids: Iterable[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
         """Yield documents in order; an unreadable one is yielded as its error."""
-        pace = Pace()
+        pace = Pace(thread_time)
         for doc_id in doc_ids:
             await pace.breathe(0)
             try:
@@ -228,7 +229,7 @@ class Documents:
                     retry="refresh_map",
                 )
         numbers = range(bucket.partition_count)
-        limit, pace = self._revs_limit(running), Pace()
+        limit, pace = self._revs_limit(running), Pace(thread_time)
         async with aclosing(ordered_keys(bucket, numbers, asked, pace)) as keys:
             async for key in keys:
                 found = await running.documents.read(key, limit, is_durable=False)

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from functools import partial
+from time import thread_time
 from typing import Final, NamedTuple
 
 from millstream.documents.stored import load
@@ -68,7 +69,7 @@ async def scanned(
     Raises:
         UnavailableError: `not_my_partition`; `temporarily_unavailable`.
     """
-    pace = Pace()
+    pace = Pace(thread_time)
     async with aclosing(ordered_keys(bucket, numbers, wanted, pace)) as keys:
         async for key in keys:
             found = await with_documents(partial(_described, bucket, key, now_ns))

@@ -301,19 +301,11 @@ class LogStore:
             is_marked=is_marked, tombstones=tombstones,
         )  # fmt: skip
         summary = self._summaries[p]
-        new_keys: Sequence[bytes] = ()
-        purge_seqno, new_count = summary.low_points.purge_seqno, previous_seqnos.count(0)
-        if purge_seqno or new_count:
-            new_keys = keys if new_count == len(keys) else [
-                key
-                for key, previous in zip(keys, previous_seqnos, strict=True)
-                if previous <= purge_seqno
-            ]  # fmt: skip
-        self._by_id.note(p, keys, seqnos, new_keys)
+        self._by_id.note(p, keys, seqnos, changes.new_keys(summary.low_points.purge_seqno))
         assert seqnos[0] > summary.top
         summary.on_change(seqnos[-1], is_mark=is_marked)
         self._changed.add(p)
-        self.replaced_total += len(seqnos) - new_count
+        self.replaced_total += len(seqnos) - previous_seqnos.count(0)
 
     def _absorb_control(self, control: Control, segment: int, offset: int) -> None:
         kind, p, _, content = control
