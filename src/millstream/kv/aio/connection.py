@@ -3,7 +3,8 @@
 Invariants:
 1. All replies of one wake-up are one write.
 2. Nothing is read from a client while its replies are not drained (`CONNECTION_OUT_BYTES_MAX`),
-   while its log-in is being checked, or while it waits to write and memory is full.
+   while its log-in is being checked, while it waits to write and memory is full, or while
+   `LATE_BYTES_MAX` wait for a turn of the loop (`runtime.shares`). Streams wait for no turn.
 3. The memory held for a client, requests and replies, is reported to `runtime.guests`, which cuts
    off clients without log-in, and clients for which too much is held.
 
