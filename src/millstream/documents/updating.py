@@ -37,11 +37,21 @@ from millstream.documents.tree import EMPTY, GrowingTree, RevisionTree
 from millstream.errors import ConditionError, MillstreamError, UsageError
 
 __all__ = [
-    "Change", "Purge", "Replicated", "conflict", "interactive", "purge", "replicated",
-    "replicated_all", "sent_path",
+    "Change", "LongDecision", "Purge", "Replicated", "conflict", "interactive", "purge",
+    "replicated", "replicated_all", "sent_path",
 ]  # fmt: skip
 
 _NOTHING: Final[Mapping[str, Attachment]] = {}
+
+
+class LongDecision(NamedTuple):
+    """A decision about a document that takes longer than a turn of the loop: a thread makes it."""
+
+    decide: Callable[[StoredDocument | None], StoredDocument | None]
+
+    def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Return the document as it shall be; None: it stays as it is."""
+        return self.decide(document)
 
 
 class Change(NamedTuple):
