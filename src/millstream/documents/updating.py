@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from millstream.documents.pruning import purged, stemmed
@@ -44,7 +45,8 @@ __all__ = [
 _NOTHING: Final[Mapping[str, Attachment]] = {}
 
 
-class LongDecision(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LongDecision:
     """A decision about a document that takes longer than a turn of the loop: a thread makes it."""
 
     decide: Callable[[StoredDocument | None], StoredDocument | None]
