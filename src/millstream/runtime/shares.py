@@ -29,7 +29,7 @@ TURN_S: Final = 0.005
 """The shortest turn of the kv clients, in seconds of the loop's work."""
 TURN_S_MAX: Final = 0.05
 """The longest turn, in the same seconds."""
-SHARED_S: Final = 0.25
+SHARED_S: Final = 1.0
 """How long the loop is shared after a sign of another client, in the same seconds."""
 
 
