@@ -1,4 +1,4 @@
-"""Loading more documents than memory holds, and what quiet requests cost.
+"""Loading more documents than memory holds, quiet requests, and pages beside kv writers.
 
 The same documents are loaded twice: into a quota that holds all of them, and into one that holds a
 third. Memory is what is private to the node's processes: pages of files are the system's cache.
@@ -6,15 +6,17 @@ third. Memory is what is private to the node's processes: pages of files are the
 Elsewhere: the generator (loadgen.c), by whom it is run (run.py).
 """
 
+import http.client
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from servers import BUILD, LOAD_CPUS, Node, on_cpus
+from servers import BUILD, LOAD_CPUS, Node, figures_of, on_cpus, start_program
 
 Figures = dict[str, Any]
 PARTITIONS = 64
@@ -34,6 +36,14 @@ PAUSE_S_MAX = 1.0
 BEYOND_QUOTA_BYTES_MAX = 512 * MIB
 """By which the processes may be larger than the quota: see docs/concepts/memory.md."""
 QUIET_KEYS = 500_000
+WRITERS = 100
+WRITER_DEPTH = 300
+WRITER_KEYS = 100_000
+PAGES_S = 8
+PAGE_PAUSE_S = 0.05
+PAGE_PATH = "/default/_all_docs?limit=20"
+PAGE_S_MAX = 0.3
+"""Of 99 small pages in 100, while kv clients write as fast as they can."""
 
 
 def measure_loading(directory: Path) -> Figures:
@@ -46,6 +56,9 @@ def measure_loading(directory: Path) -> Figures:
     place = directory / "quiet"
     place.mkdir()
     found["quiet"] = _quiet(place)
+    place = directory / "pages"
+    place.mkdir()
+    found["pages"] = measure_pages(place)
     return found
 
 
@@ -109,6 +122,48 @@ def _quiet(directory: Path) -> Figures:
     return found
 
 
+def measure_pages(directory: Path) -> Figures:
+    """Poll a small page beside many kv writers; return seconds, and writes with and without."""
+    found: Figures = {}
+    with Node(directory, "--bucket", f"default:{PARTITIONS}") as node:
+        _fill(node, WRITER_KEYS)
+        for name in ("alone", "beside"):
+            node.settle()
+            before = node.cpu_s()
+            writers = start_program(
+                "loadgen", "-o", "set", "-c", WRITERS, "-P", WRITER_DEPTH, "-k", WRITER_KEYS,
+                "-v", VALUE_BYTES, "-b", "default", "-p", PARTITIONS, "-s", PAGES_S, "127.0.0.1",
+                node.kv_port,
+            )  # fmt: skip
+            if name == "beside":
+                time.sleep(1)
+                found["seconds"] = _poll(node.http_port, PAGES_S - 2)
+            written = figures_of(writers)["operations"]
+            found[name] = written / (node.cpu_s() - before)
+    return found
+
+
+def _poll(port: int, seconds: float) -> list[float]:
+    """Return how long each page took, in order of that."""
+    took, end_s = list[float](), time.monotonic() + seconds
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+        while time.monotonic() < end_s:
+            began_s = time.monotonic()
+            client.request("GET", PAGE_PATH)
+            answer = client.getresponse()
+            if not answer.read() or answer.status != 200:
+                raise RuntimeError(f"{PAGE_PATH}: {answer.status}")
+            took.append(time.monotonic() - began_s)
+            time.sleep(PAGE_PAUSE_S)
+    return sorted(took)
+
+
+def _part(found: Figures, share: float) -> float:
+    """Return within how many seconds this share of the pages came."""
+    seconds = found["seconds"]
+    return float(seconds[min(len(seconds) - 1, int(share * len(seconds)))])
+
+
 def _private_bytes(node: Node) -> int:
     """Return the memory of a node's processes that is no page of a file."""
     total = 0
@@ -125,7 +180,10 @@ def rows(found: Figures) -> list[tuple[str, float, float, bool]]:
     beyond, quota_bytes = found["beyond"], found["quota_mib"] * MIB
     share = beyond["beyond_per_s"] / found["in_memory"]["per_s"]
     quiet = found["quiet"]
+    pages = found.get("pages")  # older figures have none
     return [
+        *([("99 of 100 small pages beside kv writers, s", _part(pages, 0.99), PAGE_S_MAX, True)]
+          if pages else []),
         ("rate of loading beyond the quota, of that in memory", share, RATE_FLOOR, False),
         ("longest wait for a batch while loading, s", beyond["longest_s"], PAUSE_S_MAX, True),
         ("writes refused while loading", beyond["refused"], 0, True),
@@ -157,5 +215,18 @@ def lines(found: Figures) -> Iterator[str]:
     yield (
         f"Processor time until the last reply: a SET {quiet['set']:.2f} us, a quiet one (SETQ) "
         f"{quiet['setq']:.2f} us."
+    )
+    yield ""
+    if "pages" in found:
+        yield from _pages_lines(found["pages"])
+
+
+def _pages_lines(found: Figures) -> Iterator[str]:
+    p50, p99 = (_part(found, share) * 1000 for share in (0.5, 0.99))
+    lost = 1 - found["beside"] / found["alone"]
+    yield (
+        f"`GET {PAGE_PATH}` every {PAGE_PAUSE_S * 1000:.0f} ms beside {WRITERS} kv writers that "
+        f"send {WRITER_DEPTH} SETs at a time: {p50:.0f} ms (99 of 100: {p99:.0f}). Writes per "
+        f"second of processor: {found['alone']:,.0f} without pages, {lost:.0%} fewer with them."
     )
     yield ""

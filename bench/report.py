@@ -58,7 +58,7 @@ when one is not reached.
 | coordination | writes, reads and fail-over of a group of three | etcd |
 | locks, elements of sessions, watches, idle sessions | the same | etcd, ZooKeeper |
 | documents | writes, reads, changes and replication over HTTP | PouchDB Server |
-| loading | three times what the memory quota holds; quiet SETs | a quota that holds all; SETs |
+| loading | three times what the quota holds; quiet SETs; pages | a quota that holds all; SETs |
 | yardstick | a fixed loop of pure Python, before and after | |
 
 How it is measured:

@@ -1,7 +1,8 @@
 """No request holds the engine's loop longer than `STEP_MS_MAX`, whatever it asks for.
 
 The node runs in this process, its loop in a thread whose steps are measured one by one, in time of
-the processor: how busy the machine is does not matter. What threads beside the loop do is no step.
+the processor: how busy the machine is does not matter. What threads beside the loop do is no step,
+although a single call in them may keep the interpreter's lock: see docs/design/0029-documents.md.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from millstream.documents.pruning import purged, stemmed
@@ -37,11 +38,22 @@ from millstream.documents.tree import EMPTY, GrowingTree, RevisionTree
 from millstream.errors import ConditionError, MillstreamError, UsageError
 
 __all__ = [
-    "Change", "Purge", "Replicated", "conflict", "interactive", "purge", "replicated",
-    "replicated_all", "sent_path",
+    "Change", "LongDecision", "Purge", "Replicated", "conflict", "interactive", "purge",
+    "replicated", "replicated_all", "sent_path",
 ]  # fmt: skip
 
 _NOTHING: Final[Mapping[str, Attachment]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LongDecision:
+    """A decision about a document that takes longer than a turn of the loop: a thread makes it."""
+
+    decide: Callable[[StoredDocument | None], StoredDocument | None]
+
+    def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
+        """Return the document as it shall be; None: it stays as it is."""
+        return self.decide(document)
 
 
 class Change(NamedTuple):

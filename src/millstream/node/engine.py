@@ -487,7 +487,8 @@ class Engine:
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()
         if "http" in bound:
-            http = HttpServer(self, tokens=keep_tokens(self.settings, stack, self._set_of_tokens))
+            tokens = keep_tokens(self.settings, stack, self._set_of_tokens)
+            http = HttpServer(self, tokens=tokens, shares=self._kv.shares)
             stack.push_async_callback(http.stop)
             await http.start(bound["http"], tls)
         stack.push_async_callback(self.replications.stop)

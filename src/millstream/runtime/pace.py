@@ -10,6 +10,7 @@ Elsewhere: what the jobs do.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
@@ -22,28 +23,34 @@ REST_FACTOR: Final = 4
 
 
 class Pace:
-    """Of one job; made when its work begins."""
+    """Of one job; made when its work begins.
 
-    __slots__ = ("_began", "longest_s")
+    Args:
+        now_s: tells how long the job has worked, in seconds. `time.thread_time` does not count
+            what other programs and threads took meanwhile, nor waits for the disk.
+    """
 
-    def __init__(self) -> None:
-        self._began = perf_counter()
+    __slots__ = ("_began", "_now_s", "longest_s")
+
+    def __init__(self, now_s: Callable[[], float] = perf_counter) -> None:
+        self._now_s = now_s
+        self._began = now_s()
         self.longest_s = 0.0
         """The longest step so far."""
 
     @property
     def is_over(self) -> bool:
         """Whether the present step has lasted long enough."""
-        return perf_counter() - self._began >= STEP_S
+        return self._now_s() - self._began >= STEP_S
 
     async def breathe(self, rest_factor: float = REST_FACTOR) -> None:
         """Rest if the step is over; 0: others have one turn of the loop."""
-        worked_s = perf_counter() - self._began
+        worked_s = self._now_s() - self._began
         if worked_s >= STEP_S:
             self.longest_s = max(self.longest_s, worked_s)
             await asyncio.sleep(worked_s * rest_factor)
-            self._began = perf_counter()
+            self._began = self._now_s()
 
     def restart(self) -> None:
         """A new step begins: the job has waited for something else."""
-        self._began = perf_counter()
+        self._began = self._now_s()

@@ -16,6 +16,7 @@ from millstream.gateway.core.api.node import (
 )
 from millstream.gateway.core.api.stored import Done
 from millstream.kv.aio.documents.design_documents import DesignStore
+from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.revisions.design_documents import DesignDocuments
@@ -51,7 +52,13 @@ class FakeDesigns:
         async def until_persisted(partition_id, seqno):
             self.persisted += 1
 
-        store = DesignStore(bucket, DesignDocuments(bucket), until_persisted, lambda: NOW)
+        store = DesignStore(
+            bucket,
+            DesignDocuments(bucket),
+            until_persisted,
+            MajorityWait(lambda: NOW),
+            lambda: NOW,
+        )
         self.stores = {"orders": store, "a/b": store}
 
     def _store(self, bucket):

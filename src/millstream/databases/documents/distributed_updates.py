@@ -31,6 +31,7 @@ from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.owner_calls import PAUSE_S, TRIES_MAX, ambiguous, has_moved
 from millstream.databases.documents.remote_nodes import NodesAsked
 from millstream.documents.stored import Packed, StoredDocument, pack
+from millstream.documents.updating import LongDecision
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
 from millstream.gateway.core.api.documents import Decide, Written
 from millstream.gateway.core.api.stored import (
@@ -233,7 +234,7 @@ class DistributedUpdate:
             edit.fail(edit.lost)
             return
         try:
-            if getattr(edit.decide, "is_long", False):  # it says so itself
+            if isinstance(edit.decide, LongDecision):
                 after, packed = await asyncio.to_thread(_decided, edit.decide, document)
             else:
                 after, packed = _decided(edit.decide, document)

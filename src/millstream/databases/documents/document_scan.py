@@ -10,18 +10,19 @@ Elsewhere: texts of documents (`databases.documents.included_documents`), other 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from time import thread_time
 from typing import Final
 
 from millstream.databases.documents.included_documents import OwnDocuments
 from millstream.databases.partition_owners import BucketPlaces, is_elsewhere
 from millstream.databases.scans.distributed_scans import DistributedScan
-from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
+from millstream.databases.scans.local_scan import Range, ordered_keys
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.shared import AskedDocument
 from millstream.kv.core.bucket import Bucket
+from millstream.runtime.pace import Pace
 from millstream.views.core.design.documents import Documents
 
 __all__ = ["DocumentScans"]
@@ -92,11 +93,9 @@ class DocumentScans:
 
 async def _own_keys(bucket: Bucket, wanted: Range) -> AsyncGenerator[bytes, None]:
     """Yield the ids of documents, without design documents."""
-    number = 0
-    async with aclosing(ordered_keys(bucket, range(bucket.partition_count), wanted)) as keys:
+    pace, numbers = Pace(thread_time), range(bucket.partition_count)
+    async with aclosing(ordered_keys(bucket, numbers, wanted, pace)) as keys:
         async for key in keys:
-            number += 1
-            if number % SCAN_TURN == 0:
-                await asyncio.sleep(0)
+            await pace.breathe(0)
             if key[:1] != b"_":
                 yield key

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from time import thread_time
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from millstream.databases.buckets import Buckets
 from millstream.databases.partition_owners import is_elsewhere
 from millstream.databases.scans.distributed_scans import DistributedScan, spread_figures
 from millstream.databases.scans.feeds import NodeChanges
-from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
+from millstream.databases.scans.local_scan import Range, ordered_keys
 from millstream.documents.purge_list import Purged, PurgeList
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load
 from millstream.errors import MillstreamError, UnavailableError
@@ -45,6 +46,7 @@ from millstream.kv.core.copies.map_agreement import places_of
 from millstream.model.partitions import PartitionState
 from millstream.replication.core.logs import held_body
 from millstream.replication.core.places import Present
+from millstream.runtime.pace import Pace
 
 __all__ = ["Documents"]
 
@@ -151,9 +153,9 @@ class Documents:
         self, bucket: str, doc_ids: Iterable[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
         """Yield documents in order; an unreadable one is yielded as its error."""
-        for number, doc_id in enumerate(doc_ids, 1):
-            if number % SCAN_TURN == 0:
-                await asyncio.sleep(0)
+        pace = Pace(thread_time)
+        for doc_id in doc_ids:
+            await pace.breathe(0)
             try:
                 yield await self.read(bucket, doc_id, is_durable=is_durable)
             except MillstreamError as error:
@@ -227,13 +229,11 @@ class Documents:
                     retry="refresh_map",
                 )
         numbers = range(bucket.partition_count)
-        limit, number = self._revs_limit(running), 0
-        async with aclosing(ordered_keys(bucket, numbers, asked)) as keys:
+        limit, pace = self._revs_limit(running), Pace(thread_time)
+        async with aclosing(ordered_keys(bucket, numbers, asked, pace)) as keys:
             async for key in keys:
                 found = await running.documents.read(key, limit, is_durable=False)
-                number += 1
-                if number % SCAN_TURN == 0:
-                    await asyncio.sleep(0)
+                await pace.breathe(0)
                 if found is None or not found.document.exists or found.document.winner.is_deleted:
                     continue
                 yield key, found.document

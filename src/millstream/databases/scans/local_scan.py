@@ -3,7 +3,7 @@
 Invariants:
 1. Ids are looked up on demand, a few per partition at a time: the cost of a page depends on its
    size, not on the number of documents. Documents are read on demand.
-2. The loop gets control after every `SCAN_TURN` documents and `LANES_PER_TURN` partitions.
+2. Others get a turn of the loop when a scan has worked for `runtime.pace.STEP_S`.
 3. A scan that ends without an error has read every partition, active throughout, to its end.
 
 Elsewhere: the users of scans (`databases.documents.local_parts`,
@@ -12,11 +12,11 @@ Elsewhere: the users of scans (`databases.documents.local_parts`,
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from functools import partial
+from time import thread_time
 from typing import Final, NamedTuple
 
 from millstream.documents.stored import load
@@ -27,14 +27,11 @@ from millstream.kv.core.copies.active import active_copy
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.model.sides import split
+from millstream.runtime.pace import Pace
 from millstream.wire.frames import described
 
-__all__ = ["SCAN_TURN", "Range", "ordered_keys", "scanned"]
+__all__ = ["Range", "ordered_keys", "scanned"]
 
-SCAN_TURN: Final = 50
-"""Number of documents read before other tasks have a turn."""
-LANES_PER_TURN: Final = 8
-"""Number of partitions whose next ids are looked up before other tasks have a turn."""
 LANE_KEYS_MIN: Final = 16
 """Number of ids looked up first per partition; doubled each time, up to `LANE_KEYS_MAX`."""
 LANE_KEYS_MAX: Final = 256
@@ -72,13 +69,11 @@ async def scanned(
     Raises:
         UnavailableError: `not_my_partition`; `temporarily_unavailable`.
     """
-    number = 0
-    async with aclosing(ordered_keys(bucket, numbers, wanted)) as keys:
+    pace = Pace(thread_time)
+    async with aclosing(ordered_keys(bucket, numbers, wanted, pace)) as keys:
         async for key in keys:
             found = await with_documents(partial(_described, bucket, key, now_ns))
-            number += 1
-            if number % SCAN_TURN == 0:
-                await asyncio.sleep(0)
+            await pace.breathe(0)
             if found is not None:
                 yield key, found
 
@@ -97,11 +92,17 @@ def _described(bucket: Bucket, key: bytes, now_ns: Callable[[], int]) -> bytes |
 
 
 async def ordered_keys(
-    bucket: Bucket, numbers: Collection[int], wanted: Range
+    bucket: Bucket, numbers: Collection[int], wanted: Range, pace: Pace
 ) -> AsyncGenerator[bytes, None]:
     """Yield keys in order, including keys of deleted documents.
 
     A key that is added or removed during the scan may be included or not.
+
+    Args:
+        bucket: has the keys.
+        numbers: the partitions.
+        wanted: which keys.
+        pace: of the whole scan: its reader gives others a turn after each document.
 
     Raises:
         UnavailableError: `not_my_partition`, a partition is not active here, or no longer.
@@ -112,10 +113,9 @@ async def ordered_keys(
     lanes = [_Lane(bucket.partitions[number], wanted) for number in numbers]
     descending = wanted.descending
     while True:
-        for number, lane in enumerate(lanes, 1):
-            if number % LANES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        for lane in lanes:
             lane.fill()
+            await pace.breathe(0)
         open_ends = [lane.keys[-1] for lane in lanes if not lane.is_over]
         bound = (max(open_ends) if descending else min(open_ends)) if open_ends else None
         found = [key for lane in lanes for key in lane.taken(bound)]

@@ -21,6 +21,7 @@ from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.runtime.guests import Guests
+from millstream.runtime.shares import LoopShares
 
 __all__ = [
     "BODY_SECONDS",
@@ -31,6 +32,7 @@ __all__ = [
     "HOST",
     "OBJECT_BYTES_MAX",
     "OLD",
+    "SHARES",
     "SIGNER",
     "STILL",
     "TOKENS",
@@ -56,6 +58,7 @@ HOST: Final = web.AppKey("host", NodeApi)
 OLD: Final = web.AppKey("old", OldRevisions)
 """Contents of revisions that newer ones took the place of."""
 GUESTS: Final = web.AppKey("guests", Guests)
+SHARES: Final = web.AppKey("shares", LoopShares)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
 TOKENS: Final[web.AppKey[TokenApi | None]] = web.AppKey(
     "tokens", cast("type[TokenApi | None]", TokenApi)

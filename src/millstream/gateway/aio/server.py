@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
-from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SIGNER, TOKENS, answer
+from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SHARES, SIGNER, TOKENS, answer
 from millstream.gateway.aio.databases import (
     bucket_pages,
     coverage_pages,
@@ -65,6 +65,7 @@ from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.runtime.guests import Guests
+from millstream.runtime.shares import LoopShares
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -136,14 +137,16 @@ def make_application(
 class _RequestHandler(web.RequestHandler):
     """Answers what no page sees in JSON; what is no HTTP request is logged in one line."""
 
-    __slots__ = ("_guests", "is_active")
+    __slots__ = ("_guests", "_shares", "is_active")
 
-    def __init__(self, guests: Guests, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, guests: Guests, shares: LoopShares, *arguments: Any, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         make_request = self._request_factory
         assert make_request is not None, "the server has pages"
         self._request_factory = lambda message, *rest: make_request(_with_spaces(message), *rest)
-        self._guests = guests
+        self._guests, self._shares = guests, shares
         self.is_active = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,6 +170,7 @@ class _RequestHandler(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Take what came."""
         self.is_active = True
+        self._shares.share()
         super().data_received(data)
 
     @property
@@ -231,12 +235,15 @@ class HttpServer:
         refusal: Refusal | None = None,
         tokens: TokenApi | None = None,
         guests: Guests | None = None,
+        shares: LoopShares | None = None,
     ) -> None:
+        self._shares = shares or LoopShares(asyncio.get_running_loop())
         application = make_application(host, refusal, tokens)
         self._guests = guests or Guests(
             lambda: not host.users.is_empty, asyncio.get_running_loop()
         )
         application[GUESTS] = self._guests
+        application[SHARES] = self._shares
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         self._listener: asyncio.Server | None = None
 
@@ -246,11 +253,12 @@ class HttpServer:
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
-        guests = self._guests
+        guests, shares = self._guests, self._shares
 
         def handler() -> _RequestHandler:
             return _RequestHandler(
                 guests,
+                shares,
                 server,
                 loop=loop,
                 access_log=None,

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from millstream.documents.reading import Piece
 from millstream.errors import MillstreamError
+from millstream.gateway.aio.answers import SHARES
 from millstream.gateway.aio.room import hold
 
 __all__ = [
@@ -114,6 +115,7 @@ async def stream(
     """
     held, size = list[Piece](), 0
     async for piece in pieces:
+        _share(request)
         held.append(_hold(piece))
         size += len(piece)
         if size > WHOLE_BYTES_MAX:
@@ -125,6 +127,13 @@ async def stream(
     response.enable_chunked_encoding()
     last = held.pop()
     return await send_pieces(request, response, pieces, [b"".join(held), last])
+
+
+def _share(request: web.Request) -> None:
+    """Have kv clients leave the answer its share of the loop."""
+    shares = request.app.get(SHARES)
+    if shares is not None:
+        shares.share()
 
 
 async def _write(response: web.StreamResponse, piece: Piece) -> None:
@@ -152,6 +161,7 @@ async def send_pieces(
         for piece in first:
             await _write(response, piece)
         async for piece in pieces:
+            _share(request)
             await _write(response, _hold(piece))
     except MillstreamError as error:
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)

@@ -3,7 +3,8 @@
 Invariants:
 1. All replies of one wake-up are one write.
 2. Nothing is read from a client while its replies are not drained (`CONNECTION_OUT_BYTES_MAX`),
-   while its log-in is being checked, or while it waits to write and memory is full.
+   while its log-in is being checked, while it waits to write and memory is full, or while
+   `LATE_BYTES_MAX` wait for a turn of the loop (`runtime.shares`). Streams wait for no turn.
 3. The memory held for a client, requests and replies, is reported to `runtime.guests`, which cuts
    off clients without log-in, and clients for which too much is held.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from millstream.access.users import User
 from millstream.errors import CorruptionError, RemoteProtocolError
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millstream.runtime.guests import Guests
+    from millstream.runtime.shares import LoopShares
 
-__all__ = ["COMMANDS", "KvConnection", "Server", "Streamer"]
+__all__ = ["COMMANDS", "LATE_BYTES_MAX", "KvConnection", "Server", "Streamer"]
 
 _LOG = logging.getLogger(__name__)
+LATE_BYTES_MAX: Final = 256 * 1024
+"""Bytes of a client that wait for a turn of the loop above which no more is read from it."""
 COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
     **ADMINISTRATION_COMMANDS,
@@ -65,6 +69,7 @@ class Server(Host["KvSession"], Protocol):
     now_ns: Callable[[], int]
     loop: asyncio.AbstractEventLoop
     guests: Guests
+    shares: LoopShares
     connections: set[KvConnection]
     connection_total: int
     is_closed: bool
@@ -88,6 +93,10 @@ class KvConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._now_ns = server.now_ns
         self._loop = server.loop
+        self._shares = server.shares
+        self._late = b""
+        """What has come and waits for a turn of the loop."""
+        self._waits_for_turn = False
         self._is_scheduled = False
         self._is_reading = True
         self.streamer: Streamer | None = None
@@ -160,6 +169,9 @@ class KvConnection(asyncio.Protocol):
         """The peer has closed, or we have."""
         self._transport = None
         self._server.forget(self)
+        if self._waits_for_turn:
+            self._shares.forget(self)
+            self._waits_for_turn = False
         if not self.session.is_waiting:  # else the reader of the piece discards the rest
             self.drop_upload()
         if self.feeder is not None:
@@ -174,7 +186,23 @@ class KvConnection(asyncio.Protocol):
             self.streamer = None
             self.session.stream = None
 
+    def eof_received(self) -> None:
+        """The peer sends nothing more: answer what waits for a turn, then it is closed."""
+        if self._late:
+            self._go_on()
+
     def data_received(self, data: bytes) -> None:
+        """Answer received requests, or have them wait for a turn of the loop."""
+        if self._late or (self._shares.is_shared and self._must_wait()):
+            self._late += data
+            if len(self._late) >= NOTED_BYTES_MIN:
+                self._tell_held()
+            if len(self._late) >= LATE_BYTES_MAX:
+                self._read(False)
+        else:
+            self._answer(data)
+
+    def _answer(self, data: bytes) -> None:
         """Answer received requests; hot path."""
         session = self.session
         self.is_active = True
@@ -261,7 +289,8 @@ class KvConnection(asyncio.Protocol):
         transport, session = self._transport, self.session
         if transport is None or self._user is not None:
             return
-        held = session.held_bytes + (transport.get_write_buffer_size() if self.is_paused else 0)
+        held = session.held_bytes + len(self._late)
+        held += transport.get_write_buffer_size() if self.is_paused else 0
         if held < NOTED_BYTES_MIN:
             held = 0
         if held != self._held_bytes:
@@ -270,11 +299,32 @@ class KvConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         self._is_scheduled = False
+        if not (self._shares.is_shared and self._must_wait()):
+            self._go_on()
+
+    def _must_wait(self) -> bool:
+        """Return whether requests have to wait until `take_turn` is called."""
+        if self._waits_for_turn:
+            return True
+        if self.streamer is not None or self.feeder is not None or not self._shares.is_over():
+            return False
+        self._waits_for_turn = True
+        self._shares.wait(self)
+        return True
+
+    def take_turn(self) -> None:
+        """Answer what waits for a turn."""
+        self._waits_for_turn = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer what was received and is not answered yet."""
         if self._transport is not None and not self._transport.is_closing():
             self._flush()
             if not self.is_paused or self.streamer is not None:
+                data, self._late = self._late, b""
                 self._read(True)
-                self.data_received(b"")
+                self._answer(data)
 
     def _care(self) -> None:
         """Do what a wake-up leaves to do besides its replies."""
@@ -310,7 +360,7 @@ class KvConnection(asyncio.Protocol):
             return
         if error is None:
             self.session.on_fetched()
-            self._advance()
+            self._go_on()
         else:
             _LOG.error("closed %s: a document cannot be read: %s", self.session.peer, error)
             self.close()

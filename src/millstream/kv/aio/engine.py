@@ -254,11 +254,11 @@ class BucketEngine:
             window=HistoryWindow(), purge_age_s=purge_age_s, sweep=self._sweep,
         )  # fmt: skip
         self.replicator = Replicator(bucket, self.copies, link_to)
-        self.designs = DesignStore(
-            bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
-        )
         self._majority = MajorityWait(time.time_ns)
-        self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
+        self.designs = DesignStore(
+            bucket, DesignDocuments(bucket), self.until_persisted, self._majority, time.time_ns
+        )
+        self.documents = DocumentStore(bucket, self.until_lasting, self._majority, time.time_ns)
         self.local = opened.local
         self.local.is_valid = self._may_stay
         self._purging = asyncio.Lock()

@@ -36,6 +36,7 @@ from millstream.kv.core.session.host import StreamPort
 from millstream.kv.core.session.session import KvSession
 from millstream.kv.core.statistics import as_text
 from millstream.runtime.guests import Guests
+from millstream.runtime.shares import LoopShares
 from millstream.wire.mcbp import Feature, Status
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class KvServer:
         advertise: str = "127.0.0.1",
         now_ns: Callable[[], int] = time.time_ns,
         guests: Guests | None = None,
+        shares: LoopShares | None = None,
     ) -> None:
         self.buckets = buckets
         self.users = users
@@ -93,6 +95,7 @@ class KvServer:
         self._checks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.guests = guests or Guests(lambda: not users.is_empty, self.loop)
+        self.shares = shares or LoopShares(self.loop)
 
     def kv_protocol(self) -> KvConnection:
         """Make the protocol of one kv connection (SASL, buckets, streams)."""

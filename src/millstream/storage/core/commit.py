@@ -57,6 +57,21 @@ class Changes(NamedTuple):
     is_marked: bool
     """The last one is a mark."""
 
+    def new_keys(self, purge_seqno: int) -> Sequence[bytes]:
+        """Return the keys that had no record before, or only one that may have been purged.
+
+        Args:
+            purge_seqno: records up to it may have been.
+        """
+        keys, previous_seqnos = self.keys, self.previous_seqnos
+        new_count = previous_seqnos.count(0)
+        if new_count == len(keys):
+            return keys
+        if not new_count and not purge_seqno:
+            return ()
+        pairs = zip(keys, previous_seqnos, strict=True)
+        return [key for key, previous in pairs if previous <= purge_seqno]
+
 
 class Control(NamedTuple):
     """A record that is no change, and the partition it concerns; `content` as in its payload."""

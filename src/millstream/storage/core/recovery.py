@@ -208,9 +208,8 @@ def _replay_columns(
     first = bisect_left(columns.offsets, begin)
     if first < len(columns.seqnos):
         seqnos = columns.seqnos[first:].tolist()
-        by_id.note(
-            partition_id, live.log.keys(number, columns, first, len(columns.seqnos)), seqnos
-        )
+        keys = live.log.keys(number, columns, first, len(columns.seqnos))
+        by_id.note(partition_id, keys, seqnos, keys)
         summary.top = max(summary.top, seqnos[-1])
     if columns.marks:
         summary.on_mark(columns.marks[-1])

@@ -300,8 +300,8 @@ class LogStore:
             p, seqnos, previous_seqnos, offset, lengths,
             is_marked=is_marked, tombstones=tombstones,
         )  # fmt: skip
-        self._by_id.note(p, keys, seqnos)
         summary = self._summaries[p]
+        self._by_id.note(p, keys, seqnos, changes.new_keys(summary.low_points.purge_seqno))
         assert seqnos[0] > summary.top
         summary.on_change(seqnos[-1], is_mark=is_marked)
         self._changed.add(p)

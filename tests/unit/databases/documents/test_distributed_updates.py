@@ -13,7 +13,7 @@ from millstream.databases.documents import distributed_updates as spread_updates
 from millstream.databases.documents.owner_calls import TRIES_MAX
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
-from millstream.documents.updating import interactive, replicated
+from millstream.documents.updating import LongDecision, interactive, replicated
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.gateway.core.api.documents import Decide, Written
 from millstream.gateway.core.api.stored import (
@@ -67,15 +67,11 @@ async def test_a_long_decision_about_a_document_of_another_node_is_made_in_a_thr
 ) -> None:
     threads = list[bool]()
 
-    class Noted:
-        def __init__(self, *, is_long: bool) -> None:
-            self.is_long = is_long
+    def noted(document: StoredDocument | None) -> StoredDocument | None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return put(b"{}")(document)
 
-        def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
-            threads.append(threading.current_thread() is threading.main_thread())
-            return put(b"{}")(document)
-
-    done = await change(nodes, ("k1", Noted(is_long=False)), ("k2", Noted(is_long=True)))
+    done = await change(nodes, ("k1", noted), ("k2", LongDecision(noted)))
     assert all(isinstance(one, Written) and one.seqno for one in done)
     assert threads == [True, False]
     assert nodes.network.requests(WriteStored) == ["b"]

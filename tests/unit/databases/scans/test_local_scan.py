@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,6 +14,7 @@ from millstream.databases.scans.local_scan import LANE_KEYS_MIN, Range, ordered_
 from millstream.errors import UnavailableError
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.runtime.pace import Pace
 from millstream.wire.frames import change_of, description_bytes
 from support.kv.running_bucket import LIMIT, NOW, opened, put
 
@@ -44,7 +47,7 @@ async def test_some_partitions_without_what_is_deleted(tmp_path: Path) -> None:
     every = Range(b"", b"\xff", of_kv=True)
     found = [one async for one in scanned(bucket, range(4), every, lambda: NOW)]
     assert [key for key, _ in found] == sorted([*NAMES, b"_design/d", b"_local", b"\xff"])
-    assert b"gone" in [key async for key in ordered_keys(bucket, range(4), everything)]
+    assert b"gone" in [key async for key in ordered_keys(bucket, range(4), everything, Pace())]
     rest = scanned(bucket, range(4), everything, lambda: NOW)
     await anext(rest)
     lost = partition_of(sorted([*NAMES, b"_design/d"], reverse=True)[1], 4)
@@ -84,12 +87,42 @@ async def test_a_page_looks_up_what_it_holds_however_many_documents_there_are(
                 expected = [name for name in names if wanted.admits(name)]
                 expected.sort(reverse=descending)
                 looked_up = 0
-                async with aclosing(ordered_keys(bucket, range(4), wanted)) as keys:
+                async with aclosing(ordered_keys(bucket, range(4), wanted, Pace())) as keys:
                     first = [key async for _, key in _numbered(keys, 20)]
                 assert first == expected[:20]
                 assert looked_up <= 8 * LANE_KEYS_MIN
-                whole = [key async for key in ordered_keys(bucket, range(4), wanted)]
+                whole = [key async for key in ordered_keys(bucket, range(4), wanted, Pace())]
                 assert whole == expected
+    await engine.stop()
+
+
+async def test_pages_have_every_key_however_it_was_written_last(tmp_path: Path) -> None:
+    engine, dice, known = await opened(tmp_path / "b"), Random(3), set[bytes]()
+    bucket, names = engine.bucket, [b"k%03d" % number for number in range(400)]
+    wanted = Range(b"", b"\xff")
+    for number in range(3_000):
+        name = dice.choice(names[: 1 + number // 5])
+        known.add(name)
+        partition, made = bucket.partition_for(name), dice.random()
+        if made < 0.6:
+            partition.put(name, b"{}", 0, 0, 0, 1, NOW)
+        elif made < 0.8:
+            partition.delete(name, 0, NOW)
+        else:
+            partition.put(name, b"5", 0, 0, 0, 0, NOW)
+            partition.count(name, 1, 0, 0, 0, NOW)
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+        if number % 50 == 0:
+            for descending in (False, True):
+                asked = wanted._replace(descending=descending)
+                found = [key async for key in ordered_keys(bucket, range(4), asked, Pace())]
+                assert set(found) >= {k for k in known if bucket.partition_for(k).entry(k)}
+                assert found == sorted(set(found), reverse=descending)
+        if number % 400 == 0:
+            await engine.flusher.bring_by_id_up()
+        if number % 900 == 0:
+            await engine.compactor.compact()
     await engine.stop()
 
 

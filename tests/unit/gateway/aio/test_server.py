@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager, suppress
 from millstream.gateway.aio import server
 from millstream.gateway.aio.server import BODY_BYTES_MAX, UNREAD_SECONDS, HttpServer
 from millstream.runtime import guests
+from millstream.runtime.shares import LoopShares
 
 
 @asynccontextmanager
-async def listening(host):
+async def listening(host, shares=None):
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    listener = HttpServer(host)
+    listener = HttpServer(host, shares=shares)
     await listener.start(bound, None)
     try:
         yield bound.getsockname()[1]
@@ -181,3 +182,11 @@ async def test_a_body_in_chunks_that_are_none_is_refused(open_host):
 
 async def test_a_server_that_never_started_stops(open_host):
     await HttpServer(open_host).stop()
+
+
+async def test_a_request_has_kv_clients_leave_it_a_share_of_the_loop(open_host):
+    shares = LoopShares(asyncio.get_running_loop())
+    async with listening(open_host, shares) as port:
+        assert not shares.is_shared
+        await exchange(port, b"GET / HTTP/1.0\r\n\r\n")
+        assert shares.is_shared

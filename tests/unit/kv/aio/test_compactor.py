@@ -292,6 +292,30 @@ async def test_deletions_are_forgotten_by_age(bucket: Bucket) -> None:
     await engine.stop()
 
 
+async def test_pages_have_documents_that_are_made_again_after_their_deletion_was_purged(
+    bucket: Bucket,
+) -> None:
+    engine = await bucket.open(purge_age_s=24 * 3600)
+    await bucket.write(1)
+    partition = engine.bucket.partitions[2]
+    again = [b"key%d" % number for number in range(40)]
+    for key in again:
+        partition.delete(key, 0, bucket.now_ns)
+    await bucket.persisted()
+    for n in range(3):
+        engine.bucket.partitions[3].put(b"big%d" % n, bytes(300_000), 0, 0, 0, 0, bucket.now_ns)
+        await bucket.persisted()
+    bucket.now_ns += 3 * DAY_NS
+    await engine.compactor.compact()
+    assert not set(partition.page(b"", b"z", 1000, descending=False)) & set(again[:39])
+    for key in again:
+        partition.put(key, b"{}", 0, 0, 0, 1, bucket.now_ns)
+    assert set(partition.page(b"", b"z", 1000, descending=False)) >= set(again), "in memory"
+    await bucket.persisted()
+    assert set(partition.page(b"", b"z", 1000, descending=False)) >= set(again), "in the log"
+    await engine.stop()
+
+
 async def test_cas_goes_on_where_the_newest_deletion_was_old(bucket: Bucket) -> None:
     engine = await bucket.open(purge_age_s=3 * 24 * 3600)
     await bucket.write(1)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
-from millstream.kv.aio.connection import KvConnection
+from millstream.kv.aio.connection import LATE_BYTES_MAX, KvConnection
 from millstream.kv.aio.server import KvServer
 from millstream.model.limits import FRAME_BYTES_MAX, NOTED_BYTES_MIN, VALUE_BYTES_MAX
 from millstream.runtime import guests
+from millstream.runtime.shares import SHARED_S, LoopShares
 from millstream.wire.mcbp import Opcode, Status, request
 from support.kv.server_double import SlowUsers, TransportDouble, connect, new_server
 from support.kv.session_double import UserDouble
@@ -133,3 +137,89 @@ async def test_a_client_that_speaks_http_is_answered_in_http(method: bytes) -> N
     said = transport.data
     assert said.startswith(b"HTTP/1.1 400 ")
     assert b"HTTP port" in said
+
+
+GET, NOOP = request(Opcode.GET, key=b"k"), request(Opcode.NOOP)
+
+
+class Rounds:
+    """A loop that is shared, whose first turn is over."""
+
+    def __init__(self, server: KvServer) -> None:
+        self.now_s, self.soon = 100.0, list[Callable[[], None]]()
+        self.shares = server.shares = LoopShares(self, lambda: self.now_s)
+        self.shares.share()
+        assert not self.shares.is_over()
+        self.now_s += SHARED_S / 2
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def next(self) -> None:
+        soon, self.soon = self.soon, []
+        for callback in soon:
+            callback()
+
+
+def opcodes(transport: TransportDouble) -> list[int]:
+    return [reply.opcode for reply in transport.take()]
+
+
+async def test_requests_wait_for_a_turn_while_the_loop_is_shared_and_keep_their_order() -> None:
+    server = new_server()
+    rounds = Rounds(server)
+    connection, transport = connect(server)
+    connection.data_received(GET + NOOP[:10])
+    connection.data_received(NOOP[10:] + GET)
+    connection.advance()
+    await asyncio.sleep(0)
+    assert opcodes(transport) == []
+    rounds.next()
+    assert opcodes(transport) == [Opcode.GET, Opcode.NOOP, Opcode.GET]
+    connection.data_received(NOOP)
+    assert opcodes(transport) == [Opcode.NOOP], "its turn is not over"
+
+
+async def test_what_waits_for_a_turn_counts_and_is_bounded() -> None:
+    server = new_server()
+    rounds = Rounds(server)
+    connection, transport = connect(server)
+    connection.data_received(GET * (LATE_BYTES_MAX // len(GET)))
+    assert transport.is_reading_now
+    assert server.guests.held_bytes > LATE_BYTES_MAX - len(GET)
+    connection.data_received(GET)
+    assert not transport.is_reading_now
+    while rounds.soon:
+        rounds.next()
+        await asyncio.sleep(0)
+    assert transport.is_reading_now
+    assert server.guests.held_bytes == 0
+    assert len(opcodes(transport)) == LATE_BYTES_MAX // len(GET) + 1
+
+
+async def test_requests_of_a_client_that_sends_nothing_more_are_answered_at_once() -> None:
+    server = new_server()
+    rounds = Rounds(server)
+    connection, transport = connect(server)
+    connection.data_received(GET)
+    connection.eof_received()
+    assert opcodes(transport) == [Opcode.GET]
+    gone, transport = connect(server)
+    gone.data_received(GET)
+    gone.connection_lost(None)
+    rounds.next()
+    assert opcodes(transport) == []
+
+
+async def test_a_client_that_does_not_read_is_not_answered_although_its_turn_comes() -> None:
+    server = new_server()
+    rounds = Rounds(server)
+    connection, transport = connect(server)
+    connection.data_received(GET)
+    connection.pause_writing()
+    rounds.next()
+    assert opcodes(transport) == []
+    connection.resume_writing()
+    await asyncio.sleep(0)
+    assert opcodes(transport) == [Opcode.GET]
+    assert transport.is_reading_now

@@ -59,8 +59,8 @@ def nowhere(partition_id, seqnos, first_segment):
 def test_what_is_recent_gets_its_place_when_it_is_applied():
     by_id = ById(DictMap())
     by_id.pending[b"\0\1k"] = (1, 1, 64)
-    by_id.note(1, [b"k", b"l"], [5, 6])
-    by_id.note(1, [b"k"], [7])
+    by_id.note(1, [b"k", b"l"], [5, 6], [])
+    by_id.note(1, [b"k"], [7], [])
     assert by_id.recent_seqno(1, b"k") == 7
     assert by_id.recent_seqno(2, b"k") is None
     assert sorted(by_id.keys(1)) == [b"k", b"l"]
@@ -176,9 +176,9 @@ def test_what_could_not_be_applied_is_applied_with_the_next_batch():
 
 def test_what_could_not_be_applied_is_settled_before_a_rollback():
     by_id = ById(DictMap())
-    by_id.note(1, [b"k", b"l"], [5, 6])
+    by_id.note(1, [b"k", b"l"], [5, 6], [])
     by_id.take(APPLIED, {})  # and its transaction fails
-    by_id.note(1, [b"k"], [7])
+    by_id.note(1, [b"k"], [7], [])
     by_id.settle(1, lambda partition_id, seqnos, first: {s: Place(2, s) for s in seqnos})
     assert by_id.recent_seqno(1, b"k") is None
     assert by_id.get(b"\0\1k") == (7, 2, 7)
@@ -192,13 +192,13 @@ def test_what_is_recent_is_merged_in_pieces(monkeypatch):
     for number in range(60):
         keys = dice.sample([b"k%d" % n for n in range(900)], dice.randrange(1, 40))
         seqnos = [number * 100 + at for at in range(len(keys))]
-        recent.add(keys, seqnos)
+        recent.add(keys, seqnos, keys)
         known |= dict(zip(keys, seqnos, strict=True))
         assert recent._unmerged_changes <= 100, "whoever asks first would hold the loop"
     assert max(map(len, recent._merged)) < 250 + 40
     assert {key: recent.seqno_of(key) for key in known} == known == recent.merged()
     assert recent.seqno_of(b"never") is None
-    recent.add([b"never"], [9999])
+    recent.add([b"never"], [9999], [b"never"])
     assert recent.seqno_of(b"never") == 9999
 
 
@@ -207,21 +207,20 @@ def test_keys_are_found_by_what_they_begin_with_wherever_they_wait():
     by_id.pending.update({b"\0\1d/old": (1, 1, 64), b"\0\1e": (2, 1, 64), b"\0\0d/0": (1, 1, 9)})
     list(by_id.apply_steps(by_id.take(APPLIED, {}), nowhere))
     by_id.pending.update({b"\0\1d/pending": (3, 1, 64), b"\0\7d/other": None})
-    by_id.note(1, [b"d/applied", b"x"], [4, 5])
+    by_id.note(1, [b"d/applied", b"x"], [4, 5], [b"d/applied", b"x"])
     by_id.take(APPLIED, {})
-    by_id.note(1, [b"d/recent", b"d/old", b"dx"], [6, 7, 8])
+    by_id.note(1, [b"d/recent", b"d/old", b"dx"], [6, 7, 8], [b"d/recent", b"dx"])
     found = by_id.keys_beginning(b"d/", 3)
     assert found == [
         {b"d/0"}, {b"d/old", b"d/pending", b"d/applied", b"d/recent"}, set(),
     ]  # fmt: skip
 
 
-def test_a_page_has_the_first_keys_of_all_that_is_known_and_sorts_what_is_recent_once(
-    monkeypatch,
-):
+def test_a_page_has_the_first_keys_of_all_that_is_known(monkeypatch):
     monkeypatch.setattr(module, "RUN_KEYS_MAX", 8)
+    monkeypatch.setattr(module, "SORTED_AT_ONCE_MAX", 4)
     rng, by_id, known = random.Random(5), ById(DictMap()), set()
-    for round_number in range(40):
+    for round_number in range(60):
         keys = [b"%03d" % rng.randrange(400) for _ in range(rng.randrange(1, 12))]
         match round_number % 4:
             case 0:
@@ -229,23 +228,41 @@ def test_a_page_has_the_first_keys_of_all_that_is_known_and_sorts_what_is_recent
             case 1:
                 by_id.fill({b"\0\1" + key: (1, 1, 64) for key in keys})
             case 2:
-                by_id.note(1, keys, range(1, 1 + len(keys)))
+                new = [key for key in keys if key not in known]
+                by_id.note(1, keys, range(1, 1 + len(keys)), new)
             case _:
-                by_id.note(1, keys[:1] * 20, range(1, 21))  # one key often is one key
-                known.add(keys[0])
-                keys = []
-                by_id.note(2, [b"other"], [1])
-        if round_number == 20:
+                keys = keys[:1]
+                by_id.note(1, keys * 20, range(1, 21), [] if keys[0] in known else keys)
+                by_id.note(2, [b"other"], [1], [b"other"])
+        if round_number in (20, 40):
             by_id.take(APPLIED, {})
         known.update(keys)
         low, high = sorted(b"%03d" % rng.randrange(400) for _ in range(2))
         for descending in (False, True):
             wanted = sorted((k for k in known if low <= k < high), reverse=descending)
             assert by_id.page(1, low, high, 5, descending=descending) == wanted[:5]
-    recent = Recent()
-    recent.add([b"c", b"a"], [1, 2])
-    assert recent.page(b"", b"z", 9, descending=False) == [b"a", b"c"]
-    sorted_before = recent._runs[0]
-    assert recent.page(b"b", b"z", 9, descending=True) == [b"c"]
-    assert recent._runs[0] is sorted_before
     assert by_id.page(1, b"x" * 9000, b"y" * 9000, 5, descending=False) == []
+
+
+def test_a_page_sorts_some_recent_keys_once_and_none_that_had_a_record(monkeypatch):
+    monkeypatch.setattr(module, "SORTED_AT_ONCE_MAX", 2)
+    recent = Recent()
+    recent.add([b"c", b"a", b"old", b"b"], [1, 2, 3, 4], [b"c", b"a", b"b"])
+    assert recent.ordered(b"", b"z", 9, descending=False) == [b"a", b"b"]
+    assert recent.unordered(b"", b"z") == [b"c"]
+    assert recent.unordered(b"", b"c") == recent.unordered(b"d", b"z") == []
+    assert recent.ordered(b"b", b"z", 1, descending=True) == [b"c"]
+    sorted_before = recent._runs[0]
+    assert recent.ordered(b"", b"z", 9, descending=False) == [b"a", b"b", b"c"]
+    assert recent._runs[0] is sorted_before
+    after = Recent().after(recent)
+    assert after.ordered(b"", b"z", 9, descending=False) == [b"a", b"b", b"c"]
+
+
+def test_a_key_whose_purged_record_leaves_the_map_stays_on_pages_if_it_was_written_again():
+    by_id = ById(DictMap())
+    by_id.fill({b"\0\1k": (5, 1, 64)})
+    by_id.note(1, [b"k"], [9], [])
+    by_id.amend(1, [b"k"], [5], [0], range(1, 2))
+    assert by_id.get(b"\0\1k") is None
+    assert by_id.page(1, b"", b"z", 5, descending=False) == [b"k"]

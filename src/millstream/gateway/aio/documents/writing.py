@@ -27,6 +27,7 @@ from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.updating import (
     Change,
+    LongDecision,
     Replicated,
     interactive,
     replicated,
@@ -149,11 +150,10 @@ class _Together:
         self.made: Replicated | None = None
         paths = (one.edit.sent.path for one in pending)
         revisions = sum(1 if path is None else len(path.ids) for path in paths)
-        self.is_long = revisions > QUICK_REVISIONS_MAX
-        """Whether `kv.aio.documents.revision_store` decides it in a thread."""
+        is_long = revisions > QUICK_REVISIONS_MAX
+        self.decision = LongDecision(self._decide) if is_long else self._decide
 
-    def __call__(self, document: StoredDocument | None) -> StoredDocument | None:
-        """Decide what becomes of the document."""
+    def _decide(self, document: StoredDocument | None) -> StoredDocument | None:
         edits = [one.edit for one in self.pending]
         self.made = replicated_all(
             document, [(one.sent, one.kept) for one in edits], revs_limit=self._revs_limit
@@ -295,7 +295,9 @@ async def _change_together(
     """Make changes that are stored at once; return the result of each; None: they do not fit."""
     if not joint:
         return []
-    wanted: list[tuple[str, Decide]] = [(one.pending[0].edit.doc_id, one) for one in joint]
+    wanted: list[tuple[str, Decide]] = [
+        (one.pending[0].edit.doc_id, one.decision) for one in joint
+    ]
     answers = await request.app[HOST].documents.update(bucket, wanted, is_durable=is_durable)
     told: list[Sequence[Stored | MillstreamError | None]] = []
     for one, answer in zip(joint, answers, strict=True):

@@ -27,6 +27,7 @@ class DesignStore:
         bucket: of the documents.
         documents: its design documents.
         until_persisted: as `BucketEngine.until_persisted`.
+        majority: the wait that all changes of the bucket share.
         now_ns: Unix time.
     """
 
@@ -35,13 +36,14 @@ class DesignStore:
         bucket: Bucket,
         documents: DesignDocuments,
         until_persisted: Callable[[int, int], Awaitable[None]],
+        majority: MajorityWait,
         now_ns: Callable[[], int],
     ) -> None:
         self.documents = documents
         self._bucket = bucket
         self._until_persisted = until_persisted
         self._now_ns = now_ns
-        self._majority = MajorityWait(now_ns)
+        self._majority = majority
 
     async def read(self, name: str) -> StoredDesign | None:
         """Return a document or its tombstone, from its active copy; raises as `DesignDocuments`.

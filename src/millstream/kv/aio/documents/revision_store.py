@@ -23,6 +23,7 @@ from math import inf
 from typing import Final
 
 from millstream.documents.stored import Packed, StoredDocument, pack
+from millstream.documents.updating import LongDecision
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.reading_back import with_documents
@@ -62,8 +63,8 @@ class _Steps:
 
     def __init__(self, decides: Sequence[Decide], now: Callable[[], float]) -> None:
         self._decides = decides
-        self.are_long = any(getattr(decide, "is_long", False) for decide in decides)
-        """Whether one of them takes longer than a turn, as it says itself."""
+        self.are_long = any(isinstance(decide, LongDecision) for decide in decides)
+        """Whether one of them takes longer than a turn."""
         self._now = now
         self._results: list[bool | MillstreamError] = []
 
@@ -135,6 +136,7 @@ class DocumentStore:
         bucket: of the documents.
         until_durable: returns once everything of a partition up to a seqno can no longer be lost;
             raises if that is unknown.
+        majority: the wait that all changes of the bucket share.
         now_ns: Unix time.
     """
 
@@ -142,13 +144,14 @@ class DocumentStore:
         self,
         bucket: Bucket,
         until_durable: Callable[[int, int], Awaitable[None]],
+        majority: MajorityWait,
         now_ns: Callable[[], int],
     ) -> None:
         self._bucket = bucket
         self._documents = RevisedDocuments(bucket)
         self._until_durable = until_durable
         self._now_ns = now_ns
-        self._majority = MajorityWait(now_ns)
+        self._majority = majority
 
     async def read(self, key: bytes, revs_limit: int, *, is_durable: bool) -> Found | None:
         """Return a document; raises as `RevisedDocuments.read`.
@@ -216,20 +219,26 @@ class DocumentStore:
     async def _update_one(
         self, key: bytes, decides: Sequence[Decide], revs_limit: int
     ) -> list[Made | MillstreamError]:
-        """Change one document, perhaps several times; it is stored once per turn."""
+        """Change one document, perhaps several times; it is stored once per turn.
+
+        Where changes do not fit together, half of them are tried, and so on; after each success
+        and each single refusal twice as many.
+        """
         seqnos: list[int | MillstreamError] = []
         last: Made | None = None
-        now = asyncio.get_running_loop().time
+        now, width = asyncio.get_running_loop().time, len(decides)
         while len(seqnos) < len(decides):
-            rest = decides[len(seqnos) :]
-            steps = _Steps(rest, now)
+            some = decides[len(seqnos) : len(seqnos) + width]
+            steps = _Steps(some, now)
             made = await self._made_of(key, steps, revs_limit)
+            width = 2 * len(some)
             if isinstance(made, Made):
                 seqnos += steps.seqnos(made.seqno)
-            else:  # they do not fit together
-                made = await self._made_of(key, _Steps(rest[:1], now), revs_limit)
-                seqnos.append(made.seqno if isinstance(made, Made) else made)
-            last = made if isinstance(made, Made) else last
+                last = made
+            elif len(some) == 1:
+                seqnos.append(made)
+            else:
+                width = len(some) // 2
             if len(seqnos) < len(decides):
                 self._bucket.changed()
                 await asyncio.sleep(0)

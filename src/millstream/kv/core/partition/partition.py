@@ -50,6 +50,7 @@ from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.sides import has_sidecar
+from millstream.storage.core.by_id import rest_of_page
 from millstream.storage.core.records import NOTHING_OWED, Owed
 from millstream.storage.core.store import FlushBatch
 from millstream.wire.frames import deletion, expiration, pack_mutation
@@ -259,9 +260,10 @@ class Partition(ReadCopy):
         In descending order from its end if `descending`. Tombstones are included, and perhaps keys
         that are gone.
         """
-        keys = set(self._log.page(self.partition_id, low, high, count, descending=descending))
-        keys.update(key for key in self.queue.unflushed_keys() if low <= key < high)
-        return sorted(keys, reverse=descending)[:count]
+        page = self._log.page(self.partition_id, low, high, count, descending=descending)
+        low, high = rest_of_page(page, low, high, count, descending=descending)
+        new_keys = self.queue.unflushed_keys(low, high, self.purge_seqno)
+        return sorted({*page, *new_keys}, reverse=descending)[:count] if new_keys else page
 
     # -- changing
 

@@ -312,19 +312,34 @@ class MutationQueue:
 
     # -- readers
 
-    def unflushed_keys(self) -> set[bytes]:
-        """Return the keys whose newest change may not be in the log. O(changes not there)."""
-        after = self.persisted_seqno + 1
-        found: set[bytes] = set()
+    def unflushed_keys(self, low: bytes, high: bytes, purge_seqno: int) -> list[bytes]:
+        """Return the keys of [low, high) whose only change may not be in the log.
+
+        O(changes not there). A key that has a record in the log is left out, unless that was
+        purged: records up to `purge_seqno` may have been.
+        """
+        logged_seqno = self.persisted_seqno
+        after = logged_seqno + 1
+        found: list[bytes] = []
         for number in range(after >> BITS, (self.high_seqno >> BITS) + 1):
             block = self.blocks.get(number)
             if block is not None:
                 begin = max(0, after - (number << BITS))
-                pairs = zip(block.entries[begin:], block.frames[begin:], strict=False)
-                found.update(entry.key for entry, frame in pairs if frame)
-            items = self.counters.get(number, {})
-            found.update(item[0].key for seqno, item in items.items() if seqno >= after)
-        return found
+                slots = zip(
+                    block.entries[begin:], block.frames[begin:], block.previous[begin:],
+                    strict=False,
+                )  # fmt: skip
+                found += [
+                    entry.key
+                    for entry, frame, previous in slots
+                    if not purge_seqno < previous <= logged_seqno and frame
+                ]
+            found += [
+                entry.key
+                for seqno, (entry, _, previous) in self.counters.get(number, {}).items()
+                if seqno >= after and not purge_seqno < previous <= logged_seqno
+            ]
+        return [key for key in found if low <= key < high]
 
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int

@@ -9,6 +9,7 @@ import pytest
 from millstream.errors import ConditionError, UnavailableError
 from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.core.revisions.design_documents import DesignDocuments
 
 OpenEngine = Callable[[], Awaitable[BucketEngine]]
@@ -60,7 +61,9 @@ async def test_a_write_that_went_back_too_early_is_unsure(
         begun.set()
         await end.wait()
 
-    store = DesignStore(bucket, DesignDocuments(bucket), until_persisted, lambda: 1)
+    store = DesignStore(
+        bucket, DesignDocuments(bucket), until_persisted, MajorityWait(lambda: 1), lambda: 1
+    )
     writing = asyncio.ensure_future(store.write("x", b"{}", None, is_durable=True))
     await begun.wait()
     for partition in bucket.partitions:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from millstream.documents import stored
-from millstream.documents.stored import pack
+from millstream.documents.stored import StoredDocument, pack
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.kv.aio.documents import revision_store as revised
+from millstream.kv.aio.documents.revision_store import Decide
 from millstream.kv.core.revisions.revision_store import Made
 from support.kv.running_bucket import LIMIT, conflicting, opened, put
 
@@ -39,7 +40,10 @@ async def test_one_refusal_among_others(tmp_path: Path) -> None:
     await engine.stop()
 
 
-async def test_changes_of_one_document_are_stored_once(tmp_path: Path) -> None:
+async def test_changes_of_one_document_are_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revised, "STEPS_SECONDS", 60.0)
     engine = await opened(tmp_path)
     partition = engine.bucket.partition_for(b"a")
     [first] = await engine.documents.update([(b"a", put())], LIMIT, is_durable=True)
@@ -95,6 +99,29 @@ async def test_what_does_not_fit_together_is_stored_as_far_as_it_does(
     found = await engine.documents.read(b"a", LIMIT, is_durable=True)
     assert found is not None
     assert len(found.document.tree.leaf_revs()) == taken
+    await engine.stop()
+
+
+async def test_changes_that_do_not_fit_together_are_decided_a_few_times_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "SIDECAR_BYTES_MAX", 1000)
+    engine, decided = await opened(tmp_path), 0
+
+    def counted(number: int) -> Decide:
+        decide = conflicting(number, 200)
+
+        def count(document: StoredDocument | None) -> StoredDocument | None:
+            nonlocal decided
+            decided += 1
+            return decide(document)
+
+        return count
+
+    edits = [(b"a", counted(number)) for number in range(128)]
+    done = await engine.documents.update(edits, LIMIT, is_durable=False)
+    assert sum(isinstance(one, MillstreamError) for one in done) > 100
+    assert decided < 6 * len(edits)
     await engine.stop()
 
 

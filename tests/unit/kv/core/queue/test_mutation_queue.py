@@ -246,3 +246,26 @@ def test_below_the_floor_the_log_is_read() -> None:
     queue = MutationQueue(7)
     assert queue.memory_slice(6, 7, 1, 1) is None
     assert queue.memory_slice(7, 7, 1, 1) == ([], 7)
+
+
+def test_only_keys_that_the_log_does_not_have_are_named() -> None:
+    queue = MutationQueue(0)
+
+    def unflushed(low: bytes = b"", high: bytes = b"z", purge_seqno: int = 0) -> list[bytes]:
+        return sorted(queue.unflushed_keys(low, high, purge_seqno))
+
+    queue.append(A, b"a1")
+    queue.append_counter(X, b"x2")
+    queue.append(B, b"b3")
+    assert unflushed() == [b"a", b"b", b"x"]
+    assert unflushed(b"b", b"x") == [b"b"]
+    queue.freeze()
+    queue.append(A, b"a4", 1, b"a1")
+    queue.append_counter(X, b"x5", 2, b"x2")
+    assert unflushed() == [b"a", b"b", b"x"], "what is replaced is not in the log yet"
+    queue.trim(3)
+    assert unflushed() == []
+    assert unflushed(purge_seqno=1) == [b"a"], "what is replaced may have been purged"
+    assert unflushed(purge_seqno=2) == [b"a", b"x"]
+    queue.append(Y, b"y6")
+    assert unflushed() == [b"y"]
