@@ -298,8 +298,8 @@ class BucketReader:
             if judgement is Judgement.LOST:
                 raise StreamError(
                     f"partition {number} of bucket {self._bucket!r} at {session.streams.address} "
-                    "lacks changes that were durable: more copies were lost than the level bears; "
-                    "begin anew with another sink",
+                    f"lacks changes that were durable: more copies were lost than the level "
+                    f"allows; start again with another sink",
                     code="durable_lost",
                 )
             if judgement is not Judgement.PURGED:
