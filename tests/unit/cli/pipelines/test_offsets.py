@@ -107,8 +107,8 @@ def test_reset(call: Any, checkpoint: Path, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["show", "nowhere"], "no checkpoint, no pipeline, and no file"),
-        (["reset", "nowhere", "--to", "x"], "is no checkpoint, and no pipeline"),
-        (["show", "."], "is no checkpoint of a streaming query"),
+        (["reset", "nowhere", "--to", "x"], "is not a checkpoint, and no pipeline"),
+        (["show", "."], "is not a checkpoint of a streaming query"),
         (["show", "bad"], "is no JSON"),
         (["show", "newer"], "version 9 is not known"),
     ],

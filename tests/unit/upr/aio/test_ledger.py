@@ -31,6 +31,6 @@ def test_places_and_rings_come_back(tmp_path: Path) -> None:
     assert Ledger(database, "here").load() == expected
     database.execute("UPDATE millstream_place SET kept = replace(kept, '5', '6')")
     database.execute("UPDATE millstream_place SET kept = replace(kept, 'load', 'lord')")
-    with pytest.raises(CorruptionError, match="here, 1 is no place"):
+    with pytest.raises(CorruptionError, match="here, 1 is not the position"):
         Ledger(database, "here").load()
     database.close()

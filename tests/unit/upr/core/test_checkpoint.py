@@ -45,7 +45,7 @@ def test_json_keeps_everything(standings: dict[int, Standing]) -> None:
     ],
 )
 def test_other_files_are_refused_by_name(text: bytes) -> None:
-    with pytest.raises(CorruptionError, match=r"place\.json is no checkpoint"):
+    with pytest.raises(CorruptionError, match=r"place\.json is not a checkpoint"):
         checkpoint_from_json(text, name="place.json")
 
 

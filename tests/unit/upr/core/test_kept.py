@@ -67,7 +67,7 @@ def test_an_illegal_one_is_never_made(members: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_nonsense_is_named_with_its_place(text: bytes) -> None:
-    with pytest.raises(CorruptionError, match="here is no place of a reader"):
+    with pytest.raises(CorruptionError, match="here is not the position of a reader"):
         kept_from_json(text, name="here")
 
 
