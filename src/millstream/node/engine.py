@@ -33,15 +33,12 @@ from millstream.databases.design_functions import DesignFunctions
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.document_scan import DocumentScans
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.local_parts import OwnParts
-from millstream.databases.documents.peer_requests import StoredDocuments
-from millstream.databases.documents.remote_nodes import DocumentNodes
+from millstream.databases.documents.local_node import LocalNode
 from millstream.databases.jobs.coverage import Coverage
 from millstream.databases.jobs.job_rows import JobRows
 from millstream.databases.jobs.replications import OwnAddress, Replications
 from millstream.databases.jobs.replicator import ReplicatorDocuments
 from millstream.databases.purges import Purges
-from millstream.databases.remote_parts import HttpPartLink
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.server import BACKLOG, HttpServer
@@ -153,18 +150,14 @@ class Engine:
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
         purges = Purges(self._served_engine, time.monotonic)
-        self.changes = NodeChanges(
-            self._served_engine,
-            lambda name, node: HttpPartLink(name, node, self.others.neighbours.node),
-            purges,
-        )
+        self.changes = NodeChanges(self._served_engine, self.others.link_to, purges)
         own = Documents(self._buckets, self.changes)
-        self.documents = DistributedDocuments(
-            self._buckets, own, DocumentNodes(self.others.neighbours)
-        )
-        self.stored = StoredDocuments(self._buckets, own, self.documents.local_documents.write_own)
-        self.parts = OwnParts(self.changes, own, purges, time.time_ns)
-        self.scan = DocumentScans(self.changes.places, time.time_ns)
+        self.documents = DistributedDocuments(self._buckets, own, self.changes)
+        self.stored = LocalNode(
+            self._buckets, own, self.changes, purges, self.documents.local_documents.write_own,
+            time.time_ns,
+        )  # fmt: skip
+        self.scan = DocumentScans(self.changes.router, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(
             self.documents, self._job_rows, self._make_replicator, time.time_ns

@@ -1,38 +1,49 @@
 """The documents of a node's databases, wherever their partitions are active.
 
-For a bucket that is on this node only, calls go straight to `databases.documents.local_documents`.
-For a bucket that is spread over nodes, each node answers for all documents and asks the other
-nodes for those that it does not have.
+Each node that serves a bucket answers for all its documents, and asks the other nodes for those
+that it does not have. A bucket that is on this node only is the case without other nodes.
 
 Invariants:
 1. Documents of this node are read and changed on this node.
 2. Answers about a document come from the node where its partition is active.
 3. The bytes of an attachment that are not here are passed on from a node that has them.
 
-Elsewhere: lists and feeds over nodes (`databases.scans`); many documents at once
-(`databases.documents.distributed_reads`, `databases.documents.distributed_updates`), local
-documents (`databases.documents.distributed_local_documents`), settings
+Elsewhere: where partitions are (`databases.routing`), the documents of this node
+(`databases.documents.local_documents`), lists and feeds over nodes (`databases.scans`), many
+documents at once (`databases.documents.distributed_reads`,
+`databases.documents.distributed_updates`), local documents
+(`databases.documents.distributed_local_documents`), settings
 (`databases.documents.distributed_settings`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.buckets import Buckets
 from millstream.databases.documents.distributed_local_documents import DistributedLocalDocuments
-from millstream.databases.documents.distributed_reads import DistributedReads
+from millstream.databases.documents.distributed_reads import DistributedReads, loaded
 from millstream.databases.documents.distributed_settings import DistributedSettings
 from millstream.databases.documents.distributed_updates import DistributedUpdate
-from millstream.databases.documents.document_owners import is_alone, other_nodes
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import has_moved
+from millstream.databases.scans.distributed_scans import (
+    DistributedScan,
+    FoundDocument,
+    scan_everywhere,
+    total_figures,
+)
+from millstream.databases.scans.feeds import NodeChanges
+from millstream.databases.scans.local_scan import Range
 from millstream.documents.purge_list import Purged, PurgeList
-from millstream.documents.stored import StoredDocument
+from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import (
     Blob,
@@ -42,12 +53,23 @@ from millstream.gateway.core.api.documents import (
     Settings,
     Written,
 )
-from millstream.gateway.core.api.stored import Asked, AskPurges, Commit, Done, LimitPurges, Purges
+from millstream.gateway.core.api.stored import (
+    Asked,
+    AskPurges,
+    Commit,
+    Done,
+    LimitPurges,
+    Purges,
+    Stored,
+)
 from millstream.kv.core.bucket import Bucket
 
 __all__ = ["DistributedDocuments"]
 
 _A = TypeVar("_A")
+ReadBlob = Callable[[bytes, int, int], AsyncGenerator[bytes, None]]
+_EPOCH_US: Final = 1_000_000_000_000_000
+_SPAN_US: Final = 1_000_000_000_000_000
 
 
 class DistributedDocuments:
@@ -56,21 +78,33 @@ class DistributedDocuments:
     Args:
         buckets: of the node.
         own: the documents of this node.
-        nodes: sends requests to other nodes.
+        changes: the feeds of its buckets.
     """
 
-    def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
-        self._buckets, self._own, self._nodes = buckets, own, nodes
-        self._settings = DistributedSettings(buckets, own, nodes)
-        self.local_documents = DistributedLocalDocuments(buckets, own, nodes)
+    def __init__(self, buckets: Buckets, own: Documents, changes: NodeChanges) -> None:
+        self._buckets, self._own, self._changes = buckets, own, changes
+        self._settings = DistributedSettings(own, changes.router)
+        self.local_documents = DistributedLocalDocuments(buckets, own, changes.router)
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return information about a database."""
         await self._settings.learn(bucket)
-        return await self._own.info(bucket)
+        router = self._changes.router(bucket)
+        found = await total_figures(router, partial(self._own.figures, bucket))
+        database = await self._changes.whole(bucket)
+        return DatabaseInfo(
+            bucket, router.uuid, router.bucket.partition_count, found.live, found.deleted,
+            database.latest().text(), found.purge_seqno,
+            found.file_bytes, found.active_bytes, found.active_bytes, found.is_compacting,
+            _start_time(router.uuid),
+            tuple(history.log[0].uuid for history in database.histories()),
+            database.purge_epoch(),
+        )  # fmt: skip
 
     async def total(self, bucket: str) -> int | None:
         """Return the number of documents; see `DocumentApi`."""
+        if self._changes.router(bucket).is_shared:
+            return (await self.info(bucket)).document_count
         return await self._own.total(bucket)
 
     def drop(self, bucket: Bucket) -> None:
@@ -86,11 +120,21 @@ class DistributedDocuments:
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Return documents by id, without deleted ones."""
-        return self._own.scan(bucket, start, end, descending=descending)
+        router = self._changes.router(bucket)
+        limit = self._own.revs_limit(self._buckets.engine(bucket))
 
-    def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
-        """Return all keys in a range; see `DocumentApi`."""
-        return self._own.keys(bucket, start, end)
+        def made(found: FoundDocument) -> StoredDocument:
+            return load(router.uuid, *found, limit)
+
+        own = partial(self._own.scan, bucket)
+        return scan_everywhere(router, Range(start, end, descending), own, made, time.time_ns)
+
+    async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield all keys in a range, including keys that only kv clients use."""
+        scan = DistributedScan(self._changes.router(bucket), time.time_ns)
+        async with aclosing(scan.documents(Range(start, end, of_kv=True))) as found:
+            async for one in found:
+                yield one.key
 
     # -- documents
 
@@ -98,8 +142,7 @@ class DistributedDocuments:
         self, bucket: str, doc_id: str, *, is_durable: bool = False
     ) -> StoredDocument | None:
         """Return a document; None if there was never one."""
-        shared = self._buckets.engine(bucket).bucket
-        if is_alone(shared):
+        if self._changes.router(bucket).is_alone:
             return await self._own.read(bucket, doc_id, is_durable=is_durable)
         async for found in self.read_all(bucket, [doc_id], is_durable=is_durable):
             if isinstance(found, MillstreamError):
@@ -111,13 +154,22 @@ class DistributedDocuments:
         self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
         """Yield documents in order; an unreadable one is yielded as its error."""
-        shared = self._buckets.engine(bucket).bucket
-        if is_alone(shared):
+        router = self._changes.router(bucket)
+        found: AsyncGenerator[StoredDocument | MillstreamError | None, None]
+        if router.is_alone:
             found = self._own.read_all(bucket, doc_ids, is_durable=is_durable)
         else:
             limit = (await self.settings(bucket)).revs_limit
-            reads = DistributedReads(shared, self._own, self._nodes, limit, is_durable=is_durable)
-            found = reads.read_all(doc_ids)
+
+            async def here(number: int) -> StoredDocument | None:
+                return await self._own.read(bucket, doc_ids[number], is_durable=is_durable)
+
+            async def there(
+                number: int, node: RemoteNode, one: Stored | None
+            ) -> StoredDocument | None:
+                return loaded(router.uuid, doc_ids[number].encode(), one, limit, node)
+
+            found = DistributedReads(router, here, there, is_durable=is_durable).read_all(doc_ids)
         async with aclosing(found):
             async for one in found:
                 yield one
@@ -126,33 +178,33 @@ class DistributedDocuments:
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
         """Change documents; return the result of each."""
-        shared = self._buckets.engine(bucket).bucket
-        if is_alone(shared):
+        router = self._changes.router(bucket)
+        if router.is_alone:
             return await self._own.update(bucket, edits, is_durable=is_durable)
         limit = (await self.settings(bucket)).revs_limit
-        updating = DistributedUpdate(shared, self._own, self._nodes, limit, is_durable=is_durable)
+        updating = DistributedUpdate(router, self._own, limit, is_durable=is_durable)
         return await updating.update(edits)
 
     async def commit(self, bucket: str) -> None:
         """Return once everything accepted before is durable on all nodes."""
-        uuid = self._buckets.engine(bucket).bucket.uuid
+        uuid = self._changes.router(bucket).uuid
         await asyncio.gather(
             self._own.commit(bucket), self._ask_others(bucket, Commit(uuid), Done)
         )
 
     async def _ask_others(self, bucket: str, asked: Asked, kind: type[_A]) -> list[_A]:
         """Return the answers of the other nodes of the map that have parts of the bucket."""
+        router = self._changes.router(bucket)
 
         async def there(node: NodeAt) -> _A | None:
             try:
-                return await self._nodes.ask(node, bucket, asked, kind)
+                return await router.link_to(node).ask(asked, kind)
             except MillstreamError as error:
-                if error.code == "bucket_not_found":  # in the map, but without a part of it
+                if has_moved(error):  # in the map, but without a part of it
                     return None
                 raise
 
-        others = other_nodes(self._buckets.engine(bucket).bucket)
-        found = await asyncio.gather(*map(there, others))
+        found = await asyncio.gather(*map(there, router.others()))
         return [one for one in found if one is not None]
 
     # -- attachments
@@ -165,30 +217,24 @@ class DistributedDocuments:
         self, bucket: str, sha256: bytes, begin: int, end: int
     ) -> AsyncGenerator[bytes, None]:
         """Yield a range of bytes from a node that has them."""
-        shared = self._buckets.engine(bucket).bucket
-        has_begun = False
-        try:
-            async for piece in self._own.open_blob(bucket, sha256, begin, end):
-                has_begun = True
-                yield piece
-            return
-        except MillstreamError as error:
-            if has_begun or error.code != "blob_missing":
-                raise
-            missing = error
-        for node in other_nodes(shared):
-            source = self._nodes.open_blob(node, bucket, sha256, begin, end)
+        router = self._changes.router(bucket)
+        missing: MillstreamError | None = None
+        sources: list[ReadBlob] = [partial(self._own.open_blob, bucket)]
+        sources += [router.link_to(node).open_blob for node in router.others()]
+        for source in sources:
+            has_begun = False
             try:
-                async with aclosing(source):
-                    async for piece in source:
+                async with aclosing(source(sha256, begin, end)) as pieces:
+                    async for piece in pieces:
                         has_begun = True
                         yield piece
                 return
             except MillstreamError as error:
                 if has_begun or error.code not in ("blob_missing", "node_failed"):
                     raise
-                if error.code == "node_failed":  # it may have the bytes
+                if missing is None or error.code == "node_failed":  # it may have the bytes
                     missing = error
+        assert missing is not None, "this node is asked"
         raise missing
 
     # -- local documents
@@ -220,7 +266,7 @@ class DistributedDocuments:
 
     async def purges(self, bucket: str) -> PurgeList:
         """Return the latest purges on all nodes."""
-        uuid = self._buckets.engine(bucket).bucket.uuid
+        uuid = self._changes.router(bucket).uuid
         others = await self._ask_others(bucket, AskPurges(uuid), Purges)
         found = await self._own.purges(bucket)
         return found._replace(
@@ -233,10 +279,18 @@ class DistributedDocuments:
 
     async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
         """Set the number of purges that each node remembers."""
-        uuid = self._buckets.engine(bucket).bucket.uuid
+        uuid = self._changes.router(bucket).uuid
         await self._ask_others(bucket, LimitPurges(uuid, limit), Done)
         await self._own.set_purged_infos_limit(bucket, limit)
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`, on all nodes."""
         await self._settings.set_security(bucket, content)
+
+
+def _start_time(uuid: str) -> str:
+    """Return what tells databases of one name apart; the same on all nodes of a database.
+
+    It looks like microseconds since the epoch, as clients expect. They only compare it.
+    """
+    return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

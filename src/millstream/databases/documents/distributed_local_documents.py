@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
-from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.buckets import Buckets
-from millstream.databases.documents.document_owners import HERE, LOCAL_PREFIX, other_nodes, place
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.owner_calls import at_owner
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HERE, LOCAL_PREFIX, Router, at_owner, has_moved
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.api.stored import (
@@ -36,7 +35,6 @@ from millstream.gateway.core.api.stored import (
     ReadLocal,
     WriteLocal,
 )
-from millstream.kv.core.bucket import Bucket
 
 __all__ = ["GIVEN_S_MAX", "DistributedLocalDocuments"]
 
@@ -51,26 +49,24 @@ class DistributedLocalDocuments:
     Args:
         buckets: of the node.
         own: the documents of this node.
-        nodes: sends requests to other nodes.
+        route: returns the router of a bucket.
     """
 
-    def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
-        self._buckets, self._own, self._nodes = buckets, own, nodes
-
-    def _bucket(self, bucket: str) -> Bucket:
-        return self._buckets.engine(bucket).bucket
+    def __init__(
+        self, buckets: Buckets, own: Documents, route: Callable[[str], Router]
+    ) -> None:  # fmt: skip
+        self._buckets, self._own, self._route = buckets, own, route
 
     async def read(self, bucket: str, doc_id: str) -> LocalDocument | None:
         """Return one; see `DocumentApi.read_local`."""
-        shared = self._bucket(bucket)
+        router = self._route(bucket)
 
-        async def there(node: NodeAt) -> LocalDocument | None:
-            asked = ReadLocal(shared.uuid, doc_id)
-            found = await self._nodes.ask(node, bucket, asked, LocalList)
+        async def there(node: RemoteNode) -> LocalDocument | None:
+            found = await node.ask(ReadLocal(router.uuid, doc_id), LocalList)
             return found.documents[0] if found.documents else None
 
         return await at_owner(
-            shared, LOCAL_PREFIX + doc_id,
+            router, _key(doc_id),
             lambda: self._own.read_local(bucket, doc_id), there, is_harmless=True,
         )  # fmt: skip
 
@@ -80,14 +76,13 @@ class DistributedLocalDocuments:
         Raises:
             UnavailableError: also `ambiguous`.
         """
-        shared = self._bucket(bucket)
+        router = self._route(bucket)
 
-        async def there(node: NodeAt) -> int:
-            asked = WriteLocal(shared.uuid, doc_id, body, rev)
-            return (await self._nodes.ask(node, bucket, asked, Done)).number
+        async def there(node: RemoteNode) -> int:
+            return (await node.ask(WriteLocal(router.uuid, doc_id, body, rev), Done)).number
 
         return await at_owner(
-            shared, LOCAL_PREFIX + doc_id,
+            router, _key(doc_id),
             lambda: self.write_own(bucket, doc_id, body, rev), there, is_harmless=False,
         )  # fmt: skip
 
@@ -98,42 +93,49 @@ class DistributedLocalDocuments:
         number = await self._own.write_local(bucket, doc_id, body, rev)
         running = self._buckets.engine(bucket)
         version = running.local.newest(doc_id)
-        others = other_nodes(running.bucket)
-        if others and version is not None:
-            asked = KeepLocal(running.bucket.uuid, doc_id, LocalVersion(*version))
+        router = self._route(bucket)
+        if version is not None:
+            asked = KeepLocal(router.uuid, doc_id, LocalVersion(*version))
+            others = map(router.link_to, router.others())
             await asyncio.gather(*(self._give(node, bucket, asked) for node in others))
         return number
 
-    async def _give(self, node: NodeAt, bucket: str, asked: KeepLocal) -> None:
+    async def _give(self, node: RemoteNode, bucket: str, asked: KeepLocal) -> None:
         try:
             async with asyncio.timeout(GIVEN_S_MAX):
-                await self._nodes.ask(node, bucket, asked, Done)
+                await node.ask(asked, Done)
         except (MillstreamError, TimeoutError) as error:
-            _LOG.info("node %s does not keep _local/%s of %s: %s", node, asked.id, bucket, error)
+            _LOG.info(
+                "node %s does not keep _local/%s of %s: %s", node.at, asked.id, bucket, error
+            )
 
     async def all(self, bucket: str) -> list[LocalDocument]:
         """Return all of them by id; raises as `DocumentApi`, and `node_failed`."""
-        shared = self._bucket(bucket)
+        router = self._route(bucket)
         own = await self._own.locals(bucket)
-        others = other_nodes(shared)
-        if not others:
+        if router.is_alone:
             return own
-        found = [one for one in own if place(shared, LOCAL_PREFIX + one.id) == HERE]
-        for more in await asyncio.gather(*(self._list(shared, node) for node in others)):
+        found = [one for one in own if router.place(_key(one.id)) == HERE]
+        others = map(router.link_to, router.others())
+        for more in await asyncio.gather(*(_list(router.uuid, node) for node in others)):
             found += more
         by_id = {one.id: one for one in found}
         return [by_id[doc_id] for doc_id in sorted(by_id)]
 
-    async def _list(self, shared: Bucket, node: NodeAt) -> list[LocalDocument]:
-        found, is_last, after = list[LocalDocument](), False, ""
-        try:
-            while not is_last:
-                asked = ListLocals(shared.uuid, after)
-                part = await self._nodes.ask(node, shared.name, asked, LocalList)
-                found += part.documents
-                is_last = part.is_last or not part.documents
-                after = found[-1].id if found else ""
-        except MillstreamError as error:
-            if error.code != "bucket_not_found":  # in the map, but without a part of it
-                raise
-        return found
+
+async def _list(uuid: str, node: RemoteNode) -> list[LocalDocument]:
+    found, is_last, after = list[LocalDocument](), False, ""
+    try:
+        while not is_last:
+            part = await node.ask(ListLocals(uuid, after), LocalList)
+            found += part.documents
+            is_last = part.is_last or not part.documents
+            after = found[-1].id if found else ""
+    except MillstreamError as error:
+        if not has_moved(error):  # in the map, but without a part of the bucket
+            raise
+    return found
+
+
+def _key(doc_id: str) -> bytes:
+    return (LOCAL_PREFIX + doc_id).encode()

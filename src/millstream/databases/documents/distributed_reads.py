@@ -6,174 +6,185 @@ Invariants:
 2. An unreadable document is returned as an error in its place.
 3. If a node says that it does not have a document, the map is read again.
 
-Elsewhere: the answering side (`databases.documents.peer_requests`), changes
-(`databases.documents.distributed_updates`).
+Elsewhere: where documents are (`databases.routing`), the answering side
+(`databases.documents.local_node`), changes (`databases.documents.distributed_updates`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.documents.document_owners import HERE, no_owner, place
-from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.owner_calls import PAUSE_S, TRIES_MAX, has_moved
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HERE, PAUSE_S, TRIES_MAX, Place, has_moved
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
 from millstream.gateway.core.api.stored import (
     IDS_MAX,
+    PORTION_BYTES,
     ReadStored,
     Refused,
     Stored,
-    StoredList,
     error_of,
 )
-from millstream.kv.core.bucket import Bucket
 from millstream.wire.frames import head_of
 
-__all__ = ["DistributedReads", "loaded", "nonsense", "read_stored"]
+__all__ = ["DistributedReads", "Places", "checked", "loaded"]
 
-_Read = StoredDocument | MillstreamError | None
+_T = TypeVar("_T")
 
 
-class DistributedReads:
+class Places(Protocol):
+    """What is needed of `databases.routing.Router`."""
+
+    @property
+    def uuid(self) -> str:
+        """Return the uuid of the bucket."""
+
+    @property
+    def link_to(self) -> Callable[[NodeAt], RemoteNode]:
+        """Return what connects to another node."""
+
+    def place(self, key: bytes) -> Place:
+        """Return the place of a document."""
+
+    def no_owner(self, key: bytes) -> UnavailableError:
+        """Return the error for a document without a known owner."""
+
+
+class DistributedReads(Generic[_T]):
     """One read of many documents of one bucket.
 
     Args:
-        bucket: to read from.
-        own: the documents of this node.
-        nodes: sends requests to other nodes.
-        revs_limit: number of generations computed for documents that kv wrote.
+        places: where the documents are.
+        here: reads one of this node by its number in the read.
+        made: makes the result of a document of another node, given its number in the read.
         is_durable: wait until the returned versions can no longer be lost.
+        bytes_max: bound of an answer that is buffered here, without its last document.
     """
 
     def __init__(
         self,
-        bucket: Bucket,
-        own: Documents,
-        nodes: NodesAsked,
-        revs_limit: int,
+        places: Places,
+        here: Callable[[int], Awaitable[_T]],
+        made: Callable[[int, RemoteNode, Stored | None], Awaitable[_T]],
         *,
-        is_durable: bool,
+        is_durable: bool = False,
+        bytes_max: int = PORTION_BYTES,
     ) -> None:
-        self._bucket, self._own, self._nodes = bucket, own, nodes
-        self._revs_limit, self._is_durable = revs_limit, is_durable
+        self._places, self._here, self._made = places, here, made
+        self._is_durable, self._bytes_max = is_durable, bytes_max
         self._lost = set[NodeAt]()
         """Nodes whose connection was lost once."""
+        self._fetched: dict[int, tuple[RemoteNode, Stored | None] | MillstreamError] = {}
+        """Answers of other nodes, by number."""
 
-    async def read_all(self, doc_ids: Sequence[str]) -> AsyncGenerator[_Read, None]:
+    async def read_all(
+        self, doc_ids: Sequence[str]
+    ) -> AsyncGenerator[_T | MillstreamError, None]:  # fmt: skip
         """Yield documents in order; an unreadable one is yielded as its error."""
         for begin in range(0, len(doc_ids), IDS_MAX):
-            wanted = doc_ids[begin : begin + IDS_MAX]
-            fetched: dict[int, _Read] = {}
-            for at in range(len(wanted)):
-                if at not in fetched:
-                    await self._fetch(wanted, at, fetched)
-                yield fetched.pop(at)
-
-    async def _fetch(self, wanted: Sequence[str], at: int, fetched: dict[int, _Read]) -> None:
-        """Fetch a document, and some later ones from other nodes."""
-        for last in range(TRIES_MAX - 1, -1, -1):
-            where = place(self._bucket, wanted[at])
-            if where == HERE:
+            keys = [doc_id.encode() for doc_id in doc_ids[begin : begin + IDS_MAX]]
+            for at in range(len(keys)):
                 try:
-                    fetched[at] = await self._own.read(
-                        self._bucket.name, wanted[at], is_durable=self._is_durable
-                    )
+                    yield await self._read(keys, begin, at)
                 except MillstreamError as error:
-                    fetched[at] = error
-                found = fetched[at]
-                if not (isinstance(found, MillstreamError) and has_moved(found) and last):
-                    return
-                del fetched[at]
-            elif where is not None:
-                await self._ask_all(wanted, at, fetched)
-                if at in fetched:
-                    return
+                    yield error
+
+    async def _read(self, keys: Sequence[bytes], begin: int, at: int) -> _T:
+        """Return a document; some later ones of other nodes are fetched with it."""
+        for last in range(TRIES_MAX - 1, -1, -1):
+            if begin + at not in self._fetched:
+                place = self._places.place(keys[at])
+                if place == HERE:
+                    try:
+                        return await self._here(begin + at)
+                    except MillstreamError as error:
+                        if not has_moved(error) or not last:
+                            raise
+                elif place is not None:
+                    await self._ask_all(keys, begin, at)
+            if begin + at in self._fetched:
+                found = self._fetched.pop(begin + at)
+                if isinstance(found, MillstreamError):
+                    raise found
+                return await self._made(begin + at, *found)
             if last:
                 await asyncio.sleep(PAUSE_S)
-        fetched[at] = no_owner(self._bucket, wanted[at])
+        raise self._places.no_owner(keys[at])
 
-    async def _ask_all(self, wanted: Sequence[str], at: int, fetched: dict[int, _Read]) -> None:
+    async def _ask_all(self, keys: Sequence[bytes], begin: int, at: int) -> None:
         """Ask all nodes from which no answer is buffered."""
         by_node: dict[NodeAt, list[int]] = {}
         waiting = set[NodeAt]()
-        for number in range(at, len(wanted)):
-            where = place(self._bucket, wanted[number])
-            if where is None or where == HERE:
+        for number in range(at, len(keys)):
+            place = self._places.place(keys[number])
+            if place is None or place == HERE:
                 continue
-            if number in fetched:
-                waiting.add(where)
+            if begin + number in self._fetched:
+                waiting.add(place)
             else:
-                by_node.setdefault(where, []).append(number)
+                by_node.setdefault(place, []).append(number)
         asking = [
-            self._ask(node, wanted, numbers, fetched)
+            self._ask(self._places.link_to(node), keys, begin, numbers)
             for node, numbers in by_node.items()
             if node not in waiting or at in numbers
         ]
         await asyncio.gather(*asking)
 
     async def _ask(
-        self, node: NodeAt, wanted: Sequence[str], numbers: list[int], fetched: dict[int, _Read]
+        self, node: RemoteNode, keys: Sequence[bytes], begin: int, numbers: list[int]
     ) -> None:
-        ids = [wanted[number] for number in numbers]
+        ids = [keys[number].decode() for number in numbers]
+        asked = ReadStored(self._places.uuid, ids, self._is_durable, self._bytes_max)
         try:
-            found = await read_stored(self._nodes, node, self._bucket, ids, self._is_durable)
-        except OutcomeUnknownError as error:
-            if node in self._lost:
-                fetched.update(dict.fromkeys(numbers, error))
-            self._lost.add(node)
-            return
+            found = await node.read(asked)
         except MillstreamError as error:
-            if not has_moved(error):
-                fetched.update(dict.fromkeys(numbers, error))
+            if has_moved(error):
+                return
+            if isinstance(error, OutcomeUnknownError) and node.at not in self._lost:
+                self._lost.add(node.at)
+                return
+            self._fetched.update((begin + number, error) for number in numbers)
             return
         for number, one in zip(numbers, found, strict=False):
-            read = loaded(self._bucket, wanted[number], one, self._revs_limit, node)
-            if not (isinstance(read, MillstreamError) and has_moved(read)):
-                fetched[number] = read
+            try:
+                self._fetched[begin + number] = node, checked(keys[number], one, node)
+            except MillstreamError as error:
+                if not has_moved(error):
+                    self._fetched[begin + number] = error
 
 
-async def read_stored(
-    nodes: NodesAsked, node: NodeAt, bucket: Bucket, ids: Sequence[str], is_durable: bool
-) -> list[Stored | Refused | None]:
-    """Return a node's version of the first documents, at least one; raises as `NodesAsked.ask`."""
-    asked = ReadStored(bucket.uuid, list(ids), is_durable)
+def checked(key: bytes, found: Stored | Refused | None, node: RemoteNode) -> Stored | None:
+    """Return a document of a node's answer.
+
+    Raises:
+        UnavailableError: `node_failed`, it is another one.
+        MillstreamError: why the node cannot read it.
+    """
+    if found is None:
+        return None
+    if isinstance(found, Refused):
+        raise error_of(found)
     try:
-        found = (await nodes.ask(node, bucket.name, asked, StoredList)).documents
-    except MillstreamError as error:
-        if error.code == "bucket_not_found":  # it does not know the bucket (yet)
-            raise UnavailableError(str(error), code="not_my_partition") from error
-        raise
-    if not 1 <= len(found) <= len(ids):
-        raise nonsense(node)
+        is_right = head_of(found.frame).key == key
+    except (ValueError, IndexError, struct.error):
+        is_right = False
+    if not is_right:
+        raise node.nonsense()
     return found
 
 
 def loaded(
-    bucket: Bucket, doc_id: str, found: Stored | Refused | None, revs_limit: int, node: NodeAt
-) -> StoredDocument | MillstreamError | None:
-    """Return a document from a node's answer, or why it cannot be read."""
+    uuid: str, key: bytes, found: Stored | None, revs_limit: int, node: RemoteNode
+) -> StoredDocument | None:
+    """Return a parsed document; raises as `checked`, and CorruptionError: `bad_sidecar`."""
     if found is None:
         return None
-    if isinstance(found, Refused):
-        return error_of(found)
-    key = doc_id.encode()
     try:
-        if head_of(found.frame).key != key:
-            return nonsense(node)
-        return load(bucket.uuid, key, found.frame, found.side, revs_limit)
-    except MillstreamError as error:
-        return error
-    except (ValueError, IndexError, struct.error):
-        return nonsense(node)
-
-
-def nonsense(node: NodeAt) -> UnavailableError:
-    """Return the error for an unexpected response of a node."""
-    return UnavailableError(
-        f"node {node} answers with documents that nobody asked for", code="node_failed"
-    )
+        return load(uuid, key, found.frame, found.side, revs_limit)
+    except (ValueError, IndexError, struct.error) as error:
+        raise node.nonsense() from error

@@ -9,8 +9,10 @@ Invariants:
 2. At most `PORTION_ROWS_MAX` rows, and documents of about `PORTION_BYTES` and one more, are
    buffered before they are sent. Then the loop gets control.
 
+3. A document comes from the node that has its partition active by the map.
+
 Elsewhere: the rows (`views.core.query.rendering`), documents as text
-(`views.core.design.documents`), those of other nodes (`databases.documents.remote_documents`).
+(`views.core.design.documents`), reads over nodes (`databases.documents.distributed_reads`).
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from millstream.databases.documents.distributed_reads import DistributedReads, Places
+from millstream.databases.remote_node import RemoteNode
 from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.stored import StoredDocument, load
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
 from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
 from millstream.gateway.aio.room import hold
-from millstream.gateway.core.api.shared import AskedDocument
+from millstream.gateway.core.api.stored import Stored
 from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.revisions.revision_store import Kept
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import has_sidecar
 from millstream.views.core.design.documents import Documents
@@ -43,10 +46,11 @@ from millstream.wire.frames import head_of
 __all__ = [
     "PORTION_BYTES",
     "PORTION_ROWS_MAX",
+    "AskedDocument",
+    "DistributedTexts",
     "DocumentTexts",
     "OwnDocuments",
     "WithDocuments",
-    "document_key",
 ]
 
 PORTION_ROWS_MAX: Final = 100
@@ -81,7 +85,17 @@ class _Line(NamedTuple):
     asked: AskedDocument | None
 
 
-def document_key(doc_id: str) -> bytes | None:
+class AskedDocument(NamedTuple):
+    """A document that belongs to a row."""
+
+    id: str
+    rev: Any = None
+    """Only in this revision; None: in its current one."""
+    attachments: bool = False
+    """Include the data of its attachments."""
+
+
+def _document_key(doc_id: str) -> bytes | None:
     """Return the key of a document; None if no document can have the id."""
     key = doc_id.encode(errors="surrogatepass")
     return None if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX) else key
@@ -203,8 +217,7 @@ class OwnDocuments:
         self._bucket = bucket
         self._now_ns = now_ns
         self._read_blob = read_blob
-        self._documents = Documents(bucket.uuid, include_design=True)
-        self._whole = Documents(bucket.uuid, include_design=True, attachments=True)
+        self._made = _Made(bucket.uuid)
 
     async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
         """Yield the texts in order; see `DocumentTexts`."""
@@ -219,44 +232,12 @@ class OwnDocuments:
             UsageError: `too_large`: the requested attachments exceed the limit of one text.
         """
         kept = await with_documents(partial(self._kept, asked))
-        if kept is None:
-            return None
-        if len(kept.frame) <= LARGE_BYTES and len(kept.side) <= QUICK_SIDE_BYTES_MAX:
-            found = self._document(asked, kept)
-        else:
-            if len(kept.frame) > LARGE_BYTES:
-                hold(_COPIES * len(kept.frame))
-            found = await asyncio.to_thread(self._document, asked, kept)
-        if found is None or isinstance(found, bytes):
-            return found
-        return await self._with_attachments(asked.id, found)
+        return None if kept is None else await self._made.text(asked, kept, self._read_blob)
 
-    async def _with_attachments(self, doc_id: str, document: StoredDocument) -> bytes:
-        """Return a winner's text with the data of its attachments."""
-        assert self._read_blob is not None, "who has files can read them"
-        winner = document.winner
-        content = document.contents[winner.rev]
-        size = sum(one.length for one in content.attachments.values())
-        if size > INLINE_BYTES_MAX:
-            raise UsageError(
-                f"attachments of document {doc_id!r} have {size} bytes, too many to stand in a "
-                "view: ask without attachments, and for the document itself",
-                code="too_large",
-            )
-        hold(size * _COPIES)
-        data: dict[str, list[bytes]] = {}
-        for name, one in content.attachments.items():
-            pieces = in_pieces(content.value or b"")
-            if one.sha256:
-                stored = self._read_blob(one.sha256, 0, one.stored_length)
-                pieces = inflated(stored) if one.encoding else stored
-            data[name] = [piece async for piece in in_base64(pieces)]
-        return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
-
-    def _kept(self, asked: AskedDocument) -> Kept | None:
+    def _kept(self, asked: AskedDocument) -> Stored | None:
         """Return the stored document; None if there is none."""
         doc_id = asked.id
-        key = document_key(doc_id)
+        key = _document_key(doc_id)
         if key is None:
             return None
         partition = self._bucket.partition_for(key)
@@ -273,16 +254,102 @@ class OwnDocuments:
         change = head_of(entry.frame)
         if change.is_deleted or 0 < change.expiry <= self._now_ns() // _SECOND_NS:
             return None
-        return Kept(partition.partition_id, entry.frame, entry.side)
+        return Stored(entry.frame, entry.side)
 
-    def _document(self, asked: AskedDocument, kept: Kept) -> bytes | StoredDocument | None:
+
+class DistributedTexts:
+    """The documents of a bucket on all nodes; see `DocumentTexts`.
+
+    Args:
+        places: where they are.
+        own: the documents of this node; None: it has none.
+    """
+
+    def __init__(self, places: Places, own: OwnDocuments | None = None) -> None:
+        self._places, self._own = places, own
+        self._made = _Made(places.uuid)
+
+    async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
+        """Yield the texts in order.
+
+        Raises:
+            UnavailableError: `not_my_partition`; `node_failed`, a node cannot be reached.
+            MillstreamError: the error that a node answers.
+        """
+        documents = [one for one in asked if _document_key(one.id) is not None]
+
+        async def here(number: int) -> bytes | None:
+            assert self._own is not None, "nothing is here"
+            return await self._own.text(documents[number])
+
+        async def there(number: int, node: RemoteNode, found: Stored | None) -> bytes | None:
+            if found is None:
+                return None
+            return await self._made.text(documents[number], found, node.open_blob)
+
+        reads = DistributedReads(self._places, here, there, bytes_max=PORTION_BYTES)
+        async with aclosing(reads.read_all([one.id for one in documents])) as texts:
+            for one in asked:
+                text = None if _document_key(one.id) is None else await anext(texts)
+                if isinstance(text, MillstreamError):
+                    raise text
+                yield text
+
+
+class _Made:
+    """Makes texts of the stored documents of a bucket."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._documents = Documents(uuid, include_design=True)
+        self._whole = Documents(uuid, include_design=True, attachments=True)
+
+    async def text(
+        self, asked: AskedDocument, kept: Stored, read_blob: ReadBlob | None
+    ) -> bytes | None:
+        """Return the text of a document; raises as `OwnDocuments.text`."""
+        if len(kept.frame) <= LARGE_BYTES and len(kept.side) <= QUICK_SIDE_BYTES_MAX:
+            found = self._document(asked, kept)
+        else:
+            if len(kept.frame) > LARGE_BYTES:
+                hold(_COPIES * len(kept.frame))
+            found = await asyncio.to_thread(self._document, asked, kept)
+        if found is None or isinstance(found, bytes):
+            return found
+        assert read_blob is not None, "who has files can read them"
+        return await self._with_attachments(asked.id, found, read_blob)
+
+    async def _with_attachments(
+        self, doc_id: str, document: StoredDocument, read_blob: ReadBlob
+    ) -> bytes:
+        """Return a winner's text with the data of its attachments."""
+        winner = document.winner
+        content = document.contents[winner.rev]
+        size = sum(one.length for one in content.attachments.values())
+        if size > INLINE_BYTES_MAX:
+            raise UsageError(
+                f"attachments of document {doc_id!r} have {size} bytes, too many to stand in a "
+                "view: ask without attachments, and for the document itself",
+                code="too_large",
+            )
+        hold(size * _COPIES)
+        data: dict[str, list[bytes]] = {}
+        for name, one in content.attachments.items():
+            pieces = in_pieces(content.value or b"")
+            if one.sha256:
+                stored = read_blob(one.sha256, 0, one.stored_length)
+                pieces = inflated(stored) if one.encoding else stored
+            data[name] = [piece async for piece in in_base64(pieces)]
+        return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
+
+    def _document(self, asked: AskedDocument, kept: Stored) -> bytes | StoredDocument | None:
         """Return a text, or a document whose attachments have to be read first."""
         documents = self._whole if asked.attachments else self._documents
         [(_, key, text)] = documents.of([kept.frame], [kept.side]) or [(0, b"", None)]
         if text is None or (asked.rev is not None and _link(text).rev != asked.rev):
             return None
-        if asked.attachments and self._read_blob is not None and has_sidecar(kept.side):
-            document = load(self._bucket.uuid, key, kept.frame, kept.side)
+        if asked.attachments and has_sidecar(kept.side):
+            document = load(self._uuid, key, kept.frame, kept.side)
             attachments = document.contents[document.winner.rev].attachments
             if any(one.sha256 for one in attachments.values()):
                 return document

@@ -7,7 +7,7 @@ Invariants:
    text of its owner (`databases.purges`). An owner counts each of its purges, a moved partition
    comes with another map, and a failover begins a branch.
 
-Elsewhere: which nodes to ask (`databases.partition_owners`), feeds
+Elsewhere: which nodes to ask (`databases.routing`), feeds
 (`databases.scans.distributed_feeds`).
 """
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeVar
 
-from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
 from millstream.databases.purges import is_none
+from millstream.databases.routing import PAUSES_S, Router, is_elsewhere, nowhere
 from millstream.documents.tokens import SPREAD_EPOCH, SPREAD_PURGED, History
 from millstream.errors import MillstreamError
 from millstream.gateway.core.bucket_parts import Histories, PartHistory, WantedHistories
@@ -84,29 +84,29 @@ class BucketView:
         )
 
     @classmethod
-    async def look(cls, places: BucketPlaces, purges: Callable[[], str]) -> BucketView:
+    async def look(cls, router: Router, purges: Callable[[], str]) -> BucketView:
         """Ask all nodes that have partitions of a bucket.
 
         Args:
-            places: of the bucket.
+            router: of the bucket.
             purges: of this node.
 
         Raises:
             UnavailableError: `node_failed`.
             MillstreamError: `not_my_partition`, after all retries.
         """
-        bucket = places.bucket
+        bucket = router.bucket
         numbers, pauses = range(bucket.partition_count), iter(PAUSES_S)
         while True:
-            plan = places.plan(numbers)
+            plan = router.plan(numbers)
             try:
                 if plan.nowhere:
                     raise nowhere(plan.nowhere)
                 said = await together(
-                    places.link_to(node).histories(WantedHistories(bucket.uuid, partitions))
+                    router.link_to(node).histories(WantedHistories(bucket.uuid, partitions))
                     for node, partitions in plan.by_node.items()
                 )
-                if places.plan(plan.own).own == plan.own:
+                if router.plan(plan.own).own == plan.own:
                     return cls([*said, own_histories(bucket, plan.own, purges())])
                 failure: MillstreamError = nowhere(plan.own)
             except MillstreamError as error:

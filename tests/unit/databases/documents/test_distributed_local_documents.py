@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.databases import routing
 from millstream.databases.documents import distributed_local_documents as spread_locals
-from millstream.databases.documents import owner_calls as document_owners
-from millstream.databases.documents import peer_requests as stored_documents
+from millstream.databases.documents import local_node as stored_documents
 from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.api.stored import Asked, Done, ListLocals, ReadLocal, WriteLocal
@@ -18,7 +18,7 @@ from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
-    monkeypatch.setattr(document_owners, "PAUSE_S", 0)
+    monkeypatch.setattr(routing, "PAUSE_S", 0)
     async with sharing_nodes(tmp_path) as found:
         yield found
 

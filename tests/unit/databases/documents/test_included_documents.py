@@ -7,6 +7,8 @@ import pytest
 from millstream.databases.documents import included_documents
 from millstream.databases.documents.included_documents import (
     PORTION_BYTES,
+    AskedDocument,
+    DistributedTexts,
     OwnDocuments,
     WithDocuments,
 )
@@ -14,9 +16,12 @@ from millstream.documents.sent import parse_sent
 from millstream.documents.updating import interactive
 from millstream.errors import UnavailableError, UsageError
 from millstream.gateway.aio.documents.attaching import keep_inline
+from millstream.gateway.core.api.stored import ReadStored
 from millstream.model.partitions import PartitionState
 from millstream.node.embedded import Node
 from millstream.views.core.query.rendering import SEPARATOR, head_text, rendered, tail_text
+from support.http.sharing_nodes import BUCKET, sharing_nodes
+from support.kv.running_bucket import put
 
 
 class FakeAnswer:
@@ -188,4 +193,65 @@ async def test_documents_elsewhere_are_said_to_be(bucket):
         await copies.set_state(partition.partition_id, PartitionState.REPLICA)
     with pytest.raises(UnavailableError) as caught:
         await documents(bucket, [row("a")])
+    assert caught.value.code == "not_my_partition"
+
+
+@pytest.fixture
+async def nodes(tmp_path):
+    async with sharing_nodes(tmp_path) as found:
+        yield found
+
+
+def texts_at(nodes, name):
+    node = nodes[name]
+    own = OwnDocuments(node.running.bucket, time.time_ns, node.running.blobs.read)
+    return DistributedTexts(node.route(BUCKET), own)
+
+
+async def texts(source, asked):
+    found = [one async for one in source.texts(asked)]
+    return [one if one is None else msgspec.json.decode(one) for one in found]
+
+
+async def test_documents_of_both_nodes_come_in_order(nodes):
+    ids = [f"k{n}" for n in range(20)]
+    edits = [(one, put(b'{"n":"%b"}' % one.encode())) for one in ids]
+    await nodes["a"].spread.update(BUCKET, edits, is_durable=True)
+    await nodes["a"].spread.update(BUCKET, [("gone", put())], is_durable=True)
+    gone = nodes[nodes.owner("gone")].running.bucket.partition_for(b"gone")
+    gone.delete(b"gone", 0, time.time_ns())
+    asked = [AskedDocument(one) for one in [*ids, "none", "_local/x", "\ud7ff", "gone", *ids]]
+    for name in "ab":
+        nodes.network.asked.clear()
+        found = await texts(texts_at(nodes, name), asked)
+        assert [one and one["n"] for one in found] == [*ids, None, None, None, None, *ids]
+        other = "b" if name == "a" else "a"
+        assert nodes.network.requests(ReadStored) == [other], "one request"
+    there = nodes.id_at("b", "k")
+    rev = (await texts(texts_at(nodes, "a"), [AskedDocument(there)]))[0]["_rev"]
+    asked = [AskedDocument(there, rev), AskedDocument(there, "1-other"), AskedDocument(there, 5)]
+    assert [one and one["_rev"] for one in await texts(texts_at(nodes, "a"), asked)] == [
+        rev, None, None,
+    ]  # fmt: skip
+
+
+async def test_attachments_of_another_node_come_from_there(nodes):
+    doc_id, host = nodes.id_at("b"), nodes["b"].spread
+    table = {"t": {"content_type": "image/png", "data": "Zmlyc3Q="}}
+    kept = await keep_inline(host, BUCKET, table)
+    sent = parse_sent(msgspec.json.encode({"_attachments": table}))
+    edit = (doc_id, lambda one: interactive(one, sent, kept, revs_limit=9).document)
+    await host.update(BUCKET, [edit], is_durable=True)
+    [found] = await texts(texts_at(nodes, "a"), [AskedDocument(doc_id, attachments=True)])
+    assert found["_attachments"]["t"]["data"] == "Zmlyc3Q="
+
+
+async def test_a_document_that_cannot_be_read_ends_the_answer(nodes):
+    nodes.network.down.add("b")
+    with pytest.raises(UnavailableError, match="b is down"):
+        await texts(texts_at(nodes, "a"), [AskedDocument(nodes.id_at("b"))])
+    nodes.network.down.clear()
+    nodes["a"].running.bucket.map = None
+    with pytest.raises(UnavailableError) as caught:
+        await texts(texts_at(nodes, "a"), [AskedDocument(nodes.id_at("b"))])
     assert caught.value.code == "not_my_partition"

@@ -1,4 +1,4 @@
-"""Documents of a node's buckets, on a real engine."""
+"""Documents of a bucket that is on this node only, on a real engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream.data_directory.bucket_files import BucketRecord
+from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.local_documents import Documents
 from millstream.documents.purge_list import Purged
 from millstream.documents.tokens import parse_token, vector_to_json
@@ -42,9 +44,10 @@ async def running(tmp_path: Path) -> AsyncIterator[BucketEngine]:
     await engine.stop()
 
 
-def documents_of(running: BucketEngine) -> Documents:
+def documents_of(running: BucketEngine) -> DistributedDocuments:
+    buckets: Any = OneBucket(running)
     changes = changes_here(running)
-    return Documents(OneBucket(running), changes)  # type: ignore[arg-type]
+    return DistributedDocuments(buckets, Documents(buckets, changes), changes)
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

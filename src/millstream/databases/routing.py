@@ -1,0 +1,208 @@
+"""Where the partitions of a bucket are, and how an operation finds its node.
+
+A partition is at this node (`HERE`), at another node by the newest map, or nowhere known. The
+router of a bucket without a map knows this node only.
+
+Invariants:
+1. A partition that is active on this node, or whose state is about to change, counts as here,
+   whatever the map says.
+2. Each call reads the newest map.
+3. If a node says that it does not have a partition, the map is read again. The number of attempts
+   and the pauses between them are bounded.
+4. A request that was sent and not answered is sent again once, and only if that is harmless.
+   Otherwise the result is `ambiguous`.
+
+Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.remote_node`), documents
+in order (`databases.documents.distributed_reads`), changes of documents
+(`databases.documents.distributed_updates`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Literal, NamedTuple, TypeVar
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.remote_node import RemoteNode
+from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.active import place_of
+from millstream.model.partitions import PartitionState, partition_of
+
+__all__ = [
+    "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "Place", "Plan", "Router",
+    "ambiguous", "at_owner", "has_moved", "is_elsewhere", "nowhere",
+]  # fmt: skip
+
+HERE: Final = "here"
+Place = NodeAt | Literal["here"] | None
+"""None: no node is known to have it."""
+LOCAL_PREFIX: Final = "_local/"
+"""Prefix of the key that decides the node of a local document."""
+PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)
+"""Pauses before partitions that moved, or whose node is down, are requested again by the map."""
+TRIES_MAX: Final = 10
+"""How often the owner of a document is looked up in the newest map until a node has it."""
+PAUSE_S: Final = 0.2
+"""Pause before the next lookup of the owner of a document."""
+_ELSEWHERE: Final = ("not_my_partition", "node_failed")
+_A = TypeVar("_A")
+
+
+class Plan(NamedTuple):
+    """Which nodes to ask for which partitions."""
+
+    own: list[int]
+    by_node: dict[NodeAt, list[int]]
+    nowhere: list[int]
+
+
+class Router:
+    """The places of one bucket's partitions.
+
+    Args:
+        bucket: as it is served here.
+        link_to: connects to another node for this bucket.
+    """
+
+    def __init__(self, bucket: Bucket, link_to: Callable[[NodeAt], RemoteNode]) -> None:
+        self.bucket = bucket
+        self.uuid = bucket.uuid
+        self.link_to = link_to
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other nodes may have partitions."""
+        return self.bucket.map is not None
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether no other node has any part of the bucket."""
+        return self.bucket.map is None or len(self.bucket.map.nodes) == 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all partitions are active here."""
+        return all(map(self._is_own, range(self.bucket.partition_count)))
+
+    def others(self) -> list[NodeAt]:
+        """Return all other nodes of the map."""
+        bucket_map, this = self.bucket.map, self.bucket.node_name
+        nodes = () if bucket_map is None else bucket_map.nodes
+        return [NodeAt(node.host, node.http) for node in nodes if node.name != this]
+
+    def plan(self, numbers: Iterable[int]) -> Plan:
+        """Return where these partitions are."""
+        found = Plan([], {}, [])
+        for number in numbers:
+            if self._is_own(number):
+                found.own.append(number)
+            elif (node := self._node_of(number)) is None:
+                found.nowhere.append(number)
+            else:
+                found.by_node.setdefault(node, []).append(number)
+        return found
+
+    def place(self, key: bytes) -> Place:
+        """Return the place of a document by its key; one that a take-over stopped is here."""
+        number = partition_of(key, self.bucket.partition_count)
+        if self._is_own(number) or not self.is_shared:
+            return HERE
+        if self.bucket.partitions[number].state is PartitionState.PENDING:
+            return HERE
+        return self._node_of(number)
+
+    def no_owner(self, key: bytes) -> UnavailableError:
+        """Return the error for a document without a known owner: `not_my_partition`."""
+        partition = self.bucket.partition_for(key)
+        return UnavailableError(
+            f"partition {partition.partition_id}, which has document {key.decode()!r}, is not "
+            "active on this node, and no other one said that it has it: "
+            f"{place_of(self.bucket, partition)}",
+            code="not_my_partition",
+            retry="refresh_map",
+        )
+
+    def _is_own(self, number: int) -> bool:
+        partition = self.bucket.partitions[number]
+        return partition.state is PartitionState.ACTIVE or partition.is_suspended
+
+    def _node_of(self, number: int) -> NodeAt | None:
+        bucket_map = self.bucket.map
+        name = None if bucket_map is None else bucket_map.active(number)
+        if bucket_map is None or name is None or name == self.bucket.node_name:
+            return None
+        node = bucket_map.node(name)
+        return NodeAt(node.host, node.http)
+
+
+async def at_owner(
+    router: Router,
+    key: bytes,
+    here: Callable[[], Awaitable[_A]],
+    there: Callable[[RemoteNode], Awaitable[_A]],
+    *,
+    is_harmless: bool,
+) -> _A:
+    """Run an operation at the node that owns a document.
+
+    Args:
+        router: of the bucket.
+        key: of the document.
+        here: runs it on this node.
+        there: runs it on another node.
+        is_harmless: whether it may be run twice.
+
+    Raises:
+        UnavailableError: `not_my_partition`; `node_failed`; `ambiguous`, it may have been done.
+        MillstreamError: what `here` or `there` raises.
+    """
+    may_repeat = is_harmless
+    for last in range(TRIES_MAX - 1, -1, -1):
+        place = router.place(key)
+        try:
+            if place == HERE:
+                return await here()
+            if place is not None:
+                return await there(router.link_to(place))
+        except OutcomeUnknownError as error:
+            if not is_harmless:
+                raise ambiguous(key.decode(), error) from error
+            if not may_repeat:
+                raise
+            may_repeat = False
+            continue
+        except MillstreamError as error:
+            if not has_moved(error) or not last:
+                raise
+        if last:
+            await asyncio.sleep(PAUSE_S)
+    raise router.no_owner(key)
+
+
+def has_moved(error: MillstreamError) -> bool:
+    """Return whether a node says that another node has the requested data."""
+    return error.code == "not_my_partition"
+
+
+def is_elsewhere(error: MillstreamError) -> bool:
+    """Return whether the error means that another node may have the partition: to be retried."""
+    return error.code in _ELSEWHERE
+
+
+def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:
+    """Return the error of a change that may or may not have been made."""
+    return UnavailableError(
+        f"whether {doc_id!r} was changed is not known, look whether it was: {error}",
+        code="ambiguous",
+    )
+
+
+def nowhere(numbers: Iterable[int]) -> UnavailableError:
+    """Return the error for partitions without a known node."""
+    return UnavailableError(
+        f"no node is said to have partition {min(numbers)} now: ask again",
+        code="not_my_partition",
+        retry="refresh_map",
+    )
