@@ -16,7 +16,7 @@ import pytest
 
 from millstream.model.partitions import partition_of
 from support.kv.bucket_nodes import BUCKET, BucketNodes
-from support.kv.nodes_with_map import UUID, activate_first, give_map
+from support.kv.nodes_with_map import activate_first, give_map
 from support.node.node_process import NodeProcess
 from support.node.waiting import WAIT_S, until
 

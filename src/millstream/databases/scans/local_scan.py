@@ -6,7 +6,7 @@ Invariants:
 2. The loop gets control after every `SCAN_TURN` documents and `LANES_PER_TURN` partitions.
 3. A scan that ends without an error has read every partition, active throughout, to its end.
 
-Elsewhere: the users of scans (`databases.documents.local_parts`,
+Elsewhere: the users of scans (`databases.documents.local_node`,
 `databases.scans.distributed_scans`).
 """
 
