@@ -13,20 +13,17 @@ Elsewhere: sending the description (`node.indexes`, `databases.shared_answers`),
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from millstream.cluster.cluster_state import NodeAt, SharedBucket, SharedDesign
+from millstream.cluster.cluster_state import SharedBucket, SharedDesign
 from millstream.databases.documents.included_documents import (
     DistributedTexts,
-    OwnDocuments,
     WithDocuments,
 )
-from millstream.databases.remote_node import RemoteNode
 from millstream.databases.routing import Router
 from millstream.errors import UsageError
 from millstream.gateway.core.api.node import ViewAnswer
@@ -49,18 +46,13 @@ class OwnBucket:
     Args:
         running: the bucket.
         index_replicas: whether replicas are indexed, too.
-        link_to: connects to another node for this bucket.
+        router: of the bucket.
     """
 
-    def __init__(
-        self,
-        running: BucketEngine,
-        index_replicas: bool,
-        link_to: Callable[[NodeAt], RemoteNode],
-    ) -> None:
+    def __init__(self, running: BucketEngine, index_replicas: bool, router: Router) -> None:
         self._running = running
         self._index_replicas = index_replicas
-        self._router = Router(running.bucket, link_to)
+        self._router = router
         self._subscribers: list[Callable[[], None]] = []
         self._count = 0
         self._warming: set[int] = set()
@@ -204,10 +196,7 @@ class OwnBucket:
 
     def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row, from whatever node has it."""
-        own = OwnDocuments(self.bucket, time.time_ns, self._running.blobs.read)
-        if self.bucket.map is None:
-            return WithDocuments(answer, own, attachments=attachments)
-        return WithDocuments(answer, DistributedTexts(self._router, own), attachments=attachments)
+        return WithDocuments(answer, DistributedTexts(self._router), attachments=attachments)
 
     def _by_state(self) -> dict[PartitionState, list[int]]:
         by_state: dict[PartitionState, list[int]] = {}

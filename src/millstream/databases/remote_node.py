@@ -34,10 +34,7 @@ from millstream.errors import (
 )
 from millstream.gateway.core.api.stored import (
     Asked,
-    ReadStored,
     Refused,
-    Stored,
-    StoredList,
     Streamed,
     decode_answer,
     encode,
@@ -109,14 +106,7 @@ class RemoteNode:
             raise self._unknown("sent an unexpected response")
         return answer
 
-    # -- documents
-
-    async def read(self, asked: ReadStored) -> list[Stored | Refused | None]:
-        """Return the node's version of the first documents, at least one."""
-        found = (await self.ask(asked, StoredList)).documents
-        if not 1 <= len(found) <= len(asked.ids):
-            raise self.nonsense()
-        return found
+    # -- attachments
 
     async def give_blob(self, sha256: bytes, pieces: AsyncIterator[bytes]) -> None:
         """Let the node store attachment bytes durably; raises what `pieces` raises, too."""
@@ -233,10 +223,6 @@ class RemoteNode:
             if error.code == "internal_error":
                 raise self._unknown(f"failed: {error}") from error
             raise
-
-    def nonsense(self) -> UnavailableError:
-        """Return the error for documents that were not requested."""
-        return self._failed("answers with documents that nobody asked for")
 
     def _failed(self, what: str) -> UnavailableError:
         return UnavailableError(f"node {self.at} {what}: ask again", code="node_failed")

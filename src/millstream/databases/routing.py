@@ -1,7 +1,8 @@
 """Where the partitions of a bucket are, and how an operation finds its node.
 
-A partition is at this node (`HERE`), at another node by the newest map, or nowhere known. The
-router of a bucket without a map knows this node only.
+A partition is at this node (`HERE`), at another node by the newest map, or nowhere known. This
+node and the others answer the same requests (`Node`). The router of a bucket without a map knows
+this node only.
 
 Invariants:
 1. A partition that is active on this node, or whose state is about to change, counts as here,
@@ -12,31 +13,34 @@ Invariants:
 4. A request that was sent and not answered is sent again once, and only if that is harmless.
    Otherwise the result is `ambiguous`.
 
-Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.remote_node`), documents
-in order (`databases.documents.distributed_reads`), changes of documents
+Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.remote_node`), answers of
+this node (`databases.documents.local_node`), documents in order
+(`databases.documents.distributed_reads`), changes of documents
 (`databases.documents.distributed_updates`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Literal, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.remote_node import RemoteNode
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
+from millstream.gateway.core.api.stored import Asked, StoredApi
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.active import place_of
 from millstream.model.partitions import PartitionState, partition_of
 
 __all__ = [
-    "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "Place", "Plan", "Router",
-    "ambiguous", "at_owner", "has_moved", "is_elsewhere", "nowhere",
+    "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "HereNode", "KnownPlace", "Node",
+    "Place", "Plan", "Router", "ambiguous", "at_owner", "has_moved", "is_elsewhere", "nowhere",
 ]  # fmt: skip
 
 HERE: Final = "here"
-Place = NodeAt | Literal["here"] | None
+KnownPlace = NodeAt | Literal["here"]
+Place = KnownPlace | None
 """None: no node is known to have it."""
 LOCAL_PREFIX: Final = "_local/"
 """Prefix of the key that decides the node of a local document."""
@@ -58,18 +62,62 @@ class Plan(NamedTuple):
     nowhere: list[int]
 
 
+class Node(Protocol):
+    """A node that has partitions of a bucket, this one or another; raises as `RemoteNode`."""
+
+    async def ask(self, asked: Asked, kind: type[_A]) -> _A:
+        """Return the answer to a request."""
+
+    def open_blob(self, sha256: bytes, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Return a range of bytes of an attachment."""
+
+
+class HereNode:
+    """This node, and one bucket: implements `Node` without a connection.
+
+    Args:
+        bucket: its name.
+        node: answers, as it answers other nodes.
+    """
+
+    def __init__(self, bucket: str, node: StoredApi) -> None:
+        self._bucket, self._node = bucket, node
+
+    async def ask(self, asked: Asked, kind: type[_A]) -> _A:
+        """Return the answer to a request."""
+        answer = await self._node.answer(self._bucket, asked)
+        assert isinstance(answer, kind), "the request decides the kind of the answer"
+        return answer
+
+    def open_blob(self, sha256: bytes, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Return a range of bytes of an attachment."""
+        return self._node.open_blob(self._bucket, sha256, begin, end)
+
+
 class Router:
     """The places of one bucket's partitions.
 
     Args:
         bucket: as it is served here.
+        here: this node.
         link_to: connects to another node for this bucket.
     """
 
-    def __init__(self, bucket: Bucket, link_to: Callable[[NodeAt], RemoteNode]) -> None:
+    def __init__(
+        self, bucket: Bucket, here: HereNode, link_to: Callable[[NodeAt], RemoteNode]
+    ) -> None:
         self.bucket = bucket
         self.uuid = bucket.uuid
+        self._here = here
         self.link_to = link_to
+
+    def node(self, place: KnownPlace) -> Node:
+        """Return the node at a place."""
+        return self._here if place == HERE else self.link_to(place)
+
+    def places(self) -> list[KnownPlace]:
+        """Return this node, and all other nodes of the map."""
+        return [HERE, *self.others()]
 
     @property
     def is_shared(self) -> bool:
@@ -138,34 +186,27 @@ class Router:
 
 
 async def at_owner(
-    router: Router,
-    key: bytes,
-    here: Callable[[], Awaitable[_A]],
-    there: Callable[[RemoteNode], Awaitable[_A]],
-    *,
-    is_harmless: bool,
+    router: Router, key: bytes, asked: Asked, kind: type[_A], *, is_harmless: bool
 ) -> _A:
-    """Run an operation at the node that owns a document.
+    """Return the answer of the node that owns a document.
 
     Args:
         router: of the bucket.
         key: of the document.
-        here: runs it on this node.
-        there: runs it on another node.
-        is_harmless: whether it may be run twice.
+        asked: the request.
+        kind: of the answer.
+        is_harmless: whether the request may be done twice.
 
     Raises:
         UnavailableError: `not_my_partition`; `node_failed`; `ambiguous`, it may have been done.
-        MillstreamError: what `here` or `there` raises.
+        MillstreamError: why the node refuses.
     """
     may_repeat = is_harmless
     for last in range(TRIES_MAX - 1, -1, -1):
         place = router.place(key)
         try:
-            if place == HERE:
-                return await here()
             if place is not None:
-                return await there(router.link_to(place))
+                return await router.node(place).ask(asked, kind)
         except OutcomeUnknownError as error:
             if not is_harmless:
                 raise ambiguous(key.decode(), error) from error

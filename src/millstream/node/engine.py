@@ -39,6 +39,7 @@ from millstream.databases.jobs.job_rows import JobRows
 from millstream.databases.jobs.replications import OwnAddress, Replications
 from millstream.databases.jobs.replicator import ReplicatorDocuments
 from millstream.databases.purges import Purges
+from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.server import BACKLOG, HttpServer
@@ -150,7 +151,10 @@ class Engine:
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
         purges = Purges(self._served_engine, time.monotonic)
-        self.changes = NodeChanges(self._served_engine, self.others.link_to, purges)
+        self.changes = NodeChanges(
+            self._served_engine, lambda name: HereNode(name, self.stored), self.others.link_to,
+            purges,
+        )  # fmt: skip
         own = Documents(self._buckets, self.changes)
         self.documents = DistributedDocuments(self._buckets, own, self.changes)
         self.stored = LocalNode(
@@ -533,7 +537,7 @@ class Engine:
         self._kv.on_persisted()
 
     def _bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
-        self.others.bucket_up(running, index_replicas)
+        self.others.bucket_up(running, index_replicas, self.changes.router_of(running.bucket))
         self._jobs.bucket_up(running.bucket.name)
 
     def _drop_bucket(self, bucket: Bucket) -> None:

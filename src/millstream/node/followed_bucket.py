@@ -18,7 +18,7 @@ from millstream.cluster.cluster_state import BucketState, NodeAt
 from millstream.cluster.peers import ClusterPeers
 from millstream.databases.documents.included_documents import DistributedTexts, WithDocuments
 from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import nowhere
+from millstream.databases.routing import KnownPlace, Node, nowhere
 from millstream.errors import UnavailableError
 from millstream.gateway.core.api.node import ViewAnswer
 from millstream.kv.core.revisions.design_documents import StoredDesign
@@ -86,9 +86,12 @@ class FollowedBucket:
 
     # -- as `databases.documents.distributed_reads.Places`
 
-    def link_to(self, node: NodeAt) -> RemoteNode:
-        """Return another node, to be asked about this bucket."""
-        return RemoteNode(self.name, node, self._neighbours.node(node))
+    is_shared = True
+
+    def node(self, place: KnownPlace) -> Node:
+        """Return the node at a place; this node has no documents."""
+        assert isinstance(place, NodeAt), "only other nodes have documents"
+        return RemoteNode(self.name, place, self._neighbours.node(place))
 
     def place(self, key: bytes) -> NodeAt | None:
         """Return the node that has a document; None: none is known."""

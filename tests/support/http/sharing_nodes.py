@@ -16,6 +16,7 @@ from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.local_node import LocalNode
 from millstream.databases.purges import Purges
 from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import (
     ConditionError,
@@ -109,7 +110,9 @@ class SpreadNode:
         self.name, self.running, self._network = name, running, network
         self.is_served = True
         purges = Purges(self.engine, time.monotonic)
-        changes = NodeChanges(self.engine, network.link_to, purges)
+        changes = NodeChanges(
+            self.engine, lambda name: HereNode(name, self.stored), network.link_to, purges
+        )
         self.route = changes.router
         self.own = Documents(self, changes)  # type: ignore[arg-type]
         self.spread = DistributedDocuments(self, self.own, changes)  # type: ignore[arg-type]

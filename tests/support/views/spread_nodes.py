@@ -16,6 +16,7 @@ from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.local_node import LocalNode
 from millstream.databases.purges import Purges
 from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import UnavailableError
 from millstream.model.bucket_map import BucketMap, NodeAddress
@@ -49,7 +50,9 @@ class Node:
         """What becomes of a piece of an answer; None: it breaks off there."""
         self.clock = 0.0
         purges = Purges(self.engine, lambda: self.clock)
-        self.changes = NodeChanges(self.engine, nodes.link_to, purges)
+        self.changes = NodeChanges(
+            self.engine, lambda name: HereNode(name, self.stored), nodes.link_to, purges
+        )
         own = Documents(self, self.changes)  # type: ignore[arg-type]
         self.documents = DistributedDocuments(self, own, self.changes)  # type: ignore[arg-type]
         self.stored = LocalNode(

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases import remote_node
+from millstream.databases.documents.distributed_reads import read_stored
 from millstream.databases.remote_node import RemoteNode
 from millstream.errors import (
     AccessError,
@@ -277,9 +278,9 @@ async def test_answers_about_something_else(answer: Any) -> None:
     node = link_to(Answering(encode(answer)))
     for call in (
         node.histories(WantedHistories("u1", [0])),
-        node.read(ReadStored("u1", ["x"], False)),
+        read_stored(node, ReadStored("u1", ["x"], False)),
     ):
-        with pytest.raises(UnavailableError, match="b:2") as caught:
+        with pytest.raises(UnavailableError) as caught:
             await call
         assert caught.value.code == "node_failed"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from millstream.databases.remote_node import RemoteNode
 from millstream.databases.routing import (
     HERE,
     TRIES_MAX,
+    HereNode,
+    KnownPlace,
     Router,
     ambiguous,
     at_owner,
@@ -27,9 +31,11 @@ from millstream.errors import (
     RoutingError,
     UnavailableError,
 )
+from millstream.gateway.core.api.stored import Asked, Commit
+from millstream.kv.core.bucket import Bucket
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
-from support.http.sharing_nodes import BUCKET, SpreadNodes, sharing_nodes
+from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
 from support.kv.running_bucket import opened
 from support.views.spread_nodes import BUCKET as PARTS
 from support.views.spread_nodes import SpreadNodes as FalseNodes
@@ -37,13 +43,13 @@ from support.views.spread_nodes import SpreadNodes as FalseNodes
 B, C = NodeAt("b", 2), NodeAt("c", 2)
 
 
-def router_of(nodes: FalseNodes) -> Router:
+def parts_of(nodes: FalseNodes) -> Router:
     return nodes["a"].changes.router(PARTS)
 
 
 def test_what_is_active_here_is_here_and_the_map_says_the_rest() -> None:
     nodes = FalseNodes.false("abcab")
-    router = router_of(nodes)
+    router = parts_of(nodes)
     assert router.plan(range(5)) == ([0, 3], {B: [1, 4], C: [2]}, [])
     assert router.plan([2, 0]) == ([0], {C: [2]}, [])
     assert router.others() == [B, C]
@@ -57,13 +63,13 @@ def test_what_moves_is_here_until_it_has_moved() -> None:
     nodes = FalseNodes.false("ab")
     partition = nodes["a"].bucket.partitions[0]
     partition.state, partition.is_suspended = PartitionState.DEAD, True
-    assert router_of(nodes).plan([0]).own == [0]
+    assert parts_of(nodes).plan([0]).own == [0]
 
 
 def test_without_a_map_there_is_no_other_node() -> None:
     nodes = FalseNodes.false("ab")
     nodes["a"].bucket.map = None
-    router = router_of(nodes)
+    router = parts_of(nodes)
     assert router.plan([0, 1]) == ([0], {}, [1])
     assert not router.is_shared
     assert router.others() == []
@@ -84,14 +90,17 @@ async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield found
 
 
-def nobody(node: NodeAt) -> RemoteNode:
-    raise AssertionError(f"{node} is asked")
+def router_of(bucket: Bucket) -> Router:
+    def nobody(node: NodeAt) -> RemoteNode:
+        raise AssertionError(f"{node} is asked")
+
+    return Router(bucket, HereNode(BUCKET, None), nobody)  # type: ignore[arg-type]
 
 
 async def test_a_bucket_without_a_map_is_here(tmp_path: Path) -> None:
     running = await opened(tmp_path)
     bucket = running.bucket
-    router = Router(bucket, nobody)
+    router = router_of(bucket)
     assert router.is_alone
     assert router.others() == []
     assert router.place(b"x") == HERE
@@ -103,7 +112,7 @@ async def test_a_bucket_without_a_map_is_here(tmp_path: Path) -> None:
 
 async def test_what_is_active_here_is_here_whatever_the_map_says(nodes: SpreadNodes) -> None:
     bucket = nodes["a"].running.bucket
-    router = Router(bucket, nobody)
+    router = router_of(bucket)
     here, there = nodes.id_at("a"), nodes.id_at("b")
     assert not router.is_alone
     assert (router.place(here.encode()), router.place(there.encode())) == (HERE, NodeAt("b", 1))
@@ -118,7 +127,7 @@ async def test_what_is_active_here_is_here_whatever_the_map_says(nodes: SpreadNo
 
 async def test_nobody_has_what_is_to_be_here_and_is_not(nodes: SpreadNodes) -> None:
     bucket, doc_id = nodes["a"].running.bucket, nodes.id_at("a")
-    router = Router(bucket, nobody)
+    router = router_of(bucket)
     number = bucket.partition_for(doc_id.encode()).partition_id
     await nodes.set_state("a", number, PartitionState.DEAD)
     assert router.place(doc_id.encode()) is None
@@ -128,19 +137,16 @@ async def test_nobody_has_what_is_to_be_here_and_is_not(nodes: SpreadNodes) -> N
 
 
 class Doing:
-    """Fails with what is left in `failures`; remembers where it was done."""
+    """Nodes that fail with what is left in `failures`; remembers which were asked."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
         self.done: list[str] = []
 
-    async def here(self) -> str:
-        return self.do("here")
+    def node(self, place: KnownPlace) -> Any:
+        return SimpleNamespace(ask=partial(self.ask, place if place == HERE else place.host))
 
-    async def there(self, node: RemoteNode) -> str:
-        return self.do(node.at.host)
-
-    def do(self, name: str) -> str:
+    async def ask(self, name: str, asked: Asked, kind: type[str]) -> str:
         self.done.append(name)
         if self.failures:
             raise self.failures.pop(0)
@@ -148,9 +154,9 @@ class Doing:
 
 
 async def do(nodes: SpreadNodes, owner: str, doing: Doing, *, is_harmless: bool = True) -> str:
-    link_to = partial(nodes.network.link_to, BUCKET)
-    router, key = Router(nodes["a"].running.bucket, link_to), nodes.id_at(owner).encode()
-    return await at_owner(router, key, doing.here, doing.there, is_harmless=is_harmless)
+    router, key = nodes["a"].route(BUCKET), nodes.id_at(owner).encode()
+    router.node = doing.node  # type: ignore[method-assign]
+    return await at_owner(router, key, Commit(UUID), str, is_harmless=is_harmless)
 
 
 MOVED = UnavailableError("it moved", code="not_my_partition")

@@ -20,20 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Final, TypeVar
 
-from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.buckets import Buckets
 from millstream.databases.documents.distributed_local_documents import DistributedLocalDocuments
 from millstream.databases.documents.distributed_reads import DistributedReads, loaded
 from millstream.databases.documents.distributed_settings import DistributedSettings
 from millstream.databases.documents.distributed_updates import DistributedUpdate
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import has_moved
+from millstream.databases.routing import KnownPlace, Node, Router, has_moved
 from millstream.databases.scans.distributed_scans import (
     DistributedScan,
     FoundDocument,
@@ -67,7 +65,6 @@ from millstream.kv.core.bucket import Bucket
 __all__ = ["DistributedDocuments"]
 
 _A = TypeVar("_A")
-ReadBlob = Callable[[bytes, int, int], AsyncGenerator[bytes, None]]
 _EPOCH_US: Final = 1_000_000_000_000_000
 _SPAN_US: Final = 1_000_000_000_000_000
 
@@ -161,15 +158,10 @@ class DistributedDocuments:
         else:
             limit = (await self.settings(bucket)).revs_limit
 
-            async def here(number: int) -> StoredDocument | None:
-                return await self._own.read(bucket, doc_ids[number], is_durable=is_durable)
+            async def made(number: int, _: Node, one: Stored | None) -> StoredDocument | None:
+                return await loaded(router.uuid, doc_ids[number].encode(), one, limit)
 
-            async def there(
-                number: int, node: RemoteNode, one: Stored | None
-            ) -> StoredDocument | None:
-                return loaded(router.uuid, doc_ids[number].encode(), one, limit, node)
-
-            found = DistributedReads(router, here, there, is_durable=is_durable).read_all(doc_ids)
+            found = DistributedReads(router, made, is_durable=is_durable).read_all(doc_ids)
         async with aclosing(found):
             async for one in found:
                 yield one
@@ -187,25 +179,8 @@ class DistributedDocuments:
 
     async def commit(self, bucket: str) -> None:
         """Return once everything accepted before is durable on all nodes."""
-        uuid = self._changes.router(bucket).uuid
-        await asyncio.gather(
-            self._own.commit(bucket), self._ask_others(bucket, Commit(uuid), Done)
-        )
-
-    async def _ask_others(self, bucket: str, asked: Asked, kind: type[_A]) -> list[_A]:
-        """Return the answers of the other nodes of the map that have parts of the bucket."""
         router = self._changes.router(bucket)
-
-        async def there(node: NodeAt) -> _A | None:
-            try:
-                return await router.link_to(node).ask(asked, kind)
-            except MillstreamError as error:
-                if has_moved(error):  # in the map, but without a part of it
-                    return None
-                raise
-
-        found = await asyncio.gather(*map(there, router.others()))
-        return [one for one in found if one is not None]
+        await _ask_all(router, Commit(router.uuid), Done)
 
     # -- attachments
 
@@ -219,12 +194,10 @@ class DistributedDocuments:
         """Yield a range of bytes from a node that has them."""
         router = self._changes.router(bucket)
         missing: MillstreamError | None = None
-        sources: list[ReadBlob] = [partial(self._own.open_blob, bucket)]
-        sources += [router.link_to(node).open_blob for node in router.others()]
-        for source in sources:
+        for place in router.places():
             has_begun = False
             try:
-                async with aclosing(source(sha256, begin, end)) as pieces:
+                async with aclosing(router.node(place).open_blob(sha256, begin, end)) as pieces:
                     async for piece in pieces:
                         has_begun = True
                         yield piece
@@ -266,12 +239,9 @@ class DistributedDocuments:
 
     async def purges(self, bucket: str) -> PurgeList:
         """Return the latest purges on all nodes."""
-        uuid = self._changes.router(bucket).uuid
-        others = await self._ask_others(bucket, AskPurges(uuid), Purges)
-        found = await self._own.purges(bucket)
-        return found._replace(
-            infos=(*found.infos, *(info for other in others for info in other.found.infos))
-        )
+        router = self._changes.router(bucket)
+        found = [one.found for one in await _ask_all(router, AskPurges(router.uuid), Purges)]
+        return found[0]._replace(infos=tuple(info for one in found for info in one.infos))
 
     async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
         """Add purges to this node's list durably."""
@@ -279,13 +249,27 @@ class DistributedDocuments:
 
     async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
         """Set the number of purges that each node remembers."""
-        uuid = self._changes.router(bucket).uuid
-        await self._ask_others(bucket, LimitPurges(uuid, limit), Done)
-        await self._own.set_purged_infos_limit(bucket, limit)
+        router = self._changes.router(bucket)
+        await _ask_all(router, LimitPurges(router.uuid, limit), Done)
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`, on all nodes."""
         await self._settings.set_security(bucket, content)
+
+
+async def _ask_all(router: Router, asked: Asked, kind: type[_A]) -> list[_A]:
+    """Return the answers of this node, and of the others that have parts of the bucket."""
+
+    async def answer(place: KnownPlace) -> _A | None:
+        try:
+            return await router.node(place).ask(asked, kind)
+        except MillstreamError as error:
+            if has_moved(error):  # in the map, but without a part of it
+                return None
+            raise
+
+    found = await asyncio.gather(*map(answer, router.places()))
+    return [one for one in found if one is not None]
 
 
 def _start_time(uuid: str) -> str:

@@ -23,7 +23,7 @@ from typing import Final
 from millstream.databases.buckets import Buckets
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import HERE, LOCAL_PREFIX, Router, at_owner, has_moved
+from millstream.databases.routing import LOCAL_PREFIX, Node, Router, at_owner, has_moved
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.api.stored import (
@@ -60,15 +60,9 @@ class DistributedLocalDocuments:
     async def read(self, bucket: str, doc_id: str) -> LocalDocument | None:
         """Return one; see `DocumentApi.read_local`."""
         router = self._route(bucket)
-
-        async def there(node: RemoteNode) -> LocalDocument | None:
-            found = await node.ask(ReadLocal(router.uuid, doc_id), LocalList)
-            return found.documents[0] if found.documents else None
-
-        return await at_owner(
-            router, _key(doc_id),
-            lambda: self._own.read_local(bucket, doc_id), there, is_harmless=True,
-        )  # fmt: skip
+        asked = ReadLocal(router.uuid, doc_id)
+        found = await at_owner(router, _key(doc_id), asked, LocalList, is_harmless=True)
+        return found.documents[0] if found.documents else None
 
     async def write(self, bucket: str, doc_id: str, body: bytes | None, rev: int | None) -> int:
         """Replace or delete one; see `DocumentApi.write_local`.
@@ -77,14 +71,8 @@ class DistributedLocalDocuments:
             UnavailableError: also `ambiguous`.
         """
         router = self._route(bucket)
-
-        async def there(node: RemoteNode) -> int:
-            return (await node.ask(WriteLocal(router.uuid, doc_id, body, rev), Done)).number
-
-        return await at_owner(
-            router, _key(doc_id),
-            lambda: self.write_own(bucket, doc_id, body, rev), there, is_harmless=False,
-        )  # fmt: skip
+        asked = WriteLocal(router.uuid, doc_id, body, rev)
+        return (await at_owner(router, _key(doc_id), asked, Done, is_harmless=False)).number
 
     async def write_own(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
@@ -112,18 +100,12 @@ class DistributedLocalDocuments:
     async def all(self, bucket: str) -> list[LocalDocument]:
         """Return all of them by id; raises as `DocumentApi`, and `node_failed`."""
         router = self._route(bucket)
-        own = await self._own.locals(bucket)
-        if router.is_alone:
-            return own
-        found = [one for one in own if router.place(_key(one.id)) == HERE]
-        others = map(router.link_to, router.others())
-        for more in await asyncio.gather(*(_list(router.uuid, node) for node in others)):
-            found += more
-        by_id = {one.id: one for one in found}
+        lists = (_list(router.uuid, router.node(place)) for place in router.places())
+        by_id = {one.id: one for found in await asyncio.gather(*lists) for one in found}
         return [by_id[doc_id] for doc_id in sorted(by_id)]
 
 
-async def _list(uuid: str, node: RemoteNode) -> list[LocalDocument]:
+async def _list(uuid: str, node: Node) -> list[LocalDocument]:
     found, is_last, after = list[LocalDocument](), False, ""
     try:
         while not is_last:

@@ -15,11 +15,17 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import HERE, PAUSE_S, TRIES_MAX, Place, has_moved
+from millstream.databases.routing import (
+    PAUSE_S,
+    TRIES_MAX,
+    KnownPlace,
+    Node,
+    Place,
+    has_moved,
+)
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
 from millstream.gateway.core.api.stored import (
@@ -28,11 +34,13 @@ from millstream.gateway.core.api.stored import (
     ReadStored,
     Refused,
     Stored,
+    StoredList,
     error_of,
 )
+from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
 from millstream.wire.frames import head_of
 
-__all__ = ["DistributedReads", "Places", "checked", "loaded"]
+__all__ = ["DistributedReads", "Places", "checked", "loaded", "nonsense", "read_stored"]
 
 _T = TypeVar("_T")
 
@@ -45,8 +53,11 @@ class Places(Protocol):
         """Return the uuid of the bucket."""
 
     @property
-    def link_to(self) -> Callable[[NodeAt], RemoteNode]:
-        """Return what connects to another node."""
+    def is_shared(self) -> bool:
+        """Return whether other nodes may have partitions."""
+
+    def node(self, place: KnownPlace) -> Node:
+        """Return the node at a place."""
 
     def place(self, key: bytes) -> Place:
         """Return the place of a document."""
@@ -60,8 +71,8 @@ class DistributedReads(Generic[_T]):
 
     Args:
         places: where the documents are.
-        here: reads one of this node by its number in the read.
-        made: makes the result of a document of another node, given its number in the read.
+        made: makes the result of a document, given its number in the read and the node that has
+            it.
         is_durable: wait until the returned versions can no longer be lost.
         bytes_max: bound of an answer that is buffered here, without its last document.
     """
@@ -69,96 +80,99 @@ class DistributedReads(Generic[_T]):
     def __init__(
         self,
         places: Places,
-        here: Callable[[int], Awaitable[_T]],
-        made: Callable[[int, RemoteNode, Stored | None], Awaitable[_T]],
+        made: Callable[[int, Node, Stored | None], Awaitable[_T]],
         *,
         is_durable: bool = False,
         bytes_max: int = PORTION_BYTES,
     ) -> None:
-        self._places, self._here, self._made = places, here, made
+        self._places, self._made = places, made
         self._is_durable, self._bytes_max = is_durable, bytes_max
-        self._lost = set[NodeAt]()
+        self._lost = set[KnownPlace]()
         """Nodes whose connection was lost once."""
-        self._fetched: dict[int, tuple[RemoteNode, Stored | None] | MillstreamError] = {}
-        """Answers of other nodes, by number."""
+        self._fetched: dict[int, tuple[Node, Stored | None] | MillstreamError] = {}
+        """Answers, by the number of the document."""
 
     async def read_all(
         self, doc_ids: Sequence[str]
     ) -> AsyncGenerator[_T | MillstreamError, None]:  # fmt: skip
         """Yield documents in order; an unreadable one is yielded as its error."""
         for begin in range(0, len(doc_ids), IDS_MAX):
-            keys = [doc_id.encode() for doc_id in doc_ids[begin : begin + IDS_MAX]]
-            for at in range(len(keys)):
+            numbers = range(begin, min(begin + IDS_MAX, len(doc_ids)))
+            keys = {number: doc_ids[number].encode() for number in numbers}
+            for number in numbers:
                 try:
-                    yield await self._read(keys, begin, at)
+                    await self._fetch(keys, number)
+                    found = self._fetched.pop(number)
+                    if isinstance(found, MillstreamError):
+                        raise found
+                    yield await self._made(number, *found)
                 except MillstreamError as error:
                     yield error
+                del keys[number]
 
-    async def _read(self, keys: Sequence[bytes], begin: int, at: int) -> _T:
-        """Return a document; some later ones of other nodes are fetched with it."""
+    async def _fetch(self, keys: dict[int, bytes], number: int) -> None:
+        """Fetch a document, and some later ones; raises if no node has it."""
         for last in range(TRIES_MAX - 1, -1, -1):
-            if begin + at not in self._fetched:
-                place = self._places.place(keys[at])
-                if place == HERE:
-                    try:
-                        return await self._here(begin + at)
-                    except MillstreamError as error:
-                        if not has_moved(error) or not last:
-                            raise
-                elif place is not None:
-                    await self._ask_all(keys, begin, at)
-            if begin + at in self._fetched:
-                found = self._fetched.pop(begin + at)
-                if isinstance(found, MillstreamError):
-                    raise found
-                return await self._made(begin + at, *found)
+            if number not in self._fetched and self._places.place(keys[number]) is not None:
+                await self._ask_all(keys, number)
+            if number in self._fetched:
+                return
+            if not self._places.is_shared:
+                break
             if last:
                 await asyncio.sleep(PAUSE_S)
-        raise self._places.no_owner(keys[at])
+        raise self._places.no_owner(keys[number])
 
-    async def _ask_all(self, keys: Sequence[bytes], begin: int, at: int) -> None:
+    async def _ask_all(self, keys: dict[int, bytes], wanted: int) -> None:
         """Ask all nodes from which no answer is buffered."""
-        by_node: dict[NodeAt, list[int]] = {}
-        waiting = set[NodeAt]()
-        for number in range(at, len(keys)):
-            place = self._places.place(keys[number])
-            if place is None or place == HERE:
+        by_place: dict[KnownPlace, list[int]] = {}
+        waiting = set[KnownPlace]()
+        for number, key in keys.items():
+            place = self._places.place(key)
+            if place is None:
                 continue
-            if begin + number in self._fetched:
+            if number in self._fetched:
                 waiting.add(place)
             else:
-                by_node.setdefault(place, []).append(number)
+                by_place.setdefault(place, []).append(number)
         asking = [
-            self._ask(self._places.link_to(node), keys, begin, numbers)
-            for node, numbers in by_node.items()
-            if node not in waiting or at in numbers
+            self._ask(place, {number: keys[number] for number in numbers})
+            for place, numbers in by_place.items()
+            if place not in waiting or wanted in numbers
         ]
         await asyncio.gather(*asking)
 
-    async def _ask(
-        self, node: RemoteNode, keys: Sequence[bytes], begin: int, numbers: list[int]
-    ) -> None:
-        ids = [keys[number].decode() for number in numbers]
+    async def _ask(self, place: KnownPlace, keys: dict[int, bytes]) -> None:
+        node = self._places.node(place)
+        ids = [key.decode() for key in keys.values()]
         asked = ReadStored(self._places.uuid, ids, self._is_durable, self._bytes_max)
         try:
-            found = await node.read(asked)
+            found = await read_stored(node, asked)
         except MillstreamError as error:
             if has_moved(error):
                 return
-            if isinstance(error, OutcomeUnknownError) and node.at not in self._lost:
-                self._lost.add(node.at)
+            if isinstance(error, OutcomeUnknownError) and place not in self._lost:
+                self._lost.add(place)
                 return
-            self._fetched.update((begin + number, error) for number in numbers)
+            self._fetched.update(dict.fromkeys(keys, error))
             return
-        for number, one in zip(numbers, found, strict=False):
+        for (number, key), one in zip(keys.items(), found, strict=False):
             try:
-                self._fetched[begin + number] = node, checked(keys[number], one, node)
+                self._fetched[number] = node, checked(key, one)
             except MillstreamError as error:
                 if not has_moved(error):
-                    self._fetched[begin + number] = error
+                    self._fetched[number] = error
 
 
-def checked(key: bytes, found: Stored | Refused | None, node: RemoteNode) -> Stored | None:
+async def read_stored(node: Node, asked: ReadStored) -> list[Stored | Refused | None]:
+    """Return a node's version of the first documents, at least one; raises as `Node.ask`."""
+    found = (await node.ask(asked, StoredList)).documents
+    if not 1 <= len(found) <= len(asked.ids):
+        raise nonsense()
+    return found
+
+
+def checked(key: bytes, found: Stored | Refused | None) -> Stored | None:
     """Return a document of a node's answer.
 
     Raises:
@@ -174,17 +188,36 @@ def checked(key: bytes, found: Stored | Refused | None, node: RemoteNode) -> Sto
     except (ValueError, IndexError, struct.error):
         is_right = False
     if not is_right:
-        raise node.nonsense()
+        raise nonsense()
     return found
 
 
-def loaded(
-    uuid: str, key: bytes, found: Stored | None, revs_limit: int, node: RemoteNode
+async def loaded(
+    uuid: str, key: bytes, found: Stored | None, revs_limit: int
 ) -> StoredDocument | None:
     """Return a parsed document; raises as `checked`, and CorruptionError: `bad_sidecar`."""
     if found is None:
         return None
+    parse = partial(load, uuid, key, found.frame, found.side, revs_limit)
     try:
-        return load(uuid, key, found.frame, found.side, revs_limit)
+        if len(found.side) <= QUICK_SIDE_BYTES_MAX:
+            return parse()
+        return await asyncio.to_thread(_whole, parse)
     except (ValueError, IndexError, struct.error) as error:
-        raise node.nonsense() from error
+        raise nonsense() from error
+
+
+def _whole(parse: Callable[[], StoredDocument]) -> StoredDocument:
+    """Return a document whose leaves are computed."""
+    document = parse()
+    if document.exists:
+        _ = document.winner, document.contents
+    return document
+
+
+def nonsense() -> UnavailableError:
+    """Return the error for an unexpected response of a node."""
+    return UnavailableError(
+        "another node answered with documents that were not requested: ask again",
+        code="node_failed",
+    )

@@ -24,7 +24,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.documents.distributed_reads import checked, loaded
+from millstream.databases.documents.distributed_reads import (
+    checked,
+    loaded,
+    nonsense,
+    read_stored,
+)
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import RemoteNode
 from millstream.databases.routing import PAUSE_S, TRIES_MAX, Router, ambiguous, has_moved
@@ -180,7 +185,7 @@ class DistributedUpdate:
             ids = [edit.doc_id for edit in portion]
             asked = ReadStored(self._bucket.uuid, ids, self._is_durable_look(portion))
             try:
-                found = await node.read(asked)
+                found = await read_stored(node, asked)
             except MillstreamError as error:
                 for edit in left:
                     self._not_read(edit, error)
@@ -217,8 +222,8 @@ class DistributedUpdate:
     async def _decide(self, node: RemoteNode, edit: _Edit, found: Stored | Refused | None) -> None:
         """Decide on the current version of a document; the result is in `packed`."""
         try:
-            now = checked(edit.key, found, node)
-            document = loaded(self._bucket.uuid, edit.key, now, self._revs_limit, node)
+            now = checked(edit.key, found)
+            document = await loaded(self._bucket.uuid, edit.key, now, self._revs_limit)
         except MillstreamError as error:
             self._not_read(edit, error)
             return
@@ -255,7 +260,7 @@ class DistributedUpdate:
         try:
             made = (await node.ask(asked, WrittenList)).changes
             if len(made) != len(changes):
-                raise OutcomeUnknownError(str(node.nonsense()), code="node_failed")
+                raise OutcomeUnknownError(str(nonsense()), code="node_failed")
         except OutcomeUnknownError as error:
             for edit in edits:
                 edit.lost = error
@@ -295,7 +300,7 @@ class DistributedUpdate:
         attachments = [one for content in contents for one in content.attachments.values()]
         length = next((one.stored_length for one in attachments if one.sha256 == name), None)
         if length is None:
-            raise node.nonsense()
+            raise nonsense()
         pieces = self._own.open_blob(self._bucket.name, name, 0, length)
         first = await anext(pieces, b"")  # it is here, or rejected before anything is sent
         await node.give_blob(name, _chained(first, pieces))

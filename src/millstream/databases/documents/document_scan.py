@@ -16,10 +16,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
-from millstream.databases.documents.included_documents import AskedDocument, OwnDocuments
+from millstream.databases.documents.included_documents import AskedDocument, StoredTexts
 from millstream.databases.routing import Router
 from millstream.databases.scans.distributed_scans import FoundDocument, scan_everywhere
 from millstream.databases.scans.local_scan import SCAN_TURN, Range, ordered_keys
+from millstream.gateway.core.api.stored import Stored
+from millstream.kv.aio.reading_back import with_documents
+from millstream.kv.core.revisions.revision_store import RevisedDocuments
 from millstream.views.core.design.documents import Documents
 
 __all__ = ["DocumentScans"]
@@ -67,11 +70,15 @@ class DocumentScans:
     ) -> AsyncGenerator[tuple[bytes, bytes | None], None]:
         """Yield texts, without design documents, if all partitions are here."""
         bucket = router.bucket
-        own, number = OwnDocuments(bucket, self._now_ns), 0
+        documents, texts, number = RevisedDocuments(bucket), StoredTexts(bucket.uuid), 0
         async with aclosing(ordered_keys(bucket, range(bucket.partition_count), wanted)) as keys:
             async for key in keys:
                 number += 1
                 if number % SCAN_TURN == 0:
                     await asyncio.sleep(0)
-                if key[:1] != b"_":
-                    yield key, await own.text(AskedDocument(key.decode()))
+                if key[:1] == b"_":
+                    continue
+                kept = await with_documents(partial(documents.kept, key, self._now_ns()))
+                if kept is not None:
+                    stored = Stored(kept.frame, kept.side)
+                    yield key, await texts.text(AskedDocument(key.decode()), stored)

@@ -20,28 +20,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from millstream.databases.documents.distributed_reads import DistributedReads, Places
-from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import Node
 from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.stored import StoredDocument, load
-from millstream.errors import MillstreamError, UnavailableError, UsageError
+from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
 from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.stored import Stored
 from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
-from millstream.kv.aio.reading_back import with_documents
-from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import has_sidecar
 from millstream.views.core.design.documents import Documents
-from millstream.wire.frames import head_of
 
 __all__ = [
     "PORTION_BYTES",
@@ -49,7 +45,7 @@ __all__ = [
     "AskedDocument",
     "DistributedTexts",
     "DocumentTexts",
-    "OwnDocuments",
+    "StoredTexts",
     "WithDocuments",
 ]
 
@@ -61,7 +57,6 @@ _BRACE: Final = ord("{")
 _COPIES: Final = 2
 """Number of copies in memory of large documents or attachments until they are sent."""
 ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
-_SECOND_NS: Final = 1_000_000_000
 
 
 class _Row(msgspec.Struct):
@@ -202,72 +197,16 @@ def _completed_row(line: bytes, document: bytes | None) -> bytes:
     return b'%b,"doc":%b}%b' % (text[:-1], document or b"null", comma)
 
 
-class OwnDocuments:
-    """The documents of a bucket that are active on this node.
-
-    Args:
-        bucket: whose documents they are.
-        now_ns: Unix time.
-        read_blob: reads an attachment's stored bytes, as `kv.aio.documents.blobs.BlobFiles.read`.
-    """
-
-    def __init__(
-        self, bucket: Bucket, now_ns: Callable[[], int], read_blob: ReadBlob | None = None
-    ) -> None:
-        self._bucket = bucket
-        self._now_ns = now_ns
-        self._read_blob = read_blob
-        self._made = _Made(bucket.uuid)
-
-    async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
-        """Yield the texts in order; see `DocumentTexts`."""
-        for one in asked:
-            yield await self.text(one)
-
-    async def text(self, asked: AskedDocument) -> bytes | None:
-        """Return the text of the current revision of a document; reads the disk if needed.
-
-        Raises:
-            UnavailableError: `not_my_partition`; `blob_missing`.
-            UsageError: `too_large`: the requested attachments exceed the limit of one text.
-        """
-        kept = await with_documents(partial(self._kept, asked))
-        return None if kept is None else await self._made.text(asked, kept, self._read_blob)
-
-    def _kept(self, asked: AskedDocument) -> Stored | None:
-        """Return the stored document; None if there is none."""
-        doc_id = asked.id
-        key = _document_key(doc_id)
-        if key is None:
-            return None
-        partition = self._bucket.partition_for(key)
-        if partition.refusal is not None:
-            raise UnavailableError(
-                f"partition {partition.partition_id}, which has document {doc_id!r}, is not "
-                "active on this node: ask the node that the bucket's map names",
-                code="not_my_partition",
-                retry="refresh_map",
-            )
-        entry = partition.entry(key)
-        if entry is None:
-            return None
-        change = head_of(entry.frame)
-        if change.is_deleted or 0 < change.expiry <= self._now_ns() // _SECOND_NS:
-            return None
-        return Stored(entry.frame, entry.side)
-
-
 class DistributedTexts:
     """The documents of a bucket on all nodes; see `DocumentTexts`.
 
     Args:
         places: where they are.
-        own: the documents of this node; None: it has none.
     """
 
-    def __init__(self, places: Places, own: OwnDocuments | None = None) -> None:
-        self._places, self._own = places, own
-        self._made = _Made(places.uuid)
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._texts = StoredTexts(places.uuid)
 
     async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
         """Yield the texts in order.
@@ -278,16 +217,12 @@ class DistributedTexts:
         """
         documents = [one for one in asked if _document_key(one.id) is not None]
 
-        async def here(number: int) -> bytes | None:
-            assert self._own is not None, "nothing is here"
-            return await self._own.text(documents[number])
-
-        async def there(number: int, node: RemoteNode, found: Stored | None) -> bytes | None:
+        async def made(number: int, node: Node, found: Stored | None) -> bytes | None:
             if found is None:
                 return None
-            return await self._made.text(documents[number], found, node.open_blob)
+            return await self._texts.text(documents[number], found, node.open_blob)
 
-        reads = DistributedReads(self._places, here, there, bytes_max=PORTION_BYTES)
+        reads = DistributedReads(self._places, made, bytes_max=PORTION_BYTES)
         async with aclosing(reads.read_all([one.id for one in documents])) as texts:
             for one in asked:
                 text = None if _document_key(one.id) is None else await anext(texts)
@@ -296,7 +231,7 @@ class DistributedTexts:
                 yield text
 
 
-class _Made:
+class StoredTexts:
     """Makes texts of the stored documents of a bucket."""
 
     def __init__(self, uuid: str) -> None:
@@ -305,9 +240,19 @@ class _Made:
         self._whole = Documents(uuid, include_design=True, attachments=True)
 
     async def text(
-        self, asked: AskedDocument, kept: Stored, read_blob: ReadBlob | None
+        self, asked: AskedDocument, kept: Stored, read_blob: ReadBlob | None = None
     ) -> bytes | None:
-        """Return the text of a document; raises as `OwnDocuments.text`."""
+        """Return the text of the current revision of a document; None: it has none, or another.
+
+        Args:
+            asked: which revision, and what is included.
+            kept: the document as it is stored.
+            read_blob: reads stored bytes of an attachment; needed to include attachments.
+
+        Raises:
+            UnavailableError: `blob_missing`.
+            UsageError: `too_large`: the requested attachments exceed the limit of one text.
+        """
         if len(kept.frame) <= LARGE_BYTES and len(kept.side) <= QUICK_SIDE_BYTES_MAX:
             found = self._document(asked, kept)
         else:

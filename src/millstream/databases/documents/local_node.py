@@ -15,7 +15,7 @@ Elsewhere: the forms (`gateway.core.api.stored`, `gateway.core.bucket_parts`), t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -31,7 +31,7 @@ from millstream.documents.stored import Packed, blobs_of, is_sidecar
 from millstream.documents.tokens import Vector, is_position
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.gateway.core.api import stored
-from millstream.gateway.core.api.documents import Blob, LocalDocument
+from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.api.stored import (
     PORTION_BYTES,
     Answer,
@@ -107,8 +107,7 @@ class LocalNode:
     ) -> None:
         self._buckets, self._own, self._changes = buckets, own, changes
         self._purges, self._write_local, self._now_ns = purges, write_local, now_ns
-        self.put_blob: Callable[[str, AsyncIterator[bytes]], Awaitable[Blob]] = own.put_blob
-        self.open_blob = own.open_blob
+        self.put_blob, self.open_blob = own.put_blob, own.open_blob
 
     async def answer(self, bucket: str, asked: Asked) -> Answer:
         """Answer another node; see `StoredApi`."""
@@ -135,8 +134,9 @@ class LocalNode:
                 return Done()
             case stored.ListLocals(after=after):
                 found_all = await self._own.locals(bucket)
-                owns = self._owns
-                return _portion([o for o in found_all if o.id > after and owns(bucket, o.id)])
+                is_alone = self._changes.router(bucket).is_alone
+                owned = (o for o in found_all if is_alone or self._owns(bucket, o.id))
+                return _portion([one for one in owned if one.id > after])
         return await self._settings(bucket, asked)
 
     async def _settings(self, bucket: str, asked: Asked) -> Answer:

@@ -19,7 +19,7 @@ from functools import partial
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.purges import Purges
 from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import Router
+from millstream.databases.routing import HereNode, Router
 from millstream.databases.scans.bucket_view import BucketView, together
 from millstream.databases.scans.distributed_feeds import DistributedFeed
 from millstream.errors import MillstreamError
@@ -39,6 +39,7 @@ class NodeChanges:
 
     Args:
         find: returns a served bucket by its name, or raises why there is none.
+        here: returns this node for a bucket, given the name of the bucket.
         link_to: connects to another node for a bucket, given the name of the bucket.
         purges: counts them.
     """
@@ -46,10 +47,11 @@ class NodeChanges:
     def __init__(
         self,
         find: Callable[[str], BucketEngine],
+        here: Callable[[str], HereNode],
         link_to: Callable[[str, NodeAt], RemoteNode],
         purges: Purges,
     ) -> None:
-        self._find, self._link_to, self._purges = find, link_to, purges
+        self._find, self._here, self._link_to, self._purges = find, here, link_to, purges
         self._of: dict[Bucket, BucketChanges] = {}
 
     def of(self, bucket: str) -> BucketChanges:
@@ -63,7 +65,12 @@ class NodeChanges:
 
     def router(self, bucket: str) -> Router:
         """Return the router of a bucket."""
-        return Router(self._find(bucket).bucket, partial(self._link_to, bucket))
+        return self.router_of(self._find(bucket).bucket)
+
+    def router_of(self, bucket: Bucket) -> Router:
+        """Return the router of a bucket that is about to be served, or is served."""
+        name = bucket.name
+        return Router(bucket, self._here(name), partial(self._link_to, name))
 
     async def whole(self, bucket: str) -> DatabaseChanges:
         """Return the changes of a whole bucket; see `ChangesApi`."""

@@ -9,7 +9,6 @@ from millstream.databases.documents.included_documents import (
     PORTION_BYTES,
     AskedDocument,
     DistributedTexts,
-    OwnDocuments,
     WithDocuments,
 )
 from millstream.documents.sent import parse_sent
@@ -71,10 +70,12 @@ async def bucket(tmp_path):
         yield bucket
 
 
+def texts_of(bucket):
+    return DistributedTexts(bucket.node.engine.changes.router("b"))
+
+
 async def documents(bucket, rows, attachments=False, **options):
-    answer = WithDocuments(
-        answered(rows, **options), OwnDocuments(bucket, time.time_ns), attachments=attachments
-    )
+    answer = WithDocuments(answered(rows, **options), texts_of(bucket), attachments=attachments)
     assert answer.head == {"etag": "e"}
     text = b"".join([piece async for piece in answer])
     found = msgspec.json.decode(text)
@@ -142,12 +143,9 @@ async def test_attachments_stand_in_documents_where_they_are_asked_for(bucket, m
         "b", [("d", lambda one: interactive(one, sent, kept, revs_limit=9).document)],
         is_durable=True,
     )  # fmt: skip
-    read = bucket.node.engine._buckets.running["b"].blobs.read
 
     async def asked(doc_id, **options):
-        answer = WithDocuments(
-            answered([row(doc_id)]), OwnDocuments(bucket, time.time_ns, read), **options
-        )
+        answer = WithDocuments(answered([row(doc_id)]), texts_of(bucket), **options)
         (found,) = msgspec.json.decode(b"".join([piece async for piece in answer]))["rows"]
         return found["doc"]
 
@@ -180,9 +178,7 @@ async def test_no_more_is_held_than_a_portion(bucket, monkeypatch):
     monkeypatch.setattr(included_documents, "PORTION_ROWS_MAX", 10)
     bucket.put(b"big", b'{"x":"' + b"x" * (PORTION_BYTES - 100) + b'"}')
     rows = [row("a")] * 25 + [row("big")] * 4
-    pieces = [
-        piece async for piece in WithDocuments(answered(rows), OwnDocuments(bucket, time.time_ns))
-    ]
+    pieces = [piece async for piece in WithDocuments(answered(rows), texts_of(bucket))]
     assert max(map(len, pieces)) < 2 * PORTION_BYTES
     assert [piece.count(b'"doc":') for piece in pieces] == [9, 10, 7, 1, 1, 1, 0]
 
@@ -203,9 +199,7 @@ async def nodes(tmp_path):
 
 
 def texts_at(nodes, name):
-    node = nodes[name]
-    own = OwnDocuments(node.running.bucket, time.time_ns, node.running.blobs.read)
-    return DistributedTexts(node.route(BUCKET), own)
+    return DistributedTexts(nodes[name].route(BUCKET))
 
 
 async def texts(source, asked):

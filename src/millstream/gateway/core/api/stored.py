@@ -372,5 +372,7 @@ class StoredApi(Protocol):
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
         """Store bytes of an attachment durably."""
 
-    def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    def open_blob(
+        self, bucket: str, sha256: bytes, begin: int, end: int
+    ) -> AsyncGenerator[bytes, None]:
         """Return a range of bytes of an attachment; raises as `DocumentApi.open_blob`."""
