@@ -22,7 +22,7 @@ this node (`databases.documents.local_node`), documents in order
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
@@ -35,7 +35,8 @@ from millstream.model.partitions import PartitionState, partition_of
 
 __all__ = [
     "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "HereNode", "KnownPlace", "Node",
-    "Place", "Plan", "Router", "ambiguous", "at_owner", "has_moved", "is_elsewhere", "nowhere",
+    "Place", "Plan", "Router", "ambiguous", "ask_owners", "at_owner", "has_moved", "is_elsewhere",
+    "nowhere", "together",
 ]  # fmt: skip
 
 HERE: Final = "here"
@@ -220,6 +221,49 @@ async def at_owner(
         if last:
             await asyncio.sleep(PAUSE_S)
     raise router.no_owner(key)
+
+
+async def ask_owners(
+    router: Router, asked: Callable[[list[int]], Asked], kind: type[_A]
+) -> list[_A]:
+    """Return the answers of all nodes that have partitions active, each about its own.
+
+    Args:
+        router: of the bucket.
+        asked: makes the request for some partitions.
+        kind: of the answers.
+
+    Raises:
+        UnavailableError: `not_my_partition`, after all `PAUSES_S`; `node_failed`.
+    """
+    pauses = iter(PAUSES_S)
+    while True:
+        plan = router.plan(range(router.bucket.partition_count))
+        shares: list[tuple[KnownPlace, list[int]]] = [*plan.by_node.items()]
+        if plan.own:
+            shares.append((HERE, plan.own))
+        try:
+            if plan.nowhere:
+                raise nowhere(plan.nowhere)
+            return await together(
+                router.node(place).ask(asked(numbers), kind) for place, numbers in shares
+            )
+        except MillstreamError as error:
+            pause = next(pauses, None)
+            if not has_moved(error) or pause is None:
+                raise
+        await asyncio.sleep(pause)
+
+
+async def together(calls: Iterable[Awaitable[_A]]) -> list[_A]:
+    """Return the results of all calls; once all have ended, raise the error of one that failed."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    answers: list[_A] = []
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+        answers.append(one)
+    return answers
 
 
 def has_moved(error: MillstreamError) -> bool:

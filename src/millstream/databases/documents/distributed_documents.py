@@ -87,7 +87,10 @@ class DistributedDocuments:
         """Return information about a database."""
         await self._settings.learn(bucket)
         router = self._changes.router(bucket)
-        found = await total_figures(router, partial(self._own.figures, bucket))
+        if router.is_shared:
+            found = await total_figures(router)
+        else:
+            found = await self._own.figures(bucket, range(router.bucket.partition_count))
         database = await self._changes.whole(bucket)
         return DatabaseInfo(
             bucket, router.uuid, router.bucket.partition_count, found.live, found.deleted,

@@ -19,11 +19,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.routing import PAUSES_S, Router, is_elsewhere, nowhere
-from millstream.databases.scans.bucket_view import together
+from millstream.databases.routing import (
+    PAUSES_S,
+    Router,
+    ask_owners,
+    is_elsewhere,
+    nowhere,
+    together,
+)
 from millstream.databases.scans.local_scan import Range, scanned
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, WantedFigures
@@ -221,38 +228,9 @@ async def scan_everywhere(
                 yield each.key.decode(), one
 
 
-async def total_figures(
-    router: Router, own: Callable[[Sequence[int]], Awaitable[Figures]]
-) -> Figures:
-    """Return the sums over all nodes that have partitions of a bucket.
-
-    Args:
-        router: of the bucket.
-        own: returns the statistics of the partitions that are here.
-
-    Raises:
-        MillstreamError: `not_my_partition`, `node_failed`.
-    """
-    numbers, pauses = range(router.bucket.partition_count), iter(PAUSES_S)
-    if not router.is_shared:
-        return await own(numbers)
-    while True:
-        plan = router.plan(numbers)
-        try:
-            if plan.nowhere:
-                raise nowhere(plan.nowhere)
-            calls: list[Awaitable[Figures]] = [
-                router.link_to(node).ask(WantedFigures(router.uuid, part), Figures)
-                for node, part in plan.by_node.items()
-            ]
-            if plan.own:
-                calls.append(own(plan.own))
-            return _sum(await together(calls))
-        except MillstreamError as error:
-            pause = next(pauses, None)
-            if error.code != "not_my_partition" or pause is None:
-                raise
-        await asyncio.sleep(pause)
+async def total_figures(router: Router) -> Figures:
+    """Return the sums over all nodes that have partitions of a bucket; raises as `ask_owners`."""
+    return _sum(await ask_owners(router, partial(WantedFigures, router.uuid), Figures))
 
 
 def _sum(found: Sequence[Figures]) -> Figures:

@@ -19,8 +19,8 @@ from functools import partial
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.purges import Purges
 from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import HereNode, Router
-from millstream.databases.scans.bucket_view import BucketView, together
+from millstream.databases.routing import HereNode, Router, together
+from millstream.databases.scans.bucket_view import BucketView
 from millstream.databases.scans.distributed_feeds import DistributedFeed
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.changes import DatabaseChanges
@@ -79,7 +79,7 @@ class NodeChanges:
         if not router.is_shared:
             return own
         purges = partial(self._purges.said, bucket)
-        return DistributedFeed(own, router, await BucketView.look(router, purges), purges)
+        return DistributedFeed(own, router, await BucketView.look(router), purges)
 
     @asynccontextmanager
     async def purging(self, bucket: str) -> AsyncGenerator[None, None]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from millstream.databases import routing as bucket_places
-from millstream.databases.scans import bucket_view as seen_bucket
 from millstream.databases.scans import distributed_feeds as spread_feeds
 from millstream.databases.scans import distributed_scans as spread_scans
 from millstream.databases.scans.distributed_feeds import DistributedWalk
@@ -26,7 +25,7 @@ PAUSES = (0.0, 0.0, 0.0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bucket_places, spread_feeds, spread_scans, seen_bucket):
+    for module in (bucket_places, spread_feeds, spread_scans):
         monkeypatch.setattr(module, "PAUSES_S", PAUSES)
 
 

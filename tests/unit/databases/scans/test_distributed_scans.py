@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from millstream.databases import routing
 from millstream.databases.documents import local_node as own_parts
 from millstream.databases.documents.document_scan import DocumentScans
 from millstream.databases.scans import distributed_scans as spread_scans
@@ -24,7 +25,8 @@ OWNERS = "abab"
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
     """Both have all documents; what is not to be a node's is dead there."""
-    monkeypatch.setattr(spread_scans, "PAUSES_S", (0.0, 0.0, 0.0))
+    for module in (routing, spread_scans):
+        monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(own_parts, "FOUND_BYTES", 1)  # a message each
     running = {name: await opened(tmp_path / name) for name in "ab"}
     for engine in running.values():
