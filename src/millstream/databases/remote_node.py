@@ -61,21 +61,26 @@ from millstream.model.position import Position
 from millstream.views.aio.serving.gathering import NODE_CHUNK_S_MAX
 from millstream.views.aio.serving.node_link import HttpNode, HttpNodeStream
 
-__all__ = ["ANSWER_S_MAX", "BLOB_S_MAX", "RemoteNode"]
+__all__ = ["ANSWER_S_MAX", "BLOB_S_MAX", "NotServedError", "RemoteNode"]
 
 ANSWER_S_MAX: Final = 30.0
 """How long another node may take to answer, in addition to its requested wait; a change may wait
 10 s for copies there."""
 BLOB_S_MAX: Final = 600.0
 """How long the transfer of an attachment to another node may take."""
-_MOVED: Final = ("not_my_partition", "bucket_not_found")
 _A = TypeVar("_A")
+
+
+class NotServedError(RoutingError):
+    """The node does not serve the bucket (yet, or any more), so it has none of its partitions."""
+
+    default_code = "not_my_partition"
 
 
 class RemoteNode:
     """One other node, and one bucket.
 
-    Every call may raise `RoutingError` (`not_my_partition`), `UnavailableError` (`node_failed`:
+    Every call may raise `NotServedError` (`not_my_partition`), `UnavailableError` (`node_failed`:
     it was not done), `OutcomeUnknownError` (`node_failed`: it may have been done), and the errors
     that the node answers.
 
@@ -100,7 +105,7 @@ class RemoteNode:
         if isinstance(answer, Refused):
             refusal = error_of(answer)
             if refusal.code == "bucket_not_found":
-                raise RoutingError(str(refusal), code="not_my_partition")
+                raise NotServedError(str(refusal))
             raise refusal
         if not isinstance(answer, kind):
             raise self._unknown("sent an unexpected response")
@@ -201,9 +206,10 @@ class RemoteNode:
     def _ended(self, message: PartMessage) -> MillstreamError:
         if not isinstance(message, Failed):
             return self._failed("sent an unexpected response")
-        kind = RoutingError if message.code in _MOVED else UnavailableError
-        code = "not_my_partition" if message.code in _MOVED else message.code
-        return kind(f"node {self.at}: {message.reason}", code=code)
+        text = f"node {self.at}: {message.reason}"
+        if message.code == "bucket_not_found":
+            return NotServedError(text)
+        return UnavailableError(text, code=message.code)
 
     # -- errors
 

@@ -14,13 +14,12 @@ from aiohttp.test_utils import TestServer
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases import remote_node
 from millstream.databases.documents.distributed_reads import read_stored
-from millstream.databases.remote_node import RemoteNode
+from millstream.databases.remote_node import NotServedError, RemoteNode
 from millstream.errors import (
     AccessError,
     ConditionError,
     MillstreamError,
     OutcomeUnknownError,
-    RoutingError,
     UnavailableError,
 )
 from millstream.gateway.core.api.stored import (
@@ -110,7 +109,7 @@ async def test_a_node_without_the_bucket_does_not_have_the_partition(
 ) -> None:
     refusal = ConditionError("none", code="bucket_not_found")
     server.answer = lambda _: web.Response(body=encode(refused(refusal)))
-    with pytest.raises(RoutingError) as caught:
+    with pytest.raises(NotServedError) as caught:
         await ask(there)
     assert caught.value.code == "not_my_partition"
 
@@ -295,7 +294,6 @@ async def test_nothing_but_the_end_is_an_answer_for_documents_alone() -> None:
 async def test_failures_arrive_with_their_codes() -> None:
     for code in ("not_my_partition", "bucket_not_found"):
         error = await failure(Answering(framed(Failed(code, "why"))))
-        assert isinstance(error, RoutingError)
         assert error.code == "not_my_partition"
     error = await failure(Answering(framed(Failed("bucket_failed", "why"))))
     assert (error.code, str(error)) == ("bucket_failed", "node b:2: why")

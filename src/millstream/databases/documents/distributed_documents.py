@@ -31,7 +31,8 @@ from millstream.databases.documents.distributed_reads import DistributedReads, l
 from millstream.databases.documents.distributed_settings import DistributedSettings
 from millstream.databases.documents.distributed_updates import DistributedUpdate
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.routing import KnownPlace, Node, Router, has_moved
+from millstream.databases.remote_node import NotServedError
+from millstream.databases.routing import KnownPlace, Node, Router
 from millstream.databases.scans.distributed_scans import (
     DistributedScan,
     FoundDocument,
@@ -266,10 +267,8 @@ async def _ask_all(router: Router, asked: Asked, kind: type[_A]) -> list[_A]:
     async def answer(place: KnownPlace) -> _A | None:
         try:
             return await router.node(place).ask(asked, kind)
-        except MillstreamError as error:
-            if has_moved(error):  # in the map, but without a part of it
-                return None
-            raise
+        except NotServedError:  # in the map, but without a part of the bucket
+            return None
 
     found = await asyncio.gather(*map(answer, router.places()))
     return [one for one in found if one is not None]

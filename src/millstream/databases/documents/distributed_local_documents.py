@@ -22,8 +22,8 @@ from typing import Final
 
 from millstream.databases.buckets import Buckets
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import LOCAL_PREFIX, Node, Router, at_owner, has_moved
+from millstream.databases.remote_node import NotServedError, RemoteNode
+from millstream.databases.routing import LOCAL_PREFIX, Node, Router, at_owner
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.api.stored import (
@@ -113,9 +113,8 @@ async def _list(uuid: str, node: Node) -> list[LocalDocument]:
             found += part.documents
             is_last = part.is_last or not part.documents
             after = found[-1].id if found else ""
-    except MillstreamError as error:
-        if not has_moved(error):  # in the map, but without a part of the bucket
-            raise
+    except NotServedError:  # in the map, but without a part of the bucket
+        pass
     return found
 
 

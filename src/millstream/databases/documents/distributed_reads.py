@@ -19,6 +19,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from millstream.databases.routing import (
+    HERE,
     PAUSE_S,
     TRIES_MAX,
     KnownPlace,
@@ -101,7 +102,8 @@ class DistributedReads(Generic[_T]):
             keys = {number: doc_ids[number].encode() for number in numbers}
             for number in numbers:
                 try:
-                    await self._fetch(keys, number)
+                    if number not in self._fetched:
+                        await self._fetch(keys, number)
                     found = self._fetched.pop(number)
                     if isinstance(found, MillstreamError):
                         raise found
@@ -113,7 +115,7 @@ class DistributedReads(Generic[_T]):
     async def _fetch(self, keys: dict[int, bytes], number: int) -> None:
         """Fetch a document, and some later ones; raises if no node has it."""
         for last in range(TRIES_MAX - 1, -1, -1):
-            if number not in self._fetched and self._places.place(keys[number]) is not None:
+            if self._places.place(keys[number]) is not None:
                 await self._ask_all(keys, number)
             if number in self._fetched:
                 return
@@ -158,7 +160,7 @@ class DistributedReads(Generic[_T]):
             return
         for (number, key), one in zip(keys.items(), found, strict=False):
             try:
-                self._fetched[number] = node, checked(key, one)
+                self._fetched[number] = node, checked(key, one, is_own=place == HERE)
             except MillstreamError as error:
                 if not has_moved(error):
                     self._fetched[number] = error
@@ -172,8 +174,8 @@ async def read_stored(node: Node, asked: ReadStored) -> list[Stored | Refused | 
     return found
 
 
-def checked(key: bytes, found: Stored | Refused | None) -> Stored | None:
-    """Return a document of a node's answer.
+def checked(key: bytes, found: Stored | Refused | None, *, is_own: bool = False) -> Stored | None:
+    """Return a document of a node's answer; one of this node is not compared with its key.
 
     Raises:
         UnavailableError: `node_failed`, it is another one.
@@ -183,6 +185,8 @@ def checked(key: bytes, found: Stored | Refused | None) -> Stored | None:
         return None
     if isinstance(found, Refused):
         raise error_of(found)
+    if is_own:
+        return found
     try:
         is_right = head_of(found.frame).key == key
     except (ValueError, IndexError, struct.error):

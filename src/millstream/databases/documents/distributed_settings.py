@@ -24,8 +24,8 @@ from typing import Final
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import Router, has_moved
+from millstream.databases.remote_node import NotServedError, RemoteNode
+from millstream.databases.routing import Router
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.api.stored import (
     AskSettings,
@@ -149,10 +149,8 @@ async def _ask(node: RemoteNode, uuid: str) -> SharedSettings | None:
     """Return the settings of a node; None: it does not serve the bucket."""
     try:
         return (await node.ask(AskSettings(uuid), KeepSettings)).settings
-    except MillstreamError as error:
-        if has_moved(error):
-            return None
-        raise
+    except NotServedError:
+        return None
 
 
 async def _ask_quickly(node: RemoteNode, uuid: str) -> tuple[bool, SharedSettings | None]:

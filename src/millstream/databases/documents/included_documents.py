@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import compress
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ from millstream.databases.documents.distributed_reads import DistributedReads, P
 from millstream.databases.routing import Node
 from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
+from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
@@ -35,7 +37,6 @@ from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.stored import Stored
 from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
-from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import has_sidecar
 from millstream.views.core.design.documents import Documents
 
@@ -90,10 +91,13 @@ class AskedDocument(NamedTuple):
     """Include the data of its attachments."""
 
 
-def _document_key(doc_id: str) -> bytes | None:
-    """Return the key of a document; None if no document can have the id."""
-    key = doc_id.encode(errors="surrogatepass")
-    return None if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX) else key
+def _is_document(doc_id: str) -> bool:
+    """Return whether a document can have the id."""
+    try:
+        checked_id(doc_id)
+    except UsageError:
+        return False
+    return True
 
 
 class Answer(Protocol):
@@ -215,7 +219,8 @@ class DistributedTexts:
             UnavailableError: `not_my_partition`; `node_failed`, a node cannot be reached.
             MillstreamError: the error that a node answers.
         """
-        documents = [one for one in asked if _document_key(one.id) is not None]
+        are_ids = [_is_document(one.id) for one in asked]
+        documents = list(compress(asked, are_ids))
 
         async def made(number: int, node: Node, found: Stored | None) -> bytes | None:
             if found is None:
@@ -224,8 +229,8 @@ class DistributedTexts:
 
         reads = DistributedReads(self._places, made, bytes_max=PORTION_BYTES)
         async with aclosing(reads.read_all([one.id for one in documents])) as texts:
-            for one in asked:
-                text = None if _document_key(one.id) is None else await anext(texts)
+            for is_id in are_ids:
+                text = await anext(texts) if is_id else None
                 if isinstance(text, MillstreamError):
                     raise text
                 yield text

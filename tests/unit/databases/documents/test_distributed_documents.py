@@ -12,7 +12,7 @@ from millstream.documents.purge_list import Purged
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.core.api.documents import Decide, Written
-from millstream.gateway.core.api.stored import Commit
+from millstream.gateway.core.api.stored import Commit, refused
 from support.http.revised_documents import with_leaf
 from support.http.sharing_nodes import BUCKET, SpreadNodes, sharing_nodes
 from support.kv.running_bucket import put
@@ -122,6 +122,11 @@ async def test_a_commit_is_one_of_all_nodes(nodes: SpreadNodes) -> None:
         partitions = node.running.bucket.partitions
         assert all(one.persisted_seqno == one.high_seqno for one in partitions)
     assert nodes.network.requests(Commit) == ["b"]
+    moved = UnavailableError("it moved before it was durable", code="not_my_partition")
+    nodes.network.answers["b"] = refused(moved)
+    with pytest.raises(UnavailableError, match="it moved"):
+        await nodes["a"].spread.commit(BUCKET)
+    nodes.network.answers.clear()
     nodes["b"].is_served = False
     await nodes["a"].spread.commit(BUCKET)
     nodes.network.down.add("b")

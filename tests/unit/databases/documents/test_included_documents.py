@@ -22,6 +22,9 @@ from millstream.views.core.query.rendering import SEPARATOR, head_text, rendered
 from support.http.sharing_nodes import BUCKET, sharing_nodes
 from support.kv.running_bucket import put
 
+IMPOSSIBLE = ("", "x" * 1000, "_design/", "_x")
+"""No document can have such an id."""
+
 
 class FakeAnswer:
     head = msgspec.json.decode(b'{"etag":"e"}')
@@ -112,8 +115,11 @@ async def test_values_link_to_documents(bucket):
         row("b", {"_id": "a", "_rev": newer["_rev"]}), row("b", {"_id": "a", "_rev": a["_rev"]}),
         row("b", {"_id": "none"}), row("b", {"_id": "_local/x"}), row("a", {"_id": 1}),
         row("a", {"_id": "a", "_rev": 5}), row("x", {"_id": "\ud7ff"}),
+        *(row("a", {"_id": impossible}) for impossible in IMPOSSIBLE),
     ]  # fmt: skip
-    assert await documents(bucket, rows) == [newer, None, None, None, newer, None, None]
+    assert await documents(bucket, rows) == [
+        newer, None, None, None, newer, None, None, *[None] * len(IMPOSSIBLE),
+    ]  # fmt: skip
 
 
 async def test_what_is_deleted_or_over_is_not_there(bucket):
@@ -214,11 +220,12 @@ async def test_documents_of_both_nodes_come_in_order(nodes):
     await nodes["a"].spread.update(BUCKET, [("gone", put())], is_durable=True)
     gone = nodes[nodes.owner("gone")].running.bucket.partition_for(b"gone")
     gone.delete(b"gone", 0, time.time_ns())
-    asked = [AskedDocument(one) for one in [*ids, "none", "_local/x", "\ud7ff", "gone", *ids]]
+    no_ids = ["none", "_local/x", "\ud7ff", "gone", "\ud800", *IMPOSSIBLE]
+    asked = [AskedDocument(one) for one in [*ids, *no_ids, *ids]]
     for name in "ab":
         nodes.network.asked.clear()
         found = await texts(texts_at(nodes, name), asked)
-        assert [one and one["n"] for one in found] == [*ids, None, None, None, None, *ids]
+        assert [one and one["n"] for one in found] == [*ids, *[None] * len(no_ids), *ids]
         other = "b" if name == "a" else "a"
         assert nodes.network.requests(ReadStored) == [other], "one request"
     there = nodes.id_at("b", "k")
