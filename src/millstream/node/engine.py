@@ -158,8 +158,7 @@ class Engine:
         own = Documents(self._buckets, self.changes)
         self.documents = DistributedDocuments(self._buckets, own, self.changes)
         self.stored = LocalNode(
-            self._buckets, own, self.changes, purges, self.documents.local_documents.write_own,
-            time.time_ns,
+            self._buckets, own, self.changes, purges, time.time_ns
         )  # fmt: skip
         self.scan = DocumentScans(self.changes.router, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)

@@ -117,8 +117,7 @@ class SpreadNode:
         self.own = Documents(self, changes)  # type: ignore[arg-type]
         self.spread = DistributedDocuments(self, self.own, changes)  # type: ignore[arg-type]
         self.stored = LocalNode(
-            self, self.own, changes, purges,  # type: ignore[arg-type]
-            self.spread.local_documents.write_own, time.time_ns,
+            self, self.own, changes, purges, time.time_ns,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def engine(self, bucket: str) -> BucketEngine:

@@ -56,8 +56,7 @@ class Node:
         own = Documents(self, self.changes)  # type: ignore[arg-type]
         self.documents = DistributedDocuments(self, own, self.changes)  # type: ignore[arg-type]
         self.stored = LocalNode(
-            self, own, self.changes, purges,  # type: ignore[arg-type]
-            self.documents.write_local, lambda: 10**18,
+            self, own, self.changes, purges, lambda: 10**18,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def engine(self, name: str) -> Any:

@@ -11,9 +11,8 @@ Invariants:
 Elsewhere: where partitions are (`databases.routing`), the documents of this node
 (`databases.documents.local_documents`), lists and feeds over nodes (`databases.scans`), many
 documents at once (`databases.documents.distributed_reads`,
-`databases.documents.distributed_updates`), local documents
-(`databases.documents.distributed_local_documents`), settings
-(`databases.documents.distributed_settings`).
+`databases.documents.distributed_updates`), settings (`databases.documents.distributed_settings`),
+how a node keeps local documents (`databases.documents.local_node`).
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from functools import partial
 from typing import Final, TypeVar
 
 from millstream.databases.buckets import Buckets
-from millstream.databases.documents.distributed_local_documents import DistributedLocalDocuments
 from millstream.databases.documents.distributed_reads import DistributedReads, loaded
 from millstream.databases.documents.distributed_settings import DistributedSettings
 from millstream.databases.documents.distributed_updates import DistributedUpdate
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import NotServedError
-from millstream.databases.routing import KnownPlace, Node, Router
+from millstream.databases.routing import LOCAL_PREFIX, KnownPlace, Node, Router, at_owner
 from millstream.databases.scans.distributed_scans import (
     DistributedScan,
     FoundDocument,
@@ -58,8 +56,12 @@ from millstream.gateway.core.api.stored import (
     Commit,
     Done,
     LimitPurges,
+    ListLocals,
+    LocalList,
     Purges,
+    ReadLocal,
     Stored,
+    WriteLocal,
 )
 from millstream.kv.core.bucket import Bucket
 
@@ -82,7 +84,6 @@ class DistributedDocuments:
     def __init__(self, buckets: Buckets, own: Documents, changes: NodeChanges) -> None:
         self._buckets, self._own, self._changes = buckets, own, changes
         self._settings = DistributedSettings(own, changes.router)
-        self.local_documents = DistributedLocalDocuments(buckets, own, changes.router)
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return information about a database."""
@@ -218,17 +219,26 @@ class DistributedDocuments:
 
     async def read_local(self, bucket: str, doc_id: str) -> LocalDocument | None:
         """Return a document that is not replicated."""
-        return await self.local_documents.read(bucket, doc_id)
+        router = self._changes.router(bucket)
+        asked = ReadLocal(router.uuid, doc_id)
+        found = await at_owner(router, _local_key(doc_id), asked, LocalList, is_harmless=True)
+        return found.documents[0] if found.documents else None
 
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
         """Replace or delete one durably; return the number of its revision."""
-        return await self.local_documents.write(bucket, doc_id, body, rev)
+        router = self._changes.router(bucket)
+        asked = WriteLocal(router.uuid, doc_id, body, rev)
+        key = _local_key(doc_id)
+        return (await at_owner(router, key, asked, Done, is_harmless=False)).number
 
     async def locals(self, bucket: str) -> list[LocalDocument]:
         """Return all local documents, by id."""
-        return await self.local_documents.all(bucket)
+        router = self._changes.router(bucket)
+        lists = (_locals_of(router.uuid, router.node(place)) for place in router.places())
+        by_id = {one.id: one for found in await asyncio.gather(*lists) for one in found}
+        return [by_id[doc_id] for doc_id in sorted(by_id)]
 
     # -- settings
 
@@ -272,6 +282,24 @@ async def _ask_all(router: Router, asked: Asked, kind: type[_A]) -> list[_A]:
 
     found = await asyncio.gather(*map(answer, router.places()))
     return [one for one in found if one is not None]
+
+
+async def _locals_of(uuid: str, node: Node) -> list[LocalDocument]:
+    """Return the local documents that a node owns."""
+    found, is_last, after = list[LocalDocument](), False, ""
+    try:
+        while not is_last:
+            part = await node.ask(ListLocals(uuid, after), LocalList)
+            found += part.documents
+            is_last = part.is_last or not part.documents
+            after = found[-1].id if found else ""
+    except NotServedError:  # in the map, but without a part of the bucket
+        pass
+    return found
+
+
+def _local_key(doc_id: str) -> bytes:
+    return (LOCAL_PREFIX + doc_id).encode()
 
 
 def _start_time(uuid: str) -> str:

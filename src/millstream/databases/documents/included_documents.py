@@ -45,7 +45,6 @@ __all__ = [
     "PORTION_ROWS_MAX",
     "AskedDocument",
     "DistributedTexts",
-    "DocumentTexts",
     "StoredTexts",
     "WithDocuments",
 ]
@@ -114,17 +113,6 @@ class Answer(Protocol):
         """End the answer early."""
 
 
-class DocumentTexts(Protocol):
-    """Source of documents."""
-
-    def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
-        """Yield the text of each document in order; None for a missing one.
-
-        Raises:
-            UnavailableError: a document cannot be read now.
-        """
-
-
 class WithDocuments:
     """An answer whose rows have documents.
 
@@ -135,7 +123,7 @@ class WithDocuments:
     """
 
     def __init__(
-        self, answer: Answer, documents: DocumentTexts, *, attachments: bool = False
+        self, answer: Answer, documents: DistributedTexts, *, attachments: bool = False
     ) -> None:
         self._answer = answer
         self._documents = documents
@@ -202,7 +190,7 @@ def _completed_row(line: bytes, document: bytes | None) -> bytes:
 
 
 class DistributedTexts:
-    """The documents of a bucket on all nodes; see `DocumentTexts`.
+    """The documents of a bucket on all nodes.
 
     Args:
         places: where they are.
@@ -213,7 +201,7 @@ class DistributedTexts:
         self._texts = StoredTexts(places.uuid)
 
     async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
-        """Yield the texts in order.
+        """Yield the text of each document in order; None for a missing one.
 
         Raises:
             UnavailableError: `not_my_partition`; `node_failed`, a node cannot be reached.

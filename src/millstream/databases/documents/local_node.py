@@ -6,7 +6,11 @@ Invariants:
    partition that is not active here is refused, or its answer ends with an error.
 3. A change is written only if the document still has the version on which the change was decided,
    and if the bytes of newly named attachments are durable here.
-4. An answer with documents is bounded by the requested size and one more document. A stream holds
+4. Only the owner of a local document answers and writes it durably. It sends every version to the
+   other nodes, so that no checkpoint is lost when the partition moves. An unreachable node delays
+   a write by at most `GIVEN_S_MAX` and misses that version: it then has an older checkpoint or
+   none, which costs time but loses no data.
+5. An answer with documents is bounded by the requested size and one more document. A stream holds
    one step of changes, or documents of about `FOUND_BYTES` and one more.
 
 Elsewhere: the forms (`gateway.core.api.stored`, `gateway.core.bucket_parts`), the page
@@ -15,13 +19,16 @@ Elsewhere: the forms (`gateway.core.api.stored`, `gateway.core.bucket_parts`), t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
 from millstream.databases.buckets import Buckets
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.purges import Purges
+from millstream.databases.remote_node import RemoteNode
 from millstream.databases.routing import HERE, LOCAL_PREFIX, nowhere
 from millstream.databases.scans.bucket_view import own_histories
 from millstream.databases.scans.feeds import NodeChanges
@@ -74,14 +81,15 @@ from millstream.kv.core.bucket import Bucket
 from millstream.model.position import Position
 from millstream.model.sides import split
 
-__all__ = ["FOUND_BYTES", "WAIT_S_MAX", "LocalNode", "WriteOwnLocal"]
+__all__ = ["FOUND_BYTES", "GIVEN_S_MAX", "WAIT_S_MAX", "LocalNode"]
 
+_LOG = logging.getLogger(__name__)
 FOUND_BYTES: Final = 256 * 1024
 """Size of the documents in one message of a stream."""
 WAIT_S_MAX: Final = 60.0
 """How long another node may make this one wait for new changes."""
-WriteOwnLocal = Callable[[str, str, bytes | None, int | None], Awaitable[int]]
-"""Writes a local document that this node owns: bucket, id, body, revision."""
+GIVEN_S_MAX: Final = 2.0
+"""How long other nodes may take to store a local document that this node owns and wrote."""
 
 
 class LocalNode:
@@ -92,7 +100,6 @@ class LocalNode:
         own: the documents of this node.
         changes: of the node's buckets.
         purges: of the node.
-        write_local: writes a local document that this node owns.
         now_ns: Unix time.
     """
 
@@ -102,11 +109,10 @@ class LocalNode:
         own: Documents,
         changes: NodeChanges,
         purges: Purges,
-        write_local: WriteOwnLocal,
         now_ns: Callable[[], int],
     ) -> None:
         self._buckets, self._own, self._changes = buckets, own, changes
-        self._purges, self._write_local, self._now_ns = purges, write_local, now_ns
+        self._purges, self._now_ns = purges, now_ns
         self.put_blob, self.open_blob = own.put_blob, own.open_blob
 
     async def answer(self, bucket: str, asked: Asked) -> Answer:
@@ -126,9 +132,8 @@ class LocalNode:
                 self._check_owner(bucket, doc_id)
                 found = await self._own.read_local(bucket, doc_id)
                 return LocalList([] if found is None else [found])
-            case stored.WriteLocal(id=doc_id, body=body, rev=rev):
-                self._check_owner(bucket, doc_id)
-                return Done(await self._write_local(bucket, doc_id, body, rev))
+            case stored.WriteLocal():
+                return Done(await self._write_local(running, asked))
             case stored.KeepLocal(id=doc_id, version=version):
                 await running.local.keep(doc_id, Version(*version))
                 return Done()
@@ -171,6 +176,28 @@ class LocalNode:
                     yield framed(message)
         except MillstreamError as error:
             yield framed(Failed(error.code, str(error)))
+
+    # -- local documents
+
+    async def _write_local(self, running: BucketEngine, asked: stored.WriteLocal) -> int:
+        """Replace or delete one that this node owns, and send it to the other nodes."""
+        name = running.bucket.name
+        self._check_owner(name, asked.id)
+        number = await self._own.write_local(name, asked.id, asked.body, asked.rev)
+        version = running.local.newest(asked.id)
+        if version is not None:
+            kept = stored.KeepLocal(asked.uuid, asked.id, stored.LocalVersion(*version))
+            router = self._changes.router(name)
+            others = map(router.link_to, router.others())
+            await asyncio.gather(*(_give(node, name, kept) for node in others))
+        return number
+
+    def _owns(self, bucket: str, local_id: str) -> bool:
+        return self._changes.router(bucket).place((LOCAL_PREFIX + local_id).encode()) == HERE
+
+    def _check_owner(self, bucket: str, local_id: str) -> None:
+        if not self._owns(bucket, local_id):
+            raise self._changes.router(bucket).no_owner((LOCAL_PREFIX + local_id).encode())
 
     # -- whole partitions
 
@@ -257,12 +284,14 @@ class LocalNode:
         if missing:
             raise nowhere(missing)
 
-    def _owns(self, bucket: str, local_id: str) -> bool:
-        return self._changes.router(bucket).place((LOCAL_PREFIX + local_id).encode()) == HERE
 
-    def _check_owner(self, bucket: str, local_id: str) -> None:
-        if not self._owns(bucket, local_id):
-            raise self._changes.router(bucket).no_owner((LOCAL_PREFIX + local_id).encode())
+async def _give(node: RemoteNode, bucket: str, asked: stored.KeepLocal) -> None:
+    """Send a local document; a node that does not get it misses this version."""
+    try:
+        async with asyncio.timeout(GIVEN_S_MAX):
+            await node.ask(asked, Done)
+    except (MillstreamError, TimeoutError) as error:
+        _LOG.info("node %s does not keep _local/%s of %s: %s", node.at, asked.id, bucket, error)
 
 
 async def _read(running: BucketEngine, asked: ReadStored) -> StoredList:
