@@ -154,7 +154,7 @@ class Router:
         return found
 
     def place(self, key: bytes) -> Place:
-        """Return the place of a document by its key; one that a take-over stopped is here."""
+        """Return the place of a document by its key; a pending partition counts as here."""
         number = partition_of(key, self.bucket.partition_count)
         if self._is_own(number) or not self.is_shared:
             return HERE
