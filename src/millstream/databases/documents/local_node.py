@@ -295,12 +295,11 @@ async def _give(node: RemoteNode, bucket: str, asked: stored.KeepLocal) -> None:
 
 
 async def _read(running: BucketEngine, asked: ReadStored) -> StoredList:
+    """Return documents, also those that nodes keep for themselves under ids with an underscore."""
     found, size = list[Stored | Refused | None](), 0
     for doc_id in asked.ids:
         try:
-            kept = await running.documents.kept(
-                checked_id(doc_id).encode(), is_durable=asked.is_durable
-            )
+            kept = await running.documents.kept(doc_id.encode(), is_durable=asked.is_durable)
         except MillstreamError as error:
             found.append(refused(error))
             continue

@@ -70,6 +70,15 @@ async def test_what_is_here_is_asked_of_nobody(nodes: SpreadNodes) -> None:
     assert nodes.network.asked == []
 
 
+async def test_what_nodes_keep_for_themselves_is_read_at_either_node(nodes: SpreadNodes) -> None:
+    for owner in "ab":
+        doc_id = nodes.id_at(owner, "_state/")
+        [made] = await nodes[owner].spread.update(BUCKET, [(doc_id, put())], is_durable=True)
+        assert isinstance(made, Written)
+        for node in nodes.all:
+            assert await node.spread.read(BUCKET, doc_id) is not None
+
+
 async def test_a_node_without_the_bucket_has_none(
     nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
