@@ -13,17 +13,18 @@ Elsewhere: sending the description (`node.indexes`, `databases.shared_answers`),
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from millstream.cluster.cluster_state import NodeAt, SharedBucket, SharedDesign
-from millstream.cluster.peers import ClusterPeers
-from millstream.databases.documents.included_documents import OwnDocuments, WithDocuments
-from millstream.databases.documents.remote_documents import DocumentsElsewhere
+from millstream.cluster.cluster_state import SharedBucket, SharedDesign
+from millstream.databases.documents.included_documents import (
+    DistributedTexts,
+    WithDocuments,
+)
+from millstream.databases.routing import Router
 from millstream.errors import UsageError
 from millstream.gateway.core.api.node import ViewAnswer
 from millstream.kv.aio.engine import BucketEngine
@@ -32,7 +33,6 @@ from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.model.bucket_map import bucket_map_to_json
 from millstream.model.partitions import PartitionState
 from millstream.views.core.design.design_documents import read_design, told_designs
-from millstream.wire.mcbp import Status
 
 __all__ = ["OwnBucket"]
 
@@ -46,15 +46,13 @@ class OwnBucket:
     Args:
         running: the bucket.
         index_replicas: whether replicas are indexed, too.
-        neighbours: sends requests for documents to other nodes.
+        router: of the bucket.
     """
 
-    def __init__(
-        self, running: BucketEngine, index_replicas: bool, neighbours: ClusterPeers
-    ) -> None:
+    def __init__(self, running: BucketEngine, index_replicas: bool, router: Router) -> None:
         self._running = running
         self._index_replicas = index_replicas
-        self._neighbours = neighbours
+        self._router = router
         self._subscribers: list[Callable[[], None]] = []
         self._count = 0
         self._warming: set[int] = set()
@@ -198,25 +196,7 @@ class OwnBucket:
 
     def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row, from whatever node has it."""
-        own = OwnDocuments(self.bucket, time.time_ns, self._running.blobs.read)
-        if self.bucket.map is None:
-            return WithDocuments(answer, own, attachments=attachments)
-        elsewhere = DocumentsElsewhere(
-            self.name, self.bucket.partition_count, self._place_of, self._neighbours,
-            (own, self._is_own),
-        )  # fmt: skip
-        return WithDocuments(answer, elsewhere, attachments=attachments)
-
-    def _is_own(self, partition: int) -> bool:
-        return self.bucket.partitions[partition].refusal is not Status.NOT_MY_VBUCKET
-
-    def _place_of(self, partition: int) -> NodeAt | None:
-        bucket_map = self.bucket.map
-        name = None if bucket_map is None else bucket_map.active(partition)
-        if bucket_map is None or name is None or name == self.bucket.node_name:
-            return None
-        node = bucket_map.node(name)
-        return NodeAt(node.host, node.http)
+        return WithDocuments(answer, DistributedTexts(self._router), attachments=attachments)
 
     def _by_state(self) -> dict[PartitionState, list[int]]:
         by_state: dict[PartitionState, list[int]] = {}

@@ -33,15 +33,13 @@ from millstream.databases.design_functions import DesignFunctions
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.document_scan import DocumentScans
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.local_parts import OwnParts
-from millstream.databases.documents.peer_requests import StoredDocuments
-from millstream.databases.documents.remote_nodes import DocumentNodes
+from millstream.databases.documents.local_node import LocalNode
 from millstream.databases.jobs.coverage import Coverage
 from millstream.databases.jobs.job_rows import JobRows
 from millstream.databases.jobs.replications import OwnAddress, Replications
 from millstream.databases.jobs.replicator import ReplicatorDocuments
 from millstream.databases.purges import Purges
-from millstream.databases.remote_parts import HttpPartLink
+from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.server import BACKLOG, HttpServer
@@ -154,17 +152,15 @@ class Engine:
         self.functions = DesignFunctions(self.designs)
         purges = Purges(self._served_engine, time.monotonic)
         self.changes = NodeChanges(
-            self._served_engine,
-            lambda name, node: HttpPartLink(name, node, self.others.neighbours.node),
+            self._served_engine, lambda name: HereNode(name, self.stored), self.others.link_to,
             purges,
-        )
+        )  # fmt: skip
         own = Documents(self._buckets, self.changes)
-        self.documents = DistributedDocuments(
-            self._buckets, own, DocumentNodes(self.others.neighbours)
-        )
-        self.stored = StoredDocuments(self._buckets, own, self.documents.local_documents.write_own)
-        self.parts = OwnParts(self.changes, own, purges, time.time_ns)
-        self.scan = DocumentScans(self.changes.places, time.time_ns)
+        self.documents = DistributedDocuments(self._buckets, own, self.changes)
+        self.stored = LocalNode(
+            self._buckets, own, self.changes, purges, time.time_ns
+        )  # fmt: skip
+        self.scan = DocumentScans(self.changes.router, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
         self._jobs = ReplicatorDocuments(
             self.documents, self._job_rows, self._make_replicator, time.time_ns
@@ -541,7 +537,7 @@ class Engine:
         self._kv.on_persisted()
 
     def _bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
-        self.others.bucket_up(running, index_replicas)
+        self.others.bucket_up(running, index_replicas, self.changes.router_of(running.bucket))
         self._jobs.bucket_up(running.bucket.name)
 
     def _drop_bucket(self, bucket: Bucket) -> None:

@@ -16,10 +16,13 @@ from typing import Any
 
 from millstream.cluster.cluster_state import BucketState, NodeAt
 from millstream.cluster.peers import ClusterPeers
-from millstream.databases.documents.included_documents import WithDocuments
-from millstream.databases.documents.remote_documents import DocumentsElsewhere
+from millstream.databases.documents.included_documents import DistributedTexts, WithDocuments
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import KnownPlace, Node, nowhere
+from millstream.errors import UnavailableError
 from millstream.gateway.core.api.node import ViewAnswer
 from millstream.kv.core.revisions.design_documents import StoredDesign
+from millstream.model.partitions import partition_of
 from millstream.node.indexes import not_heard
 from millstream.views.core.design.design_documents import told_designs
 
@@ -79,13 +82,24 @@ class FollowedBucket:
 
     def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row."""
-        return WithDocuments(
-            answer,
-            DocumentsElsewhere(
-                self.name, self.learned.partitions, self._place_of, self._neighbours
-            ),
-            attachments=attachments,
-        )
+        return WithDocuments(answer, DistributedTexts(self), attachments=attachments)
+
+    # -- as `databases.documents.distributed_reads.Places`
+
+    is_shared = True
+
+    def node(self, place: KnownPlace) -> Node:
+        """Return the node at a place; this node has no documents."""
+        assert isinstance(place, NodeAt), "only other nodes have documents"
+        return RemoteNode(self.name, place, self._neighbours.node(place))
+
+    def place(self, key: bytes) -> NodeAt | None:
+        """Return the node that has a document; None: none is known."""
+        return self._place_of(partition_of(key, self.learned.partitions))
+
+    def no_owner(self, key: bytes) -> UnavailableError:
+        """Return the error for a document without a known owner."""
+        return nowhere([partition_of(key, self.learned.partitions)])
 
     def design(self, name: str) -> StoredDesign | None:
         """Return a design document as pages show it; None if there is none.

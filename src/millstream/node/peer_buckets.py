@@ -21,6 +21,8 @@ from millstream.cluster.cluster_state import NodeAt, designs_of, owners, places_
 from millstream.cluster.peers import ClusterPeers
 from millstream.databases.buckets import Buckets
 from millstream.databases.own_bucket import OwnBucket
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import Router
 from millstream.databases.shared_answers import Shared
 from millstream.kv.aio.engine import BucketEngine
 from millstream.node.indexes import Indexes
@@ -48,13 +50,17 @@ class OtherNodes:
         """Return what other nodes are told."""
         return Shared(uuid, buckets, self.own, kv_port)
 
-    def bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
+    def link_to(self, bucket: str, node: NodeAt) -> RemoteNode:
+        """Return another node, to be asked about a bucket."""
+        return RemoteNode(bucket, node, self.neighbours.node(node))
+
+    def bucket_up(self, running: BucketEngine, index_replicas: bool, router: Router) -> None:
         """A bucket is about to be served, or the indexing of its replicas has changed."""
         uuid = running.bucket.uuid
         if uuid in self.own:
             self.own[uuid].set_index_replicas(index_replicas)
             return
-        own = self.own[uuid] = OwnBucket(running, index_replicas, self.neighbours)
+        own = self.own[uuid] = OwnBucket(running, index_replicas, router)
         running.bucket.published.add("index", lambda: self._indexes.figures(uuid))
         self._indexes.bucket_up(own)
         own.subscribe(self._look_round)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,41 +13,111 @@ from millstream.cluster.cluster_state import NodeAt
 from millstream.data_directory.bucket_files import BucketRecord
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.peer_requests import StoredDocuments
+from millstream.databases.documents.local_node import LocalNode
+from millstream.databases.purges import Purges
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HereNode
+from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import (
     ConditionError,
     MillstreamError,
     OutcomeUnknownError,
     UnavailableError,
 )
-from millstream.gateway.core.api.stored import (
-    Asked,
-    Refused,
-    decode_answer,
-    decode_asked,
-    encode,
-    error_of,
-    refused,
-)
+from millstream.gateway.core.api.stored import Asked, decode_asked, encode, refused
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState, partition_of
-from support.kv.running_bucket import changes_here
 
 BUCKET, UUID, PARTITIONS = "b", "00", 4
 Hook = Callable[[str, Asked], Awaitable[None]]
+
+
+class Pages:
+    """The pages of a node as `HttpNode` calls them; everything sent passes through bytes.
+
+    Args:
+        node: has `stored` and the hooks `arrives` (a request), `leaves` (after it), `sends` (a
+            piece of an answer, or None to break off there).
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    async def ask(self, method: str, path: str, *, data: Any) -> bytes:
+        bucket, page = path.split("/")[3:5]
+        if page == "blobs":
+            await self._node.arrives(None)
+            kept = await self._node.stored.put_blob(bucket, data)
+            assert path.endswith(kept.sha256.hex())
+            return b""
+        asked = decode_asked(data)
+        await self._node.arrives(asked)
+        try:
+            answer: Any = await self._node.stored.answer(bucket, asked)
+        except MillstreamError as error:
+            answer = refused(error)
+        await self._node.leaves(asked)
+        found: bytes | None = self._node.sends(asked, encode(answer))
+        if found is None:
+            raise self.failed("broke off")
+        return found
+
+    async def opened(self, method: str, path: str, *, data: bytes | None = None) -> Any:
+        bucket, _, *rest = path.split("/")[3:]
+        asked = None if data is None else decode_asked(data)
+        await self._node.arrives(asked)
+        if asked is None:
+            name, query = rest[0].split("?")
+            begin, end = [int(one.split("=")[1]) for one in query.split("&")]
+            pieces = self._node.stored.open_blob(bucket, bytes.fromhex(name), begin, end)
+        else:
+            pieces = self._node.stored.stream(bucket, asked)
+        first = await anext(pieces, b"")
+        return _Response(self._node, asked, first, pieces)
+
+    def failed(self, what: str) -> UnavailableError:
+        return UnavailableError(f"node {self._node.name} {what}", code="node_failed")
+
+
+class _Response:
+    def __init__(self, node: Any, asked: Any, first: bytes, pieces: Any) -> None:
+        self._node, self._asked, self._first, self._pieces = node, asked, first, pieces
+        self.headers: dict[str, str] = {}
+        self.content = self
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        try:
+            piece = self._first
+            while piece:
+                changed = self._node.sends(self._asked, piece)
+                if changed is None:
+                    return
+                yield changed
+                piece = await anext(self._pieces, b"")
+        finally:
+            await self._pieces.aclose()
+
+    def close(self) -> None:
+        """Let the node stop reading, as one does whose connection ends."""
+        self._closing = asyncio.ensure_future(self._pieces.aclose())
 
 
 class SpreadNode:
     """One node; it is also what its parts ask of `databases.buckets`."""
 
     def __init__(self, name: str, running: BucketEngine, network: Network) -> None:
-        self.name, self.running = name, running
+        self.name, self.running, self._network = name, running, network
         self.is_served = True
-        self.own = Documents(self, changes_here(running))  # type: ignore[arg-type]
-        self.spread = DistributedDocuments(self, self.own, network)  # type: ignore[arg-type]
-        self.stored = StoredDocuments(
-            self, self.own, self.spread.local_documents.write_own  # type: ignore[arg-type]
+        purges = Purges(self.engine, time.monotonic)
+        changes = NodeChanges(
+            self.engine, lambda name: HereNode(name, self.stored), network.link_to, purges
+        )
+        self.route = changes.router
+        self.own = Documents(self, changes)  # type: ignore[arg-type]
+        self.spread = DistributedDocuments(self, self.own, changes)  # type: ignore[arg-type]
+        self.stored = LocalNode(
+            self, self.own, changes, purges, time.time_ns,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def engine(self, bucket: str) -> BucketEngine:
@@ -56,13 +128,29 @@ class SpreadNode:
     def records(self) -> list[BucketRecord]:
         return [BucketRecord(BUCKET, UUID, PARTITIONS, "2026-01-02T03:04:05+00:00", "", None)]
 
+    # -- hooks of `Pages`
+
+    async def arrives(self, asked: Asked | None) -> None:
+        network = self._network
+        if self.name in network.down:
+            raise UnavailableError(f"{self.name} is down", code="node_failed")
+        if asked is not None:
+            network.asked.append((self.name, asked))
+            await network.before(self.name, asked)
+
+    async def leaves(self, asked: Asked) -> None:
+        await self._network.after(self.name, asked)
+
+    def sends(self, asked: Asked | None, data: bytes) -> bytes:
+        answers = self._network.answers
+        return encode(answers[self.name]) if asked is not None and self.name in answers else data
+
 
 class Network:
-    """Has the shape of `databases.documents.remote_nodes.NodesAsked`.
+    """Connects nodes.
 
-    What is sent is encoded and decoded. `before` is awaited with each request that arrives,
-    `after` once it was answered: what they raise comes to who asked. Nodes in `down`
-    cannot be reached.
+    `before` is awaited with each request that arrives, `after` once it was answered: what they
+    raise comes to who asked. Nodes in `down` cannot be reached.
     """
 
     def __init__(self) -> None:
@@ -74,40 +162,8 @@ class Network:
         self.answers: dict[str, Any] = {}
         """Node -> what it answers to everything."""
 
-    async def ask(self, node: NodeAt, bucket: str, asked: Asked, kind: type[Any]) -> Any:
-        name = node.host
-        self._reach(name)
-        self.asked.append((name, asked))
-        await self.before(name, asked)
-        try:
-            answer: Any = await self.nodes[name].stored.answer(bucket, decode_asked(encode(asked)))
-        except MillstreamError as error:
-            answer = refused(error)
-        await self.after(name, asked)
-        answer = decode_answer(encode(self.answers.get(name, answer)))
-        if isinstance(answer, Refused):
-            raise error_of(answer)
-        if not isinstance(answer, kind):
-            raise OutcomeUnknownError("nonsense", code="node_failed")
-        return answer
-
-    async def give_blob(
-        self, node: NodeAt, bucket: str, sha256: bytes, pieces: AsyncIterator[bytes]
-    ) -> None:
-        self._reach(node.host)
-        kept = await self.nodes[node.host].stored.put_blob(bucket, pieces)
-        assert kept.sha256 == sha256
-
-    async def open_blob(
-        self, node: NodeAt, bucket: str, sha256: bytes, begin: int, end: int
-    ) -> AsyncGenerator[bytes, None]:
-        self._reach(node.host)
-        async for piece in self.nodes[node.host].stored.open_blob(bucket, sha256, begin, end):
-            yield piece
-
-    def _reach(self, name: str) -> None:
-        if name in self.down:
-            raise UnavailableError(f"{name} is down", code="node_failed")
+    def link_to(self, bucket: str, at: NodeAt) -> RemoteNode:
+        return RemoteNode(bucket, at, Pages(self.nodes[at.host]))  # type: ignore[arg-type]
 
     def requests(self, *kinds: type[Any]) -> list[str]:
         """Return which nodes were asked for something of these kinds, in order."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.purges import Purges
-from millstream.databases.remote_parts import PartLink
+from millstream.databases.remote_node import RemoteNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
@@ -36,12 +37,14 @@ def put(text: bytes = b"{}") -> Decide:
 
 
 def changes_here(running: BucketEngine) -> NodeChanges:
-    """Return the changes of a node that has this bucket, and knows no other node."""
+    """Return the changes of a node that has this bucket, and asks no node."""
 
-    def nobody(name: str, node: NodeAt) -> PartLink:
+    def nobody(name: str, node: NodeAt) -> RemoteNode:
         raise AssertionError(f"{node} is asked for {name}")
 
-    return NodeChanges(lambda name: running, nobody, Purges(lambda name: running, lambda: 0.0))
+    here: Any = lambda name: None  # noqa: E731
+    purges = Purges(lambda name: running, lambda: 0.0)
+    return NodeChanges(lambda name: running, here, nobody, purges)
 
 
 def conflicting(number: int, size: int = 0) -> Decide:

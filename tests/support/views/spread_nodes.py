@@ -1,42 +1,30 @@
 """Nodes that share a bucket, for tests in one loop: real parts, a false net between them.
 
-A node's pages are called as HTTP would call them, through JSON and bytes. Tests let nodes die,
-refuse, send nonsense, break off, and move partitions.
+A node's pages are called as HTTP would call them, through bytes. Tests let nodes die, refuse, send
+nonsense, break off, and move partitions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.local_parts import OwnParts
+from millstream.databases.documents.local_node import LocalNode
 from millstream.databases.purges import Purges
-from millstream.databases.remote_parts import HttpPartLink
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
-from millstream.errors import MillstreamError, RoutingError, UnavailableError
-from millstream.gateway.core.bucket_parts import (
-    WantedChanges,
-    WantedDocuments,
-    WantedHistories,
-    WantedPart,
-)
+from millstream.errors import UnavailableError
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
+from support.http.sharing_nodes import Pages
 from support.streams.changing_bucket import ChangingBucket
 
 BUCKET = "orders"
-_FORMS = {
-    "histories": WantedHistories,
-    "changes": WantedChanges,
-    "documents": WantedDocuments,
-    "figures": WantedPart,
-}
 
 
 class FalseRunning:
@@ -57,93 +45,40 @@ class Node:
         self.name, self.running, self.bucket = name, running, running.bucket
         self.is_dead = False
         self.asked: list[str] = []
-        """Pages that it was asked for."""
-        self.on_chunk: Callable[[str, bytes], bytes | None] = lambda page, data: data
+        """Kinds of requests that came."""
+        self.on_chunk: Callable[[str, bytes], bytes | None] = lambda kind, data: data
         """What becomes of a piece of an answer; None: it breaks off there."""
         self.clock = 0.0
-        find = self._find
-        purges = Purges(find, lambda: self.clock)
-        self.changes = NodeChanges(find, lambda _, at: HttpPartLink(BUCKET, at, nodes.at), purges)
-        self.documents = Documents(self, self.changes)  # type: ignore[arg-type]
-        self.parts = OwnParts(self.changes, self.documents, purges, lambda: 10**18)
-
-    def _find(self, name: str) -> Any:
-        assert name == BUCKET
-        return self.running
+        purges = Purges(self.engine, lambda: self.clock)
+        self.changes = NodeChanges(
+            self.engine, lambda name: HereNode(name, self.stored), nodes.link_to, purges
+        )
+        own = Documents(self, self.changes)  # type: ignore[arg-type]
+        self.documents = DistributedDocuments(self, own, self.changes)  # type: ignore[arg-type]
+        self.stored = LocalNode(
+            self, own, self.changes, purges, lambda: 10**18,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def engine(self, name: str) -> Any:
+        assert name in (BUCKET, self.bucket.name)
         return self.running
 
-    # -- as `HttpNode`
+    # -- hooks of `Pages`
 
-    async def ask(self, method: str, path: str, content: Any) -> bytes:
-        page, data = self._request(path, content)
-        if page == "purges":
-            await self.parts.count_purge(BUCKET, **msgspec.json.decode(data))
-            return b"{}"
-        wanted = msgspec.json.decode(data, type=_FORMS[page])
-        try:
-            found = msgspec.json.encode(await getattr(self.parts, page)(BUCKET, wanted))
-        except MillstreamError as error:
-            raise _over_http(error) from error
+    async def arrives(self, asked: Any) -> None:
         self._check_alive()
-        changed = self.on_chunk(page, found)
-        if changed is None:
-            raise UnavailableError(f"node {self.name} broke off", code="node_failed")
-        return changed
+        self.asked.append(type(asked).__name__)
 
-    async def opened(self, method: str, path: str, content: Any) -> Any:
-        page, data = self._request(path, content)
-        wanted = msgspec.json.decode(data, type=_FORMS[page])
-        pieces = getattr(self.parts, page)(BUCKET, wanted)
-        try:
-            first = await anext(pieces, b"")
-        except MillstreamError as error:
-            raise _over_http(error) from error
-        return _Response(self, page, first, pieces)
-
-    def failed(self, what: str) -> UnavailableError:
-        return UnavailableError(f"node {self.name} {what}", code="node_failed")
-
-    def _request(self, path: str, content: Any) -> tuple[str, bytes]:
+    async def leaves(self, asked: Any) -> None:
         self._check_alive()
-        page = path.rsplit("/", 1)[1]
-        self.asked.append(page)
-        return page, msgspec.json.encode(content)
+
+    def sends(self, asked: Any, data: bytes) -> bytes | None:
+        self._check_alive()
+        return self.on_chunk(type(asked).__name__, data)
 
     def _check_alive(self) -> None:
         if self.is_dead:
-            raise self.failed("cannot be reached")
-
-
-def _over_http(error: MillstreamError) -> MillstreamError:
-    if error.code in ("not_my_partition", "bucket_not_found"):
-        return RoutingError(str(error), code="not_my_partition")
-    return error
-
-
-class _Response:
-    def __init__(self, node: Node, page: str, first: bytes, pieces: Any) -> None:
-        self._node, self._page, self._first, self._pieces = node, page, first, pieces
-        self.headers: dict[str, str] = {}
-        self.content = self
-
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        try:
-            for_each = self._first
-            while for_each:
-                self._node._check_alive()
-                changed = self._node.on_chunk(self._page, for_each)
-                if changed is None:
-                    return
-                yield changed
-                for_each = await anext(self._pieces, b"")
-        finally:
-            await self._pieces.aclose()
-
-    def close(self) -> None:
-        """Let the node stop reading, as one does whose connection ends."""
-        self._closing = asyncio.ensure_future(self._pieces.aclose())
+            raise UnavailableError(f"node {self.name} cannot be reached", code="node_failed")
 
 
 class SpreadNodes:
@@ -168,8 +103,8 @@ class SpreadNodes:
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
 
-    def at(self, place: NodeAt) -> Any:
-        return self.nodes[place.host]
+    def link_to(self, bucket: str, at: NodeAt) -> RemoteNode:
+        return RemoteNode(bucket, at, Pages(self.nodes[at.host]))  # type: ignore[arg-type]
 
     def tell_map(self, owners: Sequence[str] | None = None) -> None:
         """Give all nodes a map."""

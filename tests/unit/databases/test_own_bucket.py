@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from millstream.cluster import peers as neighbours
-from millstream.gateway.core.api.shared import AskedDocument
 from millstream.model.partitions import partition_of
 from support.kv.two_engines import BUCKET, PARTITIONS, two_engines, until
 
@@ -66,17 +65,22 @@ async def test_rows_get_the_documents_of_both_nodes(two):
         assert all(one["_rev"].startswith("1-") for one in found[:-1])
 
 
-async def test_other_nodes_get_as_many_documents_as_fit(two, monkeypatch):
-    monkeypatch.setattr("millstream.databases.shared_answers.PORTION_BYTES", 100)
+async def test_documents_of_another_node_come_in_bounded_answers(two, monkeypatch):
+    module = "millstream.databases.documents.included_documents"
+    monkeypatch.setattr(f"{module}.PORTION_BYTES", 100)
     here = [f"k{n}" for n in range(60) if partition_of(b"k%d" % n, PARTITIONS) % 2 == 0]
     for key in here:
         two.put(key, {"text": "x" * 30})
-    asked = [AskedDocument(key) for key in here]
-    shared = two.engines["a"].shared
-    found = await shared.documents(BUCKET, asked)
-    assert 1 < len(found) < len(here)
-    texts = [msgspec.json.decode(one)["_id"] for one in found]
-    assert texts == here[: len(texts)]
+    counts = []
+    answered = two.engines["a"].stored.answer
+
+    async def counted(bucket, asked):
+        found = await answered(bucket, asked)
+        counts.append(len(found.documents))
+        return found
+
+    monkeypatch.setattr(two.engines["a"].stored, "answer", counted)
     answer = own_of(two, "b").with_documents(Rows(here))
     text = b"".join([piece async for piece in answer])
     assert text.count(b'"text"') == len(here)
+    assert max(counts) < 10

@@ -1,7 +1,6 @@
 import pytest
 
-from millstream.errors import ConditionError, UnavailableError
-from millstream.gateway.core.api.shared import AskedDocument
+from millstream.errors import ConditionError
 from support.kv.two_engines import BUCKET, port_of, two_engines
 
 
@@ -24,14 +23,3 @@ async def test_all_buckets_are_listed_also_failed_ones(two):
     assert {one.name: one.revision for one in engine.shared.listed().buckets}[BUCKET] == ""
     with pytest.raises(ConditionError):
         await engine.shared.bucket("none")
-
-
-async def test_documents_of_others_are_refused(two):
-    two.put("k", {})
-    here = two.owner("k")
-    (other,) = [one for one in two.engines.values() if one is not here]
-    assert (await here.shared.documents(BUCKET, [AskedDocument("k")]))[0].startswith(b'{"_id":"k"')
-    assert await here.shared.documents(BUCKET, [AskedDocument("k", "1-other")]) == [None]
-    with pytest.raises(UnavailableError) as raised:
-        await other.shared.documents(BUCKET, [AskedDocument("k")])
-    assert raised.value.code == "not_my_partition"

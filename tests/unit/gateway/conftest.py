@@ -15,6 +15,7 @@ from millstream.gateway.core.api.node import (
     PartitionStatus,
 )
 from millstream.gateway.core.api.stored import Done
+from millstream.gateway.core.bucket_parts import Ended, framed
 from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.core.bucket import Bucket
@@ -202,11 +203,6 @@ class FakeShared:
             raise ConditionError("none", code="bucket_not_found")
         return {"name": name}
 
-    async def documents(self, name, asked):
-        if name != "orders":
-            raise UnavailableError("moved", code="not_my_partition")
-        return [b'{"_id":"%b"}' % one.id.encode() if one.id != "none" else None for one in asked]
-
 
 class FakeStored:
     """What other nodes ask of documents: everything is done."""
@@ -215,6 +211,10 @@ class FakeStored:
         self.asked = []
         self.refusal = None
         self.put_blob, self.open_blob = documents.put_blob, documents.open_blob
+
+    async def stream(self, bucket, asked):
+        self.asked.append((bucket, asked))
+        yield framed(Ended())
 
     async def answer(self, bucket, asked):
         self.asked.append((bucket, asked))

@@ -1,38 +1,46 @@
 """The documents of a node's databases, wherever their partitions are active.
 
-For a bucket that is on this node only, calls go straight to `databases.documents.local_documents`.
-For a bucket that is spread over nodes, each node answers for all documents and asks the other
-nodes for those that it does not have.
+Each node that serves a bucket answers for all its documents, and asks the other nodes for those
+that it does not have. A bucket that is on this node only is the case without other nodes.
 
 Invariants:
 1. Documents of this node are read and changed on this node.
 2. Answers about a document come from the node where its partition is active.
 3. The bytes of an attachment that are not here are passed on from a node that has them.
 
-Elsewhere: lists and feeds over nodes (`databases.scans`); many documents at once
-(`databases.documents.distributed_reads`, `databases.documents.distributed_updates`), local
-documents (`databases.documents.distributed_local_documents`), settings
-(`databases.documents.distributed_settings`).
+Elsewhere: where partitions are (`databases.routing`), the documents of this node
+(`databases.documents.local_documents`), lists and feeds over nodes (`databases.scans`), many
+documents at once (`databases.documents.distributed_reads`,
+`databases.documents.distributed_updates`), settings (`databases.documents.distributed_settings`),
+how a node keeps local documents (`databases.documents.local_node`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
-from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.buckets import Buckets
-from millstream.databases.documents.distributed_local_documents import DistributedLocalDocuments
-from millstream.databases.documents.distributed_reads import DistributedReads
+from millstream.databases.documents.distributed_reads import DistributedReads, loaded
 from millstream.databases.documents.distributed_settings import DistributedSettings
 from millstream.databases.documents.distributed_updates import DistributedUpdate
-from millstream.databases.documents.document_owners import is_alone, other_nodes
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.remote_node import NotServedError
+from millstream.databases.routing import LOCAL_PREFIX, KnownPlace, Node, Router, at_owner
+from millstream.databases.scans.distributed_scans import (
+    DistributedScan,
+    FoundDocument,
+    scan_everywhere,
+    total_figures,
+)
+from millstream.databases.scans.feeds import NodeChanges
+from millstream.databases.scans.local_scan import Range
 from millstream.documents.purge_list import Purged, PurgeList
-from millstream.documents.stored import StoredDocument
+from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import (
     Blob,
@@ -42,12 +50,26 @@ from millstream.gateway.core.api.documents import (
     Settings,
     Written,
 )
-from millstream.gateway.core.api.stored import Asked, AskPurges, Commit, Done, LimitPurges, Purges
+from millstream.gateway.core.api.stored import (
+    Asked,
+    AskPurges,
+    Commit,
+    Done,
+    LimitPurges,
+    ListLocals,
+    LocalList,
+    Purges,
+    ReadLocal,
+    Stored,
+    WriteLocal,
+)
 from millstream.kv.core.bucket import Bucket
 
 __all__ = ["DistributedDocuments"]
 
 _A = TypeVar("_A")
+_EPOCH_US: Final = 1_000_000_000_000_000
+_SPAN_US: Final = 1_000_000_000_000_000
 
 
 class DistributedDocuments:
@@ -56,21 +78,35 @@ class DistributedDocuments:
     Args:
         buckets: of the node.
         own: the documents of this node.
-        nodes: sends requests to other nodes.
+        changes: the feeds of its buckets.
     """
 
-    def __init__(self, buckets: Buckets, own: Documents, nodes: NodesAsked) -> None:
-        self._buckets, self._own, self._nodes = buckets, own, nodes
-        self._settings = DistributedSettings(buckets, own, nodes)
-        self.local_documents = DistributedLocalDocuments(buckets, own, nodes)
+    def __init__(self, buckets: Buckets, own: Documents, changes: NodeChanges) -> None:
+        self._buckets, self._own, self._changes = buckets, own, changes
+        self._settings = DistributedSettings(own, changes.router)
 
     async def info(self, bucket: str) -> DatabaseInfo:
         """Return information about a database."""
         await self._settings.learn(bucket)
-        return await self._own.info(bucket)
+        router = self._changes.router(bucket)
+        if router.is_shared:
+            found = await total_figures(router)
+        else:
+            found = await self._own.figures(bucket, range(router.bucket.partition_count))
+        database = await self._changes.whole(bucket)
+        return DatabaseInfo(
+            bucket, router.uuid, router.bucket.partition_count, found.live, found.deleted,
+            database.latest().text(), found.purge_seqno,
+            found.file_bytes, found.active_bytes, found.active_bytes, found.is_compacting,
+            _start_time(router.uuid),
+            tuple(history.log[0].uuid for history in database.histories()),
+            database.purge_epoch(),
+        )  # fmt: skip
 
     async def total(self, bucket: str) -> int | None:
         """Return the number of documents; see `DocumentApi`."""
+        if self._changes.router(bucket).is_shared:
+            return (await self.info(bucket)).document_count
         return await self._own.total(bucket)
 
     def drop(self, bucket: Bucket) -> None:
@@ -86,11 +122,21 @@ class DistributedDocuments:
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Return documents by id, without deleted ones."""
-        return self._own.scan(bucket, start, end, descending=descending)
+        router = self._changes.router(bucket)
+        limit = self._own.revs_limit(self._buckets.engine(bucket))
 
-    def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
-        """Return all keys in a range; see `DocumentApi`."""
-        return self._own.keys(bucket, start, end)
+        def made(found: FoundDocument) -> StoredDocument:
+            return load(router.uuid, *found, limit)
+
+        own = partial(self._own.scan, bucket)
+        return scan_everywhere(router, Range(start, end, descending), own, made, time.time_ns)
+
+    async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield all keys in a range, including keys that only kv clients use."""
+        scan = DistributedScan(self._changes.router(bucket), time.time_ns)
+        async with aclosing(scan.documents(Range(start, end, of_kv=True))) as found:
+            async for one in found:
+                yield one.key
 
     # -- documents
 
@@ -98,8 +144,7 @@ class DistributedDocuments:
         self, bucket: str, doc_id: str, *, is_durable: bool = False
     ) -> StoredDocument | None:
         """Return a document; None if there was never one."""
-        shared = self._buckets.engine(bucket).bucket
-        if is_alone(shared):
+        if self._changes.router(bucket).is_alone:
             return await self._own.read(bucket, doc_id, is_durable=is_durable)
         async for found in self.read_all(bucket, [doc_id], is_durable=is_durable):
             if isinstance(found, MillstreamError):
@@ -111,13 +156,17 @@ class DistributedDocuments:
         self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
         """Yield documents in order; an unreadable one is yielded as its error."""
-        shared = self._buckets.engine(bucket).bucket
-        if is_alone(shared):
+        router = self._changes.router(bucket)
+        found: AsyncGenerator[StoredDocument | MillstreamError | None, None]
+        if router.is_alone:
             found = self._own.read_all(bucket, doc_ids, is_durable=is_durable)
         else:
             limit = (await self.settings(bucket)).revs_limit
-            reads = DistributedReads(shared, self._own, self._nodes, limit, is_durable=is_durable)
-            found = reads.read_all(doc_ids)
+
+            async def made(number: int, _: Node, one: Stored | None) -> StoredDocument | None:
+                return await loaded(router.uuid, doc_ids[number].encode(), one, limit)
+
+            found = DistributedReads(router, made, is_durable=is_durable).read_all(doc_ids)
         async with aclosing(found):
             async for one in found:
                 yield one
@@ -126,34 +175,17 @@ class DistributedDocuments:
         self, bucket: str, edits: Sequence[tuple[str, Decide]], *, is_durable: bool
     ) -> list[Written | MillstreamError]:
         """Change documents; return the result of each."""
-        shared = self._buckets.engine(bucket).bucket
-        if is_alone(shared):
+        router = self._changes.router(bucket)
+        if router.is_alone:
             return await self._own.update(bucket, edits, is_durable=is_durable)
         limit = (await self.settings(bucket)).revs_limit
-        updating = DistributedUpdate(shared, self._own, self._nodes, limit, is_durable=is_durable)
+        updating = DistributedUpdate(router, self._own, limit, is_durable=is_durable)
         return await updating.update(edits)
 
     async def commit(self, bucket: str) -> None:
         """Return once everything accepted before is durable on all nodes."""
-        uuid = self._buckets.engine(bucket).bucket.uuid
-        await asyncio.gather(
-            self._own.commit(bucket), self._ask_others(bucket, Commit(uuid), Done)
-        )
-
-    async def _ask_others(self, bucket: str, asked: Asked, kind: type[_A]) -> list[_A]:
-        """Return the answers of the other nodes of the map that have parts of the bucket."""
-
-        async def there(node: NodeAt) -> _A | None:
-            try:
-                return await self._nodes.ask(node, bucket, asked, kind)
-            except MillstreamError as error:
-                if error.code == "bucket_not_found":  # in the map, but without a part of it
-                    return None
-                raise
-
-        others = other_nodes(self._buckets.engine(bucket).bucket)
-        found = await asyncio.gather(*map(there, others))
-        return [one for one in found if one is not None]
+        router = self._changes.router(bucket)
+        await _ask_all(router, Commit(router.uuid), Done)
 
     # -- attachments
 
@@ -165,47 +197,48 @@ class DistributedDocuments:
         self, bucket: str, sha256: bytes, begin: int, end: int
     ) -> AsyncGenerator[bytes, None]:
         """Yield a range of bytes from a node that has them."""
-        shared = self._buckets.engine(bucket).bucket
-        has_begun = False
-        try:
-            async for piece in self._own.open_blob(bucket, sha256, begin, end):
-                has_begun = True
-                yield piece
-            return
-        except MillstreamError as error:
-            if has_begun or error.code != "blob_missing":
-                raise
-            missing = error
-        for node in other_nodes(shared):
-            source = self._nodes.open_blob(node, bucket, sha256, begin, end)
+        router = self._changes.router(bucket)
+        missing: MillstreamError | None = None
+        for place in router.places():
+            has_begun = False
             try:
-                async with aclosing(source):
-                    async for piece in source:
+                async with aclosing(router.node(place).open_blob(sha256, begin, end)) as pieces:
+                    async for piece in pieces:
                         has_begun = True
                         yield piece
                 return
             except MillstreamError as error:
                 if has_begun or error.code not in ("blob_missing", "node_failed"):
                     raise
-                if error.code == "node_failed":  # it may have the bytes
+                if missing is None or error.code == "node_failed":  # it may have the bytes
                     missing = error
+        assert missing is not None, "this node is asked"
         raise missing
 
     # -- local documents
 
     async def read_local(self, bucket: str, doc_id: str) -> LocalDocument | None:
         """Return a document that is not replicated."""
-        return await self.local_documents.read(bucket, doc_id)
+        router = self._changes.router(bucket)
+        asked = ReadLocal(router.uuid, doc_id)
+        found = await at_owner(router, _local_key(doc_id), asked, LocalList, is_harmless=True)
+        return found.documents[0] if found.documents else None
 
     async def write_local(
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
         """Replace or delete one durably; return the number of its revision."""
-        return await self.local_documents.write(bucket, doc_id, body, rev)
+        router = self._changes.router(bucket)
+        asked = WriteLocal(router.uuid, doc_id, body, rev)
+        key = _local_key(doc_id)
+        return (await at_owner(router, key, asked, Done, is_harmless=False)).number
 
     async def locals(self, bucket: str) -> list[LocalDocument]:
         """Return all local documents, by id."""
-        return await self.local_documents.all(bucket)
+        router = self._changes.router(bucket)
+        lists = (_locals_of(router.uuid, router.node(place)) for place in router.places())
+        by_id = {one.id: one for found in await asyncio.gather(*lists) for one in found}
+        return [by_id[doc_id] for doc_id in sorted(by_id)]
 
     # -- settings
 
@@ -220,12 +253,9 @@ class DistributedDocuments:
 
     async def purges(self, bucket: str) -> PurgeList:
         """Return the latest purges on all nodes."""
-        uuid = self._buckets.engine(bucket).bucket.uuid
-        others = await self._ask_others(bucket, AskPurges(uuid), Purges)
-        found = await self._own.purges(bucket)
-        return found._replace(
-            infos=(*found.infos, *(info for other in others for info in other.found.infos))
-        )
+        router = self._changes.router(bucket)
+        found = [one.found for one in await _ask_all(router, AskPurges(router.uuid), Purges)]
+        return found[0]._replace(infos=tuple(info for one in found for info in one.infos))
 
     async def note_purges(self, bucket: str, purged: Sequence[Purged]) -> None:
         """Add purges to this node's list durably."""
@@ -233,10 +263,48 @@ class DistributedDocuments:
 
     async def set_purged_infos_limit(self, bucket: str, limit: int) -> None:
         """Set the number of purges that each node remembers."""
-        uuid = self._buckets.engine(bucket).bucket.uuid
-        await self._ask_others(bucket, LimitPurges(uuid, limit), Done)
-        await self._own.set_purged_infos_limit(bucket, limit)
+        router = self._changes.router(bucket)
+        await _ask_all(router, LimitPurges(router.uuid, limit), Done)
 
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`, on all nodes."""
         await self._settings.set_security(bucket, content)
+
+
+async def _ask_all(router: Router, asked: Asked, kind: type[_A]) -> list[_A]:
+    """Return the answers of this node, and of the others that have parts of the bucket."""
+
+    async def answer(place: KnownPlace) -> _A | None:
+        try:
+            return await router.node(place).ask(asked, kind)
+        except NotServedError:  # in the map, but without a part of the bucket
+            return None
+
+    found = await asyncio.gather(*map(answer, router.places()))
+    return [one for one in found if one is not None]
+
+
+async def _locals_of(uuid: str, node: Node) -> list[LocalDocument]:
+    """Return the local documents that a node owns."""
+    found, is_last, after = list[LocalDocument](), False, ""
+    try:
+        while not is_last:
+            part = await node.ask(ListLocals(uuid, after), LocalList)
+            found += part.documents
+            is_last = part.is_last or not part.documents
+            after = found[-1].id if found else ""
+    except NotServedError:  # in the map, but without a part of the bucket
+        pass
+    return found
+
+
+def _local_key(doc_id: str) -> bytes:
+    return (LOCAL_PREFIX + doc_id).encode()
+
+
+def _start_time(uuid: str) -> str:
+    """Return what tells databases of one name apart; the same on all nodes of a database.
+
+    It looks like microseconds since the epoch, as clients expect. They only compare it.
+    """
+    return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

@@ -6,174 +6,222 @@ Invariants:
 2. An unreadable document is returned as an error in its place.
 3. If a node says that it does not have a document, the map is read again.
 
-Elsewhere: the answering side (`databases.documents.peer_requests`), changes
-(`databases.documents.distributed_updates`).
+Elsewhere: where documents are (`databases.routing`), the answering side
+(`databases.documents.local_node`), changes (`databases.documents.distributed_updates`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
-from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.documents.document_owners import HERE, no_owner, place
-from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.owner_calls import PAUSE_S, TRIES_MAX, has_moved
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.routing import (
+    HERE,
+    PAUSE_S,
+    TRIES_MAX,
+    KnownPlace,
+    Node,
+    Place,
+    has_moved,
+)
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
 from millstream.gateway.core.api.stored import (
     IDS_MAX,
+    PORTION_BYTES,
     ReadStored,
     Refused,
     Stored,
     StoredList,
     error_of,
 )
-from millstream.kv.core.bucket import Bucket
+from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
 from millstream.wire.frames import head_of
 
-__all__ = ["DistributedReads", "loaded", "nonsense", "read_stored"]
+__all__ = ["DistributedReads", "Places", "checked", "loaded", "nonsense", "read_stored"]
 
-_Read = StoredDocument | MillstreamError | None
+_T = TypeVar("_T")
 
 
-class DistributedReads:
+class Places(Protocol):
+    """What is needed of `databases.routing.Router`."""
+
+    @property
+    def uuid(self) -> str:
+        """Return the uuid of the bucket."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other nodes may have partitions."""
+
+    def node(self, place: KnownPlace) -> Node:
+        """Return the node at a place."""
+
+    def place(self, key: bytes) -> Place:
+        """Return the place of a document."""
+
+    def no_owner(self, key: bytes) -> UnavailableError:
+        """Return the error for a document without a known owner."""
+
+
+class DistributedReads(Generic[_T]):
     """One read of many documents of one bucket.
 
     Args:
-        bucket: to read from.
-        own: the documents of this node.
-        nodes: sends requests to other nodes.
-        revs_limit: number of generations computed for documents that kv wrote.
+        places: where the documents are.
+        made: makes the result of a document, given its number in the read and the node that has
+            it.
         is_durable: wait until the returned versions can no longer be lost.
+        bytes_max: bound of an answer that is buffered here, without its last document.
     """
 
     def __init__(
         self,
-        bucket: Bucket,
-        own: Documents,
-        nodes: NodesAsked,
-        revs_limit: int,
+        places: Places,
+        made: Callable[[int, Node, Stored | None], Awaitable[_T]],
         *,
-        is_durable: bool,
+        is_durable: bool = False,
+        bytes_max: int = PORTION_BYTES,
     ) -> None:
-        self._bucket, self._own, self._nodes = bucket, own, nodes
-        self._revs_limit, self._is_durable = revs_limit, is_durable
-        self._lost = set[NodeAt]()
+        self._places, self._made = places, made
+        self._is_durable, self._bytes_max = is_durable, bytes_max
+        self._lost = set[KnownPlace]()
         """Nodes whose connection was lost once."""
+        self._fetched: dict[int, tuple[Node, Stored | None] | MillstreamError] = {}
+        """Answers, by the number of the document."""
 
-    async def read_all(self, doc_ids: Sequence[str]) -> AsyncGenerator[_Read, None]:
+    async def read_all(
+        self, doc_ids: Sequence[str]
+    ) -> AsyncGenerator[_T | MillstreamError, None]:  # fmt: skip
         """Yield documents in order; an unreadable one is yielded as its error."""
         for begin in range(0, len(doc_ids), IDS_MAX):
-            wanted = doc_ids[begin : begin + IDS_MAX]
-            fetched: dict[int, _Read] = {}
-            for at in range(len(wanted)):
-                if at not in fetched:
-                    await self._fetch(wanted, at, fetched)
-                yield fetched.pop(at)
-
-    async def _fetch(self, wanted: Sequence[str], at: int, fetched: dict[int, _Read]) -> None:
-        """Fetch a document, and some later ones from other nodes."""
-        for last in range(TRIES_MAX - 1, -1, -1):
-            where = place(self._bucket, wanted[at])
-            if where == HERE:
+            numbers = range(begin, min(begin + IDS_MAX, len(doc_ids)))
+            keys = {number: doc_ids[number].encode() for number in numbers}
+            for number in numbers:
                 try:
-                    fetched[at] = await self._own.read(
-                        self._bucket.name, wanted[at], is_durable=self._is_durable
-                    )
+                    if number not in self._fetched:
+                        await self._fetch(keys, number)
+                    found = self._fetched.pop(number)
+                    if isinstance(found, MillstreamError):
+                        raise found
+                    yield await self._made(number, *found)
                 except MillstreamError as error:
-                    fetched[at] = error
-                found = fetched[at]
-                if not (isinstance(found, MillstreamError) and has_moved(found) and last):
-                    return
-                del fetched[at]
-            elif where is not None:
-                await self._ask_all(wanted, at, fetched)
-                if at in fetched:
-                    return
+                    yield error
+                del keys[number]
+
+    async def _fetch(self, keys: dict[int, bytes], number: int) -> None:
+        """Fetch a document, and some later ones; raises if no node has it."""
+        for last in range(TRIES_MAX - 1, -1, -1):
+            if self._places.place(keys[number]) is not None:
+                await self._ask_all(keys, number)
+            if number in self._fetched:
+                return
+            if not self._places.is_shared:
+                break
             if last:
                 await asyncio.sleep(PAUSE_S)
-        fetched[at] = no_owner(self._bucket, wanted[at])
+        raise self._places.no_owner(keys[number])
 
-    async def _ask_all(self, wanted: Sequence[str], at: int, fetched: dict[int, _Read]) -> None:
+    async def _ask_all(self, keys: dict[int, bytes], wanted: int) -> None:
         """Ask all nodes from which no answer is buffered."""
-        by_node: dict[NodeAt, list[int]] = {}
-        waiting = set[NodeAt]()
-        for number in range(at, len(wanted)):
-            where = place(self._bucket, wanted[number])
-            if where is None or where == HERE:
+        by_place: dict[KnownPlace, list[int]] = {}
+        waiting = set[KnownPlace]()
+        for number, key in keys.items():
+            place = self._places.place(key)
+            if place is None:
                 continue
-            if number in fetched:
-                waiting.add(where)
+            if number in self._fetched:
+                waiting.add(place)
             else:
-                by_node.setdefault(where, []).append(number)
+                by_place.setdefault(place, []).append(number)
         asking = [
-            self._ask(node, wanted, numbers, fetched)
-            for node, numbers in by_node.items()
-            if node not in waiting or at in numbers
+            self._ask(place, {number: keys[number] for number in numbers})
+            for place, numbers in by_place.items()
+            if place not in waiting or wanted in numbers
         ]
         await asyncio.gather(*asking)
 
-    async def _ask(
-        self, node: NodeAt, wanted: Sequence[str], numbers: list[int], fetched: dict[int, _Read]
-    ) -> None:
-        ids = [wanted[number] for number in numbers]
+    async def _ask(self, place: KnownPlace, keys: dict[int, bytes]) -> None:
+        node = self._places.node(place)
+        ids = [key.decode() for key in keys.values()]
+        asked = ReadStored(self._places.uuid, ids, self._is_durable, self._bytes_max)
         try:
-            found = await read_stored(self._nodes, node, self._bucket, ids, self._is_durable)
-        except OutcomeUnknownError as error:
-            if node in self._lost:
-                fetched.update(dict.fromkeys(numbers, error))
-            self._lost.add(node)
-            return
+            found = await read_stored(node, asked)
         except MillstreamError as error:
-            if not has_moved(error):
-                fetched.update(dict.fromkeys(numbers, error))
+            if has_moved(error):
+                return
+            if isinstance(error, OutcomeUnknownError) and place not in self._lost:
+                self._lost.add(place)
+                return
+            self._fetched.update(dict.fromkeys(keys, error))
             return
-        for number, one in zip(numbers, found, strict=False):
-            read = loaded(self._bucket, wanted[number], one, self._revs_limit, node)
-            if not (isinstance(read, MillstreamError) and has_moved(read)):
-                fetched[number] = read
+        for (number, key), one in zip(keys.items(), found, strict=False):
+            try:
+                self._fetched[number] = node, checked(key, one, is_own=place == HERE)
+            except MillstreamError as error:
+                if not has_moved(error):
+                    self._fetched[number] = error
 
 
-async def read_stored(
-    nodes: NodesAsked, node: NodeAt, bucket: Bucket, ids: Sequence[str], is_durable: bool
-) -> list[Stored | Refused | None]:
-    """Return a node's version of the first documents, at least one; raises as `NodesAsked.ask`."""
-    asked = ReadStored(bucket.uuid, list(ids), is_durable)
-    try:
-        found = (await nodes.ask(node, bucket.name, asked, StoredList)).documents
-    except MillstreamError as error:
-        if error.code == "bucket_not_found":  # it does not know the bucket (yet)
-            raise UnavailableError(str(error), code="not_my_partition") from error
-        raise
-    if not 1 <= len(found) <= len(ids):
-        raise nonsense(node)
+async def read_stored(node: Node, asked: ReadStored) -> list[Stored | Refused | None]:
+    """Return a node's version of the first documents, at least one; raises as `Node.ask`."""
+    found = (await node.ask(asked, StoredList)).documents
+    if not 1 <= len(found) <= len(asked.ids):
+        raise nonsense()
     return found
 
 
-def loaded(
-    bucket: Bucket, doc_id: str, found: Stored | Refused | None, revs_limit: int, node: NodeAt
-) -> StoredDocument | MillstreamError | None:
-    """Return a document from a node's answer, or why it cannot be read."""
+def checked(key: bytes, found: Stored | Refused | None, *, is_own: bool = False) -> Stored | None:
+    """Return a document of a node's answer; one of this node is not compared with its key.
+
+    Raises:
+        UnavailableError: `node_failed`, it is another one.
+        MillstreamError: why the node cannot read it.
+    """
     if found is None:
         return None
     if isinstance(found, Refused):
-        return error_of(found)
-    key = doc_id.encode()
+        raise error_of(found)
+    if is_own:
+        return found
     try:
-        if head_of(found.frame).key != key:
-            return nonsense(node)
-        return load(bucket.uuid, key, found.frame, found.side, revs_limit)
-    except MillstreamError as error:
-        return error
+        is_right = head_of(found.frame).key == key
     except (ValueError, IndexError, struct.error):
-        return nonsense(node)
+        is_right = False
+    if not is_right:
+        raise nonsense()
+    return found
 
 
-def nonsense(node: NodeAt) -> UnavailableError:
+async def loaded(
+    uuid: str, key: bytes, found: Stored | None, revs_limit: int
+) -> StoredDocument | None:
+    """Return a parsed document; raises as `checked`, and CorruptionError: `bad_sidecar`."""
+    if found is None:
+        return None
+    parse = partial(load, uuid, key, found.frame, found.side, revs_limit)
+    try:
+        if len(found.side) <= QUICK_SIDE_BYTES_MAX:
+            return parse()
+        return await asyncio.to_thread(_whole, parse)
+    except (ValueError, IndexError, struct.error) as error:
+        raise nonsense() from error
+
+
+def _whole(parse: Callable[[], StoredDocument]) -> StoredDocument:
+    """Return a document whose leaves are computed."""
+    document = parse()
+    if document.exists:
+        _ = document.winner, document.contents
+    return document
+
+
+def nonsense() -> UnavailableError:
     """Return the error for an unexpected response of a node."""
     return UnavailableError(
-        f"node {node} answered with documents that were not requested", code="node_failed"
+        "another node answered with documents that were not requested: ask again",
+        code="node_failed",
     )

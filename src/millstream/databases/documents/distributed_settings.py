@@ -23,10 +23,9 @@ from functools import reduce
 from typing import Final
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.buckets import Buckets
-from millstream.databases.documents.document_owners import other_nodes
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.remote_node import NotServedError, RemoteNode
+from millstream.databases.routing import Router
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.api.stored import (
     AskSettings,
@@ -59,26 +58,24 @@ class DistributedSettings:
     """The settings of a node's buckets.
 
     Args:
-        buckets: of the node.
         own: the settings of this node.
-        nodes: sends requests to other nodes.
+        route: returns the router of a bucket.
         monotonic_s: clock.
     """
 
     def __init__(
         self,
-        buckets: Buckets,
         own: Documents,
-        nodes: NodesAsked,
+        route: Callable[[str], Router],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._buckets, self._own, self._nodes = buckets, own, nodes
+        self._own, self._route = own, route
         self._monotonic_s = monotonic_s
         self._heard: dict[str, _Heard] = {}
 
-    def _of(self, bucket: str) -> tuple[Bucket, list[NodeAt], _Heard]:
-        shared = self._buckets.engine(bucket).bucket
-        return shared, other_nodes(shared), self._heard.setdefault(shared.uuid, _Heard())
+    def _of(self, bucket: str) -> tuple[Router, list[NodeAt], _Heard]:
+        router = self._route(bucket)
+        return router, router.others(), self._heard.setdefault(router.uuid, _Heard())
 
     def drop(self, bucket: Bucket) -> None:
         """A bucket is no longer served: forget which nodes were asked."""
@@ -86,27 +83,18 @@ class DistributedSettings:
 
     async def learn(self, bucket: str) -> None:
         """Take over the settings of other nodes, if they were not asked yet."""
-        shared, others, heard = self._of(bucket)
+        router, others, heard = self._of(bucket)
         if heard.nodes.issuperset(others) or self._monotonic_s() < heard.next_s:
             return
         heard.next_s = self._monotonic_s() + ASK_PAUSE_S
         wanted = [node for node in others if node not in heard.nodes]
-        said = await asyncio.gather(*(self._ask_quickly(node, shared) for node in wanted))
+        asking = (_ask_quickly(router.link_to(node), router.uuid) for node in wanted)
+        said = await asyncio.gather(*asking)
         for node, (is_said, settings) in zip(wanted, said, strict=True):
             if is_said:
                 heard.nodes.add(node)
             if settings is not None:
                 await self._own.keep_settings(bucket, settings)
-
-    async def _ask_quickly(
-        self, node: NodeAt, shared: Bucket
-    ) -> tuple[bool, SharedSettings | None]:
-        """Return whether a node answered, and its settings."""
-        try:
-            async with asyncio.timeout(ASK_S_MAX):
-                return True, await self._ask(node, shared)
-        except (MillstreamError, TimeoutError):
-            return False, None
 
     async def change(self, bucket: str, change: Change) -> None:
         """Change a setting on all nodes.
@@ -118,36 +106,27 @@ class DistributedSettings:
         Raises:
             UnavailableError: `node_failed`, a node that must be told cannot be reached.
         """
-        shared, others, heard = self._of(bucket)
+        router, others, heard = self._of(bucket)
+        links = [router.link_to(node) for node in others]
         async with heard.turn:
-            said = await asyncio.gather(*(self._ask(node, shared) for node in others))
+            said = await asyncio.gather(*(_ask(node, router.uuid) for node in links))
             known = self._own.shared_settings(bucket)
             newer = change(reduce(SharedSettings.joined, filter(None, said), known))
-            serving = [node for node, one in zip(others, said, strict=True) if one is not None]
+            serving = [node for node, one in zip(links, said, strict=True) if one is not None]
             newer = newer._replace(purges=0)  # each node counts its own purges
-            kept = KeepSettings(shared.uuid, newer)
-            tellings = (self._nodes.ask(node, bucket, kept, Done) for node in serving)
+            kept = KeepSettings(router.uuid, newer)
+            tellings = (node.ask(kept, Done) for node in serving)
             told = await asyncio.gather(*tellings, return_exceptions=True)
             await self._own.keep_settings(bucket, newer)
         for node, one in zip(serving, told, strict=True):
             if isinstance(one, MillstreamError):
                 raise UnavailableError(
-                    f"node {node} does not have what was set for {bucket!r}, other nodes do; set "
-                    f"it again: {one}",
+                    f"node {node.at} does not have what was set for {bucket!r}, other nodes do; "
+                    f"set it again: {one}",
                     code="node_failed",
                 ) from one
             if isinstance(one, BaseException):
                 raise one
-
-    async def _ask(self, node: NodeAt, shared: Bucket) -> SharedSettings | None:
-        """Return the settings of a node; None: it does not serve the bucket."""
-        try:
-            asked = AskSettings(shared.uuid)
-            return (await self._nodes.ask(node, shared.name, asked, KeepSettings)).settings
-        except MillstreamError as error:
-            if error.code == "bucket_not_found":
-                return None
-            raise
 
     async def set_revs_limit(self, bucket: str, limit: int) -> None:
         """Set the number of generations kept from the next change on; raises as `change`."""
@@ -164,3 +143,20 @@ class DistributedSettings:
             bucket,
             lambda known: known._replace(security=Numbered(known.security.number + 1, content)),
         )
+
+
+async def _ask(node: RemoteNode, uuid: str) -> SharedSettings | None:
+    """Return the settings of a node; None: it does not serve the bucket."""
+    try:
+        return (await node.ask(AskSettings(uuid), KeepSettings)).settings
+    except NotServedError:
+        return None
+
+
+async def _ask_quickly(node: RemoteNode, uuid: str) -> tuple[bool, SharedSettings | None]:
+    """Return whether a node answered, and its settings."""
+    try:
+        async with asyncio.timeout(ASK_S_MAX):
+            return True, await _ask(node, uuid)
+    except (MillstreamError, TimeoutError):
+        return False, None

@@ -13,8 +13,7 @@ Invariants:
 4. The owner has the bytes of attachments, durably, before the document that names them.
 5. Nodes are asked concurrently. All pending documents of one node form one batch.
 
-Elsewhere: the writing side (`databases.documents.peer_requests`), decisions
-(`documents.updating`).
+Elsewhere: the writing side (`databases.documents.local_node`), decisions (`documents.updating`).
 """
 
 from __future__ import annotations
@@ -25,11 +24,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.documents.distributed_reads import loaded, nonsense, read_stored
-from millstream.databases.documents.document_owners import no_owner, place
+from millstream.databases.documents.distributed_reads import (
+    checked,
+    loaded,
+    nonsense,
+    read_stored,
+)
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.documents.owner_calls import PAUSE_S, TRIES_MAX, ambiguous, has_moved
-from millstream.databases.documents.remote_nodes import NodesAsked
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import PAUSE_S, TRIES_MAX, Router, ambiguous, has_moved
 from millstream.documents.stored import Packed, StoredDocument, pack
 from millstream.documents.updating import LongDecision
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
@@ -41,13 +44,13 @@ from millstream.gateway.core.api.stored import (
     Changed,
     Lacking,
     Placed,
+    ReadStored,
     Refused,
     Stored,
     WriteStored,
     WrittenList,
     error_of,
 )
-from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.revisions.revision_store import Kept, Version
 from millstream.model.partitions import partition_of
 from millstream.model.sides import split
@@ -64,6 +67,7 @@ class _Edit:
 
     def __init__(self, doc_id: str, decide: Decide) -> None:
         self.doc_id, self.decide = doc_id, decide
+        self.key = doc_id.encode()
         self.result: Written | MillstreamError | None = None
         self.why: MillstreamError | None = None
         """Why it is retried."""
@@ -90,23 +94,21 @@ class DistributedUpdate:
     """Changes that are made together to documents of one bucket.
 
     Args:
-        bucket: of the documents.
+        router: of the bucket.
         own: the documents of this node.
-        nodes: sends requests to other nodes.
         revs_limit: number of generations computed for documents that kv wrote.
         is_durable: acknowledge each change only when it can no longer be lost.
     """
 
     def __init__(
         self,
-        bucket: Bucket,
+        router: Router,
         own: Documents,
-        nodes: NodesAsked,
         revs_limit: int,
         *,
         is_durable: bool,
     ) -> None:
-        self._bucket, self._own, self._nodes = bucket, own, nodes
+        self._router, self._bucket, self._own = router, router.bucket, own
         self._revs_limit, self._is_durable = revs_limit, is_durable
         self._given = set[tuple[NodeAt, bytes]]()
         """Which attachment bytes were sent to which node."""
@@ -130,14 +132,16 @@ class DistributedUpdate:
         for last in range(TRIES_MAX - 1, -1, -1):
             by_place: dict[NodeAt | str, list[_Edit]] = {}
             for edit in wave:
-                where = place(self._bucket, edit.doc_id)
+                where = self._router.place(edit.key)
                 if where is not None:
                     by_place.setdefault(where, []).append(edit)
                 else:
-                    edit.why = no_owner(self._bucket, edit.doc_id)
+                    edit.why = self._router.no_owner(edit.key)
             await asyncio.gather(
                 *(
-                    self._at_node(where, there) if isinstance(where, NodeAt) else self._here(there)
+                    self._at_node(self._router.link_to(where), there)
+                    if isinstance(where, NodeAt)
+                    else self._here(there)
                     for where, there in by_place.items()
                 )
             )
@@ -174,16 +178,15 @@ class DistributedUpdate:
 
     # -- another node
 
-    async def _at_node(self, node: NodeAt, edits: Sequence[_Edit]) -> None:
+    async def _at_node(self, node: RemoteNode, edits: Sequence[_Edit]) -> None:
         """Change documents of another node, one batch at a time."""
         left = list(edits)
         while left:
             portion = left[:CHANGES_MAX]
+            ids = [edit.doc_id for edit in portion]
+            asked = ReadStored(self._bucket.uuid, ids, self._is_durable_look(portion))
             try:
-                found = await read_stored(
-                    self._nodes, node, self._bucket,
-                    [edit.doc_id for edit in portion], self._is_durable_look(portion),
-                )  # fmt: skip
+                found = await read_stored(node, asked)
             except MillstreamError as error:
                 for edit in left:
                     self._not_read(edit, error)
@@ -217,17 +220,19 @@ class DistributedUpdate:
         else:
             edit.fail(error)
 
-    async def _decide(self, node: NodeAt, edit: _Edit, found: Stored | Refused | None) -> None:
+    async def _decide(self, node: RemoteNode, edit: _Edit, found: Stored | Refused | None) -> None:
         """Decide on the current version of a document; the result is in `packed`."""
-        document = loaded(self._bucket, edit.doc_id, found, self._revs_limit, node)
-        if isinstance(document, MillstreamError):
-            self._not_read(edit, document)
+        try:
+            now = checked(edit.key, found)
+            document = await loaded(self._bucket.uuid, edit.key, now, self._revs_limit)
+        except MillstreamError as error:
+            self._not_read(edit, error)
             return
-        partition = partition_of(edit.doc_id.encode(), self._bucket.partition_count)
+        partition = partition_of(edit.key, self._bucket.partition_count)
         version: Version | None = None
-        if isinstance(found, Stored):
-            version = Kept(partition, found.frame, found.side).version
-            if edit.lost is not None and version != edit.version and edit.is_as_sent(found):
+        if now is not None:
+            version = Kept(partition, now.frame, now.side).version
+            if edit.lost is not None and version != edit.version and edit.is_as_sent(now):
                 edit.result = Written(partition, version.seqno, edit.after)
                 return
         if edit.lost is not None and version != edit.version:
@@ -245,7 +250,7 @@ class DistributedUpdate:
             edit.result = Written(partition, 0, document)
         edit.version, edit.after, edit.packed = version, after, packed
 
-    async def _write(self, node: NodeAt, edits: Sequence[_Edit]) -> None:
+    async def _write(self, node: RemoteNode, edits: Sequence[_Edit]) -> None:
         """Send the decided documents."""
         changes = [
             Change(edit.doc_id, edit.version, edit.packed.value, edit.packed.sidecar)
@@ -254,9 +259,9 @@ class DistributedUpdate:
         ]
         asked = WriteStored(self._bucket.uuid, changes, self._is_durable)
         try:
-            made = (await self._nodes.ask(node, self._bucket.name, asked, WrittenList)).changes
+            made = (await node.ask(asked, WrittenList)).changes
             if len(made) != len(changes):
-                raise OutcomeUnknownError(str(nonsense(node)), code="node_failed")
+                raise OutcomeUnknownError(str(nonsense()), code="node_failed")
         except OutcomeUnknownError as error:
             for edit in edits:
                 edit.lost = error
@@ -269,11 +274,11 @@ class DistributedUpdate:
             await self._answered(node, edit, one)
 
     async def _answered(
-        self, node: NodeAt, edit: _Edit, one: Placed | Changed | Lacking | Refused
+        self, node: RemoteNode, edit: _Edit, one: Placed | Changed | Lacking | Refused
     ) -> None:
         match one:
             case Placed(seqno=seqno):
-                partition = partition_of(edit.doc_id.encode(), self._bucket.partition_count)
+                partition = partition_of(edit.key, self._bucket.partition_count)
                 edit.result = Written(partition, seqno, edit.after)
             case Lacking(blobs=blobs):
                 try:
@@ -288,19 +293,19 @@ class DistributedUpdate:
                 else:
                     edit.fail(refusal)
 
-    async def _give(self, node: NodeAt, edit: _Edit, name: bytes) -> None:
+    async def _give(self, node: RemoteNode, edit: _Edit, name: bytes) -> None:
         """Send the bytes of an attachment to the owner of the document."""
-        if (node, name) in self._given or edit.after is None:
+        if (node.at, name) in self._given or edit.after is None:
             return
         contents = edit.after.contents.values()
         attachments = [one for content in contents for one in content.attachments.values()]
         length = next((one.stored_length for one in attachments if one.sha256 == name), None)
         if length is None:
-            raise nonsense(node)
+            raise nonsense()
         pieces = self._own.open_blob(self._bucket.name, name, 0, length)
         first = await anext(pieces, b"")  # it is here, or rejected before anything is sent
-        await self._nodes.give_blob(node, self._bucket.name, name, _chained(first, pieces))
-        self._given.add((node, name))
+        await node.give_blob(name, _chained(first, pieces))
+        self._given.add((node.at, name))
 
 
 async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from time import thread_time
 from typing import Final
 
-from millstream.databases.documents.included_documents import OwnDocuments
-from millstream.databases.partition_owners import BucketPlaces, is_elsewhere
-from millstream.databases.scans.distributed_scans import DistributedScan
+from millstream.databases.documents.included_documents import AskedDocument, StoredTexts
+from millstream.databases.routing import Router
+from millstream.databases.scans.distributed_scans import FoundDocument, scan_everywhere
 from millstream.databases.scans.local_scan import Range, ordered_keys
-from millstream.errors import MillstreamError
-from millstream.gateway.core.api.shared import AskedDocument
-from millstream.kv.core.bucket import Bucket
+from millstream.gateway.core.api.stored import Stored
+from millstream.kv.aio.reading_back import with_documents
+from millstream.kv.core.revisions.revision_store import RevisedDocuments
 from millstream.runtime.pace import Pace
 from millstream.views.core.design.documents import Documents
 
@@ -35,15 +36,15 @@ class DocumentScans:
     """Implements `gateway.core.api.node.DocumentScan`.
 
     Args:
-        find: returns the places of a served bucket's partitions, or raises why there are none.
+        route: returns the router of a served bucket, or raises why there is none.
         now_ns: Unix time.
     """
 
-    def __init__(self, find: Callable[[str], BucketPlaces], now_ns: Callable[[], int]) -> None:
-        self._find = find
+    def __init__(self, route: Callable[[str], Router], now_ns: Callable[[], int]) -> None:
+        self._route = route
         self._now_ns = now_ns
 
-    async def documents(
+    def documents(
         self,
         bucket: str,
         first: str | None,
@@ -52,50 +53,36 @@ class DocumentScans:
         descending: bool,
         conflicts: bool,
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield id and text of documents by id; their conflicts are not included."""
-        places = self._find(bucket)
+        """Return id and text of documents by id; their conflicts are not included."""
+        router = self._route(bucket)
         low = b"" if first is None else first.encode(errors="surrogatepass")
         high = _HIGHEST if last is None else last.encode(errors="surrogatepass")
-        wanted, last_read = Range(low, high, descending), ""
-        if not places.is_shared or places.is_whole:
-            own = OwnDocuments(places.bucket, self._now_ns)
-            try:
-                async with aclosing(_own_keys(places.bucket, wanted)) as keys:
-                    async for key in keys:
-                        doc_id = key.decode()
-                        text = await own.text(AskedDocument(doc_id))
-                        last_read = doc_id
-                        if text is not None:
-                            yield doc_id, text
-                return
-            except MillstreamError as error:
-                if not places.is_shared or not is_elsewhere(error):
-                    raise
-        if last_read:
-            wanted = wanted.behind(last_read.encode())
-        found = self._spread(places, wanted)
-        async with aclosing(found):
-            async for one in found:
-                yield one
+        documents = Documents(router.uuid)
 
-    async def _spread(
-        self, places: BucketPlaces, wanted: Range
-    ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield the documents of all nodes."""
-        made = Documents(places.bucket.uuid)
-        found = DistributedScan(places, self._now_ns).documents(wanted)
-        async with aclosing(found):
-            async for one in found:
-                for _, key, text in made.of([one.frame], [one.side]):
-                    if text is not None:
-                        yield key.decode(), text
+        def made(found: FoundDocument) -> bytes | None:
+            [(_, _, text)] = documents.of([found.frame], [found.side]) or [(0, b"", None)]
+            return text
 
+        own = partial(self._own, router)
+        return scan_everywhere(router, Range(low, high, descending), own, made, self._now_ns)
 
-async def _own_keys(bucket: Bucket, wanted: Range) -> AsyncGenerator[bytes, None]:
-    """Yield the ids of documents, without design documents."""
-    pace, numbers = Pace(thread_time), range(bucket.partition_count)
-    async with aclosing(ordered_keys(bucket, numbers, wanted, pace)) as keys:
-        async for key in keys:
-            await pace.breathe(0)
-            if key[:1] != b"_":
-                yield key
+    async def _own(
+        self, router: Router, wanted: Range
+    ) -> AsyncGenerator[tuple[bytes, bytes | None], None]:
+        """Yield texts, without design documents, if all partitions are here."""
+        bucket = router.bucket
+        documents, texts, pace = (
+            RevisedDocuments(bucket),
+            StoredTexts(bucket.uuid),
+            Pace(thread_time),
+        )
+        numbers = range(bucket.partition_count)
+        async with aclosing(ordered_keys(bucket, numbers, wanted, pace)) as keys:
+            async for key in keys:
+                await pace.breathe(0)
+                if key[:1] == b"_":
+                    continue
+                kept = await with_documents(partial(documents.kept, key, self._now_ns()))
+                if kept is not None:
+                    stored = Stored(kept.frame, kept.side)
+                    yield key, await texts.text(AskedDocument(key.decode()), stored)

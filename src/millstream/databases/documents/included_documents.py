@@ -9,8 +9,10 @@ Invariants:
 2. At most `PORTION_ROWS_MAX` rows, and documents of about `PORTION_BYTES` and one more, are
    buffered before they are sent. Then the loop gets control.
 
+3. A document comes from the node that has its partition active by the map.
+
 Elsewhere: the rows (`views.core.query.rendering`), documents as text
-(`views.core.design.documents`), those of other nodes (`databases.documents.remote_documents`).
+(`views.core.design.documents`), reads over nodes (`databases.documents.distributed_reads`).
 """
 
 from __future__ import annotations
@@ -18,35 +20,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
+from itertools import compress
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from millstream.databases.documents.distributed_reads import DistributedReads, Places
+from millstream.databases.routing import Node
 from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
+from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument, load
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
 from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
 from millstream.gateway.aio.room import hold
-from millstream.gateway.core.api.shared import AskedDocument
+from millstream.gateway.core.api.stored import Stored
 from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
-from millstream.kv.aio.reading_back import with_documents
-from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.revisions.revision_store import Kept
-from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.sides import has_sidecar
 from millstream.views.core.design.documents import Documents
-from millstream.wire.frames import head_of
 
 __all__ = [
     "PORTION_BYTES",
     "PORTION_ROWS_MAX",
-    "DocumentTexts",
-    "OwnDocuments",
+    "AskedDocument",
+    "DistributedTexts",
+    "StoredTexts",
     "WithDocuments",
-    "document_key",
 ]
 
 PORTION_ROWS_MAX: Final = 100
@@ -57,7 +57,6 @@ _BRACE: Final = ord("{")
 _COPIES: Final = 2
 """Number of copies in memory of large documents or attachments until they are sent."""
 ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
-_SECOND_NS: Final = 1_000_000_000
 
 
 class _Row(msgspec.Struct):
@@ -81,10 +80,23 @@ class _Line(NamedTuple):
     asked: AskedDocument | None
 
 
-def document_key(doc_id: str) -> bytes | None:
-    """Return the key of a document; None if no document can have the id."""
-    key = doc_id.encode(errors="surrogatepass")
-    return None if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX) else key
+class AskedDocument(NamedTuple):
+    """A document that belongs to a row."""
+
+    id: str
+    rev: Any = None
+    """Only in this revision; None: in its current one."""
+    attachments: bool = False
+    """Include the data of its attachments."""
+
+
+def _is_document(doc_id: str) -> bool:
+    """Return whether a document can have the id."""
+    try:
+        checked_id(doc_id)
+    except UsageError:
+        return False
+    return True
 
 
 class Answer(Protocol):
@@ -101,17 +113,6 @@ class Answer(Protocol):
         """End the answer early."""
 
 
-class DocumentTexts(Protocol):
-    """Source of documents."""
-
-    def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
-        """Yield the text of each document in order; None for a missing one.
-
-        Raises:
-            UnavailableError: a document cannot be read now.
-        """
-
-
 class WithDocuments:
     """An answer whose rows have documents.
 
@@ -122,7 +123,7 @@ class WithDocuments:
     """
 
     def __init__(
-        self, answer: Answer, documents: DocumentTexts, *, attachments: bool = False
+        self, answer: Answer, documents: DistributedTexts, *, attachments: bool = False
     ) -> None:
         self._answer = answer
         self._documents = documents
@@ -188,39 +189,63 @@ def _completed_row(line: bytes, document: bytes | None) -> bytes:
     return b'%b,"doc":%b}%b' % (text[:-1], document or b"null", comma)
 
 
-class OwnDocuments:
-    """The documents of a bucket that are active on this node.
+class DistributedTexts:
+    """The documents of a bucket on all nodes.
 
     Args:
-        bucket: whose documents they are.
-        now_ns: Unix time.
-        read_blob: reads an attachment's stored bytes, as `kv.aio.documents.blobs.BlobFiles.read`.
+        places: where they are.
     """
 
-    def __init__(
-        self, bucket: Bucket, now_ns: Callable[[], int], read_blob: ReadBlob | None = None
-    ) -> None:
-        self._bucket = bucket
-        self._now_ns = now_ns
-        self._read_blob = read_blob
-        self._documents = Documents(bucket.uuid, include_design=True)
-        self._whole = Documents(bucket.uuid, include_design=True, attachments=True)
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._texts = StoredTexts(places.uuid)
 
     async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
-        """Yield the texts in order; see `DocumentTexts`."""
-        for one in asked:
-            yield await self.text(one)
-
-    async def text(self, asked: AskedDocument) -> bytes | None:
-        """Return the text of the current revision of a document; reads the disk if needed.
+        """Yield the text of each document in order; None for a missing one.
 
         Raises:
-            UnavailableError: `not_my_partition`; `blob_missing`.
+            UnavailableError: `not_my_partition`; `node_failed`, a node cannot be reached.
+            MillstreamError: the error that a node answers.
+        """
+        are_ids = [_is_document(one.id) for one in asked]
+        documents = list(compress(asked, are_ids))
+
+        async def made(number: int, node: Node, found: Stored | None) -> bytes | None:
+            if found is None:
+                return None
+            return await self._texts.text(documents[number], found, node.open_blob)
+
+        reads = DistributedReads(self._places, made, bytes_max=PORTION_BYTES)
+        async with aclosing(reads.read_all([one.id for one in documents])) as texts:
+            for is_id in are_ids:
+                text = await anext(texts) if is_id else None
+                if isinstance(text, MillstreamError):
+                    raise text
+                yield text
+
+
+class StoredTexts:
+    """Makes texts of the stored documents of a bucket."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._documents = Documents(uuid, include_design=True)
+        self._whole = Documents(uuid, include_design=True, attachments=True)
+
+    async def text(
+        self, asked: AskedDocument, kept: Stored, read_blob: ReadBlob | None = None
+    ) -> bytes | None:
+        """Return the text of the current revision of a document; None: it has none, or another.
+
+        Args:
+            asked: which revision, and what is included.
+            kept: the document as it is stored.
+            read_blob: reads stored bytes of an attachment; needed to include attachments.
+
+        Raises:
+            UnavailableError: `blob_missing`.
             UsageError: `too_large`: the requested attachments exceed the limit of one text.
         """
-        kept = await with_documents(partial(self._kept, asked))
-        if kept is None:
-            return None
         if len(kept.frame) <= LARGE_BYTES and len(kept.side) <= QUICK_SIDE_BYTES_MAX:
             found = self._document(asked, kept)
         else:
@@ -229,11 +254,13 @@ class OwnDocuments:
             found = await asyncio.to_thread(self._document, asked, kept)
         if found is None or isinstance(found, bytes):
             return found
-        return await self._with_attachments(asked.id, found)
+        assert read_blob is not None, "who has files can read them"
+        return await self._with_attachments(asked.id, found, read_blob)
 
-    async def _with_attachments(self, doc_id: str, document: StoredDocument) -> bytes:
+    async def _with_attachments(
+        self, doc_id: str, document: StoredDocument, read_blob: ReadBlob
+    ) -> bytes:
         """Return a winner's text with the data of its attachments."""
-        assert self._read_blob is not None, "who has files can read them"
         winner = document.winner
         content = document.contents[winner.rev]
         size = sum(one.length for one in content.attachments.values())
@@ -248,41 +275,19 @@ class OwnDocuments:
         for name, one in content.attachments.items():
             pieces = in_pieces(content.value or b"")
             if one.sha256:
-                stored = self._read_blob(one.sha256, 0, one.stored_length)
+                stored = read_blob(one.sha256, 0, one.stored_length)
                 pieces = inflated(stored) if one.encoding else stored
             data[name] = [piece async for piece in in_base64(pieces)]
         return text_of(doc_id, document, winner, Shown(conflicts=True), data=data)
 
-    def _kept(self, asked: AskedDocument) -> Kept | None:
-        """Return the stored document; None if there is none."""
-        doc_id = asked.id
-        key = document_key(doc_id)
-        if key is None:
-            return None
-        partition = self._bucket.partition_for(key)
-        if partition.refusal is not None:
-            raise UnavailableError(
-                f"partition {partition.partition_id}, which has document {doc_id!r}, is not "
-                "active on this node: ask the node that the bucket's map names",
-                code="not_my_partition",
-                retry="refresh_map",
-            )
-        entry = partition.entry(key)
-        if entry is None:
-            return None
-        change = head_of(entry.frame)
-        if change.is_deleted or 0 < change.expiry <= self._now_ns() // _SECOND_NS:
-            return None
-        return Kept(partition.partition_id, entry.frame, entry.side)
-
-    def _document(self, asked: AskedDocument, kept: Kept) -> bytes | StoredDocument | None:
+    def _document(self, asked: AskedDocument, kept: Stored) -> bytes | StoredDocument | None:
         """Return a text, or a document whose attachments have to be read first."""
         documents = self._whole if asked.attachments else self._documents
         [(_, key, text)] = documents.of([kept.frame], [kept.side]) or [(0, b"", None)]
         if text is None or (asked.rev is not None and _link(text).rev != asked.rev):
             return None
-        if asked.attachments and self._read_blob is not None and has_sidecar(kept.side):
-            document = load(self._bucket.uuid, key, kept.frame, kept.side)
+        if asked.attachments and has_sidecar(kept.side):
+            document = load(self._uuid, key, kept.frame, kept.side)
             attachments = document.contents[document.winner.rev].attachments
             if any(one.sha256 for one in attachments.values()):
                 return document

@@ -1,4 +1,4 @@
-"""The documents of a node's databases, as the HTTP pages see them.
+"""The documents of a node's databases whose partitions are active on this node.
 
 Invariants:
 1. A setting of a database is in its companion store, and durable once it is acknowledged.
@@ -12,26 +12,21 @@ buckets (`databases.buckets`), documents of other nodes
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from functools import partial
 from time import thread_time
 from typing import Final
 
 import msgspec
 
 from millstream.databases.buckets import Buckets
-from millstream.databases.partition_owners import is_elsewhere
-from millstream.databases.scans.distributed_scans import DistributedScan, spread_figures
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.databases.scans.local_scan import Range, ordered_keys
 from millstream.documents.purge_list import Purged, PurgeList
-from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument, load
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.documents.stored import REVS_LIMIT_DEFAULT, StoredDocument
+from millstream.errors import MillstreamError
 from millstream.gateway.core.api.documents import (
     Blob,
-    DatabaseInfo,
     Decide,
     LocalDocument,
     Settings,
@@ -42,7 +37,6 @@ from millstream.gateway.core.bucket_parts import Figures
 from millstream.kv.aio.documents.document_counts import DocumentCounts
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.copies.map_agreement import places_of
 from millstream.model.partitions import PartitionState
 from millstream.replication.core.logs import held_body
 from millstream.replication.core.places import Present
@@ -56,12 +50,10 @@ _PURGED_INFOS: Final = "purged_infos"
 _LOG_MARK: Final = b'"target_uuid"'
 """Found in the log of one of our replications."""
 _NO_SECURITY: Final = b'{"members":{"roles":["_admin"]},"admins":{"roles":["_admin"]}}'
-_EPOCH_US: Final = 1_000_000_000_000_000
-_SPAN_US: Final = 1_000_000_000_000_000
 
 
 class Documents:
-    """Implements `gateway.core.api.documents.DocumentApi`.
+    """This node's part of `gateway.core.api.documents.DocumentApi`; raises as that does.
 
     Args:
         buckets: of the node.
@@ -77,24 +69,6 @@ class Documents:
         self._purge_turn = asyncio.Lock()
 
     # -- information about a database
-
-    async def info(self, bucket: str) -> DatabaseInfo:
-        """Return information about a database."""
-        own = self._buckets.engine(bucket).bucket
-        places = self._changes.places(bucket)
-        if places.is_shared:
-            found = await spread_figures(places, partial(self.figures, bucket))
-        else:
-            found = await self.figures(bucket, range(own.partition_count))
-        database = await self._changes.whole(bucket)
-        return DatabaseInfo(
-            bucket, own.uuid, own.partition_count, found.live, found.deleted,
-            database.latest().text(), found.purge_seqno,
-            found.file_bytes, found.active_bytes, found.active_bytes, found.is_compacting,
-            _start_time(own.uuid),
-            tuple(history.log[0].uuid for history in database.histories()),
-            database.purge_epoch(),
-        )  # fmt: skip
 
     async def figures(self, bucket: str, numbers: Sequence[int]) -> Figures:
         """Return the document count of partitions of this node, and the size of the bucket.
@@ -113,9 +87,7 @@ class Documents:
         )  # fmt: skip
 
     async def total(self, bucket: str) -> int | None:
-        """Return the number of documents; the last count if counting now takes long."""
-        if self._changes.places(bucket).is_shared:
-            return (await self.info(bucket)).document_count
+        """Return the number of documents here; the last count if counting now takes long."""
         found = await self._counts_of(bucket).recent()
         return None if found is None else found.live
 
@@ -145,7 +117,7 @@ class Documents:
         """Return a document; None if there was never one."""
         running = self._buckets.engine(bucket)
         found = await running.documents.read(
-            doc_id.encode(), self._revs_limit(running), is_durable=is_durable
+            doc_id.encode(), self.revs_limit(running), is_durable=is_durable
         )
         return None if found is None else found.document
 
@@ -168,7 +140,7 @@ class Documents:
         running = self._buckets.engine(bucket)
         keyed = [(doc_id.encode(), decide) for doc_id, decide in edits]
         made = await running.documents.update(
-            keyed, self._revs_limit(running), is_durable=is_durable
+            keyed, self.revs_limit(running), is_durable=is_durable
         )
         return [
             one if isinstance(one, MillstreamError)
@@ -188,49 +160,13 @@ class Documents:
         await asyncio.gather(*waits)
 
     async def scan(
-        self, bucket: str, start: bytes, end: bytes, *, descending: bool
-    ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
-        """Yield documents by id, without deleted ones."""
-        running, asked = self._buckets.engine(bucket), Range(start, end, descending)
-        places, limit = self._changes.places(bucket), self._revs_limit(running)
-        last_read: bytes | None = None
-        if not places.is_shared or places.is_whole:
-            try:
-                async for key, document in self._own_documents(running, asked):
-                    last_read = key
-                    yield key.decode(), document
-                return
-            except MillstreamError as error:
-                if not places.is_shared or not is_elsewhere(error):
-                    raise
-        found = DistributedScan(places, time.time_ns).documents(asked._replace(after=last_read))
-        async with aclosing(found):
-            async for one in found:
-                yield one.key.decode(), load(places.bucket.uuid, *one, limit)
-
-    async def keys(self, bucket: str, start: bytes, end: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield all keys in a range, including keys that only kv clients use."""
-        scan = DistributedScan(self._changes.places(bucket), time.time_ns)
-        async with aclosing(scan.documents(Range(start, end, of_kv=True))) as found:
-            async for one in found:
-                yield one.key
-
-    async def _own_documents(
-        self, running: BucketEngine, asked: Range
+        self, bucket: str, wanted: Range
     ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:
-        """Yield documents when all partitions are here."""
-        bucket = running.bucket
-        for partition in bucket.partitions:
-            if partition.state is not PartitionState.ACTIVE:
-                raise UnavailableError(
-                    f"partition {partition.partition_id} is not active on this node: "
-                    f"{places_of(bucket)}",
-                    code="not_my_partition",
-                    retry="refresh_map",
-                )
-        numbers = range(bucket.partition_count)
-        limit, pace = self._revs_limit(running), Pace(thread_time)
-        async with aclosing(ordered_keys(bucket, numbers, asked, pace)) as keys:
+        """Yield documents by id, without deleted ones, if all partitions are here."""
+        running = self._buckets.engine(bucket)
+        numbers = range(running.bucket.partition_count)
+        limit, pace = self.revs_limit(running), Pace(thread_time)
+        async with aclosing(ordered_keys(running.bucket, numbers, wanted, pace)) as keys:
             async for key in keys:
                 found = await running.documents.read(key, limit, is_durable=False)
                 await pace.breathe(0)
@@ -245,7 +181,9 @@ class Documents:
         put = await self._buckets.engine(bucket).blobs.put(pieces)
         return Blob(put.sha256, put.md5, put.length)
 
-    def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    def open_blob(
+        self, bucket: str, sha256: bytes, begin: int, end: int
+    ) -> AsyncGenerator[bytes, None]:
         """Return a range of bytes in pieces."""
         return self._buckets.engine(bucket).blobs.read(sha256, begin, end)
 
@@ -294,26 +232,15 @@ class Documents:
         """Return the settings of a database."""
         running = self._buckets.engine(bucket)
         security = _numbered(running.local.setting(_SECURITY)).value or _NO_SECURITY
-        return Settings(self._revs_limit(running), security, running.bucket.uuid)
+        return Settings(self.revs_limit(running), security, running.bucket.uuid)
 
-    def _revs_limit(self, running: BucketEngine) -> int:
+    def revs_limit(self, running: BucketEngine) -> int:
+        """Return the number of generations kept of each branch, as this node knows it."""
         uuid = running.bucket.uuid
         if uuid not in self._limits:
             value = _numbered(running.local.setting(_REVS_LIMIT)).value
             self._limits[uuid] = int(value) if value else REVS_LIMIT_DEFAULT
         return self._limits[uuid]
-
-    async def set_revs_limit(self, bucket: str, limit: int) -> None:
-        """Set the number of generations kept from the next change on."""
-        known = self.shared_settings(bucket)
-        newer = Numbered(known.revs_limit.number + 1, b"%d" % limit)
-        await self.keep_settings(bucket, known._replace(revs_limit=newer))
-
-    async def set_security(self, bucket: str, content: bytes) -> None:
-        """Replace `_security`."""
-        known = self.shared_settings(bucket)
-        newer = Numbered(known.security.number + 1, content)
-        await self.keep_settings(bucket, known._replace(security=newer))
 
     async def purges(self, bucket: str) -> PurgeList:
         """Return the latest purges requested from this node."""
@@ -378,11 +305,3 @@ def _held(body: bytes, present: Present) -> bytes | None:
 def _disk_bytes(running: BucketEngine) -> int:
     files = (running.path / "log").glob("*")
     return sum(file.stat().st_blocks * 512 for file in files) + running.blobs.bytes
-
-
-def _start_time(uuid: str) -> str:
-    """Return what tells databases of one name apart; the same on all nodes of a database.
-
-    It looks like microseconds since the epoch, as clients expect. They only compare it.
-    """
-    return str(_EPOCH_US + int(uuid, 16) % _SPAN_US)

@@ -7,29 +7,26 @@ Invariants:
    text of its owner (`databases.purges`). An owner counts each of its purges, a moved partition
    comes with another map, and a failover begins a branch.
 
-Elsewhere: which nodes to ask (`databases.partition_owners`), feeds
+Elsewhere: which nodes to ask (`databases.routing`), feeds
 (`databases.scans.distributed_feeds`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
 
-from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
 from millstream.databases.purges import is_none
+from millstream.databases.routing import Router, ask_owners
 from millstream.documents.tokens import SPREAD_EPOCH, SPREAD_PURGED, History
-from millstream.errors import MillstreamError
+from millstream.errors import UnavailableError
 from millstream.gateway.core.bucket_parts import Histories, PartHistory, WantedHistories
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.revisions.changes_feed import history_of, lasting_mark
 
-__all__ = ["BucketView", "OwnerState", "own_histories", "together"]
-
-_Answer = TypeVar("_Answer")
+__all__ = ["BucketView", "OwnerState", "own_histories"]
 
 
 @dataclass(slots=True)
@@ -76,7 +73,7 @@ class BucketView:
 
     def __init__(self, said: Sequence[Histories]) -> None:
         by_number = {one.partition: (one, each.purges) for each in said for one in each.partitions}
-        found = [by_number[number] for number in range(len(by_number))]
+        found = [by_number[number] for number in sorted(by_number)]
         self.histories = [History(one.log, one.high_seqno, one.purge_seqno) for one, _ in found]
         self.marks = [one.mark for one, _ in found]
         self.state = OwnerState(
@@ -84,47 +81,14 @@ class BucketView:
         )
 
     @classmethod
-    async def look(cls, places: BucketPlaces, purges: Callable[[], str]) -> BucketView:
-        """Ask all nodes that have partitions of a bucket.
-
-        Args:
-            places: of the bucket.
-            purges: of this node.
-
-        Raises:
-            UnavailableError: `node_failed`.
-            MillstreamError: `not_my_partition`, after all retries.
-        """
-        bucket = places.bucket
-        numbers, pauses = range(bucket.partition_count), iter(PAUSES_S)
-        while True:
-            plan = places.plan(numbers)
-            try:
-                if plan.nowhere:
-                    raise nowhere(plan.nowhere)
-                said = await together(
-                    places.link_to(node).histories(WantedHistories(bucket.uuid, partitions))
-                    for node, partitions in plan.by_node.items()
-                )
-                if places.plan(plan.own).own == plan.own:
-                    return cls([*said, own_histories(bucket, plan.own, purges())])
-                failure: MillstreamError = nowhere(plan.own)
-            except MillstreamError as error:
-                if not is_elsewhere(error) or error.code == "node_failed":
-                    raise
-                failure = error
-            pause = next(pauses, None)
-            if pause is None:
-                raise failure
-            await asyncio.sleep(pause)
-
-
-async def together(calls: Iterable[Awaitable[_Answer]]) -> list[_Answer]:
-    """Return the results of all calls; once all have ended, raise the error of one that failed."""
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    answers: list[_Answer] = []
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-        answers.append(one)
-    return answers
+    async def look(cls, router: Router) -> BucketView:
+        """Ask all nodes that have partitions of a bucket; raises as `ask_owners`."""
+        said = await ask_owners(router, partial(WantedHistories, router.uuid), Histories)
+        found = [one for each in said for one in each.partitions]
+        numbers = sorted(one.partition for one in found)
+        if numbers != list(range(router.bucket.partition_count)) or not all(o.log for o in found):
+            raise UnavailableError(
+                "a node sent the state of other partitions than requested: ask again",
+                code="node_failed",
+            )
+        return cls(said)

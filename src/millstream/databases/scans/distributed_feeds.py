@@ -15,8 +15,8 @@ Invariants:
    epoch.
 5. If all partitions are here, no other node is asked.
 
-Elsewhere: a node's own walk (`kv.aio.documents.changes`), requests (`databases.remote_parts`),
-places of partitions (`databases.partition_owners`), the state of the bucket
+Elsewhere: a node's own walk (`kv.aio.documents.changes`), requests (`databases.remote_node`),
+where partitions are (`databases.routing`), the state of the bucket
 (`databases.scans.bucket_view`).
 """
 
@@ -28,7 +28,7 @@ from contextlib import aclosing, suppress
 from typing import Final, NamedTuple
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
+from millstream.databases.routing import PAUSES_S, Router, is_elsewhere, nowhere
 from millstream.databases.scans.bucket_view import BucketView, OwnerState
 from millstream.documents.tokens import (
     SPREAD_PURGED,
@@ -71,7 +71,7 @@ class DistributedFeed:
 
     Args:
         own: the changes of the partitions that are here.
-        places: where partitions are.
+        router: of the bucket.
         seen: the recent state of the bucket.
         purges: of this node.
     """
@@ -79,11 +79,11 @@ class DistributedFeed:
     def __init__(
         self,
         own: BucketChanges,
-        places: BucketPlaces,
+        router: Router,
         seen: BucketView,
         purges: Callable[[], str],
     ) -> None:
-        self._own, self._places, self._seen = own, places, seen
+        self._own, self._router, self._seen = own, router, seen
         self._purges = purges
 
     @property
@@ -111,7 +111,7 @@ class DistributedFeed:
     def open(self, start: Vector, *, restarts: bool) -> DistributedWalk:
         """Return a walk from a position on; to be closed."""
         return DistributedWalk(
-            self._own, self._places, self._seen, self._purges, start, restarts=restarts
+            self._own, self._router, self._seen, self._purges, start, restarts=restarts
         )
 
 
@@ -120,7 +120,7 @@ class DistributedWalk:
 
     Args:
         own: the changes of the partitions that are here.
-        places: where partitions are.
+        router: of the bucket.
         seen: the recent state of the bucket.
         purges: of this node.
         start: position of the reader, in this bucket.
@@ -130,14 +130,14 @@ class DistributedWalk:
     def __init__(
         self,
         own: BucketChanges,
-        places: BucketPlaces,
+        router: Router,
         seen: BucketView,
         purges: Callable[[], str],
         start: Vector,
         *,
         restarts: bool,
     ) -> None:
-        self._changes, self._places, self._purges = own, places, purges
+        self._changes, self._router, self._purges = own, router, purges
         self._restarts = restarts
         self._marks = list(seen.marks)
         self._state = OwnerState(list(seen.state.branches), list(seen.state.purges))
@@ -153,15 +153,15 @@ class DistributedWalk:
         self._is_told = False
         """A node reported more changes, or that it lacks a requested partition."""
         self._tasks = Tasks()
-        self._here = self._open_here(places.plan(self._numbers).own)
-        places.bucket.subscribe_map(self._map_changed)
+        self._here = self._open_here(router.plan(self._numbers).own)
+        router.bucket.subscribe_map(self._map_changed)
 
     # -- reading
 
     def lag(self) -> int:
         """Return the number of seqnos above the reader's position, by the latest reports."""
         self._here.check()
-        partitions = self._places.bucket.partitions
+        partitions = self._router.bucket.partitions
         for number in self._here.positions:
             self._marks[number] = lasting_mark(partitions[number])
         return sum(
@@ -196,7 +196,7 @@ class DistributedWalk:
         while True:
             before = list(self._positions)
             failure: MillstreamError | None = None
-            plan = self._places.plan(sorted(left))
+            plan = self._router.plan(sorted(left))
             if plan.nowhere:
                 failure = nowhere(plan.nowhere)
             for lane in self._in_order(plan.own, plan.by_node):
@@ -244,7 +244,7 @@ class DistributedWalk:
     async def _own_pieces(self, lane: _Lane) -> AsyncGenerator[Piece, None]:
         """Yield the changes of this node."""
         self._cover(lane.numbers)
-        partitions = self._places.bucket.partitions
+        partitions = self._router.bucket.partitions
         async for piece in self._here.pieces():
             number, snapshot = piece.snapshot.partition_id, piece.snapshot
             self._mark(number, partitions[number].failover_log[0].uuid, self._purges())
@@ -267,10 +267,8 @@ class DistributedWalk:
         """Yield the changes of another node."""
         restarts = self._restarts or may_hide(self.tokens.purge_epoch)
         positions = [self._positions[number] for number in lane.numbers]
-        wanted = WantedChanges(
-            self._places.bucket.uuid, list(lane.numbers), positions, restarts=restarts
-        )
-        async with aclosing(self._places.link_to(node).changes(wanted)) as received:
+        wanted = WantedChanges(self._router.uuid, list(lane.numbers), positions, restarts=restarts)
+        async with aclosing(self._router.link_to(node).changes(wanted)) as received:
             async for each in received:
                 self._here.check()
                 if isinstance(each, dict):
@@ -306,7 +304,7 @@ class DistributedWalk:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        self._cover(self._places.plan(self._numbers).own)
+        self._cover(self._router.plan(self._numbers).own)
         news = self._here.news
         while True:
             news.clear()
@@ -331,7 +329,7 @@ class DistributedWalk:
         """Ask every other node to answer when it has more."""
         self._drop_stale()
         watched = (lane.numbers for lane in self._watched.values())
-        plan = self._places.plan(self._numbers - frozenset(self._here.positions).union(*watched))
+        plan = self._router.plan(self._numbers - frozenset(self._here.positions).union(*watched))
         if plan.own or plan.nowhere:  # they moved: the next pass finds out
             self._tell()
         for node, numbers in plan.by_node.items():
@@ -341,11 +339,11 @@ class DistributedWalk:
 
     async def _watch_node(self, node: NodeAt, numbers: list[int]) -> None:
         positions = [self._positions[number] for number in numbers]
-        wanted = WantedHistories(self._places.bucket.uuid, numbers, positions, WATCH_S)
+        wanted = WantedHistories(self._router.uuid, numbers, positions, WATCH_S)
         with suppress(MillstreamError):  # the next pass finds out
             is_new = False
             while not is_new:
-                said = await self._places.link_to(node).histories(wanted)
+                said = await self._router.link_to(node).histories(wanted)
                 for one in said.partitions:
                     self._marks[one.partition] = one.mark
                     is_new |= one.mark > self._positions[one.partition].seqno
@@ -361,7 +359,7 @@ class DistributedWalk:
     def _drop_stale(self) -> None:
         """Cancel requests to nodes that, by the map, no longer have the requested partitions."""
         for task, lane in list(self._watched.items()):
-            if self._places.plan(lane.numbers).by_node != {lane.node: lane.numbers}:
+            if self._router.plan(lane.numbers).by_node != {lane.node: lane.numbers}:
                 task.cancel()
                 self._watched_no_more(task)
                 self._tell()
@@ -377,7 +375,7 @@ class DistributedWalk:
         """Stop reading; may be called repeatedly."""
         for task in list(self._watched):
             task.cancel()
-        self._places.bucket.unsubscribe(self._map_changed)
+        self._router.bucket.unsubscribe(self._map_changed)
         self._here.close()
 
 

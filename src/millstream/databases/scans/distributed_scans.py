@@ -11,7 +11,7 @@ Invariants:
 3. Partitions of this node are not requested from other nodes.
 
 Elsewhere: a node's own documents (`databases.scans.local_scan`), requests to other nodes
-(`databases.remote_parts`).
+(`databases.remote_node`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.partition_owners import PAUSES_S, BucketPlaces, is_elsewhere, nowhere
-from millstream.databases.scans.bucket_view import together
+from millstream.databases.routing import (
+    PAUSES_S,
+    Router,
+    ask_owners,
+    is_elsewhere,
+    nowhere,
+    together,
+)
 from millstream.databases.scans.local_scan import Range, scanned
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, WantedPart
+from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, WantedFigures
 from millstream.model.sides import side_of
 from millstream.wire.frames import description_bytes, head_of
 
-__all__ = ["DistributedScan", "FoundDocument", "spread_figures"]
+__all__ = ["DistributedScan", "FoundDocument", "scan_everywhere", "total_figures"]
+
+_T = TypeVar("_T")
 
 _LINEAGE_BYTES_AT: Final = 32
 _LINEAGE_AT: Final = 34
@@ -78,12 +87,12 @@ class DistributedScan:
     """All documents of one bucket.
 
     Args:
-        places: where its partitions are.
+        router: of the bucket.
         now_ns: Unix time.
     """
 
-    def __init__(self, places: BucketPlaces, now_ns: Callable[[], int]) -> None:
-        self._places, self._now_ns = places, now_ns
+    def __init__(self, router: Router, now_ns: Callable[[], int]) -> None:
+        self._router, self._now_ns = router, now_ns
 
     async def documents(self, wanted: Range) -> AsyncGenerator[FoundDocument, None]:
         """Yield existing documents by id.
@@ -91,7 +100,7 @@ class DistributedScan:
         Raises:
             MillstreamError: `not_my_partition`, `node_failed`: a partition cannot be read now.
         """
-        numbers = range(self._places.bucket.partition_count)
+        numbers = range(self._router.bucket.partition_count)
         async with AsyncExitStack() as closing:
             lanes = await self._begun(numbers, wanted, closing)
             choose = max if wanted.descending else min
@@ -113,7 +122,7 @@ class DistributedScan:
         """Return lanes at their first document, without empty ones."""
         left, found, pauses = list(numbers), list[_Lane](), iter(PAUSES_S)
         while True:
-            plan = self._places.plan(left)
+            plan = self._router.plan(left)
             lanes = [
                 _Lane(part, wanted, self._documents_of(node, part, wanted), closing)
                 for node, part in plan.by_node.items()
@@ -139,18 +148,18 @@ class DistributedScan:
     async def _own(
         self, numbers: Sequence[int], wanted: Range
     ) -> AsyncGenerator[FoundDocument, None]:
-        found = scanned(self._places.bucket, numbers, wanted, self._now_ns)
+        found = scanned(self._router.bucket, numbers, wanted, self._now_ns)
         async with aclosing(found):
             async for _, change in found:
                 yield _cut(change)
-        if len(self._places.plan(numbers).own) < len(numbers):
+        if len(self._router.plan(numbers).own) < len(numbers):
             raise nowhere(numbers)
 
     async def _documents_of(
         self, node: NodeAt, numbers: Sequence[int], wanted: Range
     ) -> AsyncGenerator[FoundDocument, None]:
-        asked = WantedDocuments(self._places.bucket.uuid, list(numbers), *wanted)
-        found = self._places.link_to(node).documents(asked)
+        asked = WantedDocuments(self._router.uuid, list(numbers), *wanted)
+        found = self._router.link_to(node).documents(asked)
         async with aclosing(found):
             async for change in found:
                 yield _cut(change)
@@ -180,36 +189,48 @@ def _cut(change: bytes) -> FoundDocument:
     )
 
 
-async def spread_figures(
-    places: BucketPlaces, own: Callable[[Sequence[int]], Awaitable[Figures]]
-) -> Figures:
-    """Return the sums over all nodes that have partitions of a bucket.
+async def scan_everywhere(
+    router: Router,
+    wanted: Range,
+    own: Callable[[Range], AsyncGenerator[tuple[bytes, _T | None], None]],
+    made: Callable[[FoundDocument], _T | None],
+    now_ns: Callable[[], int],
+) -> AsyncGenerator[tuple[str, _T], None]:
+    """Yield documents by id, each with its id; None is left out.
 
     Args:
-        places: where its partitions are.
-        own: returns the statistics of the partitions that are here.
+        router: of the bucket.
+        wanted: the range of ids.
+        own: yields the documents of a range while all partitions are here.
+        made: makes a document from what any node has stored of it.
+        now_ns: Unix time.
 
     Raises:
-        MillstreamError: `not_my_partition`, `node_failed`.
+        MillstreamError: `not_my_partition`, `node_failed`: a partition cannot be read now.
     """
-    numbers, pauses = range(places.bucket.partition_count), iter(PAUSES_S)
-    while True:
-        plan = places.plan(numbers)
+    last: bytes | None = None
+    if not router.is_shared or router.is_whole:
         try:
-            if plan.nowhere:
-                raise nowhere(plan.nowhere)
-            calls: list[Awaitable[Figures]] = [
-                places.link_to(node).figures(WantedPart(places.bucket.uuid, part))
-                for node, part in plan.by_node.items()
-            ]
-            if plan.own:
-                calls.append(own(plan.own))
-            return _sum(await together(calls))
+            async with aclosing(own(wanted)) as documents:
+                async for key, one in documents:
+                    last = key
+                    if one is not None:
+                        yield key.decode(), one
+            return
         except MillstreamError as error:
-            pause = next(pauses, None)
-            if error.code != "not_my_partition" or pause is None:
+            if not router.is_shared or not is_elsewhere(error):
                 raise
-        await asyncio.sleep(pause)
+    scan = DistributedScan(router, now_ns)
+    async with aclosing(scan.documents(wanted._replace(after=last))) as found:
+        async for each in found:
+            one = made(each)
+            if one is not None:
+                yield each.key.decode(), one
+
+
+async def total_figures(router: Router) -> Figures:
+    """Return the sums over all nodes that have partitions of a bucket; raises as `ask_owners`."""
+    return _sum(await ask_owners(router, partial(WantedFigures, router.uuid), Figures))
 
 
 def _sum(found: Sequence[Figures]) -> Figures:

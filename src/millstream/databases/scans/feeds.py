@@ -17,13 +17,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.partition_owners import BucketPlaces
 from millstream.databases.purges import Purges
-from millstream.databases.remote_parts import PartLink
-from millstream.databases.scans.bucket_view import BucketView, together
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import HereNode, Router, together
+from millstream.databases.scans.bucket_view import BucketView
 from millstream.databases.scans.distributed_feeds import DistributedFeed
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.changes import DatabaseChanges
+from millstream.gateway.core.api.stored import CountPurge, Done
 from millstream.kv.aio.documents.changes import BucketChanges
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
@@ -38,17 +39,19 @@ class NodeChanges:
 
     Args:
         find: returns a served bucket by its name, or raises why there is none.
-        link_to: connects to another node for its partitions of a bucket, given the bucket's name.
+        here: returns this node for a bucket, given the name of the bucket.
+        link_to: connects to another node for a bucket, given the name of the bucket.
         purges: counts them.
     """
 
     def __init__(
         self,
         find: Callable[[str], BucketEngine],
-        link_to: Callable[[str, NodeAt], PartLink],
+        here: Callable[[str], HereNode],
+        link_to: Callable[[str, NodeAt], RemoteNode],
         purges: Purges,
     ) -> None:
-        self._find, self._link_to, self._purges = find, link_to, purges
+        self._find, self._here, self._link_to, self._purges = find, here, link_to, purges
         self._of: dict[Bucket, BucketChanges] = {}
 
     def of(self, bucket: str) -> BucketChanges:
@@ -60,24 +63,29 @@ class NodeChanges:
             self._of[running.bucket] = changes
         return changes
 
-    def places(self, bucket: str) -> BucketPlaces:
-        """Return where the partitions of a bucket are."""
-        return BucketPlaces(self._find(bucket).bucket, partial(self._link_to, bucket))
+    def router(self, bucket: str) -> Router:
+        """Return the router of a bucket."""
+        return self.router_of(self._find(bucket).bucket)
+
+    def router_of(self, bucket: Bucket) -> Router:
+        """Return the router of a bucket that is about to be served, or is served."""
+        name = bucket.name
+        return Router(bucket, self._here(name), partial(self._link_to, name))
 
     async def whole(self, bucket: str) -> DatabaseChanges:
         """Return the changes of a whole bucket; see `ChangesApi`."""
         own = self.of(bucket)
-        places = self.places(bucket)
-        if not places.is_shared:
+        router = self.router(bucket)
+        if not router.is_shared:
             return own
         purges = partial(self._purges.said, bucket)
-        return DistributedFeed(own, places, await BucketView.look(places, purges), purges)
+        return DistributedFeed(own, router, await BucketView.look(router), purges)
 
     @asynccontextmanager
     async def purging(self, bucket: str) -> AsyncGenerator[None, None]:
         """Count a purge before and after it is made; see `ChangesApi`."""
-        places = self.places(bucket)
-        if not places.is_shared:
+        router = self.router(bucket)
+        if not router.is_shared:
             running = self._find(bucket)
             await running.count_purge()
             try:
@@ -85,23 +93,23 @@ class NodeChanges:
             finally:  # data cached meanwhile predates the purge
                 await running.count_purge()
             return
-        uuid = places.bucket.uuid
-        owners = places.plan(range(places.bucket.partition_count)).by_node
+        uuid = router.uuid
+        owners = router.plan(range(router.bucket.partition_count)).by_node
         await self._purges.begin(bucket)
         try:
-            await together(places.link_to(n).count_purge(uuid, is_made=False) for n in owners)
-            await self._told(places, places.others() - owners.keys(), is_made=False)
+            await together(router.link_to(n).ask(CountPurge(uuid, False), Done) for n in owners)
+            await self._told(router, set(router.others()) - owners.keys(), is_made=False)
             yield
         finally:
             await self._purges.end(bucket)
-            await self._told(places, places.others(), is_made=True)
+            await self._told(router, set(router.others()), is_made=True)
 
-    async def _told(self, places: BucketPlaces, nodes: set[NodeAt], *, is_made: bool) -> None:
+    async def _told(self, router: Router, nodes: set[NodeAt], *, is_made: bool) -> None:
         """Let other nodes count the purge, too, as far as they answer."""
 
         async def tell(node: NodeAt) -> None:
             try:
-                await places.link_to(node).count_purge(places.bucket.uuid, is_made=is_made)
+                await router.link_to(node).ask(CountPurge(router.uuid, is_made), Done)
             except MillstreamError as error:
                 _LOG.warning("node %s has not counted a purge: %s", node, error)
 

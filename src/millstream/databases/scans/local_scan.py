@@ -6,7 +6,7 @@ Invariants:
 2. Others get a turn of the loop when a scan has worked for `runtime.pace.STEP_S`.
 3. A scan that ends without an error has read every partition, active throughout, to its end.
 
-Elsewhere: the users of scans (`databases.documents.local_parts`,
+Elsewhere: the users of scans (`databases.documents.local_node`,
 `databases.scans.distributed_scans`).
 """
 

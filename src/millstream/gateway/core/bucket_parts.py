@@ -1,7 +1,8 @@
-"""Messages about a node's own partitions, for nodes that answer for the whole bucket.
+"""Requests for the partitions that a node has active, and the answers.
 
-Requests and short answers are JSON. Changes and documents are a stream of messages, each its
-length (u32) and a msgpack array that begins with its kind:
+They are a part of the requests between nodes (`gateway.core.api.stored`). Short answers are one
+message of those. Changes and documents are a stream of messages, each its length (u32) and a
+msgpack array that begins with its kind:
 
     [0, partition, uuid, snap_start, snap_end, purge seqno, covered, branch, purges, [change, ..]]
     [1, [[partition, position], ..], purges]   all that there was at the beginning was sent
@@ -15,8 +16,8 @@ Invariants:
 1. A stream that ends without message 1, 3 or 4 was cut off.
 2. Received data is not trusted: a message matches the request, or it is rejected.
 
-Elsewhere: the answering side (`databases.documents.local_parts`), the requesting side
-(`databases.remote_parts`), the pages (`gateway.aio.peers.bucket_part_pages`).
+Elsewhere: the answering side (`databases.documents.local_node`), the requesting side
+(`databases.remote_node`), the page (`gateway.aio.peers.stored_pages`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,27 @@ from millstream.wire.frames import description_bytes, seqno_of
 from millstream.wire.mcbp import HEADER_BYTES, Opcode
 
 __all__ = [
-    "MESSAGE_BYTES_MAX", "Changed", "Ended", "Failed", "Figures", "Found", "Histories",
-    "PartCutter", "PartHistory", "PartMessage", "Reached", "ReceivedChanges", "ReceivedPiece",
-    "WantedChanges", "WantedDocuments", "WantedHistories", "WantedPart", "bad_part", "framed",
+    "MESSAGE_BYTES_MAX",
+    "Ended",
+    "Failed",
+    "Figures",
+    "Form",
+    "Found",
+    "Histories",
+    "PartChanges",
+    "PartCutter",
+    "PartHistory",
+    "PartMessage",
+    "Reached",
+    "ReceivedChanges",
+    "ReceivedPiece",
+    "WantedChanges",
+    "WantedDocuments",
+    "WantedFigures",
+    "WantedHistories",
+    "WantedPart",
+    "bad_part",
+    "framed",
     "is_change",
 ]  # fmt: skip
 
@@ -51,34 +70,45 @@ _CHANGES: Final = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATI
 _EXTRAS_BYTES_MIN: Final = 16
 
 
+class Form(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
+    """A request or an answer; the name in front tells them apart."""
+
+
 # ---- requests
 
 
-class WantedPart(msgspec.Struct):
+class WantedPart(Form, frozen=True):
     """Some partitions of one bucket."""
 
     uuid: str
     partitions: list[int]
 
 
-class WantedHistories(WantedPart):
-    """Requests the state of partitions; if `positions` are given, once there is more than that."""
+class WantedHistories(WantedPart, frozen=True):
+    """Return the state of partitions: `Histories`; if `positions` are given, once there is more.
+
+    Waits at most `wait_s` seconds.
+    """
 
     positions: list[Position] = []
     """Of each partition; empty: now."""
     wait_s: float = 0.0
 
 
-class WantedChanges(WantedPart):
-    """Requests the changes of partitions after `positions`, one for each."""
+class WantedFigures(WantedPart, frozen=True):
+    """Return the document counts of partitions: `Figures`."""
+
+
+class WantedChanges(WantedPart, frozen=True):
+    """Send the changes of partitions after `positions`, one for each: `PartChanges`, `Reached`."""
 
     positions: list[Position]
     restarts: bool
     """See `documents.tokens.judged_position`."""
 
 
-class WantedDocuments(WantedPart):
-    """Requests the documents of partitions by id."""
+class WantedDocuments(WantedPart, frozen=True):
+    """Send the documents of partitions by id: `Found`, `Ended`."""
 
     start: bytes
     end: bytes
@@ -103,14 +133,14 @@ class PartHistory(msgspec.Struct, array_like=True, frozen=True):
     """Seqno up to which it is durable."""
 
 
-class Histories(msgspec.Struct, frozen=True):
+class Histories(Form, frozen=True):
     """The state of partitions; `purges` changes with each purge there."""
 
     purges: str
     partitions: list[PartHistory]
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Form, frozen=True):
     """Document counts of partitions, and the size of the bucket on the node."""
 
     live: int
@@ -126,7 +156,7 @@ class Figures(msgspec.Struct, frozen=True):
 # ---- messages
 
 
-class Changed(msgspec.Struct, array_like=True, tag=0, frozen=True):
+class PartChanges(msgspec.Struct, array_like=True, tag=0, frozen=True):
     """Changes of one partition: see `kv.core.revisions.changes_feed.Piece`."""
 
     partition: int
@@ -165,7 +195,7 @@ class Ended(msgspec.Struct, array_like=True, tag=4, frozen=True):
     """All documents were sent."""
 
 
-PartMessage = Changed | Reached | Found | Failed | Ended
+PartMessage = PartChanges | Reached | Found | Failed | Ended
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(PartMessage)
 
@@ -230,7 +260,7 @@ class ReceivedChanges:
     def __init__(self, asked: Mapping[int, Position]) -> None:
         self._reached: dict[int, int | None] = dict.fromkeys(asked)
 
-    def piece(self, message: Changed) -> ReceivedPiece:
+    def piece(self, message: PartChanges) -> ReceivedPiece:
         """Decode and check a message.
 
         Raises:

@@ -7,19 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from millstream.databases import routing
 from millstream.databases.documents import distributed_reads as spread_reads
+from millstream.databases.documents import local_node
 from millstream.documents.purge_list import Purged
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
-from millstream.gateway.core.api.documents import Decide, Written
-from millstream.gateway.core.api.stored import Commit
+from millstream.gateway.core.api.documents import Decide, LocalDocument, Written
+from millstream.gateway.core.api.stored import (
+    Asked,
+    Commit,
+    Done,
+    ListLocals,
+    ReadLocal,
+    WriteLocal,
+    refused,
+)
 from support.http.revised_documents import with_leaf
-from support.http.sharing_nodes import BUCKET, SpreadNodes, sharing_nodes
+from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 from support.kv.running_bucket import put
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
+async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
+    monkeypatch.setattr(routing, "PAUSE_S", 0)
     async with sharing_nodes(tmp_path) as found:
         yield found
 
@@ -57,6 +68,15 @@ async def test_what_is_here_is_asked_of_nobody(nodes: SpreadNodes) -> None:
     await nodes["a"].spread.update(BUCKET, [(doc_id, put())], is_durable=True)
     assert await nodes["a"].spread.read(BUCKET, doc_id) is not None
     assert nodes.network.asked == []
+
+
+async def test_what_nodes_keep_for_themselves_is_read_at_either_node(nodes: SpreadNodes) -> None:
+    for owner in "ab":
+        doc_id = nodes.id_at(owner, "_state/")
+        [made] = await nodes[owner].spread.update(BUCKET, [(doc_id, put())], is_durable=True)
+        assert isinstance(made, Written)
+        for node in nodes.all:
+            assert await node.spread.read(BUCKET, doc_id) is not None
 
 
 async def test_a_node_without_the_bucket_has_none(
@@ -122,6 +142,11 @@ async def test_a_commit_is_one_of_all_nodes(nodes: SpreadNodes) -> None:
         partitions = node.running.bucket.partitions
         assert all(one.persisted_seqno == one.high_seqno for one in partitions)
     assert nodes.network.requests(Commit) == ["b"]
+    moved = UnavailableError("it moved before it was durable", code="not_my_partition")
+    nodes.network.answers["b"] = refused(moved)
+    with pytest.raises(UnavailableError, match="it moved"):
+        await nodes["a"].spread.commit(BUCKET)
+    nodes.network.answers.clear()
     nodes["b"].is_served = False
     await nodes["a"].spread.commit(BUCKET)
     nodes.network.down.add("b")
@@ -151,3 +176,107 @@ async def test_purges_that_any_node_made_are_shown_by_each(nodes: SpreadNodes) -
     nodes.network.down.add("b")
     with pytest.raises(UnavailableError, match="b is down"):
         await nodes["a"].spread.purges(BUCKET)
+
+
+# -- local documents
+
+
+def local_at(nodes: SpreadNodes, name: str, prefix: str = "l") -> str:
+    return nodes.id_at(name, f"_local/{prefix}").removeprefix("_local/")
+
+
+async def test_either_node_reads_and_writes_local_documents(nodes: SpreadNodes) -> None:
+    for owner in "ab":
+        doc_id = local_at(nodes, owner)
+        for count, node in enumerate(nodes.all):
+            assert await node.spread.write_local(BUCKET, doc_id, b'{"n":1}', count) == count + 1
+            with pytest.raises(ConditionError) as caught:
+                await node.spread.write_local(BUCKET, doc_id, b"{}", 7)
+            assert caught.value.code == "conflict"
+            for other in nodes.all:
+                found = await other.spread.read_local(BUCKET, doc_id)
+                assert found == LocalDocument(doc_id, count + 1, b'{"n":1}')
+    listed = [[one.id for one in await node.spread.locals(BUCKET)] for node in nodes.all]
+    assert listed[0] == listed[1] == sorted(local_at(nodes, owner) for owner in "ab")
+    for node, owner in zip(nodes.all, "ba", strict=True):
+        assert await node.spread.write_local(BUCKET, local_at(nodes, owner), None, 2) == 0
+    assert await nodes["a"].spread.locals(BUCKET) == []
+
+
+async def test_local_documents_go_along_with_a_partition(nodes: SpreadNodes) -> None:
+    doc_id = local_at(nodes, "b")
+    key = f"_local/{doc_id}".encode()
+    partition = nodes["a"].running.bucket.partition_for(key).partition_id
+    await nodes["a"].spread.write_local(BUCKET, doc_id, b'{"seq":1}', None)
+    await nodes["a"].spread.write_local(BUCKET, doc_id, b'{"seq":2}', 1)
+    await nodes.move(partition, "a")
+    for node in nodes.all:
+        found = await node.spread.read_local(BUCKET, doc_id)
+        assert found == LocalDocument(doc_id, 2, b'{"seq":2}')
+    assert await nodes["b"].spread.write_local(BUCKET, doc_id, b'{"seq":3}', 2) == 3
+    nodes.network.down.add("a")
+    with pytest.raises(UnavailableError, match="a is down"):
+        await nodes["b"].spread.locals(BUCKET)
+
+
+async def test_who_cannot_be_reached_misses_a_version(
+    nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doc_id = local_at(nodes, "a")
+    nodes.network.down.add("b")
+    assert await nodes["a"].spread.write_local(BUCKET, doc_id, b"{}", None) == 1
+    assert nodes["b"].running.local.newest(doc_id) is None
+    nodes.network.down.clear()
+    monkeypatch.setattr(local_node, "GIVEN_S_MAX", 0.0)
+    assert await nodes["a"].spread.write_local(BUCKET, doc_id, b"{}", 1) == 2
+
+
+async def test_an_older_version_does_not_replace_a_newer_one(nodes: SpreadNodes) -> None:
+    doc_id = local_at(nodes, "a")
+    for rev in range(3):
+        await nodes["a"].spread.write_local(BUCKET, doc_id, b"{}", rev)
+    newest = nodes["b"].running.local.newest(doc_id)
+    assert newest is not None
+    assert newest.rev == 3
+    await nodes["b"].running.local.keep(doc_id, newest._replace(rev=2, number=2))
+    assert nodes["b"].running.local.newest(doc_id) == newest
+
+
+async def test_a_local_write_whose_answer_is_lost_is_ambiguous(nodes: SpreadNodes) -> None:
+    doc_id = local_at(nodes, "b")
+    nodes.network.after = lost(WriteLocal)
+    with pytest.raises(UnavailableError) as caught:
+        await nodes["a"].spread.write_local(BUCKET, doc_id, b"{}", None)
+    assert caught.value.code == "ambiguous"
+    assert nodes.network.requests(WriteLocal) == ["b"]
+    nodes.network.after = lost(ReadLocal)
+    assert await nodes["a"].spread.read_local(BUCKET, doc_id) is not None
+
+
+async def test_an_owner_that_moves_while_it_is_asked(nodes: SpreadNodes) -> None:
+    doc_id = local_at(nodes, "b")
+    partition = nodes["a"].running.bucket.partition_for(f"_local/{doc_id}".encode()).partition_id
+
+    async def move(name: str, asked: Asked) -> None:
+        if isinstance(asked, WriteLocal) and nodes.rows[partition] == "b":
+            await nodes.move(partition, "a")
+
+    nodes.network.before = move
+    assert await nodes["a"].spread.write_local(BUCKET, doc_id, b"{}", None) == 1
+    assert await nodes["a"].own.read_local(BUCKET, doc_id) is not None
+
+
+async def test_a_long_list_comes_in_portions(
+    nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_node, "PORTION_BYTES", 10)
+    for number in range(12):
+        await nodes["a"].spread.write_local(BUCKET, f"l{number}", b'{"n":1}', None)
+    listed = await nodes["a"].spread.locals(BUCKET)
+    assert [one.id for one in listed] == sorted(f"l{number}" for number in range(12))
+    assert len(nodes.network.requests(ListLocals)) > 1
+    nodes["b"].is_served = False
+    assert 0 < len(await nodes["a"].spread.locals(BUCKET)) < 12
+    nodes.network.answers["b"] = Done()
+    with pytest.raises(UnavailableError):
+        await nodes["a"].spread.locals(BUCKET)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millstream.databases.documents import distributed_reads as spread_reads
-from millstream.databases.documents import peer_requests as stored_documents
-from millstream.databases.documents.owner_calls import TRIES_MAX
+from millstream.databases.documents import local_node as stored_documents
+from millstream.databases.routing import TRIES_MAX
 from millstream.documents.stored import StoredDocument
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.gateway.core.api import stored as stored_host

@@ -11,8 +11,8 @@ import pytest
 from millstream.databases.documents import distributed_settings as spread_settings
 from millstream.databases.documents.distributed_settings import ASK_PAUSE_S, DistributedSettings
 from millstream.errors import UnavailableError
-from millstream.gateway.core.api.stored import Asked, AskSettings, KeepSettings
-from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
+from millstream.gateway.core.api.stored import Asked, AskSettings, KeepSettings, Numbered
+from support.http.sharing_nodes import BUCKET, SpreadNode, SpreadNodes, lost, sharing_nodes
 
 
 @pytest.fixture
@@ -68,10 +68,17 @@ async def test_a_node_that_has_nothing_of_the_bucket_need_not_hear(nodes: Spread
     assert (await nodes["c"].spread.settings(BUCKET)).revs_limit == 5, "it asks when it has"
 
 
+async def keep(node: SpreadNode, limit: int) -> None:
+    """Set a limit on one node alone."""
+    known = node.own.shared_settings(BUCKET)
+    newer = Numbered(known.revs_limit.number + 1, b"%d" % limit)
+    await node.own.keep_settings(BUCKET, known._replace(revs_limit=newer))
+
+
 async def test_who_was_silent_is_asked_again_later(nodes: SpreadNodes) -> None:
     now = 100.0
-    await nodes["b"].own.set_revs_limit(BUCKET, 7)
-    settings = DistributedSettings(nodes["a"], nodes["a"].own, nodes.network, lambda: now)  # type: ignore[arg-type]
+    await keep(nodes["b"], 7)
+    settings = DistributedSettings(nodes["a"].own, nodes["a"].route, lambda: now)
     nodes.network.down.add("b")
     await settings.learn(BUCKET)
     nodes.network.down.clear()
@@ -94,7 +101,7 @@ async def test_a_node_that_hangs_delays_nobody_for_long(
             await asyncio.Event().wait()
 
     nodes.network.before = hang
-    await nodes["b"].own.set_revs_limit(BUCKET, 7)
+    await keep(nodes["b"], 7)
     assert (await nodes["a"].spread.settings(BUCKET)).revs_limit == 7
 
 

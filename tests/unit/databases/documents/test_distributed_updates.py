@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.databases.documents import distributed_updates as spread_updates
-from millstream.databases.documents.owner_calls import TRIES_MAX
+from millstream.databases.routing import TRIES_MAX
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import LongDecision, interactive, replicated

@@ -7,16 +7,23 @@ import pytest
 from millstream.databases.documents import included_documents
 from millstream.databases.documents.included_documents import (
     PORTION_BYTES,
-    OwnDocuments,
+    AskedDocument,
+    DistributedTexts,
     WithDocuments,
 )
 from millstream.documents.sent import parse_sent
 from millstream.documents.updating import interactive
 from millstream.errors import UnavailableError, UsageError
 from millstream.gateway.aio.documents.attaching import keep_inline
+from millstream.gateway.core.api.stored import ReadStored
 from millstream.model.partitions import PartitionState
 from millstream.node.embedded import Node
 from millstream.views.core.query.rendering import SEPARATOR, head_text, rendered, tail_text
+from support.http.sharing_nodes import BUCKET, sharing_nodes
+from support.kv.running_bucket import put
+
+IMPOSSIBLE = ("", "x" * 1000, "_design/", "_x")
+"""No document can have such an id."""
 
 
 class FakeAnswer:
@@ -66,10 +73,12 @@ async def bucket(tmp_path):
         yield bucket
 
 
+def texts_of(bucket):
+    return DistributedTexts(bucket.node.engine.changes.router("b"))
+
+
 async def documents(bucket, rows, attachments=False, **options):
-    answer = WithDocuments(
-        answered(rows, **options), OwnDocuments(bucket, time.time_ns), attachments=attachments
-    )
+    answer = WithDocuments(answered(rows, **options), texts_of(bucket), attachments=attachments)
     assert answer.head == {"etag": "e"}
     text = b"".join([piece async for piece in answer])
     found = msgspec.json.decode(text)
@@ -106,8 +115,11 @@ async def test_values_link_to_documents(bucket):
         row("b", {"_id": "a", "_rev": newer["_rev"]}), row("b", {"_id": "a", "_rev": a["_rev"]}),
         row("b", {"_id": "none"}), row("b", {"_id": "_local/x"}), row("a", {"_id": 1}),
         row("a", {"_id": "a", "_rev": 5}), row("x", {"_id": "\ud7ff"}),
+        *(row("a", {"_id": impossible}) for impossible in IMPOSSIBLE),
     ]  # fmt: skip
-    assert await documents(bucket, rows) == [newer, None, None, None, newer, None, None]
+    assert await documents(bucket, rows) == [
+        newer, None, None, None, newer, None, None, *[None] * len(IMPOSSIBLE),
+    ]  # fmt: skip
 
 
 async def test_what_is_deleted_or_over_is_not_there(bucket):
@@ -137,12 +149,9 @@ async def test_attachments_stand_in_documents_where_they_are_asked_for(bucket, m
         "b", [("d", lambda one: interactive(one, sent, kept, revs_limit=9).document)],
         is_durable=True,
     )  # fmt: skip
-    read = bucket.node.engine._buckets.running["b"].blobs.read
 
     async def asked(doc_id, **options):
-        answer = WithDocuments(
-            answered([row(doc_id)]), OwnDocuments(bucket, time.time_ns, read), **options
-        )
+        answer = WithDocuments(answered([row(doc_id)]), texts_of(bucket), **options)
         (found,) = msgspec.json.decode(b"".join([piece async for piece in answer]))["rows"]
         return found["doc"]
 
@@ -175,9 +184,7 @@ async def test_no_more_is_held_than_a_portion(bucket, monkeypatch):
     monkeypatch.setattr(included_documents, "PORTION_ROWS_MAX", 10)
     bucket.put(b"big", b'{"x":"' + b"x" * (PORTION_BYTES - 100) + b'"}')
     rows = [row("a")] * 25 + [row("big")] * 4
-    pieces = [
-        piece async for piece in WithDocuments(answered(rows), OwnDocuments(bucket, time.time_ns))
-    ]
+    pieces = [piece async for piece in WithDocuments(answered(rows), texts_of(bucket))]
     assert max(map(len, pieces)) < 2 * PORTION_BYTES
     assert [piece.count(b'"doc":') for piece in pieces] == [9, 10, 7, 1, 1, 1, 0]
 
@@ -188,4 +195,64 @@ async def test_documents_elsewhere_are_said_to_be(bucket):
         await copies.set_state(partition.partition_id, PartitionState.REPLICA)
     with pytest.raises(UnavailableError) as caught:
         await documents(bucket, [row("a")])
+    assert caught.value.code == "not_my_partition"
+
+
+@pytest.fixture
+async def nodes(tmp_path):
+    async with sharing_nodes(tmp_path) as found:
+        yield found
+
+
+def texts_at(nodes, name):
+    return DistributedTexts(nodes[name].route(BUCKET))
+
+
+async def texts(source, asked):
+    found = [one async for one in source.texts(asked)]
+    return [one if one is None else msgspec.json.decode(one) for one in found]
+
+
+async def test_documents_of_both_nodes_come_in_order(nodes):
+    ids = [f"k{n}" for n in range(20)]
+    edits = [(one, put(b'{"n":"%b"}' % one.encode())) for one in ids]
+    await nodes["a"].spread.update(BUCKET, edits, is_durable=True)
+    await nodes["a"].spread.update(BUCKET, [("gone", put())], is_durable=True)
+    gone = nodes[nodes.owner("gone")].running.bucket.partition_for(b"gone")
+    gone.delete(b"gone", 0, time.time_ns())
+    no_ids = ["none", "_local/x", "\ud7ff", "gone", "\ud800", *IMPOSSIBLE]
+    asked = [AskedDocument(one) for one in [*ids, *no_ids, *ids]]
+    for name in "ab":
+        nodes.network.asked.clear()
+        found = await texts(texts_at(nodes, name), asked)
+        assert [one and one["n"] for one in found] == [*ids, *[None] * len(no_ids), *ids]
+        other = "b" if name == "a" else "a"
+        assert nodes.network.requests(ReadStored) == [other], "one request"
+    there = nodes.id_at("b", "k")
+    rev = (await texts(texts_at(nodes, "a"), [AskedDocument(there)]))[0]["_rev"]
+    asked = [AskedDocument(there, rev), AskedDocument(there, "1-other"), AskedDocument(there, 5)]
+    assert [one and one["_rev"] for one in await texts(texts_at(nodes, "a"), asked)] == [
+        rev, None, None,
+    ]  # fmt: skip
+
+
+async def test_attachments_of_another_node_come_from_there(nodes):
+    doc_id, host = nodes.id_at("b"), nodes["b"].spread
+    table = {"t": {"content_type": "image/png", "data": "Zmlyc3Q="}}
+    kept = await keep_inline(host, BUCKET, table)
+    sent = parse_sent(msgspec.json.encode({"_attachments": table}))
+    edit = (doc_id, lambda one: interactive(one, sent, kept, revs_limit=9).document)
+    await host.update(BUCKET, [edit], is_durable=True)
+    [found] = await texts(texts_at(nodes, "a"), [AskedDocument(doc_id, attachments=True)])
+    assert found["_attachments"]["t"]["data"] == "Zmlyc3Q="
+
+
+async def test_a_document_that_cannot_be_read_ends_the_answer(nodes):
+    nodes.network.down.add("b")
+    with pytest.raises(UnavailableError, match="b is down"):
+        await texts(texts_at(nodes, "a"), [AskedDocument(nodes.id_at("b"))])
+    nodes.network.down.clear()
+    nodes["a"].running.bucket.map = None
+    with pytest.raises(UnavailableError) as caught:
+        await texts(texts_at(nodes, "a"), [AskedDocument(nodes.id_at("b"))])
     assert caught.value.code == "not_my_partition"

@@ -1,4 +1,4 @@
-"""Documents of a node's buckets, on a real engine."""
+"""Documents of a bucket that is on this node only, on a real engine."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.data_directory.bucket_files import BucketRecord
-from millstream.databases.documents.local_documents import Documents
+from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.documents.purge_list import Purged
 from millstream.documents.tokens import parse_token, vector_to_json
 from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.api.documents import Written
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.partitions import PartitionState
-from support.kv.running_bucket import changes_here, opened, put
-
-
-class OneBucket:
-    """What `Documents` asks of the node's buckets."""
-
-    def __init__(self, running: BucketEngine) -> None:
-        self.running = running
-
-    def engine(self, name: str) -> BucketEngine:
-        if name != "b":
-            raise ConditionError("none", code="bucket_not_found")
-        return self.running
-
-    def records(self) -> list[BucketRecord]:
-        return [BucketRecord("b", "00", 4, "2026-01-02T03:04:05+00:00", "", None)]
+from support.http.sharing_nodes import Network, SpreadNode
+from support.kv.running_bucket import opened, put
 
 
 @pytest.fixture
@@ -42,9 +27,8 @@ async def running(tmp_path: Path) -> AsyncIterator[BucketEngine]:
     await engine.stop()
 
 
-def documents_of(running: BucketEngine) -> Documents:
-    changes = changes_here(running)
-    return Documents(OneBucket(running), changes)  # type: ignore[arg-type]
+def documents_of(running: BucketEngine) -> DistributedDocuments:
+    return SpreadNode("a", running, Network()).spread
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.databases.scans import bucket_view as seen_bucket
-from millstream.databases.scans.bucket_view import OwnerState, together
+from millstream.databases import routing
+from millstream.databases.routing import together
+from millstream.databases.scans.bucket_view import OwnerState
 from millstream.documents.tokens import SPREAD_EPOCH, may_hide
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.gateway.core.api.stored import Done, encode
+from millstream.gateway.core.bucket_parts import Histories, PartHistory
+from millstream.model.position import FailoverEntry, FailoverLog
 from support.views.spread_nodes import BUCKET, SpreadNodes
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_bucket, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(routing, "PAUSES_S", (0.0, 0.0))
 
 
 async def epoch_of(nodes: SpreadNodes, at: str = "a") -> int:
@@ -47,8 +51,21 @@ async def test_a_node_that_is_away_or_has_not_what_the_map_says() -> None:
     assert caught.value.code == "not_my_partition"
 
 
-@pytest.mark.parametrize("answer", [b"", b"{}", b'{"purges":"","partitions":[]}'])
-async def test_an_answer_that_is_none(answer: bytes) -> None:
+LOG = (FailoverEntry(1, 0, 0),)
+
+
+def histories(*numbers: int, log: FailoverLog = LOG) -> bytes:
+    return encode(Histories("0.1", [PartHistory(number, log, 0, 0, 0) for number in numbers]))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", encode(Done()), histories(), histories(0), histories(2), histories(1, 1),
+        histories(1, 2), histories(1, log=()),
+    ],
+)  # fmt: skip
+async def test_an_answer_about_other_partitions_is_no_answer(answer: bytes) -> None:
     nodes = SpreadNodes.false("ab")
     nodes["b"].on_chunk = lambda page, data: answer
     with pytest.raises(MillstreamError) as caught:

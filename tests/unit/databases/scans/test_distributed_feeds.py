@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream.databases import partition_owners as bucket_places
-from millstream.databases.scans import bucket_view as seen_bucket
+from millstream.databases import routing as bucket_places
 from millstream.databases.scans import distributed_feeds as spread_feeds
 from millstream.databases.scans import distributed_scans as spread_scans
 from millstream.databases.scans.distributed_feeds import DistributedWalk
@@ -27,7 +26,7 @@ PAUSES = (0.0, 0.0, 0.0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bucket_places, spread_feeds, spread_scans, seen_bucket):
+    for module in (bucket_places, spread_feeds, spread_scans):
         monkeypatch.setattr(module, "PAUSES_S", PAUSES)
 
 
@@ -154,11 +153,11 @@ async def test_a_node_that_has_nothing_new_is_not_asked_for_changes_again() -> N
     walk = await begun(nodes)
     await read(walk)
     assert not await walk.wait(0.001)
-    before = nodes["c"].asked.count("changes")
+    before = nodes["c"].asked.count("WantedChanges")
     nodes.write(1, "x")
     assert await walk.wait(60)
     assert len(await read(walk)) == 1
-    assert nodes["c"].asked.count("changes") == before
+    assert nodes["c"].asked.count("WantedChanges") == before
     walk.close()
     await closed(nodes)
 
@@ -262,7 +261,7 @@ async def test_a_node_that_breaks_off_is_asked_again_behind_what_came() -> None:
     def every_second(page: str, data: bytes) -> bytes | None:
         nonlocal count
         count += 1
-        return None if page == "changes" and count % 2 == 0 else data
+        return None if page == "WantedChanges" and count % 2 == 0 else data
 
     nodes["b"].on_chunk = every_second
     walk = await begun(nodes)
@@ -275,15 +274,15 @@ def cut(page: str, data: bytes) -> bytes:
 
 
 def noise(page: str, data: bytes) -> bytes:
-    return b"\xff" * 64 if page == "changes" else data
+    return b"\xff" * 64 if page == "WantedChanges" else data
 
 
 def other_partition(page: str, data: bytes) -> bytes:
-    return data.replace(b"\x9a\x00\x01", b"\x9a\x00\x00") if page == "changes" else data
+    return data.replace(b"\x9a\x00\x01", b"\x9a\x00\x00") if page == "WantedChanges" else data
 
 
 def no_frame(page: str, data: bytes) -> bytes:
-    return data.replace(b"\x80\x6f", b"\x80\x6e") if page == "changes" else data
+    return data.replace(b"\x80\x6f", b"\x80\x6e") if page == "WantedChanges" else data
 
 
 @pytest.mark.parametrize("nonsense", [cut, noise, other_partition, no_frame])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from millstream.databases.documents import local_parts as own_parts
+from millstream.databases import routing
+from millstream.databases.documents import local_node as own_parts
 from millstream.databases.documents.document_scan import DocumentScans
 from millstream.databases.scans import distributed_scans as spread_scans
 from millstream.documents.reading import PLAIN, text_of
@@ -24,7 +25,8 @@ OWNERS = "abab"
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
     """Both have all documents; what is not to be a node's is dead there."""
-    monkeypatch.setattr(spread_scans, "PAUSES_S", (0.0, 0.0, 0.0))
+    for module in (routing, spread_scans):
+        monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(own_parts, "FOUND_BYTES", 1)  # a message each
     running = {name: await opened(tmp_path / name) for name in "ab"}
     for engine in running.values():
@@ -81,7 +83,7 @@ async def test_figures_are_sums(nodes: SpreadNodes) -> None:
 
 
 async def test_texts_for_queries(nodes: SpreadNodes) -> None:
-    scans = DocumentScans(nodes["a"].changes.places, lambda: NOW)
+    scans = DocumentScans(nodes["a"].changes.router, lambda: NOW)
     found = scans.documents(BUCKET, "k10", "k20", descending=True, conflicts=False)
     texts = [one async for one in found]
     assert [doc_id for doc_id, _ in texts] == [f"k{n}" for n in range(20, 9, -1)]
@@ -119,7 +121,7 @@ async def test_a_scan_that_began_where_all_was_here_goes_on_elsewhere(nodes: Spr
         if len(seen) == 10:
             await move(nodes, partition_of(NAMES[20].encode(), 4), "b")
     assert seen == NAMES
-    assert "documents" in nodes["b"].asked
+    assert "WantedDocuments" in nodes["b"].asked
 
 
 async def test_a_query_that_began_where_all_was_here_goes_on_elsewhere(
@@ -127,7 +129,7 @@ async def test_a_query_that_began_where_all_was_here_goes_on_elsewhere(
 ) -> None:
     for number in (1, 3):
         await move(nodes, number, "a")
-    scans = DocumentScans(nodes["a"].changes.places, lambda: NOW)
+    scans = DocumentScans(nodes["a"].changes.router, lambda: NOW)
     seen = []
     found = scans.documents(BUCKET, None, None, descending=True, conflicts=False)
     async for doc_id, _ in found:
@@ -135,7 +137,7 @@ async def test_a_query_that_began_where_all_was_here_goes_on_elsewhere(
         if len(seen) == 10:
             await move(nodes, partition_of(NAMES[20].encode(), 4), "b")
     assert seen == [name for name in NAMES[::-1] if name[0] != "_"]
-    assert "documents" in nodes["b"].asked
+    assert "WantedDocuments" in nodes["b"].asked
 
 
 async def test_a_node_that_breaks_off_is_asked_again_and_one_that_is_dead_is_not(
@@ -146,7 +148,7 @@ async def test_a_node_that_breaks_off_is_asked_again_and_one_that_is_dead_is_not
     def every_third(page: str, data: bytes) -> bytes | None:
         nonlocal count
         count += 1
-        return None if page == "documents" and count % 3 == 0 else data
+        return None if page == "WantedDocuments" and count % 3 == 0 else data
 
     nodes["b"].on_chunk = every_third
     assert await ids(nodes) == NAMES
@@ -160,7 +162,7 @@ async def test_a_node_that_breaks_off_is_asked_again_and_one_that_is_dead_is_not
 @pytest.mark.parametrize("answer", [b"\0\0\0\2\x91\x04", b"\xff" * 9, b"\0\0\0\4\x92\x02\x91\xa0"])
 async def test_nonsense(nodes: SpreadNodes, answer: bytes) -> None:
     is_over = answer == b"\0\0\0\2\x91\x04"
-    nodes["b"].on_chunk = lambda page, data: answer if page == "documents" else data
+    nodes["b"].on_chunk = lambda page, data: answer if page == "WantedDocuments" else data
     if is_over:  # believed: it has nothing
         assert len(await ids(nodes)) < len(NAMES)
         return
@@ -174,7 +176,7 @@ async def test_what_comes_out_of_order_is_refused(nodes: SpreadNodes) -> None:
 
     def again(page: str, data: bytes) -> bytes:
         kept.append(data)
-        return kept[0] if page == "documents" and len(kept) == 3 else data
+        return kept[0] if page == "WantedDocuments" and len(kept) == 3 else data
 
     nodes["b"].on_chunk = again
     assert await ids(nodes) == NAMES, "it is asked again behind what was right"

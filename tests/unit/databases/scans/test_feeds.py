@@ -21,7 +21,7 @@ class Running:
 
 def changes_of(running):
     find = {"orders": running}.__getitem__
-    return NodeChanges(find, lambda name, node: None, Purges(find, lambda: 0.0))
+    return NodeChanges(find, lambda name: None, lambda name, node: None, Purges(find, lambda: 0.0))
 
 
 async def test_a_bucket_has_one_list_of_readers_which_ends_with_it():

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from millstream.errors import RemoteProtocolError
 from millstream.gateway.core.bucket_parts import (
     MESSAGE_BYTES_MAX,
-    Changed,
     Ended,
     Failed,
     Found,
+    PartChanges,
     PartCutter,
     Reached,
     ReceivedChanges,
@@ -23,7 +23,7 @@ from millstream.model.position import Position
 from support.streams.changing_bucket import ChangingBucket
 
 MESSAGES = [
-    Changed(3, 0xA, 0, 4, None, 4, 0xB, "0.1", [b"x", b""]),
+    PartChanges(3, 0xA, 0, 4, None, 4, 0xB, "0.1", [b"x", b""]),
     Reached([(3, Position(0xA, 4, 4, 4))], "0.1"),
     Found([b"a" * 70]),
     Failed("node_failed", "why"),
@@ -64,12 +64,12 @@ def test_a_change_is_one_from_end_to_end() -> None:
         assert not is_change(b"\x80\x57" + frame[2:])
 
 
-def piece(**members: object) -> Changed:
+def piece(**members: object) -> PartChanges:
     whole = {
         "partition": 0, "uuid": 0xA, "snap_start": 0, "snap_end": 3, "purge_seqno": None,
         "covered": 3, "branch": 1, "purges": "0.0", "frames": changes(),
     }  # fmt: skip
-    return Changed(**(whole | members))  # type: ignore[arg-type]
+    return PartChanges(**(whole | members))  # type: ignore[arg-type]
 
 
 def test_pieces_that_were_asked_for() -> None:

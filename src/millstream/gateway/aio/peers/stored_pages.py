@@ -1,21 +1,23 @@
-"""Documents as they are kept, for other nodes that share a bucket.
+"""Requests of other nodes that share a bucket.
 
-    POST /_millstream/buckets/NAME/stored        a request of `stored_host` -> its answer
+    POST /_millstream/buckets/NAME/stored        a request -> its answer, or a stream of messages
     GET /_millstream/buckets/NAME/blobs/HEX?begin=N&end=N    -> bytes of an attachment
     PUT /_millstream/buckets/NAME/blobs/HEX      keeps them
 
 Invariants:
 1. Only nodes of the cluster, and administrators, ask.
 2. A refusal of what was understood is an answer with status 200.
+3. No more of a stream is made than is taken.
 
-Elsewhere: who asks (`databases.documents.remote_nodes`), who answers
-(`databases.documents.peer_requests`).
+Elsewhere: requests and answers (`gateway.core.api.stored`), who asks (`databases.remote_node`),
+who answers (`databases.documents.local_node`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Final
 
 from aiohttp import web
@@ -27,6 +29,7 @@ from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.stored import (
     REQUEST_BYTES_MAX,
     Answer,
+    Streamed,
     decode_asked,
     encode,
     refused,
@@ -40,15 +43,19 @@ _BINARY: Final = "application/octet-stream"
 _BLOB: Final = "/_millstream/buckets/{name}/blobs/{sha256:[0-9a-f]{64}}"
 
 
-async def _stored(request: web.Request) -> web.Response:
+async def _stored(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
     asked = decode_asked(await read_body(request, REQUEST_BYTES_MAX))
+    node, name = request.app[HOST].stored, request.match_info["name"]
     found: Answer
-    try:
-        with WhileThere(request):
-            found = await request.app[HOST].stored.answer(request.match_info["name"], asked)
-    except MillstreamError as error:
-        found = refused(error)
+    with WhileThere(request):
+        if isinstance(asked, Streamed):
+            async with aclosing(node.stream(name, asked)) as messages:
+                return await stream(request, messages, {}, content_type=_BINARY)
+        try:
+            found = await node.answer(name, asked)
+        except MillstreamError as error:
+            found = refused(error)
     return web.Response(body=encode(found), content_type=_BINARY)
 
 

@@ -1,7 +1,7 @@
-"""Interface for the changes of a node's databases, and of its own partitions.
+"""Interface for the changes of a node's databases.
 
-Elsewhere: the implementation (`databases.scans.feeds`, `databases.documents.local_parts`), the
-rest of the node (`gateway.core.api.node`).
+Elsewhere: the implementation (`databases.scans.feeds`), the rest of the node
+(`gateway.core.api.node`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from millstream.documents.tokens import History, TokenWriter, Vector
-from millstream.gateway.core.bucket_parts import (
-    Figures,
-    Histories,
-    WantedChanges,
-    WantedDocuments,
-    WantedHistories,
-    WantedPart,
-)
 from millstream.kv.core.revisions.changes_feed import Piece
 
-__all__ = ["ChangesApi", "ChangesWalk", "DatabaseChanges", "PartApi"]
+__all__ = ["ChangesApi", "ChangesWalk", "DatabaseChanges"]
 
 
 class ChangesWalk(Protocol):
@@ -110,26 +102,3 @@ class ChangesApi(Protocol):
         Raises:
             UnavailableError: `disk_full`.
         """
-
-
-class PartApi(Protocol):
-    """A node's own partitions of a bucket, for nodes that answer for the whole bucket.
-
-    Every call may raise `ConditionError` (`bucket_not_found`: also for another uuid) and
-    `UnavailableError` (`bucket_failed`; `not_my_partition`: one of those is not active here).
-    """
-
-    async def histories(self, bucket: str, wanted: WantedHistories) -> Histories:
-        """Return the histories of partitions; on request only once one has something new."""
-
-    def changes(self, bucket: str, wanted: WantedChanges) -> AsyncGenerator[bytes, None]:
-        """Yield changes as messages of `gateway.core.bucket_parts`."""
-
-    def documents(self, bucket: str, wanted: WantedDocuments) -> AsyncGenerator[bytes, None]:
-        """Yield documents by id as messages of `gateway.core.bucket_parts`."""
-
-    async def figures(self, bucket: str, wanted: WantedPart) -> Figures:
-        """Return the number of documents, and their size."""
-
-    async def count_purge(self, bucket: str, uuid: str, *, is_made: bool) -> None:
-        """Count durably a purge that is about to be made, or was made."""

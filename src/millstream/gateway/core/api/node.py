@@ -13,7 +13,7 @@ import msgspec
 
 from millstream.access.users import UserStore
 from millstream.errors import MillstreamError
-from millstream.gateway.core.api.changes import ChangesApi, PartApi
+from millstream.gateway.core.api.changes import ChangesApi
 from millstream.gateway.core.api.coverage import CoverageApi
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.api.replications import ReplicationApi
@@ -382,10 +382,6 @@ class NodeApi(CommonNodeApi, Protocol):
     @property
     def changes(self) -> ChangesApi:
         """Return the changes of the databases."""
-
-    @property
-    def parts(self) -> PartApi:
-        """Return this node's partitions, for nodes that answer for a whole bucket."""
 
     @property
     def coverage(self) -> CoverageApi:

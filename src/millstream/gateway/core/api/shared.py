@@ -1,31 +1,20 @@
 """Interface for what other nodes of the cluster are told about a node.
 
-Elsewhere: the implementation (`databases.shared_answers`), stored documents
+Elsewhere: the implementation (`databases.shared_answers`), requests of other nodes
 (`gateway.core.api.stored`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-__all__ = ["AskedDocument", "SharedApi"]
-
-
-class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
-    """A document that belongs to a row of a view, or that another node requests."""
-
-    id: str
-    rev: Any = None
-    """Only in this revision; None: in its current one."""
-    attachments: bool = False
-    """Include the data of its attachments."""
+__all__ = ["SharedApi"]
 
 
 class SharedApi(Protocol):
-    """The description of a node for others, and the documents that they request."""
+    """The description of a node for others."""
 
     def listed(self) -> msgspec.Struct:
         """Return the buckets, each with a value that changes with its description."""
@@ -36,12 +25,4 @@ class SharedApi(Protocol):
         Raises:
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`.
-        """
-
-    async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:
-        """Return the texts of the first documents, as many as fit into an answer.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`; `not_my_partition`.
         """

@@ -1,4 +1,4 @@
-"""Requests and answers about documents between nodes that share a bucket, in MessagePack.
+"""Requests between nodes that share a bucket, and the answers, in MessagePack.
 
 A document goes from node to node as it is stored: frame and side. A node that changes one decides
 on this stored version, and sends the new document with the version on which it was decided. The
@@ -11,13 +11,14 @@ Invariants:
 3. Settings are joined: for each the one with the larger number counts, on whatever node it was
    set.
 
-Elsewhere: the page (`gateway.aio.peers.stored_pages`), the answering side
-(`databases.documents.peer_requests`), the requesting side (`databases.documents.remote_nodes`).
+Elsewhere: requests for whole partitions (`gateway.core.bucket_parts`), the page
+(`gateway.aio.peers.stored_pages`), the answering side (`databases.documents.local_node`), the
+requesting side (`databases.remote_node`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -34,15 +35,24 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.gateway.core.api.documents import Blob, LocalDocument
+from millstream.gateway.core.bucket_parts import (
+    Figures,
+    Form,
+    Histories,
+    WantedChanges,
+    WantedDocuments,
+    WantedFigures,
+    WantedHistories,
+)
 from millstream.kv.core.revisions.revision_store import Version
 
 __all__ = [
     "CHANGES_MAX", "IDS_MAX", "PORTION_BYTES", "REQUEST_BYTES_MAX", "Answer", "AskPurges",
-    "AskSettings", "Asked", "Change", "Changed", "Commit", "Done", "KeepLocal", "KeepSettings",
-    "Lacking", "LimitPurges", "ListLocals", "LocalList", "LocalVersion", "Numbered", "Placed",
-    "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings", "Stored", "StoredApi",
-    "StoredList", "WriteLocal", "WriteStored", "WrittenList", "decode_answer", "decode_asked",
-    "encode", "error_of", "refused",
+    "AskSettings", "Asked", "Change", "Changed", "Commit", "CountPurge", "Done", "KeepLocal",
+    "KeepSettings", "Lacking", "LimitPurges", "ListLocals", "LocalList", "LocalVersion",
+    "Numbered", "Placed", "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings",
+    "Stored", "StoredApi", "StoredList", "Streamed", "WriteLocal", "WriteStored",
+    "WrittenList", "decode_answer", "decode_asked", "encode", "error_of", "refused",
 ]  # fmt: skip
 
 IDS_MAX: Final = 1000
@@ -55,30 +65,28 @@ REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
 """A request: a batch, and one more document with the largest possible metadata."""
 
 
-class _Form(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
-    """Told apart by the name in front."""
-
-
 # -- documents
 
 
-class ReadStored(_Form, frozen=True):
+class ReadStored(Form, frozen=True):
     """Return documents: `StoredList`, of the first ones as many as fit, at least one."""
 
     uuid: str
     ids: list[str]
     is_durable: bool
     """Wait until the returned versions can no longer be lost."""
+    bytes_max: int = PORTION_BYTES
+    """No more documents are answered once the answer has this size."""
 
 
-class Stored(_Form, frozen=True):
+class Stored(Form, frozen=True):
     """A document as stored."""
 
     frame: bytes
     side: bytes
 
 
-class Refused(_Form, frozen=True):
+class Refused(Form, frozen=True):
     """Why something was not done."""
 
     kind: str
@@ -87,7 +95,7 @@ class Refused(_Form, frozen=True):
     reason: str
 
 
-class StoredList(_Form, frozen=True):
+class StoredList(Form, frozen=True):
     """In the order of the ids; None: there was never one."""
 
     documents: list[Stored | Refused | None]
@@ -103,7 +111,7 @@ class Change(NamedTuple):
     sidecar: bytes
 
 
-class WriteStored(_Form, frozen=True):
+class WriteStored(Form, frozen=True):
     """Write documents that have not changed: `WrittenList`."""
 
     uuid: str
@@ -111,23 +119,23 @@ class WriteStored(_Form, frozen=True):
     is_durable: bool
 
 
-class Placed(_Form, frozen=True):
+class Placed(Form, frozen=True):
     """A change was made."""
 
     seqno: int
 
 
-class Changed(_Form, frozen=True):
+class Changed(Form, frozen=True):
     """Nothing was written: the document has changed."""
 
 
-class Lacking(_Form, frozen=True):
+class Lacking(Form, frozen=True):
     """Nothing was written: bytes that the document newly names are not here."""
 
     blobs: list[bytes]
 
 
-class WrittenList(_Form, frozen=True):
+class WrittenList(Form, frozen=True):
     """In the order of the changes."""
 
     changes: list[Placed | Changed | Lacking | Refused]
@@ -136,14 +144,14 @@ class WrittenList(_Form, frozen=True):
 # -- local documents
 
 
-class ReadLocal(_Form, frozen=True):
+class ReadLocal(Form, frozen=True):
     """Return a local document: `LocalList` of one, or of none."""
 
     uuid: str
     id: str
 
 
-class WriteLocal(_Form, frozen=True):
+class WriteLocal(Form, frozen=True):
     """Replace one; None: delete it; `rev` as `DocumentApi.write_local` has it: `Done`."""
 
     uuid: str
@@ -161,7 +169,7 @@ class LocalVersion(NamedTuple):
     number: int
 
 
-class KeepLocal(_Form, frozen=True):
+class KeepLocal(Form, frozen=True):
     """Store what a local document's owner wrote, for use after a change of owner: `Done`."""
 
     uuid: str
@@ -169,7 +177,7 @@ class KeepLocal(_Form, frozen=True):
     version: LocalVersion
 
 
-class ListLocals(_Form, frozen=True):
+class ListLocals(Form, frozen=True):
     """Return those whose partition is active there: `LocalList`, as many as fit."""
 
     uuid: str
@@ -177,7 +185,7 @@ class ListLocals(_Form, frozen=True):
     """Only larger ids."""
 
 
-class LocalList(_Form, frozen=True):
+class LocalList(Form, frozen=True):
     """By id."""
 
     documents: list[LocalDocument]
@@ -210,45 +218,52 @@ class SharedSettings(NamedTuple):
         )
 
 
-class AskSettings(_Form, frozen=True):
+class AskSettings(Form, frozen=True):
     """Return the settings of that node: `KeepSettings`."""
 
     uuid: str
 
 
-class KeepSettings(_Form, frozen=True):
+class KeepSettings(Form, frozen=True):
     """Store newer settings durably: `Done`."""
 
     uuid: str
     settings: SharedSettings
 
 
-class AskPurges(_Form, frozen=True):
+class AskPurges(Form, frozen=True):
     """Return the latest purges requested from that node: `Purges`."""
 
     uuid: str
 
 
-class Purges(_Form, frozen=True):
+class Purges(Form, frozen=True):
     """The purges of one node."""
 
     found: PurgeList
 
 
-class LimitPurges(_Form, frozen=True):
+class LimitPurges(Form, frozen=True):
     """Set the number of purges remembered there: `Done`."""
 
     uuid: str
     limit: int
 
 
-class Commit(_Form, frozen=True):
+class Commit(Form, frozen=True):
     """Return once everything accepted there before is durable: `Done`."""
 
     uuid: str
 
 
-class Done(_Form, frozen=True):
+class CountPurge(Form, frozen=True):
+    """Count durably a purge that is about to be made, or was made: `Done`."""
+
+    uuid: str
+    is_made: bool
+
+
+class Done(Form, frozen=True):
     """It was done."""
 
     number: int = 0
@@ -267,11 +282,27 @@ Asked = (
     | AskPurges
     | LimitPurges
     | Commit
+    | CountPurge
+    | WantedHistories
+    | WantedFigures
 )
-Answer = StoredList | WrittenList | LocalList | KeepSettings | Purges | Done | Refused
+"""Answered by one message."""
+Streamed = WantedChanges | WantedDocuments
+"""Answered by a stream of messages."""
+Answer = (
+    StoredList
+    | WrittenList
+    | LocalList
+    | KeepSettings
+    | Purges
+    | Histories
+    | Figures
+    | Done
+    | Refused
+)
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_asked: Final = msgspec.msgpack.Decoder(Asked).decode
+_asked: Final = msgspec.msgpack.Decoder(Asked | Streamed).decode
 _answer: Final = msgspec.msgpack.Decoder(Answer).decode
 _KINDS: Final = {
     kind.__name__: kind
@@ -282,16 +313,16 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
-def decode_asked(data: bytes) -> Asked:
+def decode_asked(data: bytes) -> Asked | Streamed:
     """Decode a request.
 
     Raises:
         UsageError: it is invalid.
     """
     try:
-        asked: Asked = _asked(data)
+        asked: Asked | Streamed = _asked(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"this asks for nothing of stored documents: {error}") from error
+        raise UsageError(f"this is no request between nodes: {error}") from error
     if isinstance(asked, ReadStored) and not 1 <= len(asked.ids) <= IDS_MAX:
         raise UsageError(f"1 to {IDS_MAX} documents are asked for at a time")
     if isinstance(asked, WriteStored) and not 1 <= len(asked.changes) <= CHANGES_MAX:
@@ -332,8 +363,16 @@ class StoredApi(Protocol):
             MillstreamError: as `DocumentApi` does; nothing was done.
         """
 
+    def stream(self, bucket: str, asked: Streamed) -> AsyncGenerator[bytes, None]:
+        """Yield the messages of `gateway.core.bucket_parts` that answer another node.
+
+        An error is the last message.
+        """
+
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
         """Store bytes of an attachment durably."""
 
-    def open_blob(self, bucket: str, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    def open_blob(
+        self, bucket: str, sha256: bytes, begin: int, end: int
+    ) -> AsyncGenerator[bytes, None]:
         """Return a range of bytes of an attachment; raises as `DocumentApi.open_blob`."""

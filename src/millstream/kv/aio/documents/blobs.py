@@ -22,7 +22,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -170,7 +170,7 @@ class BlobFiles:
             self._synced.add(target.parent)
         self._unsynced.discard(sha256)
 
-    async def read(self, sha256: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    async def read(self, sha256: bytes, begin: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the bytes in [begin, end); the last ones of a whole file only after verification.
 
         Raises:

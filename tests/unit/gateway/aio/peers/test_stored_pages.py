@@ -6,6 +6,7 @@ import pytest
 
 from millstream.errors import ConditionError
 from millstream.gateway.core.api.stored import Commit, Done, ListLocals, decode_answer, encode
+from millstream.gateway.core.bucket_parts import Ended, WantedDocuments, framed
 
 STORED = "/_millstream/buckets/orders/stored"
 DATA = b"bytes of an attachment" * 10
@@ -23,6 +24,13 @@ async def test_a_refusal_is_an_answer(client, open_host):
     response = await client.post(STORED, data=encode(ListLocals("u", "")))
     found = decode_answer(await response.read())
     assert (response.status, found.kind, found.code) == (200, "ConditionError", "bucket_not_found")
+
+
+async def test_a_stream_is_its_messages(client, open_host):
+    wanted = WantedDocuments("u", [0], b"", b"\xff")
+    response = await client.post(STORED, data=encode(wanted))
+    assert (response.status, await response.read()) == (200, framed(Ended()))
+    assert open_host.stored.asked == [("orders", wanted)]
 
 
 async def test_what_is_no_request(client, body):

@@ -1,19 +1,23 @@
-"""What a node answers to others that share a bucket, and to whoever asks for what it is not."""
+"""What a node answers to other nodes: documents, and its partitions."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from millstream.databases.documents import peer_requests as stored_documents
+from millstream.databases.documents import local_node as stored_documents
 from millstream.documents.stored import Packed, pack
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.api.stored import (
     Change,
     Changed,
     Commit,
+    CountPurge,
+    Done,
     Lacking,
     ListLocals,
     Placed,
@@ -26,10 +30,25 @@ from millstream.gateway.core.api.stored import (
     WriteStored,
     WrittenList,
 )
+from millstream.gateway.core.bucket_parts import (
+    Failed,
+    Histories,
+    PartChanges,
+    PartCutter,
+    Reached,
+    WantedChanges,
+    WantedFigures,
+    WantedHistories,
+)
 from millstream.kv.core.revisions.revision_store import Kept, Version
 from millstream.model.partitions import PartitionState
+from millstream.model.position import Position
+from millstream.wire.frames import seqno_of
 from support.http.revised_documents import with_leaf
 from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
+from support.views.spread_nodes import BUCKET as PARTS
+from support.views.spread_nodes import Node
+from support.views.spread_nodes import SpreadNodes as FalseNodes
 
 REV = "1-" + "a" * 32
 
@@ -122,11 +141,10 @@ async def test_an_answer_is_bounded(nodes: SpreadNodes, monkeypatch: pytest.Monk
 
 
 async def test_what_is_read(nodes: SpreadNodes) -> None:
-    [nothing, elsewhere, illegal] = await read(nodes, nodes.id_at("a"), nodes.id_at("b"), "_x")
+    [nothing, elsewhere] = await read(nodes, nodes.id_at("a"), nodes.id_at("b"))
     assert nothing is None
     assert isinstance(elsewhere, Refused)
-    assert isinstance(illegal, Refused)
-    assert (elsewhere.code, illegal.code) == ("not_my_partition", "illegal_docid")
+    assert elsewhere.code == "not_my_partition"
 
 
 async def test_another_bucket_of_the_name_is_not_meant(nodes: SpreadNodes) -> None:
@@ -155,3 +173,108 @@ async def test_a_partition_that_is_stopped_is_not_written(nodes: SpreadNodes) ->
     refusal = await write(nodes, doc_id, None, packed())
     assert isinstance(refusal, Refused)
     assert refusal.code == "not_my_partition"
+
+
+# -- partitions
+
+NOWHERE = Position()
+
+
+@pytest.fixture
+def node() -> Node:
+    nodes = FalseNodes.false("aab")
+    nodes.write(0, "ab")
+    nodes.write(1, "abc")
+    return nodes["a"]
+
+
+async def read_part(node: Node, partitions: list[int], *positions: Position) -> list[Any]:
+    wanted = WantedChanges("u1", partitions, list(positions), False)
+    cutter = PartCutter()
+    return [
+        message
+        async for data in node.stored.stream(PARTS, wanted)
+        for message in cutter.receive(data)
+    ]
+
+
+async def histories(node: Node, wanted: WantedHistories) -> Histories:
+    found = await node.stored.answer(PARTS, wanted)
+    assert isinstance(found, Histories)
+    return found
+
+
+async def test_changes_of_partitions_from_where_a_reader_stands(node: Node) -> None:
+    *pieces, end = await read_part(node, [1, 0], NOWHERE, Position(0xA001, 1, 1, 1))
+    assert all(isinstance(piece, PartChanges) for piece in pieces)
+    found = {piece.partition: [seqno_of(frame) for frame in piece.frames] for piece in pieces}
+    assert found == {0: [2], 1: [1, 2, 3]}
+    assert isinstance(end, Reached)
+    ends = dict(end.positions)
+    assert (ends[0].seqno, ends[1].seqno) == (2, 3)
+    assert not len(node.changes.of(PARTS))
+
+
+async def test_a_reader_is_judged_by_the_history_here(node: Node) -> None:
+    [end] = await read_part(node, [0], Position(0xA001, 2, 2, 2))
+    assert dict(end.positions)[0].seqno == 2
+    *_, end = await read_part(node, [0], Position(0xBAD, 7, 7, 7))
+    assert dict(end.positions)[0].seqno == 2
+    node.bucket.partitions[0].fail_over(1)
+    [end] = await read_part(node, [0], Position(0xA001, 2, 2, 2))
+    assert dict(end.positions)[0].seqno == 1
+
+
+async def test_a_partition_that_goes_in_the_middle(node: Node) -> None:
+    node.bucket.partitions[1].forget_memory(3)
+    wanted = WantedChanges("u1", [1], [NOWHERE], False)
+    cutter, found = PartCutter(), list[Any]()
+    async for data in node.stored.stream(PARTS, wanted):
+        found += cutter.receive(data)
+        node.bucket.partitions[1].state = PartitionState.DEAD
+        node.bucket.partitions[1].lose_holds()
+    assert isinstance(found[0], PartChanges)
+    assert isinstance(found[-1], Failed)
+    assert found[-1].code == "not_my_partition"
+
+
+async def test_how_partitions_stand_at_once_or_once_there_is_more(node: Node) -> None:
+    said = await histories(node, WantedHistories("u1", [1, 0]))
+    assert [(one.partition, one.high_seqno, one.mark) for one in said.partitions] == [
+        (1, 3, 3), (0, 2, 2),
+    ]  # fmt: skip
+    assert said.purges == "0.1"
+    at = Position(0xA001, 2, 2, 2)
+    wanted = WantedHistories("u1", [0], [at], 60.0)
+    waiting = asyncio.ensure_future(histories(node, wanted))
+    await node.bucket.until_read()
+    assert not waiting.done()
+    node.bucket.write(0, "x")
+    assert (await waiting).partitions[0].mark == 3
+    wanted = WantedHistories("u1", [0], [Position(0xA001, 3, 3, 3)], 0.001)
+    assert (await histories(node, wanted)).partitions[0].mark == 3
+    assert not node.bucket.durable_callbacks
+
+
+async def test_what_is_refused(node: Node) -> None:
+    for asked in (WantedHistories("other", [0]), CountPurge("other", False)):
+        with pytest.raises(ConditionError):
+            await node.stored.answer(PARTS, asked)
+    with pytest.raises(UnavailableError, match="partition 2"):
+        await node.stored.answer(PARTS, WantedFigures("u1", [0, 2]))
+    for partitions in ([], [3], [-1], [0, 0]):
+        with pytest.raises(UsageError):
+            await histories(node, WantedHistories("u1", partitions))
+    none = Position(1, 3, 2, 2), Position(1, 1, 2, 2), Position(-1)
+    for positions in ([], [NOWHERE, NOWHERE], *([position] for position in none)):
+        [failed] = await read_part(node, [0], *positions)
+        assert (type(failed), failed.code) == (Failed, "bad_request")
+    [failed] = await read_part(node, [2], NOWHERE)
+    assert failed.code == "not_my_partition"
+
+
+async def test_a_purge_is_counted_twice(node: Node) -> None:
+    for is_made in (False, True):
+        assert await node.stored.answer(PARTS, CountPurge("u1", is_made)) == Done()
+    said = await histories(node, WantedHistories("u1", [0]))
+    assert said.purges == "2.1"

@@ -1,0 +1,209 @@
+"""Where the partitions of a bucket are, and operations at the owner of a document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millstream.cluster.cluster_state import NodeAt
+from millstream.databases import routing
+from millstream.databases.remote_node import RemoteNode
+from millstream.databases.routing import (
+    HERE,
+    TRIES_MAX,
+    HereNode,
+    KnownPlace,
+    Router,
+    ambiguous,
+    at_owner,
+    has_moved,
+    is_elsewhere,
+    nowhere,
+)
+from millstream.errors import (
+    ConditionError,
+    OutcomeUnknownError,
+    RoutingError,
+    UnavailableError,
+)
+from millstream.gateway.core.api.stored import Asked, Commit
+from millstream.kv.core.bucket import Bucket
+from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.partitions import PartitionState
+from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
+from support.kv.running_bucket import opened
+from support.views.spread_nodes import BUCKET as PARTS
+from support.views.spread_nodes import SpreadNodes as FalseNodes
+
+B, C = NodeAt("b", 2), NodeAt("c", 2)
+
+
+def parts_of(nodes: FalseNodes) -> Router:
+    return nodes["a"].changes.router(PARTS)
+
+
+def test_what_is_active_here_is_here_and_the_map_says_the_rest() -> None:
+    nodes = FalseNodes.false("abcab")
+    router = parts_of(nodes)
+    assert router.plan(range(5)) == ([0, 3], {B: [1, 4], C: [2]}, [])
+    assert router.plan([2, 0]) == ([0], {C: [2]}, [])
+    assert router.others() == [B, C]
+    assert router.is_shared
+    assert not router.is_whole
+    nodes.tell_map("bbaab")
+    assert router.plan(range(5)) == ([0, 3], {B: [1, 4]}, [2])
+
+
+def test_what_moves_is_here_until_it_has_moved() -> None:
+    nodes = FalseNodes.false("ab")
+    partition = nodes["a"].bucket.partitions[0]
+    partition.state, partition.is_suspended = PartitionState.DEAD, True
+    assert parts_of(nodes).plan([0]).own == [0]
+
+
+def test_without_a_map_there_is_no_other_node() -> None:
+    nodes = FalseNodes.false("ab")
+    nodes["a"].bucket.map = None
+    router = parts_of(nodes)
+    assert router.plan([0, 1]) == ([0], {}, [1])
+    assert not router.is_shared
+    assert router.others() == []
+
+
+def test_which_errors_may_be_another_nodes_answer() -> None:
+    assert is_elsewhere(nowhere([3, 2]))
+    assert "partition 2" in str(nowhere([3, 2]))
+    assert is_elsewhere(RoutingError("", code="not_my_partition"))
+    assert is_elsewhere(UnavailableError("", code="node_failed"))
+    assert not is_elsewhere(UnavailableError("", code="bucket_failed"))
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
+    monkeypatch.setattr(routing, "PAUSE_S", 0)
+    async with sharing_nodes(tmp_path) as found:
+        yield found
+
+
+def router_of(bucket: Bucket) -> Router:
+    def nobody(node: NodeAt) -> RemoteNode:
+        raise AssertionError(f"{node} is asked")
+
+    return Router(bucket, HereNode(BUCKET, None), nobody)  # type: ignore[arg-type]
+
+
+async def test_a_bucket_without_a_map_is_here(tmp_path: Path) -> None:
+    running = await opened(tmp_path)
+    bucket = running.bucket
+    router = router_of(bucket)
+    assert router.is_alone
+    assert router.others() == []
+    assert router.place(b"x") == HERE
+    bucket.set_map(BucketMap(1, (NodeAddress("a", "h", 1, 2),), (("a",),) * 4), "a")
+    assert router.is_alone
+    assert router.others() == []
+    await running.stop()
+
+
+async def test_what_is_active_here_is_here_whatever_the_map_says(nodes: SpreadNodes) -> None:
+    bucket = nodes["a"].running.bucket
+    router = router_of(bucket)
+    here, there = nodes.id_at("a"), nodes.id_at("b")
+    assert not router.is_alone
+    assert (router.place(here.encode()), router.place(there.encode())) == (HERE, NodeAt("b", 1))
+    assert router.others() == [NodeAt("b", 1)]
+    nodes.give_map("bbbb")
+    assert router.place(here.encode()) == HERE
+    await nodes.set_state(
+        "a", bucket.partition_for(here.encode()).partition_id, PartitionState.DEAD
+    )
+    assert router.place(here.encode()) == NodeAt("b", 1)
+
+
+async def test_nobody_has_what_is_to_be_here_and_is_not(nodes: SpreadNodes) -> None:
+    bucket, doc_id = nodes["a"].running.bucket, nodes.id_at("a")
+    router = router_of(bucket)
+    number = bucket.partition_for(doc_id.encode()).partition_id
+    await nodes.set_state("a", number, PartitionState.DEAD)
+    assert router.place(doc_id.encode()) is None
+    error = router.no_owner(doc_id.encode())
+    assert (error.code, error.retry) == ("not_my_partition", "refresh_map")
+    assert "this node is to have it" in str(error)
+
+
+class Doing:
+    """Nodes that fail with what is left in `failures`; remembers which were asked."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.done: list[str] = []
+
+    def node(self, place: KnownPlace) -> Any:
+        return SimpleNamespace(ask=partial(self.ask, place if place == HERE else place.host))
+
+    async def ask(self, name: str, asked: Asked, kind: type[str]) -> str:
+        self.done.append(name)
+        if self.failures:
+            raise self.failures.pop(0)
+        return name
+
+
+async def do(nodes: SpreadNodes, owner: str, doing: Doing, *, is_harmless: bool = True) -> str:
+    router, key = nodes["a"].route(BUCKET), nodes.id_at(owner).encode()
+    router.node = doing.node  # type: ignore[method-assign]
+    return await at_owner(router, key, Commit(UUID), str, is_harmless=is_harmless)
+
+
+MOVED = UnavailableError("it moved", code="not_my_partition")
+LOST = OutcomeUnknownError("lost", code="node_failed")
+
+
+async def test_it_is_done_once_where_the_document_is(nodes: SpreadNodes) -> None:
+    assert await do(nodes, "a", Doing()) == "here"
+    assert await do(nodes, "b", Doing()) == "b"
+
+
+async def test_who_has_it_no_more_is_asked_again(nodes: SpreadNodes) -> None:
+    for owner in "ab":
+        doing = Doing(MOVED, MOVED)
+        await do(nodes, owner, doing, is_harmless=False)
+        assert len(doing.done) == 3
+        doing = Doing(*[MOVED] * TRIES_MAX)
+        with pytest.raises(UnavailableError, match="it moved"):
+            await do(nodes, owner, doing)
+        assert len(doing.done) == TRIES_MAX
+
+
+async def test_what_was_lost_is_repeated_once_if_that_is_harmless(nodes: SpreadNodes) -> None:
+    doing = Doing(LOST)
+    assert await do(nodes, "b", doing) == "b"
+    with pytest.raises(OutcomeUnknownError):
+        await do(nodes, "b", Doing(LOST, LOST))
+    doing = Doing(LOST)
+    with pytest.raises(UnavailableError) as caught:
+        await do(nodes, "b", doing, is_harmless=False)
+    assert caught.value.code == "ambiguous"
+    assert doing.done == ["b"]
+
+
+async def test_other_refusals_are_told(nodes: SpreadNodes) -> None:
+    with pytest.raises(ConditionError):
+        await do(nodes, "b", Doing(ConditionError("no", code="conflict")))
+
+
+async def test_no_node_has_it(nodes: SpreadNodes) -> None:
+    partition = nodes["a"].running.bucket.partition_for(nodes.id_at("a").encode())
+    await nodes.set_state("a", partition.partition_id, PartitionState.DEAD)
+    with pytest.raises(UnavailableError) as caught:
+        await do(nodes, "a", Doing())
+    assert has_moved(caught.value)
+
+
+def test_what_is_not_known_says_what_happened() -> None:
+    error = ambiguous("x", LOST)
+    assert (error.code, "'x'" in str(error), "lost" in str(error)) == ("ambiguous", True, True)
