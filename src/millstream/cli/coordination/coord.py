@@ -25,9 +25,10 @@ from typing import Any, Final, Self
 from millstream.cli.connect import Who, connection_of
 from millstream.cluster.pages import coord_port_of
 from millstream.coordination.aio.client.link import Link
+from millstream.coordination.core.client.errors import kind_of
 from millstream.coordination.core.client.wire import hello, packed
 from millstream.coordination.core.shell.replies import Reply, ReplyCutter
-from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.runtime.loop_thread import LoopThread
 
 __all__ = [
@@ -52,8 +53,10 @@ REPLIES_MAX: Final = 2_000
 _PAUSE_S: Final = 0.2
 _CONFIRMING: Final = ((b"subscribe",), (b"unsubscribe",))
 """Pushes that begin like this answer a command."""
-_ACCESS: Final = ("NOAUTH", "NOPERM", "WRONGPASS")
-_USAGE: Final = ("BADARG", "BADCONFIG", "UNKNOWN_COMMAND", "EXISTS", "ERROR_DOES_NOT_EXISTS")
+_KINDS: Final[dict[str, type[MillstreamError]]] = {
+    "ERR": UnavailableError, "UNKNOWN": UnavailableError, "ERROR_DOES_NOT_EXISTS": UsageError,
+}  # fmt: skip
+"""Codes that mean something else where nodes and groups are named, and not elements."""
 
 
 class Coordination:
@@ -210,11 +213,7 @@ class Coordination:
 def error_of(text: str) -> MillstreamError:
     """Return the exception that an error reply stands for."""
     code, _, rest = text.partition(" ")
-    kind: type[MillstreamError] = UnavailableError
-    if code in _ACCESS:
-        kind = AccessError
-    elif code in _USAGE:
-        kind = UsageError
+    kind = _KINDS.get(code) or kind_of(code)
     return kind(f"{code}: {rest}" if rest else code, code=code.lower())
 
 
