@@ -203,13 +203,10 @@ def kind_of_http_status(status: int) -> type[MillstreamError]:
 # ---- by name, between processes
 
 _NAMED: Final = {
-    kind.__name__: kind
-    for kind in (
-        MillstreamError, UsageError, ConditionError, AccessError, RoutingError, StreamError,
-        ProtocolError, LocalProtocolError, RemoteProtocolError, UnavailableError,
-        OutcomeUnknownError, CorruptionError,
-    )
-} | {RollbackRequiredError.__name__: StreamError}  # fmt: skip
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, MillstreamError)
+} | {"RollbackRequiredError": StreamError}
 """One that has more members than its code is told as the class above it."""
 
 

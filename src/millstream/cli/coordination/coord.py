@@ -30,6 +30,7 @@ from millstream.coordination.core.client.wire import hello, packed
 from millstream.coordination.core.shell.replies import Reply, ReplyCutter
 from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.runtime.loop_thread import LoopThread
+from millstream.runtime.tasks import Tasks
 
 __all__ = [
     "ANSWER_S",
@@ -83,20 +84,11 @@ class Coordination:
         self._who, self._tls, self._told, self._why = who, tls, told, ""
         self._replies: asyncio.Queue[Reply | None] = asyncio.Queue(REPLIES_MAX)
         self._link = Link(self._take, self._lost, cutter=ReplyCutter())
-        self._thread = LoopThread("coordination")
+        self._thread, self._tasks = LoopThread("coordination"), Tasks()
         try:
             self._thread.run(self._connect())
-        except BaseException as error:  # also when interrupted: nobody else ends the thread
-            self._thread.stop()
-            if not isinstance(error, OSError):
-                raise
-            raise UnavailableError(
-                f"coordination at {address} is not reached: {error.strerror or error}",
-                code="unreachable",
-            ) from error
-        try:
-            self._checked(self.say(hello(who.user, who.password)))
-        except BaseException:
+            _checked(self.say(hello(who.user, who.password)))
+        except BaseException:  # also when interrupted: nobody else ends the thread
             self.close()
             raise
 
@@ -122,7 +114,7 @@ class Coordination:
             UnavailableError: as `say`.
         """
         said = self.say([word.encode() for word in words], timeout_s=timeout_s)
-        return self._checked(said).value
+        return _checked(said).value
 
     def say(
         self, words: Sequence[bytes], has_all: Callable[[list[Reply]], bool] = bool,
@@ -156,27 +148,29 @@ class Coordination:
     def close(self, why: str = "closed") -> None:
         """Close; twice is harmless."""
         self._why = self._why or why
-        if not self._thread.is_stopped:
-            self._thread.run(self._hang_up())
-            self._thread.stop()
-
-    def _checked(self, said: list[Reply]) -> Reply:
-        if said[0].is_error:
-            raise error_of(said[0].text.decode("utf-8", "replace"))
-        return said[0]
+        self._thread.stop()
 
     # ---- in the thread
 
     async def _connect(self) -> None:
-        async with asyncio.timeout(ANSWER_S):
-            await self._link.connect(self.address, self._tls)
-        self._beat()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._link.connect(self.address, self._tls)
+        except OSError as error:
+            raise UnavailableError(
+                f"coordination at {self.address} is not reached: {error.strerror or error}",
+                code="unreachable",
+            ) from error
+        self._tasks.start(self._beat(), name="beats")
 
-    def _beat(self) -> None:
-        """Break the silence, so that it never ends a session."""
-        if not self._why:
-            asyncio.get_running_loop().call_later(BEAT_S, self._beat)
-            self._link.send(b"\r\n")
+    async def _beat(self) -> None:
+        """Break the silence, so that it never ends a session; hang up at the end."""
+        try:
+            while not self._why:
+                self._link.send(b"\r\n")
+                await asyncio.sleep(BEAT_S)
+        finally:
+            self._link.transport.abort()
 
     async def _say(
         self, words: Sequence[bytes], has_all: Callable[[list[Reply]], bool], timeout_s: float,
@@ -206,8 +200,11 @@ class Coordination:
             self._replies.get_nowait()
         self._replies.put_nowait(None)
 
-    async def _hang_up(self) -> None:
-        self._link.transport.abort()
+
+def _checked(said: list[Reply]) -> Reply:
+    if said[0].is_error:
+        raise error_of(said[0].text.decode("utf-8", "replace"))
+    return said[0]
 
 
 def error_of(text: str) -> MillstreamError:

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from millstream.coordination.core.client.wire import Cutter, Replies
+from millstream.coordination.core.client.wire import Replies
+from millstream.coordination.core.shell.replies import ReplyCutter
 from millstream.errors import RemoteProtocolError
 from millstream.model.addresses import parse_address
 
@@ -47,10 +48,10 @@ class Link(asyncio.Protocol):
         received: Callable[[Link, Any], None],
         lost: Callable[[Link, Exception | None], None],
         moving: Callable[[Link], None] = lambda _: None,
-        cutter: Cutter | None = None,
+        cutter: ReplyCutter | None = None,
     ) -> None:
         self._received, self._lost, self._moving = received, lost, moving
-        self._cutter = cutter or Replies()
+        self._cutter: Replies | ReplyCutter = cutter or Replies()
         self._error: RemoteProtocolError | None = None
         self._written = self._answered = self._left = 0
         """How many bytes were written: all, before the last reply came, and taken when looked."""

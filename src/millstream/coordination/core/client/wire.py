@@ -8,30 +8,19 @@ with the types of the wire, for the shell (`core.shell.replies`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import hiredis
 
 from millstream.coordination.core.client.events import ErrorReply
 from millstream.errors import RemoteProtocolError
 
-__all__ = ["Cutter", "Replies", "hello", "is_answer", "is_push", "packed"]
+__all__ = ["Replies", "hello", "is_answer", "is_push", "packed"]
 
 _NOT_YET: Final = object()
 _CONFIRMING: Final = ([b"subscribe"], [b"unsubscribe"])
 """Pushes that begin like this answer a command."""
-
-
-class Cutter(Protocol):
-    """Cuts replies from the bytes of a connection."""
-
-    def feed(self, data: bytes) -> Iterable[Any]:
-        """Take bytes; yield each reply that is complete.
-
-        Raises:
-            RemoteProtocolError: this is not RESP; replies before it were yielded.
-        """
 
 
 class Replies:
@@ -48,7 +37,11 @@ class Replies:
         )  # fmt: skip
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """As `Cutter` says."""
+        """Take bytes; yield each reply that is complete.
+
+        Raises:
+            RemoteProtocolError: this is not RESP; replies before it were yielded.
+        """
         gets = self._reader.gets
         self._reader.feed(data)
         while (reply := gets()) is not _NOT_YET:
