@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.disk.journal import is_of_the_view
 from millstream.vsr.core.effects import (
@@ -142,8 +142,8 @@ class Client:
             self.session, self.csn, self.open = 0, 0, False
 
 
-class OnceRegisters(Registers):
-    """Registers that are told nothing twice."""
+class OnceRegisters(GroupState):
+    """GroupState that are told nothing twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -391,7 +391,7 @@ class World:
             return
         if replica.has_state and replica.status is Status.NORMAL:
             node.diverged = True
-            replica.machine.values.put(b"y", (b"%d" % node.number, NEVER))
+            replica.machine.registers.values.put(b"y", (b"%d" % node.number, NEVER))
             self.counts["diverged"] += 1
             self.say(node, "has a wrong state")
 
@@ -608,7 +608,7 @@ class World:
         if self.journalled and (written is None or written.id.hash != done.hash):
             raise WrongError(f"node {node.number} says too early that it has a snapshot")
         replica = node.replica
-        wrong = not replica.has_state or replica.machine.values.get(b"y") is not None
+        wrong = not replica.has_state or replica.machine.registers.values.get(b"y") is not None
         node.diverged = node.diverged and wrong
         if not node.diverged:
             known = self.states.setdefault(done.number, done.hash)
@@ -861,10 +861,10 @@ class World:
         )
 
     def end_of(self, replica: Replica) -> tuple[Any, ...]:
-        assert isinstance(replica.machine, Registers)
+        assert isinstance(replica.machine, GroupState)
         return (
             replica.epoch, replica.view, replica.log.head, replica.commit_lsn,
-            sorted(replica.machine.values.items()), tuple(replica.table),
+            sorted(replica.machine.registers.values.items()), tuple(replica.table),
         )  # fmt: skip
 
 

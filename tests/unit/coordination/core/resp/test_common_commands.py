@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS
+from millstream.coordination.core.registers import REGISTER_COMMANDS
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
 from support.coordination.coordination_backend import FakeGuard, FrontClient, RegisterBackend
 
