@@ -1,6 +1,6 @@
 """Registers: names with a value each, which are set, compared and set, and read.
 
-They are beside the namespaces of a group, with half the work of an element
+They are beside the namespaces of a group, and cost less than an element
 (docs/design/0025-coordination-namespace.md).
 
 Invariants:
