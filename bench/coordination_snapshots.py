@@ -19,7 +19,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.process import BRIEFLY, calm_collector
 from millstream.vsr.core.disk.journal import Journal, format_group
@@ -50,7 +50,7 @@ class Member:
         disk = OsDisk(folder)
         format_group(disk, founded(GROUP, NODE, (NODE,)))
         self.journal = Journal(disk)
-        self.replica = Replica(Registers(), random.Random(1).random)
+        self.replica = Replica(GroupState(), random.Random(1).random)
         self.longest_ms = self.longest_disk_ms = 0.0
         self.later: deque[Event] = deque()
         self.step(Start(Image(self.journal.root.standing)))

@@ -9,7 +9,6 @@ Elsewhere: what is measured (coordination.py, primitives.py), processes (servers
 """
 
 import json
-import re
 import shutil
 import socket
 import time
@@ -21,12 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from millstream.cli.connect import Who
+from millstream.cli.coordination.coord import Coordination
+from millstream.errors import MillstreamError
 from servers import Node, Server, free_port
 
 SIZE = 3
 FIRST_GROUP = "1"
 """Number of the group that a first node has."""
-_NODE_ID = re.compile("[0-9a-f]{32}")
 FORM_S = 60.0
 """How long a group may take to serve, or a member to come back."""
 LAG_MAX = 3
@@ -117,7 +118,7 @@ def until(look: Callable[[], Any], otherwise: str, is_wanted: Callable[[Any], bo
     """
     give_up = time.monotonic() + FORM_S
     while time.monotonic() < give_up:
-        with suppress(OSError, ValueError, KeyError):  # it is not up yet
+        with suppress(OSError, ValueError, KeyError, MillstreamError):  # it is not up yet
             if is_wanted(found := look()):
                 return found
         time.sleep(0.05)
@@ -261,14 +262,10 @@ class CoordinationNode(Node):
         for listener in ("coord", "peer"):
             self.command[self.command.index(f"--{listener}") + 1] = self.ready[listener]
 
-    def ask(self, *words: str) -> str:
-        """Send a command and return the reply as it comes; it must be short."""
-        host, _, port = self.client.rpartition(":")
-        parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
-        with socket.create_connection((host, int(port)), 5) as connection:
-            connection.settimeout(15)
-            connection.sendall("".join(parts).encode())
-            return connection.recv(65536).decode()
+    def ask(self, *words: str) -> Any:
+        """Send a command and return the reply."""
+        with Coordination(self.client, Who(None, "")) as connection:
+            return connection.ask(*words)
 
 
 class Millstream(Group):
@@ -286,11 +283,11 @@ class Millstream(Group):
         first = self.nodes[0]
 
         def known() -> list[str]:
-            return sorted(set(_NODE_ID.findall(first.ask("ADMIN", "NODES"))))
+            return [row[b"node"].decode() for row in first.ask("ADMIN", "NODES")]
 
         ids = until(known, "the nodes do not find each other", lambda found: len(found) == SIZE)
         until(
-            lambda: first.ask("ADMIN", "GROUP", "RECONFIG", FIRST_GROUP, *ids).startswith("*"),
+            lambda: first.ask("ADMIN", "GROUP", "RECONFIG", FIRST_GROUP, *ids),
             "the first node's group does not take the others in",
         )
 
@@ -299,8 +296,8 @@ class Millstream(Group):
 
     def primary(self) -> int | None:
         for number, node in enumerate(self.nodes):
-            with suppress(OSError):
-                if node.process is not None and node.ask("SET", "bench", "v").startswith("+OK"):
+            with suppress(MillstreamError):
+                if node.process is not None and node.ask("SET", "bench", "v") == b"OK":
                     return number
         return None
 
@@ -313,7 +310,5 @@ class Millstream(Group):
 
     def _lsn(self, number: int, name: str) -> int | None:
         """Return what a member says of its first group; None while it has none."""
-        found = re.search(
-            rf"{name}\r\n:([0-9]+)", self.nodes[number].ask("ADMIN", "STATUS", FIRST_GROUP)
-        )
-        return int(found[1]) if found else None
+        found: dict[bytes, Any] = self.nodes[number].ask("ADMIN", "STATUS", FIRST_GROUP)
+        return found.get(name.encode())

@@ -13,13 +13,18 @@
     |  +- OutcomeUnknownError    a change may have been made, or may still be made
     +- CorruptionError    bytes on disk are not what was written
 
-Invariants: `code` is stable snake_case, part of the public contract; programmer errors are
-`assert`, never one of these.
+Invariants:
+1. `code` is stable snake_case, part of the public contract; programmer errors are `assert`, never
+   one of these.
+2. Which HTTP status an error has, and what a status of another server means, is said here alone.
+
+Elsewhere: statuses of the memcached protocol (`wire.replies`), codes of coordination
+(`coordination.core.client.errors`).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 __all__ = [
     "AccessError",
@@ -36,6 +41,10 @@ __all__ = [
     "StreamError",
     "UnavailableError",
     "UsageError",
+    "http_status_of",
+    "kind_named",
+    "kind_of_http_status",
+    "name_of_kind",
 ]
 
 Retry = Literal["never", "same", "refresh_map", "backoff"]
@@ -133,3 +142,80 @@ class CorruptionError(MillstreamError):
     """Bytes on disk are not what was written; names file and offset."""
 
     default_code = "corrupt"
+
+
+# ---- over HTTP
+
+_HTTP_STATUS_OF_CODE: Final = {
+    "unauthorized": 401,
+    "bucket_not_found": 404,
+    "user_not_found": 404,
+    "partition_not_found": 404,
+    "map_not_found": 404,
+    "illegal_move": 409,
+    "not_found": 404,
+    "bucket_exists": 412,
+    "file_exists": 412,
+    "last_admin": 409,
+    "body_timeout": 408,
+    "too_large": 413,
+    "document_too_large": 413,
+    "attachment_too_large": 413,
+    "missing_stub": 412,
+    "requested_range_not_satisfiable": 416,
+    "bad_content_type": 415,
+    "missing": 404,
+    "seq_unreachable": 412,
+    "timeout": 504,
+    "missing_named_view": 404,
+    "not_my_partition": 503,
+    "design_differs": 503,
+}
+_HTTP_STATUS_OF_KIND: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
+    (UsageError, 400),
+    (ProtocolError, 400),
+    (AccessError, 403),
+    (RoutingError, 404),
+    (ConditionError, 409),
+    (UnavailableError, 503),
+)
+_KIND_OF_HTTP_STATUS: Final[dict[int, type[MillstreamError]]] = {
+    **dict.fromkeys((400, 405, 413, 414, 415), UsageError),
+    **dict.fromkeys((401, 403), AccessError),
+    **dict.fromkeys((404, 409, 412), ConditionError),
+    **dict.fromkeys(range(300, 400), UsageError),
+}
+
+
+def http_status_of(error: MillstreamError) -> int:
+    """Return the HTTP status with which an error is answered: by its code, else by its class."""
+    if error.code in _HTTP_STATUS_OF_CODE:
+        return _HTTP_STATUS_OF_CODE[error.code]
+    statuses = (status for kind, status in _HTTP_STATUS_OF_KIND if isinstance(error, kind))
+    return next(statuses, 500)
+
+
+def kind_of_http_status(status: int) -> type[MillstreamError]:
+    """Return the class of the error that another server's status stands for."""
+    return _KIND_OF_HTTP_STATUS.get(status, UnavailableError)
+
+
+# ---- by name, between processes
+
+_NAMED: Final = {
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, MillstreamError)
+} | {"RollbackRequiredError": StreamError}
+"""One that has more members than its code is told as the class above it."""
+
+
+def name_of_kind(error: MillstreamError) -> str:
+    """Return the name by which other processes know the class of an error, or one above it."""
+    names = (one.__name__ for one in type(error).__mro__)
+    return next(_NAMED[name].__name__ for name in names if name in _NAMED)
+
+
+def kind_named(name: str) -> type[MillstreamError] | None:
+    """Return the class that another process has named, None if it is unknown here."""
+    return _NAMED.get(name)

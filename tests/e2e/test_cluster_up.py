@@ -19,7 +19,6 @@ from millstream.cli.connect import Who
 from millstream.cli.coordination.coord import Coordination, ask_primary
 from millstream.cli.main import EXIT_FAILED
 from millstream.cli.serving import cluster_up
-from millstream.model.addresses import parse_address
 
 READY_S = 90.0
 STOP_S = 40.0
@@ -51,8 +50,7 @@ def cluster(
 
 
 def asked(node: dict[str, Any], *words: str) -> Any:
-    host, port = parse_address(node["coord"], default_port=0)
-    with Coordination(host, port, Who(None, "")) as here:
+    with Coordination(node["coord"], Who(None, "")) as here:
         return ask_primary(here, *words)
 
 

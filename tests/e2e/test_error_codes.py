@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.coordination.shell_link import Link
+from millstream.cli.connect import Who
+from millstream.cli.coordination.coord import Coordination
 from millstream.coordination.core.resp.protocol import words_of
 from millstream.vsr.core.effects import Code
 from support.node.node_process import FREE, NodeProcess
@@ -81,16 +82,15 @@ class Two:
     """Two connections to a node."""
 
     def __init__(self, node):
-        self.links = [Link(*node.address("coord"), None, lambda _: None) for _ in range(2)]
+        host, port = node.address("coord")
+        self.links = [Coordination(f"{host}:{port}", Who(None, "")) for _ in range(2)]
         self.known = {}
-        for link in self.links:
-            link.ask((b"HELLO", b"3"), bool)
 
     def say(self, line):
         """Have a line said; `b:` by the second connection."""
         link = self.links[line.startswith("b:")]
         words = words_of(line.removeprefix("b:").format(**self.known).encode())
-        reply = link.ask(words, bool)[0]
+        reply = link.say(words)[0]
         if reply.sign == b"%":
             texts = [word.decode() for word in reply.words]
             self.known |= dict(zip(texts[::2], texts[1::2], strict=True))
@@ -98,7 +98,7 @@ class Two:
 
     def close(self):
         for link in self.links:
-            link.ask((b"SESSION", b"CLOSE"), bool)
+            link.say((b"SESSION", b"CLOSE"))
             link.close()
 
 
@@ -141,7 +141,7 @@ def test_no_code_is_given_that_is_not_documented():
 def test_each_code_comes_over_the_wire(two, code):
     two.say("CREATENAMESPACE /errors")
     two.say(f"CREATE BINARY /errors/{code}")
-    member = two.links[0].ask((b"ADMIN", b"NODES"), bool)[0].parts[0].words[1].decode()
+    member = two.links[0].ask("ADMIN", "NODES")[0][b"node"].decode()
     lines = [line.replace("@", f"/errors/{code}").replace("%", member) for line in CASES[code]]
     *before, last = [two.say(line) for line in lines]
     assert not [reply for reply in before if reply.is_error and code != "EXECABORT"], before

@@ -18,8 +18,7 @@ from base64 import b64decode
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import hiredis
-
+from millstream.coordination.core.client.wire import Replies, is_push
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.commands.transactions import unpack_command
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
@@ -105,7 +104,7 @@ class Line:
 
     def __init__(self, world: World, node: Node) -> None:
         self.world, self.node = world, node
-        self._values = hiredis.Reader()
+        self._values = Replies()
         self.expected: deque[str] = deque()
         self.since = world.steps
         backend: Any = node
@@ -123,12 +122,8 @@ class Line:
     def hear(self) -> list[Any]:
         """Return what came meanwhile."""
         self.front.advance()
-        if self.front.has_output:
-            self._values.feed(self.front.take_output())
-        found = []
-        while (value := self._values.gets()) is not False:
-            found.append(value)
-        return found
+        output = self.front.take_output() if self.front.has_output else b""
+        return list(self._values.feed(output))
 
 
 class Client:
@@ -305,7 +300,7 @@ class Hearer(Client):
         line.say("subscribed", f"SUBSCRIBE {ROOT} TREE MODE DATA {origin}")
 
     def take(self, value: Any) -> None:
-        if not isinstance(value, hiredis.PushNotification):
+        if not is_push(value):
             was_open = bool(self.session)
             if isinstance(value, dict):
                 value = [part for pair in value.items() for part in pair]

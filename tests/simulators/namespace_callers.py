@@ -225,7 +225,7 @@ class Schedule(Wishes):
     @property
     def state(self) -> Any:
         """The namespaces."""
-        return self.group.replica.machine.namespace.state  # type: ignore[attr-defined]
+        return self.group.replica.machine.state  # type: ignore[attr-defined]
 
     def clean_up(self, caller: Caller) -> None:
         """Let a caller give back what it has."""

@@ -78,7 +78,7 @@ def _copies_wait_again(machine: Any, job: Any, words: list[bytes]) -> bytes:
 
 
 def _answers_are_lost(state: GroupState) -> list[Any]:
-    state.namespace.take_answers()
+    state.answers.clear()
     return []
 
 

@@ -194,7 +194,7 @@ class Truth:
             require(wish[3] not in self.ended, "an item of a queue is ended twice")
             self.ended.add(wish[3])
         elif wish[:2] == ("BARRIER", "WAIT") and reply == b"+GO":
-            waits = state.namespace.state.synchronisation.waits
+            waits = state.state.synchronisation.waits
             let_go = {(name, s) for s in self.sessions for name in waits.names_of(s)}
             gone = {s for name, s in let_go if _is_release(waits.there(name), lsn)}
             require(len(gone) == BARRIER_SIZE - 1, f"a barrier lets {len(gone)} go beside one")
@@ -234,7 +234,7 @@ class Truth:
         """Look at the state behind an entry."""
         machine = replica.machine
         assert isinstance(machine, GroupState)
-        state, table = machine.namespace.state, replica.table
+        state, table = machine.state, replica.table
         self.sessions.update(table)
         sync = state.synchronisation
         grants: list[tuple[str, Mode, int, Phase]] = []

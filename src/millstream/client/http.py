@@ -23,27 +23,17 @@ from typing import Any, Final
 
 from millstream.client.kv import Client
 from millstream.errors import (
-    AccessError,
     ConditionError,
     MillstreamError,
     RemoteProtocolError,
     UnavailableError,
-    UsageError,
+    kind_of_http_status,
 )
 
 __all__ = ["ANSWER_BYTES_MAX", "HttpClient", "http_of"]
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 PIECE_BYTES: Final = 64 * 1024
-_BY_STATUS: Final[dict[int, type[MillstreamError]]] = {
-    400: UsageError,
-    401: AccessError,
-    403: AccessError,
-    404: ConditionError,
-    409: ConditionError,
-    412: ConditionError,
-    413: UsageError,
-}
 
 
 class HttpClient:
@@ -188,7 +178,7 @@ class HttpClient:
             except (OSError, HTTPException) as lost:
                 return self._unreachable(lost)
         reason, code = content.get("reason", error.reason), content.get("error", "")
-        kind = _BY_STATUS.get(error.code, UnavailableError)
+        kind = kind_of_http_status(error.code)
         return kind(f"{self.address}: {reason}", code=str(code))
 
 

@@ -9,10 +9,8 @@ Elsewhere: the node as separate processes (`node.processes.supervisor`).
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
-import threading
 from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -23,6 +21,7 @@ from millstream.kv.core.bucket import Bucket
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.node.engine import Engine
 from millstream.node.settings import FLUSH_INTERVAL_MS, Settings, load_settings
+from millstream.runtime.loop_thread import LoopThread
 from millstream.runtime.process import new_event_loop
 
 __all__ = ["EmbeddedNode", "Node"]
@@ -160,8 +159,7 @@ class EmbeddedNode:
 
     def __init__(self, data_dir: str | os.PathLike[str], **options: Any) -> None:
         self._node = Node(data_dir, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -177,11 +175,8 @@ class EmbeddedNode:
 
     def start(self) -> None:
         """Start the node; on return every listener answers."""
-        assert self._loop is None, "the node runs already"
-        loop = new_event_loop()()
-        self._thread = threading.Thread(target=loop.run_forever, name="millstream", daemon=True)
-        self._thread.start()
-        self._loop = loop
+        assert self._thread is None, "the node runs already"
+        self._thread = LoopThread("millstream", new_event_loop())
         try:
             self._run(self._node.start())
         except BaseException:  # also when interrupted: the thread is not left running
@@ -192,7 +187,7 @@ class EmbeddedNode:
     def stop(self) -> None:
         """Write all data and stop cleanly; does nothing if not running."""
         atexit.unregister(self.stop)
-        if self._loop is not None:
+        if self._thread is not None:
             try:
                 self._run(self._node.stop())
             finally:
@@ -232,17 +227,12 @@ class EmbeddedNode:
         self._run(self._node.delete_bucket(name))
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        if self._loop is None:
+        if self._thread is None:
             work.close()
             raise UnavailableError("the node does not run; start it first", code="not_running")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._thread.run(work)
 
     def _end_thread(self) -> None:
-        loop, thread = self._loop, self._thread
-        assert loop is not None
-        assert thread is not None
-        self._loop = self._thread = None
-        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None

@@ -16,9 +16,8 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import count
 
-import hiredis
-
 from millstream.coordination.core.backend import Principal
+from millstream.coordination.core.client.wire import Replies, is_push
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.resp.protocol import RequestCutter
 from millstream.coordination.core.resp.session import OUT_BYTES_MAX, RespSession
@@ -73,7 +72,6 @@ ADMIN STATUS VALUE?
 POST /
 """.splitlines()
 ]
-_NOTHING = object()
 _LISTENING = (b"SUBSCRIBE", b"UNSUBSCRIBE")
 _PIECES = (
     b"\r\n", b"\n", b"*", b"$", b"*1\r\n", b"*2\r\n$3\r\nGET\r\n", b"$-1\r\n", b"*-1\r\n",
@@ -95,7 +93,7 @@ class _Connection:
         self.is_wrong = self.listens = False
         self.due: dict[bytes, int] = {}
         """Which reply each mark is, from 1."""
-        self.reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self.reader = Replies()
 
     def send(self, data: bytes) -> None:
         """Let it arrive, behind what has not."""
@@ -133,13 +131,12 @@ class _Connection:
         front = self.client.front
         if not front.has_output:
             return
-        self.reader.feed(front.take_output())
-        while (reply := self.reader.gets()) is not _NOTHING:
+        for reply in self.reader.feed(front.take_output()):
             self._take(reply)
-        assert not self.reader.has_data(), "half a reply was sent"
+        assert not self.reader.has_part, "half a reply was sent"
 
     def _take(self, reply: object) -> None:
-        if isinstance(reply, hiredis.PushNotification):
+        if is_push(reply):
             return
         self.replies += 1
         if isinstance(reply, bytes) and reply.startswith(b"MARK-"):

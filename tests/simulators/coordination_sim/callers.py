@@ -8,10 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import hiredis
 
 from millstream.coordination.core.client import caller as core
 from millstream.coordination.core.client.caller import (
@@ -21,6 +19,7 @@ from millstream.coordination.core.client.events import (
     ErrorReply,
     Outcome,
 )
+from millstream.coordination.core.client.wire import Replies, packed
 from simulators.coordination_sim.lines import Line
 from simulators.coordination_sim.loop import stream
 from simulators.histories.events import Operation
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from simulators.coordination_sim.whole import WholeWorld
 
 DEADLINE_MS = 20_000.0
-NOT_YET = object()
 NOISE = (
     b"*3\r\n$3\r\nSET\r\n$-5\r\n", b"*99999999\r\n", b"*1\r\n$4\r\nPI", b"GET\r\n", b"\0\xff\r\n",
     b"*2\r\n:1\r\n", b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"*0\r\n\r\n\r\n", b"$5\r\nhello\r\n",
@@ -38,17 +36,6 @@ NOISE = (
     b"SET stranger x\r\n",
 )  # fmt: skip
 """What nodes are sent by mistake."""
-
-
-def packed(argv: Sequence[bytes]) -> bytes:
-    """Return a request as bytes."""
-    words = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in argv)
-    return b"*%d\r\n" % len(argv) + words
-
-
-def reader() -> hiredis.Reader:
-    """Return what cuts replies."""
-    return hiredis.Reader(replyError=ErrorReply, notEnoughData=NOT_YET)
 
 
 class CallingClient:
@@ -63,7 +50,7 @@ class CallingClient:
         hello = (b"GROUP", b"%d" % gid, b"HELLO", b"3")
         self.caller = Caller(given, rng.random, hello=hello)
         self.line: Line | None = None
-        self.reader = reader()
+        self.reader = Replies()
         self.open: dict[int, int] = {}
         """Ticket -> place in the history."""
         self.known: dict[bytes, bytes] = {}
@@ -125,7 +112,7 @@ class CallingClient:
         if line is None:
             self.step(core.Lost())
         else:
-            self.line, self.reader = line, reader()
+            self.line, self.reader = line, Replies()
             self.step(core.Connected())
 
     def _drop(self) -> None:
@@ -136,9 +123,9 @@ class CallingClient:
 
     def _data(self, line: Line, data: bytes) -> None:
         if line is self.line:
-            self.reader.feed(data)
-            while line is self.line and (reply := self.reader.gets()) is not NOT_YET:
-                self.step(core.Received(reply))
+            for reply in self.reader.feed(data):
+                if line is self.line:
+                    self.step(core.Received(reply))
 
     def _lost(self, line: Line) -> None:
         if line is self.line:
@@ -250,13 +237,13 @@ class Callers:
 
     def ask(self, node: Any, words: str, done: Callable[[Any], None]) -> None:
         """Ask a node something over a connection of its own; `done` takes what it says."""
-        cutter = reader()
+        cutter = Replies()
 
         def data(line: Line, piece: bytes) -> None:
-            cutter.feed(piece)
-            if (reply := cutter.gets()) is not NOT_YET:
+            for reply in cutter.feed(piece):
                 line.close()
-                done(reply)
+                return done(reply)
+            return None
 
         line = self.connected(node.coord.text, data, lambda _: None)
         if line is not None:
@@ -267,11 +254,10 @@ class Callers:
         if self.world.calm:
             return
         self.loop.after(self.rng.expovariate(1 / 10_000), self.strange)
-        cutter = reader()
+        cutter = Replies()
 
         def data(_: Line, piece: bytes) -> None:
-            cutter.feed(piece)
-            while cutter.gets() is not NOT_YET:
+            for _ in cutter.feed(piece):
                 self.world.counts["answers to strangers"] += 1
 
         node = self.rng.choice(self.world.machines)

@@ -151,7 +151,7 @@ class _Wishes(Wishes):
 
     @property
     def state(self) -> Any:
-        return self._shadow.state.namespace.state
+        return self._shadow.state.state
 
 
 _AGAIN: tuple[Words, ...] = (

@@ -20,12 +20,8 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import hiredis
-
-from millstream.coordination.core.client.events import (
-    ErrorReply,
-)
-from simulators.coordination_sim.callers import NOT_YET, packed
+from millstream.coordination.core.client.events import ErrorReply
+from millstream.coordination.core.client.wire import Replies, is_push, packed
 from simulators.coordination_sim.chores import (
     CHORES,
     CHORES_MAX,
@@ -233,9 +229,7 @@ class Guest:
         if self._line is None:
             self._node += 1
             return self._later()
-        self._reader = hiredis.Reader(
-            replyError=ErrorReply, notEnoughData=NOT_YET, encoding="utf-8"
-        )
+        self._reader = Replies("utf-8")
         if not self.is_plain:
             self._say(("HELLO", "3"), None)
         if self.user:
@@ -311,10 +305,10 @@ class Guest:
     def _data(self, line: Line, data: bytes) -> None:
         if line is not self._line:
             return
-        self._reader.feed(data)
-        while line is self._line and (reply := self._reader.gets()) is not NOT_YET:
-            is_push = isinstance(reply, hiredis.PushNotification)
-            if is_push and reply[0] != "subscribe":
+        for reply in self._reader.feed(data):
+            if line is not self._line:
+                return
+            if is_push(reply) and reply[0] != "subscribe":
                 self._called(reply)
                 continue
             known = self._expected.popleft()

@@ -115,7 +115,7 @@ def _made_in(scope: Scope) -> Iterator[bytes]:
 
 def _there_in(scope: Scope) -> Iterator[bytes]:
     """Yield under which ids a group has roots."""
-    state = scope.shadow.state.namespace.state
+    state = scope.shadow.state.state
     for _, number in state.elements.children(0):
         if (known := state.registry.id_of(number)) is not None:
             yield known.text
@@ -218,7 +218,7 @@ class Households:
         system = leaders.get(FIRST_GROUP)
         if system is None:
             return ""
-        registry = system.replica.machine.namespace.state.registry
+        registry = system.replica.machine.state.registry
         said: dict[int, set[bytes]] = {number: set() for number in living}
         for root, name in registry.names.after(b""):
             if name.standing is not Standing.CONFIRMED and (name.gid or FIRST_GROUP) in living:
@@ -230,7 +230,7 @@ class Households:
         for number, machine in leaders.items():
             if machine is None or self.world.scopes[living[number]].source is not None:
                 continue
-            elements = machine.replica.machine.namespace.state.elements
+            elements = machine.replica.machine.state.elements
             there = {root for root, _ in elements.children(0)}
             if there != said[number]:
                 return f"group {number} has {there}, and should have {said[number]}"

@@ -15,18 +15,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import hiredis
-
-from millstream.coordination.core.client.events import (
-    ErrorReply,
-)
+from millstream.coordination.core.client.events import ErrorReply
+from millstream.coordination.core.client.wire import Replies, is_push, packed
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands.subscriptions import Wish
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.namespace.state.updates import Scope
-from simulators.coordination_sim.callers import NOT_YET, packed, reader
 from simulators.coordination_sim.loop import stream
 from simulators.coordination_sim.names import Names
 from simulators.coordination_sim.rights import READ
@@ -93,7 +89,7 @@ class Hearer:
         self.path, self.since = told.called, 0
         """It may have begun with any state up to there."""
         self.line: Any = None
-        self.reader = reader()
+        self.reader = Replies()
         self.lsn: int | None = None
         """All up to there was heard."""
         self.at = 0
@@ -107,7 +103,7 @@ class Hearer:
         self.line = self.guests.connected(self.node, self._data, self._lost)
         if self.line is None:
             return self.go_on_later()
-        self.reader = reader()
+        self.reader = Replies()
         come_from = () if self.lsn is None else (b"FROM", b"%d" % self.lsn)
         self.at = 0 if self.lsn is None else self.told.behind(self.lsn)
         self.line.send(packed((b"HELLO", b"3")))
@@ -170,13 +166,14 @@ class Hearer:
     def _data(self, line: Any, data: bytes) -> None:
         if line is not self.line:
             return
-        self.reader.feed(data)
-        while line is self.line and (reply := self.reader.gets()) is not NOT_YET:
+        for reply in self.reader.feed(data):
+            if line is not self.line:
+                return
             if isinstance(reply, ErrorReply):
                 self._refused(reply)
-            elif isinstance(reply, hiredis.PushNotification) and reply[0] == b"message":
+            elif is_push(reply) and reply[0] == b"message":
                 self._hear(reply[2])
-            elif isinstance(reply, hiredis.PushNotification):
+            elif is_push(reply):
                 self.since = self.world.truth.end
 
     def _refused(self, reply: ErrorReply) -> None:

@@ -12,12 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import hiredis
-
-from millstream.coordination.core.client.events import (
-    ErrorReply,
-)
-from simulators.coordination_sim.callers import NOT_YET, packed
+from millstream.coordination.core.client.events import ErrorReply
+from millstream.coordination.core.client.wire import Replies, packed
 from simulators.coordination_sim.loop import stream
 from simulators.namespace_truth import require
 
@@ -61,9 +57,7 @@ class Looker:
         if self.line is None:
             self.node += 1
             self.line = self.guests.connected(self.node, self._data, self._lost)
-            self.reader = hiredis.Reader(
-                replyError=ErrorReply, notEnoughData=NOT_YET, encoding="utf-8"
-            )
+            self.reader = Replies("utf-8")
             self.here = 0
         paths = list(self.guests.shadow.truth.past)
         if self.line is None or not paths:
@@ -103,9 +97,9 @@ class Looker:
 
     def _data(self, line: Any, data: bytes) -> None:
         if line is self.line:
-            self.reader.feed(data)
-            while line is self.line and (reply := self.reader.gets()) is not NOT_YET:
-                self._told(reply)
+            for reply in self.reader.feed(data):
+                if line is self.line:
+                    self._told(reply)
 
     def _told(self, reply: Any) -> None:
         assert self._asked is not None

@@ -42,7 +42,6 @@ from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.snapshots import SnapshotId
 from simulators.coordination_sim.loop import stream
 from simulators.coordination_sim.shadow import RecordedState
-from simulators.coordination_sim.states import RecordedRegisters
 from simulators.coordination_sim.times import Work
 from simulators.coordination_sim.truth import contradicted
 from support.coordination.simulated_journal import SmallJournal
@@ -161,9 +160,8 @@ class Machine:
         world.counts["damaged entries found"] += sum(isinstance(e, Damaged) for e in log)
         world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
         world.counts["lost logs found"] += image.is_journal_lost
-        machine: Any = RecordedRegisters()
+        machine = RecordedState()
         if world.weather.namespaces:
-            machine = RecordedState()
             machine.audience.on_notice = self.notifier()
         if world.weather.upgrades:
             luck = stream(world.seed, f"upgrade/{self.number}/{self.process}").random()
@@ -289,9 +287,8 @@ class Machine:
         effects = self.replica.step(now, max(0, int(now) + self.wall_ms), *events)
         if world.plant is None:
             self.replica.check_invariants()
-        audience = getattr(self.replica.machine, "audience", None)  # registers have none
-        if audience is not None and self.replica.status is Status.RETIRED is not before:
-            audience.skip()  # as the node does
+        if self.replica.status is Status.RETIRED is not before:
+            self.replica.machine.audience.skip()  # as the node does
         if world.trace is not None:
             world.say_step(self, events, effects)
         world.truth.check(self)

@@ -55,7 +55,8 @@ FORMAT_MAX = 2
 
 def number_of(state: GroupState, lsn: int) -> int:
     """Return what the namespaces add to the number of a state."""
-    return 0 if lsn % STATE_EVERY else 1 + crc32(b"".join(state.namespace.freeze()))
+    tables = state.state.tables
+    return 0 if lsn % STATE_EVERY or tables.is_empty else 1 + crc32(b"".join(tables.freeze()))
 
 
 class RecordedState(GroupState):
@@ -101,7 +102,7 @@ class RecordedState(GroupState):
     @property
     def ends(self) -> bytes:
         """What members have to have alike in the end."""
-        return b"".join(self.namespace.freeze())
+        return b"".join(self.state.tables.freeze())
 
 
 class ShadowTruth(Truth):
@@ -180,13 +181,13 @@ class ShadowTruth(Truth):
         if wish[0] != "COUNTER":
             super()._note(state, session, lsn, wish, reply)
             return
-        element = state.namespace.state.elements.find(self.place(wish[-1]))
+        element = state.state.elements.find(self.place(wish[-1]))
         self.counted = self.counters.get(element, 0)
         super()._note(state, session, lsn, wish, reply)
         self.counters[element] = self.counted
 
     def _check_fence(self, state: GroupState, path: str, _: str, __: str, token: str) -> None:
-        space = state.namespace.state
+        space = state.state
         element = space.elements.find(self.place(path))
         claims = space.synchronisation.claims.of(element, Phase.HELD, Mode.WRITE)
         held = [claim.token.text.decode() for _, claim in claims]
@@ -254,7 +255,7 @@ class ShadowTruth(Truth):
                 del self.heard[key]
 
     def _see_queue(self, state: GroupState) -> None:
-        element = state.namespace.state.elements.find(self.place(QUEUE))
+        element = state.state.elements.find(self.place(QUEUE))
         self.pushed = self.queues.setdefault(element, set())
 
     def final(self, session: int, csn: int, value: bytes) -> None:
@@ -267,12 +268,12 @@ class ShadowTruth(Truth):
         self._see_queue(machine)
         super().check(replica, kind)
         self.sessions.intersection_update(replica.table)
-        elements = machine.namespace.state.elements
-        self._check_leader(machine.namespace.state, replica.commit_lsn)
-        self._note_past(machine.namespace.state, replica.commit_lsn)
-        self._check_notices(machine.namespace.state, replica.commit_lsn)
-        self._check_heard(replica, machine.namespace.state)
-        self._check_awaited(machine.namespace.state, replica.commit_lsn)
+        elements = machine.state.elements
+        self._check_leader(machine.state, replica.commit_lsn)
+        self._note_past(machine.state, replica.commit_lsn)
+        self._check_notices(machine.state, replica.commit_lsn)
+        self._check_heard(replica, machine.state)
+        self._check_awaited(machine.state, replica.commit_lsn)
         for path, session in list(self.ephemeral.items()):
             is_there = elements.find(self.place(path)) is not None
             if session in replica.table:

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from millstream.coordination.core.group_state import GROUP_COMMANDS
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS
+from millstream.coordination.core.registers import REGISTER_COMMANDS
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.configuration import Configuration

@@ -14,12 +14,12 @@ from millstream.coordination.core.backend import (
     Where,
 )
 from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.admission import Parser
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands.subscriptions import Wish
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.registers import REGISTER_COMMANDS
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code, Reply
@@ -37,7 +37,7 @@ class RegisterBackend:
     """
 
     def __init__(self, machine: StateMachine | None = None) -> None:
-        self.machine = machine or Registers()
+        self.machine = machine or GroupState()
         self.link = GENESIS
         self.holds = False
         self.code = Code.OK

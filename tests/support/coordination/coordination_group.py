@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.vsr.core.effects import (
     AdoptSnapshot,
     Append,
@@ -43,7 +43,7 @@ class Group:
 
     def __init__(
         self, size: int, learners: int = 0, journalled: bool = True,
-        machine: Callable[[], StateMachine] = Registers,
+        machine: Callable[[], StateMachine] = GroupState,
     ) -> None:  # fmt: skip
         self.machine = machine
         self.ids = [bytes([number + 1]) * 16 for number in range(size + learners)]

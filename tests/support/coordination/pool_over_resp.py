@@ -5,16 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import hiredis
-
 from millstream.cli.coordination.coord import error_of
 from millstream.coordination.core.resp.protocol import render
+from millstream.coordination.core.shell.replies import ReplyCutter
 from millstream.vsr.core.effects import Code
 from simulators.pool_world import Node, World
-
-
-class ReplyError(Exception):
-    """An error reply."""
 
 
 class FalseCoordination:
@@ -34,12 +29,10 @@ class FalseCoordination:
     def ask(self, *words: str, timeout_s: float = 1.0) -> Any:
         assert timeout_s > 0
         self.asked.append(words)
-        reader = hiredis.Reader(replyError=ReplyError)
-        reader.feed(render(self._value(words), 3))
-        reply = reader.gets()
-        if isinstance(reply, ReplyError):
-            raise error_of(str(reply))
-        return reply
+        (reply,) = ReplyCutter().feed(render(self._value(words), 3))
+        if reply.is_error:
+            raise error_of(reply.text.decode())
+        return reply.value
 
     def _value(self, words: tuple[str, ...]) -> bytes:
         if words[0] == "VDS":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self
 
-import hiredis
-
+from millstream.coordination.core.client.events import ErrorReply
+from millstream.coordination.core.client.wire import Replies, packed
 from support.coordination.coordinators import WAIT_S, Nodes
 
 __all__ = ["Talker", "done", "follow", "once"]
@@ -20,7 +20,7 @@ class Talker:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        self._replies = hiredis.Reader()
+        self._replies = Replies()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -28,13 +28,11 @@ class Talker:
 
     async def say(self, *words: str | bytes) -> Any:
         """Return the reply; an error as its text."""
-        self._writer.write(hiredis.pack_command(words))
-        while (reply := self._replies.gets()) is False:
-            data = await asyncio.wait_for(self._reader.read(65536), WAIT_S)
-            if not data:
-                return "LOST"
-            self._replies.feed(data)
-        return str(reply) if isinstance(reply, hiredis.ReplyError) else reply
+        self._writer.write(packed([w if isinstance(w, bytes) else w.encode() for w in words]))
+        while data := await asyncio.wait_for(self._reader.read(65536), WAIT_S):
+            for reply in self._replies.feed(data):
+                return str(reply) if isinstance(reply, ErrorReply) else reply
+        return "LOST"
 
 
 async def once(port: int, *words: str | bytes) -> Any:

@@ -58,7 +58,7 @@ def test_answers_are_objects(node: EmbeddedNode) -> None:
     [
         ("a/b", "wrong", "standings", AccessError, "unauthorized"),
         ("none", "secret", "standings", ConditionError, "bucket_not_found"),
-        ("a/b", "secret", "promises", UnavailableError, "method_not_allowed"),
+        ("a/b", "secret", "promises", UsageError, "method_not_allowed"),
         ("a/b", "secret", "partitions/x", ConditionError, "partition_not_found"),
     ],
 )

@@ -5,7 +5,7 @@ Invariants:
 2. A script ends with the first error, and says in which line; EXISTS, PENDING and GO are none.
 3. The shell's own commands are HELP, EXIT and QUIT; all others go to a node.
 
-Elsewhere: which node (`cli.coordination.shell_requests`), what is printed (`core.shell_output`).
+Elsewhere: which node (`cli.coordination.shell_requests`), what is printed (`core.shell.output`).
 
 Source: V2R2, its examples; docs/reference/shell.md.
 """

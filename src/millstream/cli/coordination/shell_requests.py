@@ -7,7 +7,7 @@ Invariants:
 3. A command that waits is repeated with the number it was first said with, so it keeps its place;
    its answer is kept until it is said again.
 
-Elsewhere: connections (`cli.coordination.shell_link`), what waits (`core.shell_commands`).
+Elsewhere: connections (`cli.coordination.coord`), what waits (`core.shell.commands`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from millstream.cli.connect import Who
-from millstream.cli.coordination.coord import PRIMARY_S, error_of
-from millstream.cli.coordination.shell_link import Link
+from millstream.cli.coordination.coord import PRIMARY_S, Coordination
 from millstream.coordination.core.shell.commands import is_waiting, root_of
 from millstream.coordination.core.shell.output import is_pending
 from millstream.coordination.core.shell.replies import Reply
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.model.addresses import parse_address
 
 __all__ = ["NAMES_MAX", "PENDING_S", "Asking"]
 
@@ -50,7 +48,7 @@ class Asking:
     ) -> None:
         self._home = self._last = address
         self._who, self._tls, self._told = who, tls, told
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, Coordination] = {}
         self._where: dict[bytes, str] = {}
         self._is_collecting = False
         self._link(address)
@@ -99,7 +97,7 @@ class Asking:
             link = self._links.get(address)
             if link is not None and not link.is_lost:
                 with contextlib.suppress(MillstreamError):  # it ends by itself, later
-                    link.ask((b"SESSION", b"CLOSE", b"NAMESPACE", root), bool)
+                    link.say((b"SESSION", b"CLOSE", b"NAMESPACE", root))
         for link in self._links.values():
             link.close()
 
@@ -111,7 +109,7 @@ class Asking:
         address = self._last if self._is_collecting else self._where.get(root, self._last)
         while True:
             try:
-                found = self._link(address).ask(words, lambda said: _is_all(words, said))
+                found = self._link(address).say(words, lambda said: _is_all(words, said))
             except UnavailableError as error:
                 if error.code != "unreachable" or time.monotonic() > until:
                     raise
@@ -130,19 +128,14 @@ class Asking:
             else:
                 address = hint
 
-    def _link(self, address: str) -> Link:
+    def _link(self, address: str) -> Coordination:
         link = self._links.get(address)
         if link is not None and not link.is_lost:
             return link
-        self._is_collecting = False
-        link = Link(*parse_address(address, default_port=0), self._tls, self._told)
-        login = () if self._who.user is None else ("AUTH", self._who.user, self._who.password)
-        words = [word.encode() for word in ("HELLO", "3", *login)]
-        reply = link.ask(words, bool)[0]
-        if reply.is_error:
+        if link is not None:
             link.close()
-            raise error_of(reply.text.decode("utf-8", "replace"))
-        self._links[address] = link
+        self._is_collecting = False
+        link = self._links[address] = Coordination(address, self._who, self._tls, self._told)
         return link
 
     def _note(self, name: bytes, words: Sequence[bytes], reply: Reply) -> None:

@@ -4,7 +4,7 @@ Invariants:
 1. A line with a password is not kept in the history, nor in its file.
 2. Nothing said to a node ends the prompt; ctrl-D, EXIT and QUIT do.
 
-Elsewhere: what a word may become (`core.shell_commands`), lines (`cli.coordination.shell_lines`).
+Elsewhere: what a word may become (`core.shell.commands`), lines (`cli.coordination.shell_lines`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from millstream.cli.connect import JsonOption, Who
 from millstream.cli.coordination.cluster_pool import GROUP_DEFAULT, grow, wait_for_nodes
 from millstream.cli.coordination.coord import Coordination
 from millstream.errors import UnavailableError
-from millstream.model.addresses import parse_address
 
 __all__ = ["DATA_DEFAULT", "NODES_MAX", "READY_S", "STOP_S", "up"]
 
@@ -63,8 +62,7 @@ def up(
         ready = [running.start(data / "node1")]
         peer = str(ready[0]["peer"])
         ready += [running.start(data / f"node{n}", "--join", peer) for n in range(2, nodes + 1)]
-        host, port = parse_address(str(ready[0]["coord"]), default_port=0)
-        with Coordination(host, port, Who(None, "")) as here:
+        with Coordination(str(ready[0]["coord"]), Who(None, "")) as here:
             ids = wait_for_nodes(here, nodes)
             own = [row[b"node"].decode() for row in here.ask("ADMIN", "NODES") if row[b"is_here"]]
             others = [one for one in ids if one not in own]

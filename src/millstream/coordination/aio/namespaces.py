@@ -330,4 +330,4 @@ def state_of(runner: GroupRunner) -> State:
     """Return the namespaces of a group that runs here."""
     machine = runner.replica.machine
     assert isinstance(machine, GroupState)
-    return machine.namespace.state
+    return machine.state

@@ -31,8 +31,8 @@ from typing import Final, cast
 
 from millstream.coordination.core.backend import Backend, Guard, Principal
 from millstream.coordination.core.group_state import GROUP_COMMANDS
+from millstream.coordination.core.namespace.admission import Parser
 from millstream.coordination.core.namespace.state.run import Notice
-from millstream.coordination.core.register_commands import Parser
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
 from millstream.coordination.core.resp.session import OUT_BYTES_MAX, RespSession
 

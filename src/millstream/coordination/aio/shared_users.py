@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-import hiredis
-
 from millstream.access.records import User, changed_user, checked_name
 from millstream.access.shared_record import (
     SharedRecord,
@@ -32,11 +30,11 @@ from millstream.access.users import UserStore, fresh_verifiers
 from millstream.coordination.aio.client.group_client import Client
 from millstream.coordination.core.backend import Backend
 from millstream.coordination.core.pool.effects import FIRST_GROUP
-from millstream.coordination.core.resp.protocol import render
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.runtime.tasks import Tasks, in_thread
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Body
+from millstream.vsr.core.values import items
 from millstream.vsr.core.versions import NEVER, Version, parse_version
 
 __all__ = ["CHANGE_TRIES", "SHARED_FAR_S", "SHARED_S", "USERS_PATH", "SharedUsers"]
@@ -185,9 +183,8 @@ class SharedUsers:
         reply = await answer
         if reply.code is not Code.OK:
             return None
-        reader = hiredis.Reader()
-        reader.feed(render(reply.value, 3))
-        return _found(reader.gets())
+        is_there = reply.value.startswith(b"*")  # else an error: there is no such element
+        return _found([part[1:] for part in items(reply.value)] if is_there else None)
 
     async def _adopt(self, version: Version, record: SharedRecord) -> None:
         """Make it this node's own, unless it knows a later one: its member may be behind."""

@@ -1,12 +1,13 @@
-"""The smallest state machine: registers that are set, compared and set, and read.
+"""Registers: names with a value each, which are set, compared and set, and read.
+
+They are beside the namespaces of a group, and cost less than an element
+(docs/design/0025-coordination-namespace.md).
 
 Invariants:
-1. The same entries in the same order give the same answers and the same state on every member:
-   no clock, no chance, no order of hashing.
-2. What it does not understand it answers with an error, and changes nothing.
+1. A command that is not understood gets an error as its reply and changes nothing.
+2. What is logged is bounded, and understood: nothing else gets into the log.
 
-Elsewhere: which entries it is given (`vsr.core.replica.execution`), sessions
-(`client_table`), how clients write these commands (`register_commands`).
+Elsewhere: the state machine that they are a part of (`group_state`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from struct import Struct
 from typing import Final
 
 from millstream.coordination.core import sorted_map
+from millstream.coordination.core.namespace.admission import Parser, Wish
 from millstream.coordination.core.sorted_map import SortedMap
-from millstream.vsr.core.client_table import Verdict
 from millstream.vsr.core.entries import Body, Entry
 from millstream.vsr.core.snapshots import Pieces
-from millstream.vsr.core.state_machine import Answer, Offer
-from millstream.vsr.core.values import array
+from millstream.vsr.core.values import array, error
 from millstream.vsr.core.versions import NEVER, Version, version_of
 
-__all__ = ["Registers"]
+__all__ = ["KEY_BYTES_MAX", "REGISTER_COMMANDS", "VALUE_BYTES_MAX", "Registers"]
+
+KEY_BYTES_MAX: Final = 1024
+"""Of a register's name."""
+VALUE_BYTES_MAX: Final = 1024 * 1024
+"""Of what a register holds."""
 
 _LENGTH: Final = Struct(">I")
 _VERSION: Final = Struct(">IIQ")
@@ -32,8 +37,6 @@ _VERSION: Final = Struct(">IIQ")
 
 class Registers:
     """SET key value, CAS key expected value; GET key, GET key META."""
-
-    format_max = 1
 
     def __init__(self) -> None:
         self.values: SortedMap[tuple[bytes, Version]] = sorted_map.SortedMap()
@@ -51,40 +54,8 @@ class Registers:
                 return b"+OK"
         return _not_understood(entry.content.argv)
 
-    def use_format(self, number: int) -> None:
-        """Do nothing: there is only one."""
-
     def _at(self, key: bytes) -> tuple[bytes, Version]:
         return self.values.get(key) or (b"", NEVER)
-
-    def weight(self, session: int) -> int:
-        """Return 0: registers are nobody's."""
-        return 0
-
-    def silence_ms(self, session: int) -> int | None:
-        """Return nothing: registers have no settings."""
-        return None
-
-    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
-        """Do nothing: registers are nobody's."""
-
-    def end_offers(self, entry: Entry) -> None:
-        """Do nothing: nobody waits for a register."""
-
-    def take_settings(self) -> Mapping[bytes, bytes] | None:
-        """Return nothing: registers have no settings."""
-        return None
-
-    def waiting(self, session: int, csn: int) -> Verdict | None:
-        """Return None: nobody waits."""
-
-    def take_answers(self) -> list[Answer]:
-        """Return nothing: nobody waits."""
-        return []
-
-    def offers(self, start: bytes = b"") -> Iterator[Offer]:
-        """Yield nothing: nobody waits."""
-        return iter(())
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Execute GET; a register that was never set is empty."""
@@ -120,3 +91,46 @@ def _pieces(count: int, items: Iterator[tuple[bytes, tuple[bytes, Version]]]) ->
 
 def _not_understood(argv: Sequence[bytes]) -> bytes:
     return b"-BADARG " + (argv[0][:16] if argv else b"nothing")
+
+
+# ---- how clients write the commands
+
+
+def _set(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
+    if len(argv) != 3:
+        return error("BADARG", "SET key value")
+    _, key, value = argv
+    if len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+        return _too_big()
+    return Wish(True, (b"SET", key, value), key)
+
+
+def _cas(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
+    if len(argv) != 4:
+        return error("BADARG", "CAS key expected value")
+    _, key, expected, value = argv
+    if len(key) > KEY_BYTES_MAX or max(len(expected), len(value)) > VALUE_BYTES_MAX:
+        return _too_big()
+    return Wish(True, (b"CAS", key, expected, value), key)
+
+
+def _get(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
+    if len(argv) == 2:
+        key = argv[1]
+        return _too_big() if len(key) > KEY_BYTES_MAX else Wish(False, (b"GET", key), key)
+    options = [word.upper() for word in argv[2:]]
+    is_stale = options[-1:] == [b"STALEREAD"]
+    wanted = options[: len(options) - is_stale]
+    if len(argv) < 2 or wanted not in ([], [b"META"]):
+        return error("BADARG", "GET key [META] [STALEREAD]")
+    key = argv[1]
+    if len(key) > KEY_BYTES_MAX:
+        return _too_big()
+    return Wish(False, (b"GET", key, *wanted), key, is_stale)
+
+
+def _too_big() -> bytes:
+    return error("TOOBIG", f"a name has {KEY_BYTES_MAX} bytes at most, a value {VALUE_BYTES_MAX}")
+
+
+REGISTER_COMMANDS: Final[Mapping[bytes, Parser]] = {b"SET": _set, b"GET": _get, b"CAS": _cas}

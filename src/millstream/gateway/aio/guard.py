@@ -23,7 +23,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from millstream.access.records import bearer_user
 from millstream.access.users import User, UserStore
-from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.errors import AccessError, MillstreamError, UsageError, http_status_of
 from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import (
     GUESTS,
@@ -42,7 +42,6 @@ from millstream.gateway.core.errors import (
     body_of,
     body_of_status,
     refused_name,
-    status_of,
 )
 from millstream.gateway.core.origins import refuse_foreign_page
 
@@ -73,7 +72,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except MillstreamError as error:
-        status = status_of(error)
+        status = http_status_of(error)
         headers = {"WWW-Authenticate": _challenge(request)} if status == 401 else None
         if status >= 500:
             _LOG.warning("%s %s: %s", request.method, request.path, error)

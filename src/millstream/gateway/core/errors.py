@@ -1,62 +1,21 @@
-"""Errors as HTTP answers: a status, and a body {"error": code, "reason": sentence}.
+"""Errors as bodies of HTTP answers: {"error": code, "reason": sentence}.
 
 Invariants:
 1. Every error answer has such a body, also 404, 405, 413 and malformed requests.
 2. The body of an unexpected error contains no internals.
 3. For a bucket as a database, errors have the codes that CouchDB's clients know.
 
-Elsewhere: the errors themselves (`errors`).
+Elsewhere: the errors and their statuses (`errors`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from millstream.errors import (
-    AccessError,
-    ConditionError,
-    MillstreamError,
-    ProtocolError,
-    RoutingError,
-    UnavailableError,
-    UsageError,
-)
+from millstream.errors import MillstreamError
 
-__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "refused_name", "status_of"]
+__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "refused_name"]
 
-_BY_CODE: Final = {
-    "unauthorized": 401,
-    "bucket_not_found": 404,
-    "user_not_found": 404,
-    "partition_not_found": 404,
-    "map_not_found": 404,
-    "illegal_move": 409,
-    "not_found": 404,
-    "bucket_exists": 412,
-    "file_exists": 412,
-    "last_admin": 409,
-    "body_timeout": 408,
-    "too_large": 413,
-    "document_too_large": 413,
-    "attachment_too_large": 413,
-    "missing_stub": 412,
-    "requested_range_not_satisfiable": 416,
-    "bad_content_type": 415,
-    "missing": 404,
-    "seq_unreachable": 412,
-    "timeout": 504,
-    "missing_named_view": 404,
-    "not_my_partition": 503,
-    "design_differs": 503,
-}
-_BY_CLASS: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
-    (UsageError, 400),
-    (ProtocolError, 400),
-    (AccessError, 403),
-    (RoutingError, 404),
-    (ConditionError, 409),
-    (UnavailableError, 503),
-)
 _AS_COUCHDB: Final = {
     "bucket_not_found": ("not_found", "Database does not exist."),
     "bucket_exists": (
@@ -79,13 +38,6 @@ STATUS_TEXTS: Final = {
     500: ("internal_error", "an error of the server; its log says more"),
     503: ("unavailable", "not now; try again later"),
 }
-
-
-def status_of(error: MillstreamError) -> int:
-    """Return the HTTP status of an error."""
-    if error.code in _BY_CODE:
-        return _BY_CODE[error.code]
-    return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), 500)
 
 
 def body_of(error: MillstreamError, path: str) -> dict[str, str]:

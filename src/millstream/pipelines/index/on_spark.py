@@ -47,7 +47,7 @@ from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.shards import AWAY, AWAY_S, Shards
 from millstream.pipelines.index.writer import ROWS_PER_COMMIT, Cycle, IndexWriter
 from millstream.pipelines.source import register
-from millstream.views.core.index_messages import error_from
+from millstream.views.core.index_messages import error_from, told_of
 
 __all__ = ["CycleReport", "IndexPipeline", "spark_tasks"]
 
@@ -108,11 +108,7 @@ def _run_rows(
             except UnavailableError:
                 raise
             except MillstreamError as error:
-                told = {
-                    "kind": type(error).__name__, "code": error.code, "retry": error.retry,
-                    "reason": str(error),
-                }  # fmt: skip
-                done = b"-" + msgspec.json.encode(told)
+                done = b"-" + msgspec.json.encode(told_of(error))
             yield pa.RecordBatch.from_arrays([pa.array([done], pa.binary())], schema=_SCHEMA)
 
 

@@ -31,6 +31,7 @@ from millstream.errors import (
     RemoteProtocolError,
     UnavailableError,
     UsageError,
+    kind_of_http_status,
 )
 from millstream.replication.aio.attachments import Related, related_documents
 from millstream.replication.core import http_forms as forms
@@ -69,18 +70,11 @@ _CHUNK_BYTES: Final = 64 * 1024
 _JSON: Final = {"Content-Type": "application/json", "Accept": "application/json"}
 _EXPIRED: Final = "cookie_expired"
 _NO_LOGIN: Final = (400, 401, 403, 404, 405)
-_BY_STATUS: Final[dict[int, tuple[type[MillstreamError], str]]] = {
-    400: (UsageError, ""),
-    401: (AccessError, "unauthorized"),
-    403: (AccessError, "forbidden"),
-    404: (ConditionError, "not_found"),
-    409: (ConditionError, "conflict"),
-    412: (ConditionError, ""),
-    413: (UsageError, TOO_LARGE),
-    414: (UsageError, TOO_LARGE),
-    415: (UsageError, ""),
-}
-"""Status -> class of the error, and its code where that is always the same."""
+_CODES: Final = {
+    401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict",
+    413: TOO_LARGE, 414: TOO_LARGE,
+}  # fmt: skip
+"""Status -> the code of its error where that is always the same."""
 
 
 class Peer(Protocol):
@@ -317,10 +311,8 @@ class HttpPeer:
             "reason", f"HTTP status {response.status} ({response.method} {response.url.path})"
         )
         reason = f"{self._end.shown}: {told['reason']}"
-        kind, code = _BY_STATUS.get(response.status, (UnavailableError, ""))
-        if 300 <= response.status < 400 or response.status == 405:
-            kind = UsageError
-        return kind(reason, code=code or str(told.get("error", "")))
+        code = _CODES.get(response.status) or str(told.get("error", ""))
+        return kind_of_http_status(response.status)(reason, code=code)
 
     def _unreachable(self, error: Exception) -> MillstreamError:
         if self._end.proxy is not None and isinstance(error, aiohttp.ClientHttpProxyError):

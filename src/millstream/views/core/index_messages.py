@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from millstream import errors
-from millstream.errors import MillstreamError, RemoteProtocolError
+from millstream.errors import MillstreamError, RemoteProtocolError, kind_named, name_of_kind
 
 __all__ = [
     "CHUNK_BYTES_MAX",
@@ -32,6 +31,7 @@ __all__ = [
     "failure",
     "frame",
     "message",
+    "told_of",
 ]
 
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -58,24 +58,20 @@ def message(content: Any) -> bytes:
 
 def failure(error: MillstreamError) -> bytes:
     """Return what ends an answer with an error."""
-    return _LENGTH.pack(FAILED) + message(
-        {
-            "kind": type(error).__name__,
-            "code": error.code,
-            "retry": error.retry,
-            "reason": str(error),
-        }
-    )
+    return _LENGTH.pack(FAILED) + message(told_of(error))
+
+
+def told_of(error: MillstreamError) -> dict[str, str]:
+    """Return an error as a JSON value."""
+    kind, reason = name_of_kind(error), str(error)
+    return {"kind": kind, "code": error.code, "retry": error.retry, "reason": reason}
 
 
 def error_from(data: bytes) -> MillstreamError:
     """Return the error that `failure` sent; an unknown kind is a plain `MillstreamError`."""
     content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
-    kind = getattr(errors, content["kind"], MillstreamError)
-    if kind is errors.RollbackRequiredError:  # belongs to streams, has more members
-        kind = errors.StreamError
-    error: MillstreamError = kind(content["reason"], code=content["code"], retry=content["retry"])
-    return error
+    kind = kind_named(content["kind"]) or MillstreamError
+    return kind(content["reason"], code=content["code"], retry=content["retry"])
 
 
 class FrameCutter:

@@ -11,7 +11,6 @@ from millstream.cli.connect import Who
 from millstream.cli.coordination import shell_requests as shell_asking
 from millstream.cli.coordination.shell_requests import Asking
 from millstream.coordination.core.shell.replies import Reply
-from millstream.errors import AccessError
 
 OK, PENDING = Reply(b"+", b"OK"), Reply(b"+", b"PENDING")
 SESSION = Reply(b"%", b"", (Reply(b"$", b"csn"), Reply(b":", b"4")))
@@ -23,12 +22,15 @@ class FalseLink:
     made: list[FalseLink]
     script: Callable[[int, tuple[bytes, ...]], Reply]
 
-    def __init__(self, host: str, port: int, *_: Any) -> None:
-        self.port, self.pending, self.is_lost = port, dict[Any, int](), False
+    def __init__(self, address: str, who: Who, *_: Any) -> None:
+        self.port, self.who = int(address.rpartition(":")[2]), who
+        self.pending, self.is_lost = dict[Any, int](), False
         self.asked: list[tuple[bytes, ...]] = []
         FalseLink.made.append(self)
 
-    def ask(self, words: Sequence[bytes], has_all: Callable[[list[Reply]], bool]) -> list[Reply]:
+    def say(
+        self, words: Sequence[bytes], has_all: Callable[[list[Reply]], bool] = bool
+    ) -> list[Reply]:
         self.asked.append(tuple(words))
         found = [FalseLink.script(self.port, tuple(words))]
         while not has_all(found) and len(found) < 9:
@@ -41,7 +43,7 @@ class FalseLink:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asking]:
-    monkeypatch.setattr(shell_asking, "Link", FalseLink)
+    monkeypatch.setattr(shell_asking, "Coordination", FalseLink)
     monkeypatch.setattr(shell_asking, "_PAUSE_S", 0.0)
     FalseLink.made = []
 
@@ -60,14 +62,14 @@ def asked(port: int) -> list[bytes]:
 
 def test_a_namespace_is_asked_for_where_its_group_is_led(ask: Callable[..., Asking]) -> None:
     def script(port: int, words: tuple[bytes, ...]) -> Reply:
-        is_here = words[0] == b"HELLO" or port == (2 if words[1].startswith(b"/b") else 1)
+        is_here = port == (2 if words[1].startswith(b"/b") else 1)
         return OK if is_here else Reply(b"-", b"NOTPRIMARY 2 0:1 h:2")
 
     asking = ask(script)
     for line in ("PUT /a x", "PUT /b/c x", "PUT /b y", "PUT /a y"):
         assert asking.ask(line.encode().split()) == [OK]
-    assert asked(1) == [b"HELLO 3", b"PUT /a x", b"PUT /b/c x", b"PUT /a y"]
-    assert asked(2) == [b"HELLO 3", b"PUT /b/c x", b"PUT /b y"]
+    assert asked(1) == [b"PUT /a x", b"PUT /b/c x", b"PUT /a y"]
+    assert asked(2) == [b"PUT /b/c x", b"PUT /b y"]
     asking.close()
     assert asked(2)[-1] == b"SESSION CLOSE NAMESPACE /b"
     assert all(link.is_lost for link in FalseLink.made)
@@ -81,7 +83,7 @@ def test_a_transaction_stays_on_its_connection(ask: Callable[..., Asking]) -> No
     for line in ("MULTI", "LOCK /a", "EXEC"):
         found = asking.ask(line.encode().split())
     assert found[0].is_error
-    assert asked(1) == [b"HELLO 3", b"MULTI", b"LOCK /a", b"EXEC"]
+    assert asked(1) == [b"MULTI", b"LOCK /a", b"EXEC"]
 
 
 def test_what_waits_is_repeated_with_its_number(ask: Callable[..., Asking]) -> None:
@@ -98,8 +100,8 @@ def test_what_waits_is_repeated_with_its_number(ask: Callable[..., Asking]) -> N
     assert asking.ask(words) == [PENDING]
     assert asking.wait(words)
     assert asking.ask(words) == [OK]
-    assert asked(1)[1:3] == [b"SESSION INFO NAMESPACE /a", b"SESSION OPEN NAMESPACE /a"]
-    assert asked(1)[3:] == [b"CSN 5 LOCK /a/b"] * 4
+    assert asked(1)[:2] == [b"SESSION INFO NAMESPACE /a", b"SESSION OPEN NAMESPACE /a"]
+    assert asked(1)[2:] == [b"CSN 5 LOCK /a/b"] * 4
 
 
 def test_confirmations_of_subscriptions_are_counted(ask: Callable[..., Asking]) -> None:
@@ -112,10 +114,8 @@ def test_confirmations_of_subscriptions_are_counted(ask: Callable[..., Asking]) 
 
 def test_who_logs_in(ask: Callable[..., Asking]) -> None:
     asking = ask(lambda *_: OK, Who("ada", "x y"))
-    assert FalseLink.made[0].asked == [(b"HELLO", b"3", b"AUTH", b"ada", b"x y")]
+    assert FalseLink.made[0].who == Who("ada", "x y")
     asking.ask(b"AUTH bob z".split())
     asking.ask([b"RESET"])
     asking.ask([b"PING"])
-    assert FalseLink.made[1].asked[0] == (b"HELLO", b"3", b"AUTH", b"bob", b"z")
-    with pytest.raises(AccessError):
-        ask(lambda *_: Reply(b"-", b"NOAUTH no"))
+    assert FalseLink.made[1].who == Who("bob", "z")

@@ -100,7 +100,7 @@ async def test_a_survivor_backs_up_what_it_has_and_names_no_wrong_node(
     assert b"of one member alone" in restored
     runner = await until(lambda: group.node.groups.numbered.get(2))
     await until(lambda: runner.replica.leading)
-    found = runner.replica.machine.namespace.state.elements.find((b"app", b"port"))
+    found = runner.replica.machine.state.elements.find((b"app", b"port"))
     assert found is not None
 
 

@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 
 from millstream.coordination.aio.group_runner import STEP_EVENTS_MAX, GroupRunner
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.vsr.aio import journal as journal_module
 from millstream.vsr.core.disk.durable_steps import SUPERBLOCK, SUPERBLOCK_BYTES
@@ -40,7 +40,7 @@ class Process:
 
     async def open(self) -> GroupRunner:
         self.runner = await GroupRunner.open(
-            self.disk, Registers(), send=lambda *message: self.sent.append(message),
+            self.disk, GroupState(), send=lambda *message: self.sent.append(message),
             on_fatal=self.fatal.append,
         )  # fmt: skip
         return self.runner

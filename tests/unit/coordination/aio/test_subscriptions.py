@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-import hiredis
-
+from millstream.coordination.core.client.wire import Replies, is_push, packed
 from support.coordination.coordinators import WAIT_S, Nodes, until
 from support.kv.talking import done
 
@@ -24,23 +24,23 @@ class Line:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._values = hiredis.Reader()
+        self._replies, self._found = Replies(), deque[Any]()
         self.pushes: list[list[Any]] = []
 
     async def _next(self) -> Any:
         """Return the next reply; None if a push came."""
-        while (value := self._values.gets()) is False:
+        while not self._found:
             data = await asyncio.wait_for(self._reader.read(65536), WAIT_S)
             assert data, "the node closed the connection"
-            self._values.feed(data)
-        if isinstance(value, hiredis.PushNotification):
+            self._found.extend(self._replies.feed(data))
+        value = self._found.popleft()
+        if is_push(value):
             self.pushes.append(list(value))
             return None
         return value
 
     def send(self, *words: bytes) -> None:
-        head = b"*%d\r\n" % len(words)
-        self._writer.write(head + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words))
+        self._writer.write(packed(words))
 
     async def ask(self, *words: bytes) -> Any:
         """Return the reply, which is an exception for an error."""

@@ -11,7 +11,7 @@ from millstream.coordination.core.backup import (
     format_restored,
     read_backup,
 )
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.errors import CorruptionError, UsageError
 from millstream.runtime.disk import OsDisk
 from millstream.vsr.core.configuration import generation
@@ -27,7 +27,7 @@ NEW = founded(b"n" * 16, ME, (ME,))
 
 
 def fresh_state() -> bytes:
-    return b"".join(Replica(Registers(), lambda: 0.5).parts.execution.freeze())
+    return b"".join(Replica(GroupState(), lambda: 0.5).parts.execution.freeze())
 
 
 def taken(data: bytes) -> Snapshot:
@@ -59,7 +59,7 @@ def test_a_restored_group_begins_behind_the_snapshot_in_a_later_epoch(tmp_path: 
     assert configuration.is_fork
     assert configuration.members == (ME,)
     assert (configuration.closed_lsn, configuration.closed_hash) == (70, b"h" * 16)
-    replica = Replica(Registers(), lambda: 0.5)
+    replica = Replica(GroupState(), lambda: 0.5)
     replica.step(0, 0, Start(image.for_replica))
     assert replica.commit_lsn == 70
 

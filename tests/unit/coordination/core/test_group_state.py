@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
+from millstream.coordination.core.namespace.admission import Wish
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.namespace.state.updates import Place, Scope
-from millstream.coordination.core.register_commands import Wish
 from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.entries import Body
 from millstream.vsr.core.snapshots import Pieces
@@ -71,12 +71,12 @@ def test_what_is_set_for_a_group_without_namespaces_is_kept_too() -> None:
 def test_who_listens_is_told_that_the_state_went_on_elsewhere() -> None:
     state = GroupState()
     done(state, LINES[2])
-    audience, woken = state.namespace.audience, []
+    audience, woken = state.audience, []
     subscriber = Subscriber(lambda: woken.append(1), Asker())
     audience.add(subscriber, b"/ns", Place(1, Scope.TREE), with_data=False, after_lsn=None)
     for _ in state.restore(Pieces([whole(state)])):
         pass
-    assert state.namespace.audience is audience
+    assert state.audience is audience
     assert audience.is_empty
     assert woken
     assert [b"overrun" in message.payload for message in subscriber.take(1000)] == [False, True]

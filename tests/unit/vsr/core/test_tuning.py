@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.tuning import TUNED, Tuning, numbers_of
 
@@ -20,7 +20,7 @@ def test_a_member_is_woken_at_least_once_for_each_beat(
 
 
 def test_each_setting_is_of_a_replica_and_is_taken_back() -> None:
-    tuning = Replica(Registers(), lambda: 0.5).state.tuning
+    tuning = Replica(GroupState(), lambda: 0.5).state.tuning
     before = {attribute: getattr(tuning, attribute) for attribute in TUNED.values()}
     settings = dict.fromkeys(TUNED, b"7") | {b"GROUP.VIEW.TIMEOUT": b"300-400 ms"}
     tuning.tune(settings)

@@ -13,14 +13,13 @@ Invariants:
 2. Any thread may call; `KeyboardInterrupt` cancels the call that is waited for.
 3. Nobody waits for a client that was closed: each call that is under way then ends with an error.
 
-Elsewhere: all methods, arguments and errors (`async_client`).
+Elsewhere: all methods, arguments and errors (`async_client`), the thread (`runtime.loop_thread`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -31,6 +30,7 @@ from weakref import WeakSet
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.coordination.aio.client.subscription import Subscription
 from millstream.errors import OutcomeUnknownError, UnavailableError, UsageError
+from millstream.runtime.loop_thread import LoopThread
 
 __all__ = ["Blocking", "BlockingClient"]
 
@@ -39,54 +39,26 @@ _HANDLES: Final = "millstream.coordination.aio."
 _END: Final = object()
 
 
-class _Thread:
-    """An event loop in a thread, until it is stopped."""
+class _Thread(LoopThread):
+    """The client's loop; subscriptions that somebody still has end with it."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()
-        self._is_stopped = False
+        super().__init__("coordination client")
         self.subscriptions: WeakSet[Subscription] = WeakSet()
-        """The subscriptions that are still in use. They end with the thread."""
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="coordination client", daemon=True
-        )
-        self._thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run it there, and wait for its result."""
-        with self._lock:
-            if self._is_stopped:
-                coroutine.close()
-                raise UsageError("the client is closed: make another one", code="closed")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self.is_stopped:
+            work.close()
+            raise UsageError("the client is closed: make another one", code="closed")
         try:
-            return future.result()
+            return super().run(work)
         except CancelledError:
             raise OutcomeUnknownError("the client was closed while this waited") from None
-        except BaseException:  # also when interrupted: nobody else ends what runs there
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """End the thread. Calls that still wait there get an error."""
-        with self._lock:
-            if self._is_stopped:
-                return
-            self._is_stopped = True
-            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        ending.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     async def _end(self) -> None:
         for subscription in list(self.subscriptions):
             subscription.close(UnavailableError("the client was closed", code="closed"))
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await super()._end()
 
 
 class Blocking:
@@ -156,7 +128,7 @@ class BlockingClient(Blocking):
         self.close()
 
     def close(self) -> None:
-        """End the session, the connections and the thread. Waiting calls get an error."""
+        """End the session, the connections and the thread; whoever waits gets an error."""
         try:
             with suppress(UsageError):  # it was closed before
                 self._thread.run(self._it.close())

@@ -9,24 +9,20 @@ Invariants:
    cannot be told by the deadline, `OutcomeUnknownError` says so; no other error leaves it open.
 2. All methods are called in the loop that the client was entered in; after `close` nothing runs.
 
-Elsewhere: what is repeated, where and when (`core.client.caller`).
+Elsewhere: what is repeated, where and when (`core.client.caller`), the connection (`link`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import random
 import ssl
-import struct
-import termios
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-import hiredis
-
+from millstream.coordination.aio.client.link import PORT, Link
 from millstream.coordination.core.client import events as core
 from millstream.coordination.core.client.caller import (
     Caller,
@@ -36,32 +32,21 @@ from millstream.coordination.core.client.events import (
     ErrorReply,
     Outcome,
 )
-from millstream.errors import (
-    ConditionError,
-    MillstreamError,
-    RemoteProtocolError,
-    UsageError,
-)
+from millstream.coordination.core.client.wire import hello, is_answer, packed
+from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.runtime.tasks import Tasks
 from millstream.vsr.core.client_table import TIME_OUT_MS
 from millstream.vsr.core.versions import NEVER, Version, parse_version
 
-__all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "MARGIN", "PORT", "Client", "packed"]
+__all__ = ["CLOSE_S", "DEADLINE_S", "MARGIN", "Client"]
 
-PORT: Final = 7379
-"""Port at which nodes serve clients of their groups, by default."""
 DEADLINE_S: Final = 10.0
 """How long a call may take, unless told otherwise."""
 MARGIN: Final = 0.1
-"""Part of a session's time-out by which clocks may differ in speed."""
+"""Of a session's time-out: by so much clocks may differ in speed."""
 CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
-LONG_BYTES: Final = 64 * 1024
-"""If more than this was sent since the last reply, it counts whether the node takes it."""
-_CONFIRMING: Final = ([b"subscribe"], [b"unsubscribe"])
-"""Begin what is pushed in place of a reply."""
-_NOT_YET: Final = object()
 
 
 class Client:
@@ -93,10 +78,9 @@ class Client:
         group: int | None = None,
     ) -> None:
         places = [parse_address(address, default_port=PORT) for address in addresses]
-        login = (b"AUTH", user.encode(), password.encode()) if user is not None else ()
         self._caller = Caller(
             [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in places],
-            random.random, hello=(b"HELLO", b"3", *login), time_out_ms=int(session_s * 1000),
+            random.random, hello=hello(user, password), time_out_ms=int(session_s * 1000),
             group=group,
         )  # fmt: skip
         self.deadline_s = deadline_s
@@ -104,7 +88,7 @@ class Client:
         self._on_session_lost = on_session_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks = Tasks()
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -118,10 +102,10 @@ class Client:
 
     @property
     def sure_s(self) -> float:
-        """For how many more seconds the session surely exists, by this machine's clock.
+        """For how many more seconds the session is there for sure, by this machine's clock.
 
-        It counts from when the last sign that the primary has confirmed was sent, with a margin of
-        `MARGIN` of the session's time-out. 0 without a session.
+        It is counted from when the last sign that the primary has confirmed was sent, with a
+        margin of `MARGIN` of the session's time-out; 0 without a session.
         """
         heard_ms = self._caller.heard_ms
         if heard_ms is None or self._loop is None or self._is_closed:
@@ -142,7 +126,7 @@ class Client:
     # ---- registers
 
     async def set(self, key: str | bytes, value: bytes, deadline_s: float | None = None) -> None:
-        """Set a register to `value`.
+        """Let a register be `value`.
 
         Raises:
             OutcomeUnknownError: it may have been done.
@@ -153,7 +137,7 @@ class Client:
     async def cas(
         self, key: str | bytes, expected: bytes, value: bytes, deadline_s: float | None = None
     ) -> bool:
-        """Set a register to `value` if it is `expected`. Return whether it was.
+        """Let a register be `value` if it is `expected`; return whether it was.
 
         Raises:
             OutcomeUnknownError, MillstreamError: as `set`.
@@ -289,12 +273,9 @@ class Client:
         self._step(core.Tick())
 
     async def _connect(self, address: str) -> None:
-        assert self._loop is not None
         try:
-            host, port = parse_address(address, default_port=PORT)
-            _, link = await self._loop.create_connection(
-                lambda: _Link(self._received, self._moving, self._lost), host, port, ssl=self._tls
-            )
+            link = Link(self._received, self._lost, self._moving)
+            await link.connect(address, self._tls)
         except (OSError, UsageError):
             self._connecting = None
             self._step(core.Lost())
@@ -310,90 +291,22 @@ class Client:
             link, self._link = self._link, None
             link.transport.abort()
 
-    def _received(self, link: _Link, reply: Any) -> None:
+    def _received(self, link: Link, reply: Any) -> None:
         if link is not self._link:
             return
-        if not isinstance(reply, hiredis.PushNotification) or reply[:1] in _CONFIRMING:
+        if is_answer(reply):
             self._step(core.Received(reply))
         elif reply[:1] == [b"retry"]:
             self._step(core.Noticed())
 
-    def _moving(self, link: _Link) -> None:
+    def _moving(self, link: Link) -> None:
         if link is self._link:
             self._step(core.Moving())
 
-    def _lost(self, link: _Link) -> None:
+    def _lost(self, link: Link, _: Exception | None) -> None:
         if link is self._link:
             self._link = None
             self._step(core.Lost())
-
-
-class _Link(asyncio.Protocol):
-    """One connection: cuts replies."""
-
-    transport: asyncio.Transport
-
-    def __init__(
-        self,
-        received: Callable[[_Link, Any], None],
-        moving: Callable[[_Link], None],
-        lost: Callable[[_Link], None],
-    ) -> None:
-        self._received, self._moving, self._lost = received, moving, lost
-        self._written = self._answered = self._left = 0
-        """How many bytes were written: all, before the last reply came, and taken when looked."""
-        self._reader = hiredis.Reader(
-            replyError=ErrorReply, protocolError=RemoteProtocolError, notEnoughData=_NOT_YET
-        )
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-
-    def send(self, data: bytes) -> None:
-        """Send data a little at a time: what TLS has encrypted cannot be withdrawn."""
-        self._written += len(data)
-        for at in range(0, len(data), LONG_BYTES):
-            self.transport.write(data[at : at + LONG_BYTES])
-
-    def has_moved(self) -> bool:
-        """Return whether the node has taken some of what is long since this was asked last."""
-        waiting = self.transport.get_write_buffer_size()
-        left = self._written - waiting - _unacknowledged(self.transport)
-        is_long, has_moved = self._written - self._answered > LONG_BYTES, left != self._left
-        self._left = left
-        return is_long and has_moved
-
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        is_part = True
-        try:
-            while (reply := self._reader.gets()) is not _NOT_YET:
-                is_part, self._answered = False, self._written
-                self._received(self, reply)
-        except RemoteProtocolError:
-            self.transport.abort()  # told by connection_lost
-            return
-        if is_part:
-            self._moving(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost(self)
-
-
-def _unacknowledged(transport: asyncio.Transport) -> int:
-    """Return how many bytes the system keeps until the other side has them."""
-    found = transport.get_extra_info("socket")
-    size = struct.pack("i", 0)
-    with suppress(OSError, AttributeError):  # not every system tells
-        size = fcntl.ioctl(found.fileno(), termios.TIOCOUTQ, size)
-    return int(struct.unpack("i", size)[0])
-
-
-def packed(argv: Sequence[bytes]) -> bytes:
-    """Return a command as the wire has it."""
-    parts = [b"*%d\r\n" % len(argv)]
-    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in argv]
-    return b"".join(parts)
 
 
 def _bytes(key: str | bytes) -> bytes:

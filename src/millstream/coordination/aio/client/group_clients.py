@@ -23,6 +23,7 @@ from millstream.coordination.aio.client.durable_positions import DurablePlaces
 from millstream.coordination.aio.client.group_client import DEADLINE_S, Client
 from millstream.coordination.core.client.errors import MissingError
 from millstream.coordination.core.client.replies import places_of, root_of
+from millstream.coordination.core.client.wire import hello
 from millstream.vsr.core.client_table import TIME_OUT_MS
 
 __all__ = ["GroupClients", "words_of"]
@@ -48,8 +49,7 @@ class GroupClients:
                 session_s=session_s, tls=tls, on_session_lost=on_session_lost, group=group,
             )  # fmt: skip
 
-        login = ("AUTH", user, password) if user is not None else ()
-        self.greeting = words_of(("HELLO", "3", *login))
+        self.greeting = hello(user, password)
         self.addresses, self.tls = list(addresses), tls
         """How other connections of this client begin."""
         self._made = made

@@ -27,19 +27,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-import hiredis
-
 from millstream.coordination.aio.client.durable_positions import DurablePlace
-from millstream.coordination.aio.client.group_client import PORT, packed
+from millstream.coordination.aio.client.link import PORT
 from millstream.coordination.core.client.caller import (
     BACK_OFF_LONG_MS,
     BACK_OFF_MAX_MS,
     BACK_OFF_MIN_MS,
 )
-from millstream.coordination.core.client.events import (
-    ErrorReply,
-)
 from millstream.coordination.core.client.resumed_subscription import Again, Change, Following, Over
+from millstream.coordination.core.client.wire import Replies, is_push, packed
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.model.addresses import parse_address
 from millstream.vsr.core.versions import Version
@@ -55,7 +51,6 @@ ACKNOWLEDGED_MAX: Final = 64
 _TIRED_AFTER: Final = 300
 """Attempts that failed one after another; the pauses are longer from then on."""
 _READ_BYTES: Final = 64 * 1024
-_NOT_YET: Final = object()
 
 
 class Subscription:
@@ -87,7 +82,7 @@ class Subscription:
         self._addresses, self._greeting, self._tls = list(addresses), greeting, tls
         self._following, self._look, self._on_seen = following, look, on_seen
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._parser: Any = None
+        self._replies = Replies()
         self._ready: deque[Change] = deque()
         self._hint: str | None = None
         self._failures = self._at = 0
@@ -187,15 +182,14 @@ class Subscription:
             data = await self._streams[0].read(_READ_BYTES)
         if not data:
             raise ConnectionResetError("the node has closed the connection")
-        self._parser.feed(data)
-        while (reply := self._parser.gets()) is not _NOT_YET:
+        for reply in self._replies.feed(data):
             if not await self._take(reply):
                 return
 
     async def _take(self, reply: Any) -> bool:
         """Take a reply; return whether the connection goes on."""
         heard = self._following.take(reply)
-        if isinstance(reply, hiredis.PushNotification):
+        if is_push(reply):
             self._failures = 0
         match heard:
             case Change():
@@ -222,11 +216,8 @@ class Subscription:
         self._streams = reader, writer
         if self._over is not None:
             raise ConnectionResetError("it was closed meanwhile")
-        self._parser = hiredis.Reader(
-            replyError=ErrorReply, protocolError=RemoteProtocolError, notEnoughData=_NOT_YET
-        )
-        for words in (self._greeting, self._following.request()):
-            writer.write(packed(words))
+        self._replies = Replies()
+        writer.write(packed(self._greeting) + packed(self._following.request()))
 
     def _hang_up(self) -> None:
         if self._streams is not None:

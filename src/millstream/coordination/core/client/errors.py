@@ -48,6 +48,7 @@ __all__ = [
     "SessionLostError",
     "VersionError",
     "error_of",
+    "kind_of",
 ]
 
 
@@ -94,7 +95,7 @@ class SessionLostError(UnavailableError):
 
 
 _KINDS: Final[dict[str, type[MillstreamError]]] = {
-    "NOAUTH": AccessError, "NOPERM": AccessError,
+    "NOAUTH": AccessError, "NOPERM": AccessError, "WRONGPASS": AccessError,
     "NOTPRIMARY": UnavailableError, "NOQUORUM": UnavailableError, "BUSY": UnavailableError,
     "BEHIND": UnavailableError, "NOTREADY": UnavailableError,
     "SESSIONEXPIRED": SessionLostError,
@@ -105,6 +106,11 @@ _KINDS: Final[dict[str, type[MillstreamError]]] = {
     "DESTROYING": ConditionError, "DESTROYED": ConditionError, "CONFLICT": ConditionError,
     "HISTORY_LOST": ConditionError,
 }  # fmt: skip
+
+
+def kind_of(code: str) -> type[MillstreamError]:
+    """Return the class of the error that a reply's code stands for."""
+    return _KINDS.get(code, UsageError)
 
 
 def error_of(words: Sequence[bytes], outcome: Outcome, reply: Any) -> MillstreamError:
@@ -122,8 +128,7 @@ def error_of(words: Sequence[bytes], outcome: Outcome, reply: Any) -> Millstream
         return OutcomeUnknownError(f"{command} may have been done: {said}; read to find out")
     if not isinstance(reply, ErrorReply):
         return UnavailableError(f"{command} was not done: {said}", code="timeout")
-    kind = _KINDS.get(reply.code, UsageError)
-    error = kind(f"{command} was not done: {said}", code=reply.code.lower())
+    error = kind_of(reply.code)(f"{command} was not done: {said}", code=reply.code.lower())
     _add_details(error, reply.words.split())
     return error
 

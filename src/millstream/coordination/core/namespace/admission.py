@@ -8,8 +8,8 @@ Elsewhere: understanding (`commands`), doing (`machine`), connections (`resp.ses
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.commands.command import parse
 from millstream.coordination.core.namespace.commands.forcing import FORCE
@@ -17,10 +17,28 @@ from millstream.coordination.core.namespace.commands.transactions import Transac
 from millstream.coordination.core.namespace.machine import COMMANDS, QUEUED
 from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
-from millstream.coordination.core.register_commands import Parser, Wish
 from millstream.vsr.core.values import error
 
-__all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction", "forced"]
+__all__ = ["NAMESPACE_COMMANDS", "Parser", "Wish", "admit", "begin_transaction", "forced"]
+
+
+class Wish(NamedTuple):
+    """What a command asks of the group that has `key`.
+
+    `is_stale`: content with the state of whichever member was asked. `needs_session`: one is
+    opened for it if the connection has none.
+    """
+
+    is_change: bool
+    argv: tuple[bytes, ...]
+    key: bytes
+    is_stale: bool = False
+    needs_session: bool = False
+
+
+Parser = Callable[[Sequence[bytes], int], Wish | bytes | None]
+"""Takes a command's words and its client's time stamp (0: none); gives the wish, an error, or None
+if the connection itself answers these words."""
 
 
 def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:

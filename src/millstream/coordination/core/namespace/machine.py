@@ -103,10 +103,13 @@ class Namespace:
     """The state machine (`vsr.core.state_machine.StateMachine`)."""
 
     def __init__(self, audience: Audience | None = None) -> None:
-        self.state = State()
         self.audience = audience if audience is not None else Audience()
         """Who listens on this member; that is no part of the state."""
         self.audience.may_hear = self._may_hear
+        self._begin()
+
+    def _begin(self) -> None:
+        self.state = State()
         self.answers: list[Answer] = []
         """The final replies that entries since `take_answers` brought requests that waited."""
         self.open = self.state.synchronisation.waits.open
@@ -235,6 +238,8 @@ class Namespace:
 
     def waiting(self, session: int, csn: int) -> Verdict | None:
         """Return whether a request waits: with a reply for now, or for what is there."""
+        if not len(self.open):
+            return None
         sync = self.state.synchronisation
         name = sync.waits.opened(session, csn)
         if name is None:
@@ -271,10 +276,6 @@ class Namespace:
     def freeze(self) -> Iterator[bytes]:
         """Return the state of this moment, in small pieces, while changes go on."""
         return self.state.tables.freeze()
-
-    def freeze_if_any(self) -> Iterator[bytes]:
-        """Return the same; nothing, if there is nothing in it."""
-        return iter(()) if self.state.tables.is_empty else self.freeze()
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let the state be what `freeze` wrote."""

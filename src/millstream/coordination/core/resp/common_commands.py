@@ -6,7 +6,7 @@ Invariants:
    meanwhile.
 
 Elsewhere: sessions (`session_commands`), subscriptions (`subscribe_commands`), the state machine's
-commands (`register_commands`).
+commands (`registers`).
 """
 
 from __future__ import annotations

@@ -32,11 +32,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from millstream.coordination.core.backend import NO_LOGIN, Backend, Done, Guard, Principal
-from millstream.coordination.core.namespace.admission import forced
+from millstream.coordination.core.namespace.admission import Parser, Wish, forced
 from millstream.coordination.core.namespace.commands.transactions import Transaction
 from millstream.coordination.core.namespace.state.access_lists import ADMINS
 from millstream.coordination.core.namespace.state.run import Asker
-from millstream.coordination.core.register_commands import Parser, Wish
 from millstream.coordination.core.resp.prefixes import (
     CSN_MAX,
     NO_PREFIXES,

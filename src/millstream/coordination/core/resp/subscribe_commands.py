@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from millstream.coordination.core.backend import NO_LOGIN
+from millstream.coordination.core.namespace.admission import Wish as Asked
 from millstream.coordination.core.namespace.admission import admit
 from millstream.coordination.core.namespace.commands.command import Words
 from millstream.coordination.core.namespace.commands.subscriptions import (
@@ -30,7 +31,6 @@ from millstream.coordination.core.namespace.commands.subscriptions import (
 from millstream.coordination.core.namespace.paths import Path, joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.run import Notice
-from millstream.coordination.core.register_commands import Wish as Asked
 from millstream.coordination.core.resp.session_commands import group_asked
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.values import NULL, OK, array, bulk, error, integer, push

@@ -10,8 +10,8 @@ Elsewhere: how a reply is shown to people (`output`), how one is made (`vsr.core
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import Any, Final, NamedTuple
 
 from millstream.errors import RemoteProtocolError
 
@@ -43,6 +43,23 @@ class Reply(NamedTuple):
         return self.sign == b"-"
 
     @property
+    def value(self) -> Any:
+        """What it is in Python: bytes, a number, a truth, None, a list or a dictionary."""
+        match self.sign:
+            case b":":
+                return int(self.text)
+            case b"#":
+                return self.text == b"t"
+            case b"_":
+                return None
+            case b"*" | b"~" | b">":
+                return [part.value for part in self.parts]
+            case b"%":
+                values = [part.value for part in self.parts]
+                return dict(zip(values[::2], values[1::2], strict=True))
+        return self.text
+
+    @property
     def words(self) -> tuple[bytes, ...]:
         """The texts of its parts."""
         return tuple(part.text for part in self.parts)
@@ -56,26 +73,24 @@ class ReplyCutter:
         self._at = 0
         self._cutting = self._reply(0)
 
-    def feed(self, data: bytes) -> list[Reply]:
-        """Take what came; return replies that are whole.
+    def feed(self, data: bytes) -> Iterator[Reply]:
+        """Take what came; yield replies that are whole.
 
         Raises:
             RemoteProtocolError: `bad_reply`: this is no RESP.
         """
         self._data += data
-        found: list[Reply] = []
         while self._data:
             try:
                 next(self._cutting)
             except StopIteration as whole:
-                found.append(whole.value)
                 del self._data[: self._at]
                 self._at, self._cutting = 0, self._reply(0)
+                yield whole.value
             else:
                 break
         if len(self._data) > REPLY_BYTES_MAX:
             raise _no_reply("a reply is too long")
-        return found
 
     def _reply(self, depth: int) -> Generator[None, None, Reply]:
         """Cut one reply; yields while there is more to come."""

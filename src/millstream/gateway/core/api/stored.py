@@ -25,14 +25,11 @@ import msgspec
 
 from millstream.documents.purge_list import PurgeList
 from millstream.errors import (
-    AccessError,
-    ConditionError,
-    CorruptionError,
     MillstreamError,
-    OutcomeUnknownError,
-    RoutingError,
     UnavailableError,
     UsageError,
+    kind_named,
+    name_of_kind,
 )
 from millstream.gateway.core.api.documents import Blob, LocalDocument
 from millstream.gateway.core.bucket_parts import (
@@ -304,13 +301,6 @@ Answer = (
 encode: Final = msgspec.msgpack.Encoder().encode
 _asked: Final = msgspec.msgpack.Decoder(Asked | Streamed).decode
 _answer: Final = msgspec.msgpack.Decoder(Answer).decode
-_KINDS: Final = {
-    kind.__name__: kind
-    for kind in (
-        AccessError, ConditionError, CorruptionError, MillstreamError, OutcomeUnknownError,
-        RoutingError, UnavailableError, UsageError,
-    )
-}  # fmt: skip
 
 
 def decode_asked(data: bytes) -> Asked | Streamed:
@@ -343,13 +333,12 @@ def decode_answer(data: bytes) -> Answer:
 
 def refused(error: MillstreamError) -> Refused:
     """Encode an error."""
-    name = next(one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS)
-    return Refused(name, error.code, str(error))
+    return Refused(name_of_kind(error), error.code, str(error))
 
 
 def error_of(refusal: Refused) -> MillstreamError:
     """Decode an error."""
-    kind = _KINDS.get(refusal.kind, UnavailableError)
+    kind = kind_named(refusal.kind) or UnavailableError
     return kind(refusal.reason, code=refusal.code)
 
 

@@ -20,13 +20,11 @@ import aiohttp
 import msgspec
 
 from millstream.errors import (
-    AccessError,
-    ConditionError,
     MillstreamError,
     OutcomeUnknownError,
     RoutingError,
     UnavailableError,
-    UsageError,
+    kind_of_http_status,
 )
 from millstream.views.aio.serving.gathering import NOBODY, NodeAccess
 
@@ -55,14 +53,6 @@ ERROR_BYTES_MAX: Final = 64 * 1024
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Most bytes of an answer that is kept whole."""
 _CHUNK_BYTES: Final = 64 * 1024
-_BY_STATUS: Final[dict[int, type[MillstreamError]]] = {
-    400: UsageError,
-    401: AccessError,
-    403: AccessError,
-    404: ConditionError,
-    409: ConditionError,
-    412: ConditionError,
-}
 _ROUTING: Final = {
     "not_my_partition": "not_my_partition",
     "bucket_not_found": "not_my_partition",
@@ -187,7 +177,7 @@ class HttpNode:
             )
         except (aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError):
             refusal = _Refusal(reason=f"HTTP status {response.status}")
-        kind = _BY_STATUS.get(response.status, UnavailableError)
+        kind = kind_of_http_status(response.status)
         code = refusal.error
         if code in _ROUTING:
             kind, code = RoutingError, _ROUTING[code]

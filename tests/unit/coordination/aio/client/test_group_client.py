@@ -1,7 +1,6 @@
 """The client over real sockets: what people call, and what they are told."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -9,8 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from millstream.coordination import Client
-from millstream.coordination.aio.client import group_client as client_module
-from millstream.coordination.aio.client.group_client import LONG_BYTES
 from millstream.coordination.aio.resp_server import RespServer
 from millstream.coordination.core.client.caller import (
     ATTEMPT_MS,
@@ -175,91 +172,6 @@ async def test_calls_that_wait_end_with_the_client(node: Node) -> None:
     with pytest.raises(OutcomeUnknownError):
         await waiting
     await client.close()
-
-
-# ---- slow lines
-
-
-class SlowTransport(asyncio.Transport):
-    """Takes as much of what is written as it is told."""
-
-    def __init__(self, found: socket.socket | None = None) -> None:
-        super().__init__({"socket": found})
-        self.waiting = 0
-        self.largest = 0
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting
-
-    def write(self, data: object) -> None:
-        assert isinstance(data, bytes)
-        self.waiting += len(data)
-        self.largest = max(self.largest, len(data))
-
-
-class Watched(NamedTuple):
-    link: client_module._Link
-    transport: SlowTransport
-    heard: list[object]
-
-
-def watched(found: socket.socket | None = None) -> Watched:
-    heard: list[object] = []
-    link = client_module._Link(
-        lambda _, reply: heard.append(reply), lambda _: heard.append("part"), lambda _: None
-    )
-    transport = SlowTransport(found)
-    link.connection_made(transport)
-    return Watched(link, transport, heard)
-
-
-def test_what_leaves_of_something_long_is_a_sign() -> None:
-    link, transport, _ = watched()
-    link.send(b"x" * 3 * LONG_BYTES)
-    assert transport.largest <= LONG_BYTES
-    assert not link.has_moved()
-    transport.waiting -= 1
-    assert link.has_moved()
-    assert not link.has_moved()
-    transport.waiting = 0
-    assert link.has_moved()
-    assert not link.has_moved()
-
-
-def test_what_is_short_or_answered_is_none() -> None:
-    link, transport, _ = watched()
-    link.send(b"x" * LONG_BYTES)
-    transport.waiting = 0
-    assert not link.has_moved()
-    link.send(b"x" * LONG_BYTES)
-    link.data_received(b"+OK\r\n")
-    transport.waiting = 0
-    assert not link.has_moved()
-
-
-def test_a_part_of_a_reply_is_a_sign() -> None:
-    link, _, heard = watched()
-    link.data_received(b"$6\r\nabc")
-    link.data_received(b"def\r\n")
-    link.data_received(b"+OK\r\n$3\r\n")
-    assert heard == ["part", b"abcdef", b"OK"]
-
-
-def test_what_the_system_still_has_was_not_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        with socket.create_connection(server.getsockname()) as here:
-            here.setblocking(False)
-            link, transport, _ = watched(here)
-            link.send(b"x" * 4_000_000)
-            assert not link.has_moved()
-            transport.waiting -= here.send(b"x" * 4_000_000)
-            there, _ = server.accept()
-            with there:
-                taken = here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-                assert client_module._unacknowledged(transport) <= taken
-                assert client_module._unacknowledged(transport) > 0
-                assert client_module._unacknowledged(SlowTransport()) == 0
 
 
 async def test_who_gives_a_sign_is_not_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-import hiredis
 import pytest
 
 from millstream.coordination.core.client.caller import (
@@ -40,6 +38,7 @@ from millstream.coordination.core.client.events import (
     Transmit,
     Wake,
 )
+from millstream.coordination.core.client.wire import Replies, packed
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code
 from support.budget import budget
@@ -326,7 +325,7 @@ class Cluster:
         self.caller = Caller(["n:0", "n:1", "n:2"], self.chance.random)
         self.node = 0
         self.client: FrontClient | None = None
-        self.reader = hiredis.Reader(replyError=ErrorReply)
+        self.reader = Replies()
         self.is_connecting = False
         self.requests: list[bytes] = []
         self.wake = float("inf")
@@ -340,8 +339,7 @@ class Cluster:
                 case Disconnect():
                     self.hang_up()
                 case Transmit(argv):
-                    words = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in argv)
-                    self.requests.append(b"*%d\r\n" % len(argv) + words)
+                    self.requests.append(packed(argv))
                 case Wake(at_ms):
                     self.wake = at_ms
                 case Finish(ticket):
@@ -368,7 +366,7 @@ class Cluster:
         elif self.is_connecting:
             self.is_connecting = False
             self.client = FrontClient(self.group, attached=self.attached[self.node])
-            self.reader = hiredis.Reader(replyError=ErrorReply)
+            self.reader = Replies()
             self.step(Connected())
         elif self.client and self.requests:
             self.deliver(self.client, self.requests.pop(0), is_calm)
@@ -385,10 +383,9 @@ class Cluster:
             self.hang_up()
             self.step(Lost())
             return
-        self.reader.feed(client.front.take_output())
-        reply: Any
-        while (reply := self.reader.gets()) is not False and self.client is client:
-            self.step(Received(reply))
+        for reply in self.reader.feed(client.front.take_output()):
+            if self.client is client:
+                self.step(Received(reply))
 
 
 @pytest.mark.parametrize("seed", range(budget(60)))

@@ -2,12 +2,13 @@
 
 from millstream.coordination.core.namespace.admission import (
     NAMESPACE_COMMANDS,
+    Wish,
     admit,
     begin_transaction,
     forced,
 )
 from millstream.coordination.core.namespace.commands.transactions import pack_command
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Wish
+from millstream.coordination.core.registers import REGISTER_COMMANDS
 
 
 def test_changes_carry_the_client_s_time() -> None:

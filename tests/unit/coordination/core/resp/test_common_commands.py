@@ -1,13 +1,13 @@
 """Stock clients get the answers they expect when they connect."""
 
-import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core.backend import Principal
+from millstream.coordination.core.client.wire import Replies, packed
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS
+from millstream.coordination.core.registers import REGISTER_COMMANDS
 from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
 from support.coordination.coordination_backend import FakeGuard, FrontClient, RegisterBackend
 
@@ -287,18 +287,11 @@ def test_whatever_is_asked_has_one_reply(
 ) -> None:
     client = FrontClient(guard=FakeGuard({"ada": ("pw", True)} if has_users else {}))
     client.backend.holds = is_slow
-    heard = b""
     for argv in requests:
-        words = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in argv)
-        client.front.feed(b"*%d\r\n" % len(argv) + words)
+        client.front.feed(packed(argv))
     while client.front.advance() or client.backend.held:
         if client.backend.held:
             client.backend.release(0)
     client.front.advance()
-    heard = client.front.take_output()
-    reader = hiredis.Reader(replyError=lambda text: text)
-    reader.feed(heard)
-    replies = []
-    while (reply := reader.gets()) is not False:
-        replies.append(reply)
+    replies = list(Replies().feed(client.front.take_output()))
     assert len(replies) == len(requests)

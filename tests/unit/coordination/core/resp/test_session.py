@@ -341,7 +341,7 @@ def test_what_is_read_and_cannot_be_kept_is_refused() -> None:
     client.front.feed(b"GET k\r\n" * 100)
     client.front.advance()
     assert len(client.backend.held) == 100
-    client.backend.machine.values.put(b"k", (b"v" * 1_000_000, NEVER))
+    client.backend.machine.registers.values.put(b"k", (b"v" * 1_000_000, NEVER))
     for _ in range(100):
         client.backend.release(0)
     assert client.front.waiting_bytes < REPLIES_BYTES_MAX + 1_000_100

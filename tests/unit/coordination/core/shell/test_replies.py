@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.coordination.core.client.wire import Replies
 from millstream.coordination.core.shell.replies import DEPTH_MAX, Reply, ReplyCutter, as_sent
 from millstream.errors import RemoteProtocolError
 
@@ -25,8 +26,14 @@ def test_replies_come_in_any_pieces_and_go_back_to_the_same_bytes(step: int) -> 
     assert [reply.is_error for reply in found].count(True) == 1
 
 
+def test_replies_are_the_same_values_that_programs_get() -> None:
+    wire = WIRE.replace(b"(99999999999999999999\r\n", b"").replace(b"-LOCKED /a\r\n", b"")
+    values = [reply.value for reply in ReplyCutter().feed(wire)]
+    assert values == list(Replies().feed(wire))
+
+
 def test_nothing_is_told_as_resp2_does_too() -> None:
-    assert ReplyCutter().feed(b"$-1\r\n*-1\r\n") == [Reply(b"_"), Reply(b"_")]
+    assert list(ReplyCutter().feed(b"$-1\r\n*-1\r\n")) == [Reply(b"_"), Reply(b"_")]
 
 
 @pytest.mark.parametrize(
@@ -34,4 +41,4 @@ def test_nothing_is_told_as_resp2_does_too() -> None:
 )
 def test_what_is_no_reply_is_an_error(wrong: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="does not speak RESP"):
-        ReplyCutter().feed(wrong)
+        list(ReplyCutter().feed(wrong))

@@ -131,8 +131,8 @@ def test_none_and_too_many_at_once(asked: Any) -> None:
     [
         (ConditionError("c", code="conflict"), ConditionError),
         (UnavailableError("u", code="ambiguous"), UnavailableError),
-        (RollbackRequiredError("r", partition_id=1, seqno=2), MillstreamError),
-        (StreamError("s"), MillstreamError),
+        (RollbackRequiredError("r", partition_id=1, seqno=2), StreamError),
+        (StreamError("s"), StreamError),
     ],
 )
 def test_errors_arrive_as_they_were_sent(error: MillstreamError, kind: type[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.vsr.core.configuration import generation
 from millstream.vsr.core.effects import (
     Code,
@@ -224,7 +224,7 @@ def test_a_damaged_end_is_cut_and_said_and_what_is_before_it_kept() -> None:
     group = alone()
     log = list(group.replicas[0].log.after(0, 100, 1 << 20))
     log[-1] = Damaged(log[-1].header)  # type: ignore[call-overload]
-    replica = group.replicas[0] = Replica(Registers(), lambda: 0.5)
+    replica = group.replicas[0] = Replica(GroupState(), lambda: 0.5)
     group.held.clear()
     image = Image(group.standings[0]._replace(commit_hint=0), tuple(log))
     group.disks[0] = log

@@ -24,7 +24,7 @@ def filled(size: int, learners: int, entries: int) -> Group:
 
 def learned(group: Group, number: int) -> tuple[int, Any]:
     replica = group.replicas[number]
-    return replica.commit_lsn, replica.machine.values.get(b"k")  # type: ignore[attr-defined]
+    return replica.commit_lsn, replica.machine.registers.values.get(b"k")  # type: ignore[attr-defined]
 
 
 def test_a_learner_has_the_state_before_the_epoch_ends() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.vsr.core.replica.member import MOVES, ReplicaState, Status
 
 
 @pytest.mark.parametrize("before", Status)
 @pytest.mark.parametrize("after", Status)
 def test_a_status_follows_only_those_that_the_table_names(before: Status, after: Status) -> None:
-    state = ReplicaState(Registers(), lambda: 0.5)
+    state = ReplicaState(GroupState(), lambda: 0.5)
     state.status = before
     if after in MOVES[before] or after is before:
         state.become(after)

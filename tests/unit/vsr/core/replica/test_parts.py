@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.coordination.core.registers import Registers
+from millstream.coordination.core.group_state import GroupState
 from millstream.vsr.core.effects import Code, Reply, Request
 from millstream.vsr.core.entries import Body
 from millstream.vsr.core.replica.normal_case import NormalCase
@@ -22,7 +22,7 @@ BOTTOM_UP = (
 
 
 def test_a_part_knows_the_state_and_parts_below_it() -> None:
-    parts = Replica(Registers(), lambda: 0.5).parts
+    parts = Replica(GroupState(), lambda: 0.5).parts
     below: list[Any] = [parts.state, parts]
     for name in BOTTOM_UP:
         part = getattr(parts, name)
@@ -43,7 +43,7 @@ def test_a_part_knows_the_state_and_parts_below_it() -> None:
 def test_an_event_reaches_the_parts_from_below(
     upcall: str, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Replica(Registers(), lambda: 0.5).parts
+    parts = Replica(GroupState(), lambda: 0.5).parts
     order: list[str] = []
     for name in heard:
         note: Callable[[], None] = partial(order.append, name)
@@ -72,6 +72,6 @@ def test_another_class_can_stand_in_for_a_part() -> None:
     class Refusing(Replica):
         part_types = PartTypes(normal=Deaf)
 
-    replica = Refusing(Registers(), lambda: 0.5)
+    replica = Refusing(GroupState(), lambda: 0.5)
     effects = replica.step(0, 0, Request(1, Body(argv=(b"SET", b"k", b"v"))))
     assert [effect.code for effect in effects if isinstance(effect, Reply)] == [Code.BUSY]

@@ -297,7 +297,7 @@ class Line:
         """Have it come for the lock after each beat, as a client that is told to."""
         session = self.sessions[number]
         for beats in range(400):
-            sync = self.group.replicas[self.group.leader].machine.namespace.state.synchronisation
+            sync = self.group.replicas[self.group.leader].machine.state.synchronisation
             names = sync.waits.names_of(session)
             if any(sync.waits.there(name).offer for name in names):
                 self.say(number, words)
@@ -379,5 +379,5 @@ def test_offers_that_nobody_comes_for_cost_their_time_once_however_many_there_ar
         line.say(0, b"LOCK RELEASE /ns/%d" % number)
     for _ in range(10 + 3 * SLACK):
         line.beat()
-    sync = line.group.replicas[line.group.leader].machine.namespace.state.synchronisation
+    sync = line.group.replicas[line.group.leader].machine.state.synchronisation
     assert not list(sync.waits.offers())

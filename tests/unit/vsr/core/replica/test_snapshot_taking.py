@@ -125,7 +125,7 @@ def test_who_has_another_state_serves_nobody_until_it_has_the_others(of_leader: 
     group = Group(3)
     written(group)
     wrong = group.leader if of_leader else (group.leader + 1) % 3
-    registers = group.replicas[wrong].machine.values  # type: ignore[attr-defined]
+    registers = group.replicas[wrong].machine.registers.values  # type: ignore[attr-defined]
     registers.put(b"other", (b"wrong", NEVER))
     take(group, 1)
     group.tick(times=2)
@@ -133,7 +133,7 @@ def test_who_has_another_state_serves_nobody_until_it_has_the_others(of_leader: 
     group.tick(times=60)
     replicas = group.replicas
     assert all(replica.status is Status.NORMAL and replica.has_state for replica in replicas)
-    assert replicas[wrong].machine.values.get(b"other") is None  # type: ignore[attr-defined]
+    assert replicas[wrong].machine.registers.values.get(b"other") is None  # type: ignore[attr-defined]
     assert {replica.commit_lsn for replica in replicas} == {replicas[group.leader].log.op_lsn}
 
 
@@ -195,7 +195,7 @@ def test_a_wrong_state_is_not_found_in_the_middle_of_a_change_of_view(
     written(group)
     wrong = (group.leader + 1) % 3
     member = group.replicas[wrong]
-    member.machine.values.put(b"other", (b"wrong", NEVER))  # type: ignore[attr-defined]
+    member.machine.registers.values.put(b"other", (b"wrong", NEVER))  # type: ignore[attr-defined]
     with monkeypatch.context() as slow:
         slow.setattr(member, "_work", lambda: None)
         slow.setattr(member, "_call_soon", lambda: None)

@@ -3,7 +3,6 @@
 import pytest
 
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.registers import Registers
 from millstream.vsr.core.disk.journal import is_of_the_view
 from millstream.vsr.core.effects import (
     Code,
@@ -261,7 +260,7 @@ def test_a_group_whose_states_are_all_damaged_waits_and_changes_its_view_now_and
     assert group.replies[50].code is Code.OK
     stable = group.stables[0]
     assert stable is not None
-    group.replicas[0] = type(group.replicas[0])(Registers(), lambda: 0.5)
+    group.replicas[0] = type(group.replicas[0])(GroupState(), lambda: 0.5)
     log = tuple(group.disks[0])
     image = Image(group.standings[0], log, False, group.bases[0], stable.id, None)
     group.step(0, Start(image))
