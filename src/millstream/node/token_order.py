@@ -76,7 +76,7 @@ class NodeTokens:
         """Return the user of a token; raises as `access.tokens.believed`."""
         tokens = self._provider.tokens
         if tokens is None:
-            raise AccessError("the token's issuer is not accepted", code="bad_token")
+            raise AccessError("no issuer of tokens is set", code="bad_token")
         return await tokens.check(token)
 
     def lasts(self, bearer: Bearer) -> bool:

@@ -54,7 +54,7 @@ def read_checkpoint(path: Path) -> Standing:
     """
     directory = next((at for at in (path, path / "spark") if (at / "offsets").is_dir()), None)
     if directory is None:
-        raise UsageError(f"{path} is no checkpoint of a streaming query", code="no_checkpoint")
+        raise UsageError(f"{path} is not a checkpoint of a streaming query", code="no_checkpoint")
     begun = _numbers(directory / "offsets")
     ended = [number for number in _numbers(directory / "commits") if number in begun]
     batch_id = ended[-1] if ended else -1

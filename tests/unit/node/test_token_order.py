@@ -33,7 +33,7 @@ async def test_nobodys_are_otherwise():
     async with AsyncExitStack() as stack:
         tokens = keep_tokens(Settings(), stack)
         assert not tokens.is_taking
-        with pytest.raises(AccessError, match="of nobody"):
+        with pytest.raises(AccessError, match="no issuer"):
             await tokens.check(token(claims(exp=2**40)))
 
 
@@ -52,5 +52,5 @@ async def test_what_is_set_for_all_nodes_counts_as_it_is_told(tmp_path):
         told.clear()
         assert not tokens.is_taking
         assert not tokens.lasts(bearer)
-        with pytest.raises(AccessError, match="of nobody"):
+        with pytest.raises(AccessError, match="no issuer"):
             await tokens.check(shown)

@@ -141,7 +141,7 @@ def reset(
 
     path = _checkpoint_at(where)
     if path is None:
-        raise UsageError(f"{where} is no checkpoint, and no pipeline", code="no_checkpoint")
+        raise UsageError(f"{where} is not a checkpoint, and not a pipeline", code="no_checkpoint")
     wanted = _offset_at(to)
     directory = read_checkpoint(path).directory
     with ExitStack() as stack:
@@ -204,7 +204,7 @@ def _offset_at(where: str) -> Offset:
         text = sys.stdin.read() if where == "-" else Path(where).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{where} is no checkpoint, no pipeline, and no file with an offset: {error}",
+            f"{where} is not a checkpoint, a pipeline or a file with an offset: {error}",
             code="bad_file",
         ) from error
     try:

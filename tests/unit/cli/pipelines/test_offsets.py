@@ -106,8 +106,8 @@ def test_reset(call: Any, checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "nowhere"], "no checkpoint, no pipeline, and no file"),
-        (["reset", "nowhere", "--to", "x"], "is not a checkpoint, and no pipeline"),
+        (["show", "nowhere"], "not a checkpoint, a pipeline or a file"),
+        (["reset", "nowhere", "--to", "x"], "is not a checkpoint, and not a pipeline"),
         (["show", "."], "is not a checkpoint of a streaming query"),
         (["show", "bad"], "is no JSON"),
         (["show", "newer"], "version 9 is not known"),

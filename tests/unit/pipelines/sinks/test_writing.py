@@ -44,7 +44,7 @@ def test_what_is_not_persisted_in_time_is_no_success(
 ) -> None:
     monkeypatch.setattr(writing, "PERSIST_S", 0.0)
     bucket.is_flushing = False
-    with pytest.raises(UnavailableError, match="did not persist in time") as failed:
+    with pytest.raises(UnavailableError, match="did not persist the writes in time") as failed:
         write_all(bucket, puts("a"))
     assert failed.value.code == "timeout"
 
@@ -156,7 +156,7 @@ def test_what_an_earlier_attempt_wrote_is_waited_for(
     bucket.is_flushing = False
     with monkeypatch.context() as patched:
         patched.setattr(writing, "PERSIST_S", 0.0)
-        with pytest.raises(UnavailableError, match="did not persist in time"):
+        with pytest.raises(UnavailableError, match="did not persist the writes in time"):
             write_all(bucket, puts("a", is_insert=True))
     bucket.is_flushing = True
     assert write_all(bucket, puts("a", is_insert=True)) == Written(written=1)

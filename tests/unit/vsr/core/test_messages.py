@@ -166,7 +166,7 @@ def test_counts_are_refused_before_anything_is_made_of_them() -> None:
     vote = DoViewChange(0, 0, 0, b"h" * 16, 0, b"h" * 16, ())
     frame = encode(Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, vote))[LENGTH.size : -8]
     lying = _with_checksum(frame[:-12] + (FRAME_MARKS_MAX + 1).to_bytes(4, "big"))
-    with pytest.raises(RemoteProtocolError, match="of what may be"):
+    with pytest.raises(RemoteProtocolError, match="at most 524288"):
         decode(lying)
 
 

@@ -81,7 +81,7 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
         RemoteProtocolError: `refused`, `bad_map`.
     """
     if Feature.MILLSTREAM not in await link.open():
-        message = f"{link.address} is no Millstream node: indexes cannot be built from it"
+        message = f"{link.address} is not a Millstream node: indexes cannot be built from it"
         raise RemoteProtocolError(message, code="refused")
     if (await link.cluster_map()).bucket_uuid != bucket_uuid:
         raise StreamError(

@@ -81,7 +81,7 @@ def test_a_child_that_is_killed_is_damage(tmp_path, monkeypatch):
     filled_index(tmp_path / SHAPE.signature).close()
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     (found,) = check_indexes(tmp_path)
-    assert (found.signature, "ends with 1;" in found.damage) == (SHAPE.signature, True)
+    assert (found.signature, "ended with 1;" in found.damage) == (SHAPE.signature, True)
 
 
 def test_an_index_that_ended_its_readers_is_checked_before_it_is_opened_again(tmp_path):
