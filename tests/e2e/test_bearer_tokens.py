@@ -88,7 +88,7 @@ def test_whose_tokens_are_taken_may_be_set_for_all_nodes(tmp_path: Path) -> None
     bob = f"Bearer {of_issuer('bob', 'read:shop')}"
     with NodeProcess(tmp_path / "node", *options) as node:
         refused = ask(node, "GET", "/shop", bob)[1]
-        assert "takes no tokens" in refused["reason"]
+        assert "accepts no tokens" in refused["reason"]
         host, port = node.address("coord")
         with redis.Redis(host, port, username="ada", password="secret") as ada:
             until(lambda: ada.execute_command("SET", "ready", "yes"))

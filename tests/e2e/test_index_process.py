@@ -141,10 +141,10 @@ def test_where_the_path_is_too_long_for_sockets_views_work_all_the_same(
 def test_an_embedded_node_has_one_too(tmp_path: Path) -> None:
     with EmbeddedNode(tmp_path / "node", buckets=["default"]) as node:
         base = f"http://{node.http}"
-        assert not children_of(os.getpid(), "node.processes.index_child")
+        others = set(children_of(os.getpid(), "node.processes.index_child"))  # of shared nodes
         put_design(base)
         until(lambda: info(base)[0] == 200)
-        (index,) = children_of(os.getpid(), "node.processes.index_child")
+        (index,) = {*children_of(os.getpid(), "node.processes.index_child")} - others
     assert is_gone(index)
 
 
