@@ -123,7 +123,11 @@ PLANTS: dict[str, Plant] = {
         "one_is_enough", (*LOST, *OTHER_STATE), "wrong_state", "snapshot_storm", "slow_node"
     ),
     "teach_all": _plant("teach_all", LOST, *CHANGES, *CUTS, "crash"),
-    "late_start_view": _plant("late_start_view", LOST, *CUTS, "late", "duplicate", "reorder"),
+    "late_start_view": _plant(
+        "late_start_view",
+        ("cuts its log before the new one is here", *LOST),
+        *CUTS, "late", "duplicate", "reorder",
+    ),
     "loyal": _plant("loyal", ("stuck after healing",), *CUTS),
     "nonce_again": _plant(
         "nonce_again", STALE, "isolate_primary", "late", "reorder", late=0.2, rate_per_s=50

@@ -156,8 +156,7 @@ class Truth:
         self, machine: Machine, standing: HardState, end: int, new_end: int
     ) -> None:
         """A log ends earlier only in the step in which it becomes that of another view."""
-        is_member = machine.id in standing.configuration.members
-        if is_member and new_end < end and standing.last_normal == machine.last_normal:
+        if standing.is_voting and new_end < end and standing.last_normal == machine.last_normal:
             raise WrongError(f"node {machine.number} cuts its log before the new one is here")
 
     def check_said(self, machine: Machine, envelope: Envelope) -> None:

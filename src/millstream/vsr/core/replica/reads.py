@@ -25,6 +25,7 @@ from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from millstream.vsr.core.client_table import TIME_OUT_MS, Past
+from millstream.vsr.core.configuration import generation
 from millstream.vsr.core.effects import Code, Read, Request, Resume
 from millstream.vsr.core.messages import (
     Envelope,
@@ -70,6 +71,9 @@ STALE_WAIT_MS: Final = 1000.0
 _LOST: Final = (
     "a client has seen entries that the only member of the group does not have: the directory of "
     "the member was set back to an older copy, or the client means another group"
+)
+_LOST_BY_FORK: Final = (
+    "a client has seen entries that were lost when the group was forced to go on, or restored"
 )
 
 
@@ -232,10 +236,12 @@ class Reads:
         state = self.state
         if state.leading and len(state.members) == 1 and (read.seen or 0) > state.log.op_lsn:
             # Nobody else can have it, so it will never be here.
-            state.contradict(_LOST)
-            return state.reply(
-                read.ticket, Code.HISTORY_LOST, b"%d %b" % (state.log.op_lsn, _LOST.encode())
-            )
+            why = _LOST_BY_FORK
+            if generation(state.epoch) == 0:
+                why = _LOST
+                state.contradict(why)
+            text = b"%d %b" % (state.log.op_lsn, why.encode())
+            return state.reply(read.ticket, Code.HISTORY_LOST, text)
         if len(self._stale) >= READS_MAX:
             return self.state.reply(read.ticket, Code.BUSY)
         self._stale.append((self.state.now_ms + STALE_WAIT_MS, read))
