@@ -47,11 +47,13 @@ __all__ = [
     "ClusterState",
     "Element",
     "FailOver",
+    "FailedBy",
     "Leader",
     "Live",
     "NodeRecord",
     "NodeState",
     "Plan",
+    "PlanKind",
     "Request",
     "Role",
     "boots_path",
@@ -81,6 +83,8 @@ RESULT_KEPT_S: Final = 3600
 
 NodeState = Literal["joining", "in", "leaving", "failed", "out"]
 Role = Literal["data", "index", "coord"]
+FailedBy = Literal["", "auto", "graceful", "hard", "force"]
+PlanKind = Literal["rebalance", "failover", "replace"]
 _T = TypeVar("_T")
 
 
@@ -103,7 +107,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     roles: tuple[Role, ...]
     zone: str = ""
     state: NodeState = "joining"
-    by: Literal["", "auto", "graceful", "hard", "force"] = ""
+    by: FailedBy = ""
     """Who or what made it fail."""
     version: str = ""
     """Of its Millstream."""
@@ -156,7 +160,7 @@ class Plan(msgspec.Struct, frozen=True):
     """The wanted layout."""
 
     id: int
-    kind: Literal["rebalance", "failover", "replace"]
+    kind: PlanKind
     basis: dict[str, str]
     """Nodes that were `in`, with roles and zone; see `ClusterState.basis`."""
     rows: dict[str, tuple[Row, ...]]

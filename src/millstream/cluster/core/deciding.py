@@ -1,0 +1,99 @@
+"""Decides the next step of the cluster: state and reports in, orders and at most one write out.
+
+    decision = decide(view, memory)
+
+The shell reads the state linearizably, asks all nodes for reports, and calls this. It sends the
+orders, executes the write, ends sessions, and begins anew. Nothing is resumed: each step compares
+what is with what should be. So the death of an orchestrator costs the promotions it had begun,
+which the next one begins again in a larger branch.
+
+Invariants:
+1. A step writes at most one map, or members and plan together.
+2. Fail-over comes first: who serves is written before members and plans, and these before moves.
+3. Nothing is done with a state that carries another orchestrator's token.
+
+Elsewhere: promotions (`cluster.core.promoting`), moves (`cluster.core.moving`), members and plans
+(`cluster.core.members`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.cluster.core.memory import Memory
+from millstream.cluster.core.members import tend_members
+from millstream.cluster.core.moving import Moves
+from millstream.cluster.core.orders import Place
+from millstream.cluster.core.promoting import admit, is_heard_above, promote, serving
+from millstream.cluster.core.records import DataMap, DataRecord, next_data_map
+from millstream.cluster.core.step import Decision, Step, View
+from millstream.cluster.core.writes import Txn, put_data_map
+
+__all__ = ["decide"]
+
+
+class _Change(NamedTuple):
+    """Changed records of a bucket."""
+
+    data_map: DataMap
+    records: dict[int, DataRecord]
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it says who serves."""
+        before = self.data_map.records
+        return any(
+            (new.active, new.branch) != (before[partition].active, before[partition].branch)
+            for partition, new in self.records.items()
+        )
+
+
+def decide(view: View, memory: Memory) -> Decision:
+    """Return what to do now; changes `memory`."""
+    step = Step(view, memory)
+    if view.state.token != view.token:
+        step.decision.is_deposed = True
+        return step.decision
+    moves = Moves(step)
+    changes = [
+        change
+        for _, data_map in sorted(view.state.data.items())
+        if (change := _tend_bucket(step, moves, data_map)).records
+    ]
+    for name in sorted(view.state.live):
+        admit(step, name)
+    members = tend_members(step)
+    step.decision.write = _first_write(step, changes, members)
+    step.end_sessions()
+    return step.decision
+
+
+def _tend_bucket(step: Step, moves: Moves, data_map: DataMap) -> _Change:
+    changed = {}
+    for partition, record in enumerate(data_map.records):
+        new = _tend(step, moves, Place(data_map.bucket, partition), record)
+        if new is not None:
+            changed[partition] = new
+    return _Change(data_map, changed)
+
+
+def _tend(step: Step, moves: Moves, place: Place, record: DataRecord) -> DataRecord | None:
+    memory = step.memory
+    chosen = serving(step, place, record)
+    is_low = chosen is not None and is_heard_above(memory, place, chosen)
+    if chosen is None or is_low or place in memory.begun:
+        return promote(step, place, record, is_afresh=is_low)
+    return moves.tend(place, record, chosen)
+
+
+def _first_write(step: Step, changes: list[_Change], members: Txn | None) -> Txn | None:
+    urgent = [change for change in changes if change.is_urgent]
+    if urgent:
+        return _write(step, urgent[0])
+    if members is not None:
+        return members
+    return _write(step, changes[0]) if changes else None
+
+
+def _write(step: Step, change: _Change) -> Txn:
+    return put_data_map(step.state, next_data_map(change.data_map, change.records))
