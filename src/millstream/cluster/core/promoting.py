@@ -30,7 +30,7 @@ from millstream.cluster.core.quorums import (
     serving_copy,
 )
 from millstream.cluster.core.records import DataRecord
-from millstream.cluster.core.settings import ACTIVATE_MS_MAX, BRANCH_TRY_MS_MAX
+from millstream.cluster.core.settings import BRANCH_TRY_DOUBLINGS_MAX, BRANCH_TRY_MS
 from millstream.cluster.core.step import Step
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
@@ -111,7 +111,7 @@ def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> 
     branch = branch_above(newest, view.branch_by_clock, view.noise)
     tries = memory.begun.get(place, 0)
     memory.begun[place], memory.asked[place] = tries + 1, branch
-    try_ms = min(BRANCH_TRY_MS_MAX << min(tries, 8), ACTIVATE_MS_MAX)
+    try_ms = BRANCH_TRY_MS << min(tries, BRANCH_TRY_DOUBLINGS_MAX)
     memory.promotions[place] = Promotion(branch, record.at, try_ms, view.now_ms)
     for name in record.voters:
         step.order("promise", name, place, record, branch=branch)

@@ -17,7 +17,8 @@ from millstream.errors import UsageError
 
 __all__ = [
     "ACTIVATE_MS_MAX",
-    "BRANCH_TRY_MS_MAX",
+    "BRANCH_TRY_DOUBLINGS_MAX",
+    "BRANCH_TRY_MS",
     "CONTACT_WINDOW_MS",
     "LEASE_MARGIN_MS",
     "LOCK_TTL_MS",
@@ -52,8 +53,10 @@ ORDER_MS_MAX: Final = 2000
 ACTIVATE_MS_MAX: Final = 60_000
 """Longest wait for promises and activations: they wait for the disk."""
 TAKE_OVER_MS_MAX: Final = 310_000
-BRANCH_TRY_MS_MAX: Final = 2000
+BRANCH_TRY_MS: Final = 2000
 """A promotion that has not advanced for so long is repeated in another branch."""
+BRANCH_TRY_DOUBLINGS_MAX: Final = 3
+"""Each further try of it waits twice as long, so often: a slow disk must be able to promise."""
 UNREACHED_MS_MAX: Final = 5000
 """A node with a session that a promotion or a move needs and cannot reach for so long loses its
 session."""
