@@ -1,4 +1,4 @@
-"""A node of the simulated cluster: its copies, their streams, its session, and the orders it obeys.
+"""A node of the simulated cluster: its copies, streams and session, and how it obeys orders.
 
 Every decision is made by the cores: what an order means, who may serve, what is acknowledged. Here
 is what a shell does: it keeps copies, makes durable what has to be, and answers.
@@ -180,9 +180,14 @@ class Node:
             is_intact=copy.is_intact,
             is_whole=copy.is_whole,
         )
-        is_confirmed = copy.state is ACTIVE and record is not None and record.is_moving and all(
-            quorums.has_all(record.row, self._ends(copy, is_disk), copy.confirm_end)
-            for is_disk in (False, True)
+        is_confirmed = (
+            copy.state is ACTIVE
+            and record is not None
+            and record.is_moving
+            and all(
+                quorums.has_all(record.row, self._ends(copy, is_disk), copy.confirm_end)
+                for is_disk in (False, True)
+            )
         )
         return CopyReport(
             standing,

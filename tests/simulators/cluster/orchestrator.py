@@ -1,4 +1,4 @@
-"""A node that believes to lead: it reads, asks, decides by the core, and sends, all imperfectly."""
+"""A node that believes to lead: it reads, asks, decides and sends, all of it imperfectly."""
 
 from __future__ import annotations
 

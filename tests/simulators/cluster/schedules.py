@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_rows
 from millstream.errors import MillstreamError
 from simulators.cluster.node import ACTIVE, Node
+from simulators.cluster.orchestrator import Orchestrator
 from simulators.cluster.truth import LEVELS, WrongError
 from simulators.cluster.world import World
 
-MENU = (
-    ("write", 6.0),
-    ("read", 1.0),
-    ("pull", 14.0),
-    ("flush", 4.0),
-    ("order", 26.0),
-    ("deliver", 20.0),
-    ("gossip", 2.0),
-    ("wait", 2.0),
-    ("sync", 4.0),
-)
+MENU = {
+    "write": 6.0,
+    "read": 1.0,
+    "pull": 14.0,
+    "flush": 4.0,
+    "lead": 26.0,
+    "deliver": 20.0,
+    "gossip": 2.0,
+    "wait": 2.0,
+    "sync": 4.0,
+    "repair": 1.5,
+}
+"""Methods of a schedule, and how often they are called; others are added by its seed."""
+FAULTS = {
+    "crash": 16,
+    "end_session": 28,
+    "forget_session": 6,
+    "cut_node": 8,
+    "cut_orchestrator": 3,
+    "split": 6,
+    "lose_lock": 3,
+    "stop_orchestrator": 5,
+    "lose_quorum": 3,
+    "lose_disk": 3,
+    "lose_message": 17,
+}
+HEALING = {"tidy": 30, "lead": 15, "deliver": 25, "gossip": 7, "wait": 3}
 HEAL_TURNS_MAX = 9000
 TOTAL: Counter[str] = Counter()
 """What happened in all schedules of this process."""
@@ -31,55 +50,59 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
         self.rng = rng = self.world.rng
-        self.weights = dict(MENU) | {
+        self.weights = MENU | {
             "operate": rng.choice((0.5, 2.0)),
-            "repair": 1.5,
             "turn": rng.choice((0.2, 1.0)),
             "fault": rng.choice((0.7, 1.5, 3.0)),
         }
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.step()
+            self.world.now_ms += self.rng.randrange(6)
+            self.call(self.weights)
             self.world.dispose()
             self.world.truth.check()
         self.heal()
 
-    def step(self) -> None:
-        world, rng = self.world, self.rng
-        world.now_ms += rng.randrange(6)
-        nodes = world.all_nodes()
-        node, place = rng.choice(nodes), rng.choice(world.places)
-        what = rng.choices(list(self.weights), list(self.weights.values()))[0]
-        if what == "write":
-            self.write()
-        elif what == "read":
-            world.truth.read(place)
-        elif what == "pull":
-            self.pull(node, rng.randint(1, 4))
-        elif what == "flush" and node.is_up and place in node.copies:
-            node.flush(place)
-        elif what == "order":
-            self.lead(rng.randint(1, 3))
-        elif what == "deliver":
-            for _ in range(rng.randint(1, 5)):
-                world.deliver()
-        elif what == "gossip":
-            world.gossip(node)
-        elif what == "wait":
-            world.advance(rng.choice((100, 501, 501, 501, 6000)))
-        elif what == "sync" and not node.boots:
-            node.sync()
-        elif what == "operate":
-            self.operate(node)
-        elif what == "repair":
-            self.repair()
-        elif what == "turn":
-            rng.choice((self.usurp, self.delay, self.late_voter))()
-        elif what == "fault":
-            self.fault(node)
+    def call(self, menu: dict[str, Any]) -> None:
+        """Do one thing of a menu, to some node."""
+        name = self.rng.choices(list(menu), list(menu.values()))[0]
+        getattr(self, name)(self.rng.choice(self.world.all_nodes()))
 
-    def write(self) -> None:
+    # ---- what goes on
+
+    def read(self, _: Node) -> None:
+        self.world.truth.read(self.rng.choice(self.world.places))
+
+    def pull(self, node: Node) -> None:
+        self.follow(node, self.rng.randint(1, 4))
+
+    def flush(self, node: Node) -> None:
+        place = self.rng.choice(self.world.places)
+        if node.is_up and place in node.copies:
+            node.flush(place)
+
+    def deliver(self, _: Node) -> None:
+        for _ in range(self.rng.randint(1, 5)):
+            self.world.deliver()
+
+    def gossip(self, node: Node) -> None:
+        self.world.gossip(node)
+
+    def wait(self, _: Node) -> None:
+        self.world.advance(self.rng.choice((100, 501, 501, 501, 6000)))
+
+    def sync(self, node: Node) -> None:
+        if not node.boots:
+            node.sync()
+
+    def turn(self, _: Node) -> None:
+        self.rng.choice((self.usurp, self.delay, self.late_voter))()
+
+    def fault(self, _: Node) -> None:
+        self.call(FAULTS)
+
+    def write(self, _: Node | None = None) -> None:
         world, place = self.world, self.rng.choice(self.world.places)
         able = [one for one in world.all_nodes() if one.is_up and place in one.copies
                 and one.copies[place].state is ACTIVE]  # fmt: skip
@@ -89,17 +112,23 @@ class Schedule:
                 at.write(place, level)
 
     @staticmethod
-    def pull(node: Node, count: int) -> None:
+    def follow(node: Node, count: int) -> None:
         if node.is_up:
             for place in list(node.copies):
                 node.follow(place, count)
 
-    def lead(self, steps: int) -> None:
-        world, rng = self.world, self.rng
-        is_holder = world.space.holder is not None and rng.random() < 0.7
-        one = world.space.holder if is_holder else rng.choice(world.orchestrators)
-        for _ in range(steps):
-            one.step()  # type: ignore[attr-defined]
+    def lead(self, _: Node) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            is_boss = self.rng.random() < 0.7
+            one = self.boss() if is_boss else self.rng.choice(self.world.orchestrators)
+            one.step()
+
+    def boss(self) -> Orchestrator:
+        """Return who leads, or one that could."""
+        holder = self.world.space.holder
+        if isinstance(holder, Orchestrator):
+            return holder
+        return self.rng.choice(self.world.orchestrators)
 
     # ---- operators and faults
 
@@ -123,7 +152,7 @@ class Schedule:
         else:
             world.request("reset")
 
-    def repair(self) -> None:
+    def repair(self, _: Node) -> None:
         world, rng = self.world, self.rng
         broken = [one for one in (*world.all_nodes(), *world.orchestrators)
                   if one.side or not one.is_up]  # fmt: skip
@@ -139,42 +168,48 @@ class Schedule:
             else:
                 one.is_up = True
 
-    def fault(self, node: Node) -> None:
-        world, rng, space = self.world, self.rng, self.world.space
-        dice, boss = rng.random(), rng.choice(world.orchestrators)
+    def crash(self, node: Node) -> None:
+        if node.is_up:
+            self.world.trace(f"crash {node.name}")
+            node.crash()
+
+    def end_session(self, node: Node) -> None:
+        world = self.world
         live = world.state().live.get(node.name)
-        if dice < 0.16:
-            if node.is_up:
-                world.trace(f"crash {node.name}")
-                node.crash()
-        elif dice < 0.44:
-            if live is not None and (space.has_quorum or not world.clocks_good):
-                world.trace(f"session of {node.name} ends")
-                world.end_session(node.name, live.boots)
-        elif dice < 0.50:
-            node.lose_session()  # its own clock says so
-        elif dice < 0.58:
-            node.side = 1
-        elif dice < 0.61:
-            boss.side = 1
-        elif dice < 0.67:
-            world.trace("split")
-            for one in (*world.all_nodes(), *world.orchestrators):
-                one.side = int(rng.random() < 0.45)
-        elif dice < 0.72:
-            if rng.random() < 0.6:
-                space.holder = None
-        elif dice < 0.77:
-            boss.is_up = not boss.is_up
-            boss.forget()
-            if space.holder is boss and rng.random() < 0.5:
-                space.holder = None
-        elif dice < 0.80:
-            space.has_quorum = rng.random() < 0.7
-        elif dice < 0.83:
-            self.lose_disk(node)
-        elif world.flying:
-            world.flying.pop(rng.randrange(len(world.flying)))
+        if live is not None and (world.space.has_quorum or not world.clocks_good):
+            world.trace(f"session of {node.name} ends")
+            world.end_session(node.name, live.boots)
+
+    def forget_session(self, node: Node) -> None:
+        node.lose_session()  # its own clock says so
+
+    def cut_node(self, node: Node) -> None:
+        node.side = 1
+
+    def cut_orchestrator(self, _: Node) -> None:
+        self.rng.choice(self.world.orchestrators).side = 1
+
+    def split(self, _: Node) -> None:
+        self.world.trace("split")
+        for one in (*self.world.all_nodes(), *self.world.orchestrators):
+            one.side = int(self.rng.random() < 0.45)
+
+    def lose_lock(self, _: Node) -> None:
+        self.world.space.holder = None
+
+    def stop_orchestrator(self, _: Node) -> None:
+        one, space = self.rng.choice(self.world.orchestrators), self.world.space
+        one.is_up = not one.is_up
+        one.forget()
+        if space.holder is one and self.rng.random() < 0.5:
+            space.holder = None
+
+    def lose_quorum(self, _: Node) -> None:
+        self.world.space.has_quorum = self.rng.random() < 0.7
+
+    def lose_message(self, _: Node) -> None:
+        if self.world.flying:
+            self.world.flying.pop(self.rng.randrange(len(self.world.flying)))
 
     def lose_disk(self, node: Node) -> None:
         """Mostly only where others have it; else the operator must give it up in the end."""
@@ -198,9 +233,9 @@ class Schedule:
     def usurp(self) -> None:
         """An orchestrator loses the lock in the middle of a promotion, and goes on."""
         world, rng, space = self.world, self.rng, self.world.space
-        old, place = space.holder, rng.choice(world.places)
+        old, place = self.boss(), rng.choice(world.places)
         active = world.record(place).active
-        if old not in world.orchestrators or active is None or world.nodes[active].is_gone:
+        if old is not space.holder or active is None or world.nodes[active].is_gone:
             return
         at = world.nodes[active]
         live = world.state().live.get(at.name)
@@ -208,12 +243,12 @@ class Schedule:
         if live is not None:
             world.end_session(at.name, live.boots)
         for _ in range(3):
-            old.step(is_careful=True)  # type: ignore[union-attr]
+            old.step(is_careful=True)
         if rng.random() < 0.6:
             space.holder = None
         for _ in range(rng.choice((0, 3, 30))):
             world.deliver()
-            old.step()  # type: ignore[union-attr]
+            old.step()
             if rng.random() < 0.2:
                 world.advance(501)
         if rng.random() < 0.8:
@@ -224,7 +259,7 @@ class Schedule:
         new.side, new.is_up = 0, True
         new.step(is_careful=True)
         if rng.random() < 0.6:
-            old.side = 1  # type: ignore[union-attr]
+            old.side = 1
             for node in world.all_nodes():
                 node.side = int(node is not at and rng.random() < 0.6)
         if rng.random() < 0.7:
@@ -233,7 +268,7 @@ class Schedule:
         self.progress(rng.choice((2, 8, 25)), sender=old)
         for _ in range(15):
             world.deliver()
-            old.step()  # type: ignore[union-attr]
+            old.step()
             world.truth.check()
 
     def delay(self) -> None:
@@ -252,8 +287,8 @@ class Schedule:
         """A voter without a session comes back after the copy of a new branch was chosen."""
         world, rng = self.world, self.rng
         place = rng.choice(world.places)
-        record, boss = world.record(place), world.space.holder
-        if boss not in world.orchestrators or record.active is None or len(record.voters) < 2:
+        record, boss = world.record(place), self.boss()
+        if boss is not world.space.holder or record.active is None or len(record.voters) < 2:
             return
         away = [world.nodes[name] for name in record.voters if rng.random() < 0.5]
         active = world.nodes[record.active]
@@ -266,7 +301,7 @@ class Schedule:
             active.crash()
             active.restart()
         for turn in range(rng.choice((6, 12))):
-            boss.step(is_careful=True)  # type: ignore[union-attr]
+            boss.step(is_careful=True)
             if rng.random() < 0.3:
                 world.advance(501)
             for _ in range(rng.randint(1, 5)):
@@ -280,19 +315,20 @@ class Schedule:
         """All goes well for a while, but some orders are held back."""
         world, rng = self.world, self.rng
         for _ in range(rounds):
-            boss = world.space.holder or rng.choice(world.orchestrators)
-            boss.step()  # type: ignore[attr-defined]
+            self.boss().step()
             items, world.flying = world.flying, []
             held = []
             for item in items:
                 is_order = item[0] == "order"
-                if item[0] == "write" or (is_order and (item[3].kind == kind or item[1] is sender)):
+                if item[0] == "write" or (
+                    is_order and (item[3].kind == kind or item[1] is sender)
+                ):
                     held.append(item)
                 else:
                     world.arrive(item)
             world.flying += held
             for node in world.all_nodes():
-                self.pull(node, 9)
+                self.follow(node, 9)
                 for place in list(node.copies):
                     if node.is_up:
                         node.flush(place)
@@ -306,7 +342,7 @@ class Schedule:
     # ---- the end
 
     def heal(self) -> None:
-        world, rng, space = self.world, self.rng, self.world.space
+        world, space = self.world, self.world.space
         world.trace("healing")
         space.has_quorum = True
         for one in (*world.all_nodes(), *world.orchestrators):
@@ -322,43 +358,41 @@ class Schedule:
                 world.truth.check_end()
                 return
         state = world.state()
+        nodes = [(name, one.state, one.by) for name, one in state.nodes.items()]
         raise WrongError(
-            f"no end: plan {state.plan} nodes {[(n, r.state, r.by) for n, r in state.nodes.items()]} "
+            f"no end: plan {state.plan} nodes {nodes} "
             f"data {state.data} live {sorted(state.live)} notes {world.counts}"
         )
 
     def heal_step(self, turn: int) -> None:
         world, rng, space = self.world, self.rng, self.world.space
-        node, dice = rng.choice(world.all_nodes()), rng.random()
+        node = rng.choice(world.all_nodes())
         world.now_ms += rng.randrange(6)
-        if space.holder is not None and space.holder not in world.orchestrators:
-            space.holder = None
-        if space.holder is not None and space.holder.token != space.token:  # type: ignore[attr-defined]
+        boss = space.holder
+        if not isinstance(boss, Orchestrator) or boss.token != space.token:
             space.holder = None  # it has restarted: its session ends
         if turn % 500 == 0:
             self.help()
         if turn % 500 == 250:
             world.request("rebalance")
         if turn >= FORCED_AT and turn % 100 == 0:
-            for name, record in world.state().nodes.items():
-                if world.nodes[name].is_gone and record.state != "out":
-                    world.request("failover", node=name, mode="force")
-        if dice < 0.3:
-            self.pull(node, 6)
-            for place in list(node.copies):
-                node.flush(place)
-        elif dice < 0.55:
-            (space.holder or rng.choice(world.orchestrators)).step()  # type: ignore[attr-defined]
-        elif dice < 0.8:
-            for _ in range(3):
-                world.deliver()
-        elif dice < 0.87:
-            world.gossip(node)
-        elif dice < 0.9:
-            world.advance(rng.choice((501, 501, 3000)))
-        elif not node.boots or node.name not in world.state().live:
+            self.give_up()
+        self.call(HEALING)
+        is_out = not node.boots or node.name not in world.state().live
+        if is_out and rng.random() < 0.1:
             node.lose_session()
             node.sync()
+
+    def tidy(self, node: Node) -> None:
+        self.follow(node, 6)
+        for place in list(node.copies):
+            node.flush(place)
+
+    def give_up(self) -> None:
+        """The operator says that nodes never come back."""
+        for name, record in self.world.state().nodes.items():
+            if self.world.nodes[name].is_gone and record.state != "out":
+                self.world.request("failover", node=name, mode="force")
 
     def help(self) -> None:
         """Do what operators do who want the cluster to be whole."""
@@ -386,25 +420,25 @@ class Schedule:
             return False
         return all(self.is_whole(place, alive) for place in world.places)
 
-    def is_whole(self, place: object, alive: dict[str, Node]) -> bool:
+    def is_whole(self, place: Place, alive: dict[str, Node]) -> bool:
         world = self.world
-        record = world.record(place)  # type: ignore[arg-type]
+        record = world.record(place)
         active = alive.get(record.active or "")
         if active is None or record.is_moving or record.building:
             return False
-        copy = active.copies.get(place)  # type: ignore[call-overload]
+        copy = active.copies.get(place)
         if copy is None or copy.state is not ACTIVE or record.row[0] != record.active:
             return False
-        if not active.right(place).is_given:  # type: ignore[arg-type]
+        if not active.right(place).is_given:
             return False
         for name in record.row:
             if name is not None:
-                other = alive[name].copies.get(place) if name in alive else None  # type: ignore[call-overload]
+                other = alive[name].copies.get(place) if name in alive else None
                 if other is None or other.log != copy.log:
                     return False
         members = world.state().members("data")
-        return not any(place in node.copies and node.name in members and node.name not in record.row
-                       for node in alive.values())  # fmt: skip
+        left = {node.name for node in alive.values() if place in node.copies} & set(members)
+        return left <= set(record.row)
 
 
 def run(seed: int, steps: int | None = None, lines: list[str] | None = None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from millstream.cluster.core import serving_rights
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.quorums import majority
 from millstream.cluster.core.records import DataRecord, MapKey
@@ -72,8 +73,10 @@ class Truth:
                   and place in one.copies]  # fmt: skip
         levels = LEVELS if all(copy.is_intact for copy in others) else ("persisted",)
         wanted = {number for number, level in self.acked[place] if level in levels}
-        if wanted and place not in self.struck and not any(
-            wanted <= {number for _, number in copy.log} for copy in others
+        if (
+            wanted
+            and place not in self.struck
+            and not any(wanted <= {number for _, number in copy.log} for copy in others)
         ):
             raise WrongError(f"{node.name} removes the last copy of {place}")
         self.reported[place] |= {number for _, number in node.copies[place].log}
@@ -117,7 +120,7 @@ class Truth:
         return mine is copy or (
             mine.state is not ACTIVE
             and mine.last_branch <= copy.branch
-            and other.key(place) <= node.key(place)
+            and serving_rights.may_acknowledge(other.records.get(place), node.records.get(place))
         )
 
     # ---- the end

@@ -254,7 +254,7 @@ def _copy_ruling(
 
 
 def _may_activate(order: Order, copy: CopyReport) -> bool:
-    """It promised exactly this branch, has not begun it, and has all that the order is based on."""
+    """It promised exactly this branch, has not begun it, and has all that is required."""
     standing = copy.standing
     return (
         standing.last_branch == order.branch > standing.branch

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.members import tend_members
+from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.promoting import admit, is_heard_above, promote, serving

@@ -75,7 +75,7 @@ def tend_members(step: Step) -> Txn | None:
 
 
 def is_silent(step: Step, name: str) -> bool:
-    """Return whether a node has no session, and the nodes it streams with do not hear it either."""
+    """Return whether a node has no session, and those it streams with do not hear it either."""
     if name in step.state.live or name in step.view.answered:
         return False
     told = [
@@ -104,11 +104,15 @@ def _next_members(step: Step) -> dict[str, NodeRecord]:
         elif node.state == "failed" and live is not None and live.boots > node.boots:
             if state.settings.rejoin == "auto":
                 changed[name] = replace(node, state="in", by="", boots=0, since_ms=now_ms)
-        elif node.state == "leaving" and _is_empty(step, name):
-            changed[name] = replace(node, state="out", since_ms=now_ms)
-        elif node.is_given_up and live is None and not state.is_named(name):
+        elif _is_over(step, name, node):
             changed[name] = replace(node, state="out", since_ms=now_ms)
     return changed
+
+
+def _is_over(step: Step, name: str, node: NodeRecord) -> bool:
+    if node.is_given_up:
+        return name not in step.state.live and not step.state.is_named(name)
+    return node.state == "leaving" and _is_empty(step, name)
 
 
 def _is_empty(step: Step, name: str) -> bool:

@@ -8,8 +8,8 @@ All of it may be lost at any time: the next orchestrator begins with an empty `M
 Invariants:
 1. A report of a node that did not answer when it was last asked is forgotten.
 2. Promises count for the branch that was asked for, in the promotion that asked.
-3. A promotion that was begun stays begun until a copy serves in a branch of it: until then an order
-   may be on its way that makes a copy active.
+3. A promotion that was begun stays begun until a copy serves in a branch of it: until then an
+   order may be on its way that makes a copy active.
 4. A branch is given to one copy. Once an order to activate was sent, no other copy is chosen in
    that branch, whatever is promised later.
 

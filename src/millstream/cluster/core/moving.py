@@ -3,7 +3,7 @@
 | step | map write | condition |
 | --- | --- | --- |
 | build | `building` = new copies | the bounds of builds |
-| join | the wanted row is added, `building` emptied | each new copy follows, has all it owes, and has adopted this record |
+| join | the wanted row is added | each new copy follows, owes nothing, and knows this record |
 | take over | none: an order | the serving copy is not the first of the last row |
 | leave | the last row only | it has everything, and nobody can act by an earlier row |
 | remove | none: orders | copies that no record places |
@@ -29,8 +29,8 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.elements import ClusterState, Plan
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.promotion import Row
 from millstream.cluster.core.promoting import given_up
+from millstream.cluster.core.promotion import Row
 from millstream.cluster.core.quorums import spare
 from millstream.cluster.core.records import ROWS_MAX, DataRecord
 from millstream.cluster.core.reports import CopyReport
@@ -122,9 +122,9 @@ class Moves:
         self, place: Place, record: DataRecord, chosen: str, mine: CopyReport
     ) -> DataRecord | None:
         target = self._target(place, record, chosen)
-        if target != record.row or (chosen != target[0] and not record.is_moving):
-            if len(record.rows) < ROWS_MAX:
-                return self._towards(place, record, target, chosen, mine)
+        is_elsewhere = target != record.row or (chosen != target[0] and not record.is_moving)
+        if is_elsewhere and len(record.rows) < ROWS_MAX:
+            return self._towards(place, record, target, chosen, mine)
         if record.is_moving:
             return self._settle(place, record, chosen, mine)
         if record.building:

@@ -168,7 +168,7 @@ def plan_index(
 
 
 def rows_led_by_others(rows: Sequence[Row], leaving: frozenset[str]) -> tuple[Row, ...]:
-    """Return the rows, led by other nodes where they can be: a graceful fail-over moves no copy."""
+    """Return the rows, led by other nodes where they can be; no copy moves."""
     first: dict[str, int] = {}
     for row in rows:
         if row[0] is not None:

@@ -82,7 +82,7 @@ def promote(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) ->
 
 
 def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> DataRecord | None:
-    view, memory, state = step.view, step.memory, step.state
+    view, memory = step.view, step.memory
     if not view.is_fresh:
         return None
     there = [name for name in record.voters if name in view.answered]
@@ -96,7 +96,7 @@ def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> 
         return None
     if is_new and not is_afresh and not _may_replace(step, record):
         return None
-    waited = [name for name in record.voters if name in state.live and name not in answers]
+    waited = [name for name in _askable(step, record) if name not in answers]
     if waited:  # it may be serving
         step.wait_for(waited)
         return None
@@ -116,6 +116,11 @@ def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> 
     for name in record.voters:
         step.order("promise", name, place, record, branch=branch)
     return None
+
+
+def _askable(step: Step, record: DataRecord) -> list[str]:
+    """Return the voters with a session: any of them may be serving, or about to."""
+    return [name for name in record.voters if name in step.state.live]
 
 
 def _may_replace(step: Step, record: DataRecord) -> bool:
@@ -196,26 +201,33 @@ def _go_on(step: Step, place: Place, record: DataRecord, promotion: Promotion) -
     verdict = judge_rows(record.rows, promised)
     if not is_allowed(step, record, promised, verdict):
         return
-    waited = [name for name in record.voters if name in state.live and name not in promised]
+    waited = [name for name in _askable(step, record) if name not in promised]
     if waited:
         step.wait_for(waited)
         return
     if not _has_contact_lapsed(step, record, promotion):
         return
-    if promotion.chosen is None:
-        best = furthest(record, promised)
-        assert best is not None, "an allowed promotion without promises"
-        promotion.chosen = Chosen(best, promised[best].complete_end)
-        promotion.moved_ms = view.now_ms
+    chosen_copy = _chosen(step, record, promotion)
     step.order(
         "activate",
-        promotion.chosen.node,
+        chosen_copy.node,
         place,
         record,
         branch=promotion.branch,
-        end=promotion.chosen.end,
+        end=chosen_copy.end,
         kept=tuple(sorted(verdict.kept)),
     )
+
+
+def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:
+    """Return the copy that gets the branch; it stays the one, whoever promises later."""
+    if promotion.chosen is None:
+        promised = promotion.standings()
+        best = furthest(record, promised)
+        assert best is not None, "an allowed promotion without promises"
+        promotion.chosen = Chosen(best, promised[best].complete_end)
+        promotion.moved_ms = step.view.now_ms
+    return promotion.chosen
 
 
 def _has_contact_lapsed(step: Step, record: DataRecord, promotion: Promotion) -> bool:

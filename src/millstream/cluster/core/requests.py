@@ -8,8 +8,8 @@
 | cancel | | the plan ends where it is |
 
 Invariants:
-1. A request is repeated if its orchestrator dies before the effect is written, so an effect that is
-   there already is no error.
+1. A request is repeated if its orchestrator dies before the effect is written, so an effect that
+   is there already is no error.
 2. A refused request changes nothing.
 
 Elsewhere: the queue of requests and the results (`cluster.core.elements`), what follows from the

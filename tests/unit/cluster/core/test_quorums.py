@@ -36,7 +36,9 @@ def standing(end: int = 9, branch: int = 4, **others: Any) -> Standing:
 
 rows_of_names = st.integers(1, 4).flatmap(
     lambda width: st.lists(
-        st.tuples(st.permutations(NAMES), st.lists(st.booleans(), min_size=width, max_size=width)).map(
+        st.tuples(
+            st.permutations(NAMES), st.lists(st.booleans(), min_size=width, max_size=width)
+        ).map(
             lambda drawn: tuple(
                 name if is_there else None
                 for name, is_there in zip(drawn[0], drawn[1], strict=False)
