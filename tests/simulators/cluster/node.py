@@ -14,24 +14,29 @@ from millstream.cluster.core.admission import (
     Activate,
     Admit,
     Adopt,
+    AdoptIndex,
     Follow,
+    Freeze,
     Known,
     Promise,
     RaiseToken,
     Remove,
     Ruling,
     Step,
+    StopPart,
     TakeOver,
 )
 from millstream.cluster.core.elements import Live, boots_path
 from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.records import NO_KEY, DataRecord, MapKey
-from millstream.cluster.core.reports import CopyReport, NodeReport, no_copy
+from millstream.cluster.core.reports import CopyReport, NodeReport, PartReport, no_copy
 from millstream.cluster.core.serving_rights import Contact, Right
 from millstream.cluster.core.writes import open_session
 from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
 from millstream.model.standing import Standing
 from millstream.vsr.core.versions import NEVER
+from simulators.cluster.index_parts import Index
 
 if TYPE_CHECKING:
     from simulators.cluster.world import World
@@ -74,6 +79,7 @@ class Copy:
     """Changes whenever its streams end."""
     confirm_end: int = 0
     heard: int = 0
+    failover: FailoverLog = (FailoverEntry(1, 0, 1),)
 
     def end_streams(self) -> None:
         self.streams += 1
@@ -97,6 +103,8 @@ class Node:
         self.copies: dict[Place, Copy] = {}
         self.clock = 1.0
         """Its clock goes so fast."""
+        self.is_index = False
+        self.index = Index(self)
 
     # ---- maps
 
@@ -202,14 +210,16 @@ class Node:
         copies: dict[str, dict[int, CopyReport]] = {}
         for place in self.world.places:
             copies.setdefault(place.bucket, {})[place.partition] = self.copy_report(place)
-        broken = {
-            other.name: not self.world.connected(self, other)
-            for other in self.world.nodes.values()
-            if other is not self and any(
-                {self.name, other.name} <= set(record.voters) for record in self.records.values()
-            )
-        }  # fmt: skip
-        return NodeReport(self.name, self.boots, self.is_admitted, copies, {}, broken)
+        others = (one for one in self.world.nodes.values() if one is not self)
+        broken = {one.name: not self.world.connected(self, one) for one in others}
+        parts: dict[str, dict[int, PartReport]] = {}
+        for place in self.index.parts:
+            parts.setdefault(place.bucket, {})[place.partition] = self.index.report(place)
+        return NodeReport(self.name, self.boots, self.is_admitted, copies, parts, broken)
+
+    def is_active(self, place: Place) -> bool:
+        copy = self.copies.get(place)
+        return copy is not None and copy.state is ACTIVE
 
     # ---- session
 
@@ -230,6 +240,7 @@ class Node:
         self.token = max(self.token, state.token)
         for place in self.world.places:
             self.adopt(place, state.data[place.bucket].records[place.partition])
+            self.index.adopt(place, state.index[place.bucket].records[place.partition])
         self.boots, self.is_admitted = boots, False
 
     def lose_session(self) -> None:
@@ -260,6 +271,8 @@ class Node:
             self.token,
             self.records.get(place),
             self.copy_report(place) if place in self.copies else None,
+            self.index.records.get(place),
+            self.index.report(place) if place in self.index.parts else None,
         )
         return admission.judge_order(order, known)
 
@@ -271,7 +284,9 @@ class Node:
             self.carry_out(step)
         if order.kind == "report":
             return self.report()
-        if order.kind == "admit":
+        if ruling.code == "stopped":
+            return Reply("stopped", floor=self.index.stopped_at(order.place))
+        if order.kind in ("admit", "index", "freeze"):
             return Reply("is")
         branch = order.branch if ruling.code == "promised" else 0
         return Reply(ruling.code, self.copy_report(order.place), branch)
@@ -281,6 +296,8 @@ class Node:
             self.token = step.token
         elif isinstance(step, Adopt):
             self.adopt(step.place, step.record)
+        elif isinstance(step, AdoptIndex | Freeze | StopPart):
+            self.index.carry_out(step)
         elif isinstance(step, Admit):
             self.is_admitted = True
         elif isinstance(step, Promise):
@@ -307,6 +324,8 @@ class Node:
         truth.activated(self, step.place)
         copy.end_streams()
         copy.branch, copy.state, copy.disk = step.branch, ACTIVE, len(copy.log)
+        entry = FailoverEntry(step.branch, len(copy.log), step.branch)
+        copy.failover = with_new_entry(copy.failover, entry)
         copy.is_intact = copy.is_whole = True
         copy.owed, copy.confirm_end = None, len(copy.log)
         truth.grow(step.place, step.branch, copy.log, self.name)
@@ -382,6 +401,7 @@ class Node:
             copy.is_intact, copy.is_whole, copy.owed = False, False, None
         is_other = copy.branch != old.branch
         copy.branch, copy.last_branch = old.branch, max(old.branch, copy.last_branch)
+        copy.failover = old.failover
         if copy.owed is None or is_other:
             copy.owed = len(old.log)
         copy.log = old.log[: len(copy.log) + count]

@@ -8,7 +8,8 @@ from typing import Any
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_rows
 from millstream.errors import MillstreamError
-from simulators.cluster.node import ACTIVE, Node
+from simulators.cluster.index_parts import Gateway
+from simulators.cluster.node import ACTIVE, Log, Node
 from simulators.cluster.orchestrator import Orchestrator
 from simulators.cluster.truth import LEVELS, WrongError
 from simulators.cluster.world import World
@@ -18,6 +19,8 @@ MENU = {
     "read": 1.0,
     "pull": 14.0,
     "flush": 4.0,
+    "build": 5.0,
+    "query": 7.0,
     "lead": 26.0,
     "deliver": 20.0,
     "gossip": 2.0,
@@ -39,7 +42,7 @@ FAULTS = {
     "lose_disk": 3,
     "lose_message": 17,
 }
-HEALING = {"tidy": 30, "lead": 15, "deliver": 25, "gossip": 7, "wait": 3}
+HEALING = {"query": 8, "tidy": 30, "lead": 15, "deliver": 25, "gossip": 7, "wait": 3}
 HEAL_TURNS_MAX = 9000
 TOTAL: Counter[str] = Counter()
 """What happened in all schedules of this process."""
@@ -81,6 +84,14 @@ class Schedule:
         place = self.rng.choice(self.world.places)
         if node.is_up and place in node.copies:
             node.flush(place)
+
+    def build(self, node: Node) -> None:
+        if node.is_up:
+            for place in list(node.index.parts):
+                node.index.follow(place, self.rng.randint(1, 3))
+
+    def query(self, _: Node) -> None:
+        self.rng.choice(self.world.gateways).step()
 
     def deliver(self, _: Node) -> None:
         for _ in range(self.rng.randint(1, 5)):
@@ -154,8 +165,7 @@ class Schedule:
 
     def repair(self, _: Node) -> None:
         world, rng = self.world, self.rng
-        broken = [one for one in (*world.all_nodes(), *world.orchestrators)
-                  if one.side or not one.is_up]  # fmt: skip
+        broken = [one for one in self.everybody() if one.side or not one.is_up]
         if rng.random() < 0.2:
             for one in broken:
                 one.side = 0
@@ -167,6 +177,9 @@ class Schedule:
                 one.side = 0
             else:
                 one.is_up = True
+
+    def everybody(self) -> list[Node | Orchestrator | Gateway]:
+        return [*self.world.all_nodes(), *self.world.orchestrators, *self.world.gateways]
 
     def crash(self, node: Node) -> None:
         if node.is_up:
@@ -187,11 +200,11 @@ class Schedule:
         node.side = 1
 
     def cut_orchestrator(self, _: Node) -> None:
-        self.rng.choice(self.world.orchestrators).side = 1
+        self.rng.choice((*self.world.orchestrators, *self.world.gateways)).side = 1
 
     def split(self, _: Node) -> None:
         self.world.trace("split")
-        for one in (*self.world.all_nodes(), *self.world.orchestrators):
+        for one in self.everybody():
             one.side = int(self.rng.random() < 0.45)
 
     def lose_lock(self, _: Node) -> None:
@@ -226,7 +239,7 @@ class Schedule:
         world.trace(f"{node.name} loses its disk, {struck or 'nothing'} with it")
         world.count("lost disks")
         world.take_away(node)
-        world.add_node(node.zone)
+        world.add_node(node)
 
     # ---- turns that chance finds too seldom
 
@@ -332,8 +345,13 @@ class Schedule:
                 for place in list(node.copies):
                     if node.is_up:
                         node.flush(place)
+                for place in list(node.index.parts):
+                    if node.is_up:
+                        node.index.follow(place, 9)
                 if not node.boots:
                     node.sync()
+            if rng.random() < 0.3:
+                self.query(node)
             if rng.random() < 0.3:
                 world.advance(501)
             self.write()
@@ -345,7 +363,7 @@ class Schedule:
         world, space = self.world, self.world.space
         world.trace("healing")
         space.has_quorum = True
-        for one in (*world.all_nodes(), *world.orchestrators):
+        for one in self.everybody():
             one.side, one.is_up = 0, True
         for turn in range(HEAL_TURNS_MAX):
             self.heal_step(turn)
@@ -387,6 +405,8 @@ class Schedule:
         self.follow(node, 6)
         for place in list(node.copies):
             node.flush(place)
+        for place in list(node.index.parts):
+            node.index.follow(place, 6)
 
     def give_up(self) -> None:
         """The operator says that nodes never come back."""
@@ -399,9 +419,13 @@ class Schedule:
         world = self.world
         world.request("reset")
         members = world.state().nodes
-        kept = [name for name, one in members.items()
-                if one.state in ("in", "failed") and not world.nodes[name].is_gone]  # fmt: skip
-        if not kept:
+        roles = {
+            role
+            for name, one in members.items()
+            for role in one.roles
+            if one.state in ("in", "failed") and not world.nodes[name].is_gone
+        }
+        if roles != {"data", "index"}:  # too few are left: all that there are
             for node in world.all_nodes():
                 world.join(node.name)
             leaving = [name for name, one in members.items() if one.state == "leaving"]
@@ -436,9 +460,22 @@ class Schedule:
                 other = alive[name].copies.get(place) if name in alive else None
                 if other is None or other.log != copy.log:
                     return False
+        if not self.is_indexed(place, alive, copy.log):
+            return False
         members = world.state().members("data")
         left = {node.name for node in alive.values() if place in node.copies} & set(members)
         return left <= set(record.row)
+
+    def is_indexed(self, place: Place, alive: dict[str, Node], log: Log) -> bool:
+        """Whether the owner answers with everything, and nobody has a part left over."""
+        record = self.world.index_record(place)
+        owner = alive.get(record.owner or "")
+        part = None if owner is None else owner.index.parts.get(place)
+        if owner is None or part is None or part.state != "active" or part.log != log:
+            return False
+        members = self.world.state().members("index")
+        left = {node.name for node in alive.values() if place in node.index.parts} & set(members)
+        return left <= set(record.placed)
 
 
 def run(seed: int, steps: int | None = None, lines: list[str] | None = None) -> str | None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from millstream.cluster.core import serving_rights
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.quorums import majority
-from millstream.cluster.core.records import DataRecord, MapKey
+from millstream.cluster.core.records import DataRecord, IndexRecord, MapKey
 from simulators.cluster.node import ACTIVE, Copy, Log, Node, common
 
 if TYPE_CHECKING:
+    from simulators.cluster.index_parts import Query, Shown
     from simulators.cluster.world import World
 
 Row = tuple[str | None, ...]
@@ -31,6 +32,9 @@ class Truth:
         self.crashed: dict[Place, set[int]] = {place: set() for place in places}
         self.histories: dict[Place, dict[int, Log]] = {place: {1: ()} for place in places}
         self._published: dict[tuple[Place, MapKey], DataRecord] = {}
+        self._published_index: dict[tuple[Place, MapKey], IndexRecord] = {}
+        self.shown: dict[Place, Shown] = {}
+        """The furthest that any query has shown."""
         self.struck: set[Place] = set()
         """All of these that counts may be lost with a disk."""
 
@@ -44,6 +48,11 @@ class Truth:
         known = self._published.setdefault((place, record.at), record)
         if known != record:
             raise WrongError(f"two records of key {tuple(record.at)}: {known} {record}")
+
+    def publish_index(self, place: Place, record: IndexRecord) -> None:
+        known = self._published_index.setdefault((place, record.at), record)
+        if known != record:
+            raise WrongError(f"two index records of key {tuple(record.at)}: {known} {record}")
 
     def grow(self, place: Place, branch: int, log: Log, name: str) -> None:
         line = self.histories[place].get(branch, ())
@@ -80,6 +89,43 @@ class Truth:
         ):
             raise WrongError(f"{node.name} removes the last copy of {place}")
         self.reported[place] |= {number for _, number in node.copies[place].log}
+
+    # ---- queries
+
+    def answered(self, query: Query) -> None:
+        """Each partition once, rows of one history up to one position, never back."""
+        places = [place for found in query.found.values() for place in found]
+        if sorted(places) != sorted(query.places):
+            raise WrongError(f"a result has rows of {sorted(places)}: missing or repeated")
+        for found in query.found.values():
+            for place, shown in found.items():
+                self._check_rows(query, place, shown)
+                if place not in self.shown or self._covers(place, shown, self.shown[place]):
+                    self.shown[place] = shown
+        self.world.count("queries answered")
+
+    def _check_rows(self, query: Query, place: Place, shown: Shown) -> None:
+        branch, log = shown
+        line = self.histories[place].get(branch, ())
+        if common(line, log) != log:
+            raise WrongError(f"rows of {place} are not what branch {branch} has up to {len(log)}")
+        if not self.world.clocks_good:
+            return
+        old = query.before.get(place)
+        if old is not None and not self._covers(place, shown, old):
+            had, has = (old[0], len(old[1])), (branch, len(log))
+            raise WrongError(f"rows of {place} were shown before and are missing: {has}, {had}")
+        alive = {number for number, _ in self.acked[place]}
+        lacking = set(query.acked[place]) & alive - numbers(log)
+        if query.is_update and lacking:
+            raise WrongError(f"update=true lacks {min(lacking)} of {place}")
+
+    def _covers(self, place: Place, new: Shown, old: Shown) -> bool:
+        """Whether a result shows all of an earlier one, up to where a newer branch parted."""
+        if new[0] < old[0]:
+            return False
+        line = self.histories[place].get(new[0], ())
+        return len(common(new[1], old[1])) >= len(common(old[1], line))
 
     # ---- checks
 

@@ -21,6 +21,7 @@ from millstream.cluster.core.elements import (
     ClusterState,
     NodeRecord,
     Request,
+    Role,
     boots_path,
     node_path,
 )
@@ -37,6 +38,7 @@ from millstream.cluster.core.requests import txn_of
 from millstream.cluster.core.settings import Settings
 from millstream.cluster.core.writes import create_bucket, found_cluster, join_node
 from millstream.errors import ConditionError, UsageError
+from simulators.cluster.index_parts import Gateway
 from simulators.cluster.namespace import Namespace
 from simulators.cluster.node import ACTIVE, REPLICA, Copy, Node
 from simulators.cluster.orchestrator import Orchestrator
@@ -45,6 +47,9 @@ from simulators.cluster.truth import Truth
 KEY = MapKey(1, 1)
 SLICE_MS = 100
 BUCKET = "b1"
+ROLES: tuple[tuple[Role, ...], ...] = (
+    ("data", "index"), ("data", "index"), ("data",), ("index",),
+)  # fmt: skip
 
 
 class World:
@@ -67,10 +72,14 @@ class World:
         self.window_ms = settings.contact_window_ms
         count = rng.choice((3, 4, 5))
         self.nodes = {f"n{i}": Node(self, f"n{i}", "xy"[i % 2]) for i in range(count + 1)}
+        self.roles = {name: rng.choice(ROLES) for name in self.nodes}
         if not self.clocks_good:
             for node in self.nodes.values():
                 node.clock = rng.choice((0.3, 1.0, 3.0))
+        for name in list(self.nodes)[:2]:
+            self.roles[name] = ("data", "index")
         self._found(list(self.nodes)[:count], settings)
+        self.gateways = [Gateway(self), Gateway(self)]
         self.orchestrators = [Orchestrator(self, "o0"), Orchestrator(self, "o1")]
 
     def _found(self, names: list[str], settings: Settings) -> None:
@@ -78,12 +87,13 @@ class World:
         self.space.run(found_cluster(Cluster(self.uuid, "c", 1, 0), names[0], record, settings))
         for name in names[1:]:
             self.space.run(join_node(name, self.record_of(name)))
-        zones = {name: self.nodes[name].zone for name in names}
+        zones = {name: self.nodes[name].zone for name in names if "data" in self.roles[name]}
         rows = plan_rows(((),) * len(self.places), zones, self.replicas)
-        owners = plan_index((None,) * len(rows), [])
+        indexing = [name for name in names if "index" in self.roles[name]]
+        owners = plan_index((None,) * len(rows), indexing)
         data = tuple(DataRecord(KEY, row[0], 1, (row,)) for row in rows)
         index = tuple(IndexRecord(KEY, owner) for owner in owners)
-        bucket = Bucket("b", len(rows), self.replicas)
+        bucket = Bucket("b", len(rows), self.replicas, self.rng.choice((0, 0, 1)))
         self.space.campaign(self)
         state = self.space.state()
         self.space.run(create_bucket(
@@ -101,8 +111,8 @@ class World:
                     copy.state = ACTIVE
 
     def record_of(self, name: str) -> NodeRecord:
-        roles: Any = ("data",)
-        return NodeRecord(name, name, {}, roles, self.nodes[name].zone, "in")
+        self.nodes[name].is_index = "index" in self.roles[name]
+        return NodeRecord(name, name, {}, self.roles[name], self.nodes[name].zone, "in")
 
     # ---- what is where
 
@@ -119,10 +129,13 @@ class World:
     def record(self, place: Place) -> DataRecord:
         return self.space.state().data[place.bucket].records[place.partition]
 
+    def index_record(self, place: Place) -> IndexRecord:
+        return self.space.state().index[place.bucket].records[place.partition]
+
     def all_nodes(self) -> list[Node]:
         return [node for node in self.nodes.values() if not node.is_gone]
 
-    def connected(self, one: Node | Orchestrator, node: Node) -> bool:
+    def connected(self, one: Node | Orchestrator | Gateway, node: Node) -> bool:
         return one.side == node.side and node.is_up and not node.is_gone
 
     def end_session(self, name: str, boots: int) -> None:
@@ -181,8 +194,11 @@ class World:
         """Maps are asked of any node."""
         others = [one for one in self.all_nodes() if one is not node and self.connected(node, one)]
         if node.is_up and others:
-            for place, record in self.rng.choice(others).records.items():
+            other = self.rng.choice(others)
+            for place, record in other.records.items():
                 node.adopt(place, record)
+            for place, of_index in other.index.records.items():
+                node.index.adopt(place, of_index)
 
     # ---- operators
 
@@ -210,9 +226,10 @@ class World:
             assert boots_path(name) in self.space.elements
             node.sync()
 
-    def add_node(self, zone: str) -> None:
+    def add_node(self, like: Node) -> None:
         name = f"n{len(self.nodes)}"
-        self.nodes[name] = Node(self, name, zone)
+        self.nodes[name] = Node(self, name, like.zone)
+        self.roles[name] = self.roles[like.name]
 
     def dispose(self) -> None:
         """Whoever was told that a node is out takes it away."""

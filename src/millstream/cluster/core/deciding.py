@@ -9,25 +9,27 @@ which the next one begins again in a larger branch.
 
 Invariants:
 1. A step writes at most one map, or members and plan together.
-2. Fail-over comes first: who serves is written before members and plans, and these before moves.
+2. Fail-over comes first: who serves is written before members and plans, these before moves, and
+   data before the index.
 3. Nothing is done with a state that carries another orchestrator's token.
 
-Elsewhere: promotions (`cluster.core.promoting`), moves (`cluster.core.moving`), members and plans
-(`cluster.core.members`).
+Elsewhere: promotions (`cluster.core.promoting`), moves (`cluster.core.moving`), the index
+(`cluster.core.index_moving`), members and plans (`cluster.core.members`).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from millstream.cluster.core.index_moving import IndexChange, IndexMoves
 from millstream.cluster.core.members import tend_members
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.promoting import admit, is_heard_above, promote, serving
-from millstream.cluster.core.records import DataMap, DataRecord, next_data_map
+from millstream.cluster.core.records import DataMap, DataRecord, next_data_map, next_index_map
 from millstream.cluster.core.step import Decision, Step, View
-from millstream.cluster.core.writes import Txn, put_data_map
+from millstream.cluster.core.writes import Txn, put_data_map, put_index_map
 
 __all__ = ["decide"]
 
@@ -63,7 +65,8 @@ def decide(view: View, memory: Memory) -> Decision:
     for name in sorted(view.state.live):
         admit(step, name)
     members = tend_members(step)
-    step.decision.write = _first_write(step, changes, members)
+    index = _index_write(step)
+    step.decision.write = _first_write(step, changes, members) or index
     step.end_sessions()
     return step.decision
 
@@ -93,6 +96,25 @@ def _first_write(step: Step, changes: list[_Change], members: Txn | None) -> Txn
     if members is not None:
         return members
     return _write(step, changes[0]) if changes else None
+
+
+def _index_write(step: Step) -> Txn | None:
+    """Return the write of the first bucket whose index map changes; give orders to all."""
+    moves, found = IndexMoves(step), []
+    for bucket, index_map in sorted(step.state.index.items()):
+        changed: dict[int, IndexChange] = {}
+        for partition, record in enumerate(index_map.records):
+            change = moves.tend(Place(bucket, partition), record)
+            if change is not None:
+                changed[partition] = change
+        if changed:
+            found.append((index_map, changed))
+    if not found:
+        return None
+    index_map, changed = found[0]
+    records = {partition: change.record for partition, change in changed.items()}
+    lost = {change.lost for change in changed.values() if change.lost is not None}
+    return put_index_map(step.state, next_index_map(index_map, records), lost)
 
 
 def _write(step: Step, change: _Change) -> Txn:

@@ -201,7 +201,8 @@ def _next_plan(step: Step, after: ClusterState) -> tuple[Plan | None, dict[str, 
         kind = _wanted_kind(step, after)
         if kind is None:
             return None, {}
-        return make_plan(after, kind, _next_id(step), view.unix_ms), {}
+        made = make_plan(after, kind, _next_id(step), view.unix_ms)
+        return (None if made is None or is_done(after, made) else made), {}
     if plan.is_cancelled:
         stays = {
             name: replace(node, state="in", since_ms=view.unix_ms)
@@ -278,7 +279,10 @@ def make_plan(
 
 
 def is_done(state: ClusterState, plan: Plan) -> bool:
-    """Return whether every partition and every index part is where the plan wants it."""
+    """Return whether every partition and every index part is where the plan wants it.
+
+    And no part is being made on a node that is no member.
+    """
     for uuid, rows in plan.rows.items():
         if uuid in state.data and not all(
             record.rows == (row,) and record.active == row[0] and not record.building
@@ -287,6 +291,9 @@ def is_done(state: ClusterState, plan: Plan) -> bool:
             return False
     return all(
         uuid not in state.index
-        or tuple(record.owner for record in state.index[uuid].records) == owners
+        or all(
+            record.owner == owner and (record.building is None or record.building in plan.basis)
+            for record, owner in zip(state.index[uuid].records, owners, strict=True)
+        )
         for uuid, owners in plan.index.items()
     )

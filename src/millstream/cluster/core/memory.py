@@ -27,7 +27,7 @@ from millstream.cluster.core.records import Floor, MapKey
 from millstream.cluster.core.reports import CopyReport, NodeReport, PartReport
 from millstream.model.standing import Standing
 
-__all__ = ["Chosen", "Memory", "Promised", "Promotion"]
+__all__ = ["Chosen", "Memory", "Promised", "Promotion", "Stopped"]
 
 
 class Promised(NamedTuple):
@@ -37,6 +37,16 @@ class Promised(NamedTuple):
     quiet_ms: int | None
     heard_ms: int
     """When the reply came."""
+
+
+class Stopped(NamedTuple):
+    """An index part that answers no more."""
+
+    at: MapKey
+    """Of the index record under which it was stopped."""
+    floor: Floor
+    """Where it stopped."""
+    since_ms: int
 
 
 class Chosen(NamedTuple):
@@ -83,8 +93,8 @@ class Memory:
     """Branch of a promotion that this reign saw through."""
     unreached: dict[str, int] = field(default_factory=dict)
     """Nodes with a session that something waits for, and since when they have not answered."""
-    stopped: dict[Place, tuple[MapKey, Floor]] = field(default_factory=dict)
-    """Where an index part stopped, under which index record."""
+    stopped: dict[Place, Stopped] = field(default_factory=dict)
+    """Index parts that were stopped."""
     floors: dict[Place, tuple[MapKey, int, Floor]] = field(default_factory=dict)
     """What a lost index owner, in its session of this number, may have shown."""
 
@@ -123,7 +133,9 @@ class Memory:
                 promotion.promised[order.to] = promised
                 promotion.moved_ms = now_ms
         elif reply.code == "stopped" and reply.floor is not None:
-            self.stopped[order.place] = (order.key, reply.floor)
+            known = self.stopped.get(order.place)
+            if known is None or known.at != order.key:
+                self.stopped[order.place] = Stopped(order.key, reply.floor, now_ms)
         return False
 
     def copy(self, name: str, place: Place) -> CopyReport | None:

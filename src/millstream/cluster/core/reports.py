@@ -57,6 +57,10 @@ class PartReport(msgspec.Struct, frozen=True):
     """Of the adopted index record."""
     has_floor: bool = True
     """It has reached the floor of that record."""
+    is_frozen: bool = False
+    """It stopped indexing, to be handed over."""
+    designs: str = ""
+    """Digest of the design documents that it has indexed everything for."""
 
 
 class NodeReport(msgspec.Struct, frozen=True):

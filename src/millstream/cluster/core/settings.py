@@ -20,10 +20,12 @@ __all__ = [
     "BRANCH_TRY_DOUBLINGS_MAX",
     "BRANCH_TRY_MS",
     "CONTACT_WINDOW_MS",
+    "FREEZE_WITHIN_SEQNOS",
     "LEASE_MARGIN_MS",
     "LOCK_TTL_MS",
     "NOOP_INTERVAL_MS",
     "ORDER_MS_MAX",
+    "PART_STOPPED_MS_MAX",
     "REPORT_INTERVAL_MS",
     "SESSION_BEAT_MS",
     "SESSION_TTL_MS",
@@ -60,6 +62,10 @@ BRANCH_TRY_DOUBLINGS_MAX: Final = 3
 UNREACHED_MS_MAX: Final = 5000
 """A node with a session that a promotion or a move needs and cannot reach for so long loses its
 session."""
+FREEZE_WITHIN_SEQNOS: Final = 1000
+"""An index part that is handed over stops indexing when the new one is so near."""
+PART_STOPPED_MS_MAX: Final = 2000
+"""If a new index part has not caught up for so long, the old one goes on."""
 TAKE_OVERS_MAX: Final = 4
 """Number of partitions that one node takes over concurrently."""
 STALLED_AFTER_MS: Final = 600_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.cluster.core.memory import Chosen, Memory, Promotion
+from millstream.cluster.core.memory import Chosen, Memory, Promotion, Stopped
 from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.records import Floor
 from millstream.cluster.core.reports import NodeReport, PartReport, no_copy
@@ -77,4 +77,6 @@ def test_where_an_index_part_stopped_is_kept_with_its_key() -> None:
     memory = Memory()
     order = Order("stop", "c1", "b", TOKEN, HERE, key=KEY)
     memory.take(order, Reply("stopped", floor=Floor(3, 7)), 60)
-    assert memory.stopped == {HERE: (KEY, Floor(3, 7))}
+    assert memory.stopped == {HERE: Stopped(KEY, Floor(3, 7), 60)}
+    memory.take(order, Reply("stopped", floor=Floor(3, 7)), 90)
+    assert memory.stopped[HERE].since_ms == 60, "since the first time"
