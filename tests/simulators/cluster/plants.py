@@ -15,20 +15,20 @@ from msgspec.structs import replace
 from millstream.cluster.core import (
     admission,
     deciding,
-    members,
+    index_moving,
     promoting,
     quorums,
-    records,
     serving_rights,
     writes,
 )
 from millstream.cluster.core.admission import Remove, Ruling
 from millstream.cluster.core.elements import ClusterState, NodeRecord
-from millstream.cluster.core.memory import Chosen, Memory
+from millstream.cluster.core.index_moving import IndexChange, IndexMoves
+from millstream.cluster.core.memory import Chosen, Promised
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Reply
+from millstream.cluster.core.records import NO_FLOOR, Floor
 from millstream.cluster.core.serving_rights import Right
-from millstream.model.partitions import PartitionState
 
 Patch = tuple[Any, str, Any]
 
@@ -42,15 +42,11 @@ _JUDGE_ORDER: Final = admission.judge_order
 _REFUSAL: Final = admission._refusal
 _COPY_RULING: Final = admission._copy_ruling
 _JUDGE_ROWS: Final = quorums.judge_rows
-_SERVING: Final = quorums.serving_copy
 _DECIDE_STEP: Final = deciding.Step
 _CONTACT: Final = serving_rights.contact_until_ms
 _SETTLE: Final = Moves._settle
 _IS_READY: Final = Moves._is_ready
-_MAY_LEAVE: Final = Moves._may_leave
-_ADMISSIBLE: Final = promoting._is_admissible
 _GO_ON: Final = promoting._go_on
-_TAKE: Final = Memory.take
 
 
 def _unless(code: str) -> Callable[..., Any]:
@@ -166,15 +162,9 @@ def _without_coordination(view: Any, memory: Any) -> Any:
 
 def _go_on_by_reports(step: Any, place: Any, record: Any, promotion: Any) -> None:
     for name, standing in step.memory.answers(place, record.voters).items():
-        promised = promoting_promised(standing, None, step.view.now_ms)
+        promised = Promised(standing, None, step.view.now_ms)
         promotion.promised.setdefault(name, promised)
     _GO_ON(step, place, record, promotion)
-
-
-def promoting_promised(*values: Any) -> Any:
-    from millstream.cluster.core.memory import Promised
-
-    return Promised(*values)
 
 
 def _chosen_anew(step: Any, record: Any, promotion: Any) -> Chosen:
@@ -223,6 +213,28 @@ def _right_unadmitted(**facts: Any) -> Right:
 
 
 _MAY_SERVE: Final = serving_rights.may_serve
+
+
+def _hands_over_at_once(
+    self: IndexMoves, place: Any, record: Any, owner: str, wanted: str, coming: Any
+) -> Any:
+    going = self._part(owner, place)
+    if going is None or not index_moving._is_at(coming, going.reached):
+        return None
+    floor = max(coming.reached, record.floor)
+    return IndexChange(replace(record, owner=wanted, building=None, floor=floor))
+
+
+def _floor_of_any(self: IndexMoves, place: Any) -> Any:
+    record = self.step.state.data[place.bucket].records[place.partition]
+    chosen = record.active
+    copy = None if chosen is None else self.step.memory.copy(chosen, place)
+    if copy is None or not copy.is_there:
+        return None
+    return Floor(copy.standing.branch, copy.standing.complete_end)
+
+
+_PUT_INDEX: Final = writes.put_index_map
 
 
 def _exists(path: str, version: Any) -> Any:
@@ -343,12 +355,32 @@ PLANTS: Final[dict[str, Plant]] = {
     "any reader takes a partition over": Plant(
         0, ((serving_rights, "may_hand_over", lambda record, reader, right: right.is_given),)
     ),
+    "an index answers before it has its floor": Plant(
+        0, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
+    ),
+    "an index answers in any state": Plant(
+        0, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
+    ),
+    "a new index owner is named before it has everything": Plant(
+        0, ((index_moving, "_is_at", lambda part, floor: True),)
+    ),
+    "an index is handed over without a stop": Plant(
+        0, ((IndexMoves, "_hand_over", _hands_over_at_once),)
+    ),
+    "a lost index owner may have had a session since": Plant(
+        0, ((deciding, "put_index_map", lambda state, new, lost: _PUT_INDEX(state, new)),)
+    ),
+    "the floor of a lost owner comes from any active copy": Plant(
+        0, ((IndexMoves, "_floor", _floor_of_any),)
+    ),
+    "a lost index owner leaves no floor": Plant(
+        0, ((IndexMoves, "_floor", lambda self, place: NO_FLOOR),)
+    ),
     "a majority of the last row acknowledges": Plant(
         0, ((quorums, "reached", lambda rows, ends: _REACHED(rows[-1:], ends)),)
     ),
 }
 _REACHED: Final = quorums.reached
-_UNUSED = (members, records, PartitionState, _SERVING, _TAKE, _ADMISSIBLE, _MAY_LEAVE)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class Schedule:
         self.rng = rng = self.world.rng
         self.weights = MENU | {
             "operate": rng.choice((0.5, 2.0)),
-            "turn": rng.choice((0.2, 1.0)),
+            "turn": rng.choice((0.2, 3.0)),
             "fault": rng.choice((0.7, 1.5, 3.0)),
         }
 

@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple
 from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.promotion import Level
 from millstream.cluster.core.records import DataRecord, Floor, IndexRecord
-from millstream.cluster.core.reports import CopyReport, PartReport
+from millstream.cluster.core.reports import CopyReport, PartReport, new_copy
 from millstream.errors import CorruptionError
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
@@ -192,9 +192,12 @@ def judge_order(order: Order, known: Known) -> Ruling:
         return Ruling(refusal=Reply("behind", record=known.record))
     if is_news(record, known.record):
         steps.append(Adopt(order.place, record))
-    if order.kind == "adopt" or known.copy is None:
+    copy = known.copy
+    if copy is None and known.node in record.placed:
+        copy = new_copy(order.place.partition, record)  # adopting the record has made it
+    if order.kind == "adopt" or copy is None:
         return Ruling(tuple(steps))
-    return _copy_ruling(order, known.node, record, known.copy, steps)
+    return _copy_ruling(order, known.node, record, copy, steps)
 
 
 def is_news(record: DataRecord | IndexRecord, known: DataRecord | IndexRecord | None) -> bool:

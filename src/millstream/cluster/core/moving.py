@@ -122,9 +122,10 @@ class Moves:
         self, place: Place, record: DataRecord, chosen: str, mine: CopyReport
     ) -> DataRecord | None:
         target = self._target(place, record, chosen)
-        is_elsewhere = target != record.row or (chosen != target[0] and not record.is_moving)
-        if is_elsewhere and len(record.rows) < ROWS_MAX:
-            return self._towards(place, record, target, chosen, mine)
+        if target is not None and len(record.rows) < ROWS_MAX:
+            is_led = record.is_moving or chosen == target[0]
+            if target != record.row or not is_led:
+                return self._towards(place, record, target, chosen, mine)
         if record.is_moving:
             return self._settle(place, record, chosen, mine)
         if record.building:
@@ -134,18 +135,19 @@ class Moves:
                 self.step.order("remove", name, place, record)
         return None
 
-    def _target(self, place: Place, record: DataRecord, chosen: str) -> Row:
-        """Return the wanted row. Without a plan that is the first row, led by whoever serves.
+    def _target(self, place: Place, record: DataRecord, chosen: str) -> Row | None:
+        """Return the wanted row; None: what is under way is finished.
 
-        With a plan that waits to be made anew it is the last row.
+        Without a plan a move goes back to the first row, led by whoever serves. A plan that is to
+        be made anew wants nothing.
         """
         if self.plan is not None:
             rows = self.plan.rows.get(place.bucket)
-            return record.row if rows is None else rows[place.partition]
+            return None if rows is None else rows[place.partition]
         if self.is_stale or not record.is_moving or chosen not in record.rows[0]:
-            return record.row
+            return None
         if set(record.row) == set(record.rows[0]):
-            return record.row
+            return None
         return (chosen, *(name for name in record.rows[0] if name != chosen))
 
     def _towards(

@@ -14,12 +14,20 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from millstream.cluster.core.records import NO_KEY, Floor, MapKey
+from millstream.cluster.core.records import NO_KEY, DataRecord, Floor, MapKey
 from millstream.errors import RemoteProtocolError
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 
-__all__ = ["CopyReport", "NodeReport", "PartReport", "PartState", "from_peer", "no_copy"]
+__all__ = [
+    "CopyReport",
+    "NodeReport",
+    "PartReport",
+    "PartState",
+    "from_peer",
+    "new_copy",
+    "no_copy",
+]
 
 PartState = Literal["active", "passive", "cleanup"]
 _T = TypeVar("_T")
@@ -93,6 +101,14 @@ _NOTHING: Final = Standing(0, PartitionState.ABSENT, 0, 0, 0, 0, 0, False, False
 def no_copy(partition: int, at: MapKey) -> CopyReport:
     """Return the report of a node that has no copy."""
     return CopyReport(_NOTHING._replace(partition=partition), at)
+
+
+def new_copy(partition: int, record: DataRecord) -> CopyReport:
+    """Return the report of a copy that a node makes because a record places it."""
+    standing = _NOTHING._replace(
+        partition=partition, state=PartitionState.REPLICA, last_branch=record.branch
+    )
+    return CopyReport(standing, record.at)
 
 
 def from_peer(content: bytes, kind: type[_T]) -> _T:

@@ -95,10 +95,18 @@ def test_token_and_record_come_before_the_order_itself() -> None:
 
 
 def test_a_node_without_a_copy_adopts_and_does_nothing_more() -> None:
-    bare = KNOWN._replace(record=None, copy=None)
+    bare = KNOWN._replace(node="z", record=None, copy=None)
     for kind in ("adopt", "promise", "activate", "fence", "take_over", "remove"):
-        ruling = judge_order(order(kind, branch=9), bare)  # type: ignore[arg-type]
+        ruling = judge_order(order(kind, to="z", branch=9), bare)  # type: ignore[arg-type]
         assert (steps(ruling), ruling.code) == (["Adopt"], "is")
+
+
+def test_a_node_promises_with_the_copy_that_the_record_makes() -> None:
+    bare = KNOWN._replace(record=None, copy=None)
+    ruling = judge_order(order("promise", branch=9), bare)
+    assert (steps(ruling), ruling.code) == (["Adopt", "Promise"], "promised")
+    ruling = judge_order(order("promise", branch=4), bare)
+    assert (steps(ruling), ruling.code) == (["Adopt"], "is"), "the record names that branch"
 
 
 def test_a_promise_is_given_once_and_an_active_copy_stands_down() -> None:

@@ -245,9 +245,7 @@ def test_a_part_has_reached_a_floor_up_to_where_the_histories_part(
 
 
 @given(st.integers(0, 20), st.integers(1, 4), st.integers(0, 20), st.integers(0, 5))
-def test_who_has_reached_a_floor_stays_there(
-    seqno: int, branch: int, at: int, more: int
-) -> None:
+def test_who_has_reached_a_floor_stays_there(seqno: int, branch: int, at: int, more: int) -> None:
     if has_reached(LOG, seqno, Floor(branch, at)):
         assert has_reached(LOG, seqno + more, Floor(branch, at))
 

@@ -163,6 +163,12 @@ def test_a_cancelled_move_adds_its_row_once() -> None:
     assert kinds(scene.decide().orders) == [("take_over", "b")]
 
 
+def test_without_a_plan_a_promoted_copy_stays_the_one_that_serves() -> None:
+    scene = Scene(("a", "b"), active="b")
+    assert kinds(scene.decide().orders) == []
+    assert written(scene) is None
+
+
 def test_without_a_plan_copies_being_built_are_left_to_be_removed() -> None:
     scene = Scene(("a", "b"), building=("c",))
     record = written(scene)
