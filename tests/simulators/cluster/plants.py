@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from millstream.cluster.core import (
     admission,
     deciding,
+    fail_over,
     index_moving,
-    promoting,
     quorums,
     serving_rights,
     writes,
@@ -46,7 +46,7 @@ _DECIDE_STEP: Final = deciding.Step
 _CONTACT: Final = serving_rights.contact_until_ms
 _SETTLE: Final = Moves._settle
 _IS_READY: Final = Moves._is_ready
-_GO_ON: Final = promoting._go_on
+_GO_ON: Final = fail_over._go_on
 
 
 def _unless(code: str) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ PLANTS: Final[dict[str, Plant]] = {
         0,
         (
             (admission, "_may_activate", _activates),
-            (promoting, "_go_on", _go_on_by_reports),
+            (fail_over, "_go_on", _go_on_by_reports),
         ),
     ),
     "a fence leaves the old copy active": Plant(0, ((admission, "_copy_ruling", _fences_softly),)),
@@ -262,34 +262,34 @@ PLANTS: Final[dict[str, Plant]] = {
     "maps are written without their version": Plant(0, ((writes, "_version", _exists),)),
     "one promise is enough": Plant(0, ((quorums, "spare", lambda row: 0),)),
     "only the new row promises": Plant(
-        0, ((promoting, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
+        0, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
         0,
         (
             (
-                promoting,
+                fail_over,
                 "_askable",
                 lambda step, record: [n for n in (record.active,) if n in step.state.live],
             ),
         ),
     ),
     "contact is not waited for": Plant(
-        0, ((promoting, "_has_contact_lapsed", lambda step, record, promotion: True),)
+        0, ((fail_over, "_has_contact_lapsed", lambda step, record, promotion: True),)
     ),
     "the copy of a branch is chosen anew": Plant(
         0,
-        ((promoting, "_chosen", _chosen_anew),),
+        ((fail_over, "_chosen", _chosen_anew),),
     ),
     "a repeated promotion is not known to be begun": Plant(
-        0, ((promoting, "_go_on", _forgets_begun),)
+        0, ((fail_over, "_go_on", _forgets_begun),)
     ),
     "two orchestrators take the same branch": Plant(
-        0, ((promoting, "branch_above", lambda newest, by_clock, noise: newest + 1),)
+        0, ((fail_over, "branch_above", lambda newest, by_clock, noise: newest + 1),)
     ),
-    "every promotion is safe": Plant(0, ((promoting, "is_allowed", lambda *facts: True),)),
+    "every promotion is safe": Plant(0, ((fail_over, "is_allowed", lambda *facts: True),)),
     "the branch of the record may fall": Plant(
-        0, ((promoting, "serving_copy", _serving_by_promises),)
+        0, ((fail_over, "serving_copy", _serving_by_promises),)
     ),
     "nobody cares what readers have heard": Plant(
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
@@ -298,10 +298,10 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((deciding, "Step", _without_coordination),)
     ),
     "a node is admitted with copies that were replaced": Plant(
-        0, ((promoting, "_is_admissible", _admits_replaced),)
+        0, ((fail_over, "_is_admissible", _admits_replaced),)
     ),
     "a node is admitted without the answers of others": Plant(
-        0, ((promoting, "promises_enough", _blocked_asleep),)
+        0, ((fail_over, "promises_enough", _blocked_asleep),)
     ),
     "failed nodes are given up without a word": Plant(
         0, ((NodeRecord, "is_given_up", property(lambda node: node.state == "failed")),)

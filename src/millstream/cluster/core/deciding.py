@@ -13,7 +13,7 @@ Invariants:
    data before the index.
 3. Nothing is done with a state that carries another orchestrator's token.
 
-Elsewhere: promotions (`cluster.core.promoting`), moves (`cluster.core.moving`), the index
+Elsewhere: promotions (`cluster.core.fail_over`), moves (`cluster.core.moving`), the index
 (`cluster.core.index_moving`), members and plans (`cluster.core.members`).
 """
 
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from millstream.cluster.core.fail_over import admit, is_heard_above, promote, serving
 from millstream.cluster.core.index_moving import IndexChange, IndexMoves
 from millstream.cluster.core.members import tend_members
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.promoting import admit, is_heard_above, promote, serving
 from millstream.cluster.core.records import DataMap, DataRecord, next_data_map, next_index_map
 from millstream.cluster.core.step import Decision, Step, View
 from millstream.cluster.core.writes import Txn, put_data_map, put_index_map

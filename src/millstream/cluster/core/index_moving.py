@@ -24,9 +24,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from millstream.cluster.core.elements import Plan
+from millstream.cluster.core.fail_over import serving
 from millstream.cluster.core.moving import valid_plan
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.promoting import serving
 from millstream.cluster.core.records import Floor, IndexRecord
 from millstream.cluster.core.reports import PartReport
 from millstream.cluster.core.settings import FREEZE_WITHIN_SEQNOS, PART_STOPPED_MS_MAX

@@ -33,9 +33,9 @@ from millstream.cluster.core.elements import (
     Plan,
     PlanKind,
 )
+from millstream.cluster.core.fail_over import is_allowed, serving
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_index, plan_rows, rows_led_by_others
-from millstream.cluster.core.promoting import is_allowed, serving
 from millstream.cluster.core.quorums import judge_rows
 from millstream.cluster.core.step import EndSession, Step
 from millstream.cluster.core.writes import Txn, put_members

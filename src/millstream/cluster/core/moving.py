@@ -18,7 +18,7 @@ Invariants:
 3. Builds are bounded per node, in and out. What is begun is counted in the map, so the bound also
    holds after the death of an orchestrator.
 
-Elsewhere: the plan (`cluster.core.members`), promotions (`cluster.core.promoting`).
+Elsewhere: the plan (`cluster.core.members`), promotions (`cluster.core.fail_over`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from collections import Counter
 from msgspec.structs import replace
 
 from millstream.cluster.core.elements import ClusterState, Plan
+from millstream.cluster.core.fail_over import given_up
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.promoting import given_up
 from millstream.cluster.core.promotion import Row
 from millstream.cluster.core.quorums import spare
 from millstream.cluster.core.records import ROWS_MAX, DataRecord

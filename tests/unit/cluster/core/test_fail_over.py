@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from millstream.cluster.core.fail_over import given_up, is_allowed, is_heard_above, serving
 from millstream.cluster.core.memory import Promotion
 from millstream.cluster.core.orders import Order, Reply
-from millstream.cluster.core.promoting import given_up, is_allowed, is_heard_above, serving
 from millstream.cluster.core.quorums import judge_rows
 from millstream.cluster.core.records import MapKey
 from millstream.cluster.core.reports import no_copy
