@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from millstream.cluster.core.orders import Place
+from millstream.cluster.core.orders import Order, Place
 from millstream.cluster.core.planner import plan_rows
 from millstream.errors import MillstreamError
 from simulators.cluster.index_parts import Gateway
@@ -278,7 +279,7 @@ class Schedule:
         if rng.random() < 0.7:
             victims = [name for name in world.record(place).voters if rng.random() < 0.6]
             world.request("rebalance", remove=victims)
-        self.progress(rng.choice((2, 8, 25)), sender=old)
+        self.progress(rng.choice((2, 8, 25)), lambda sender, order: sender is old)
         for _ in range(15):
             world.deliver()
             old.step()
@@ -291,40 +292,48 @@ class Schedule:
         node = world.nodes[rng.choice(world.record(rng.choice(world.places)).voters)]
         for what in ("remove", "add", "add"):
             world.request("rebalance", **{what: [node.name]})
-            self.progress(rng.choice((5, 15)), kind=kind)
+            self.progress(rng.choice((5, 15)), lambda sender, order: order.kind == kind)
         if rng.random() < 0.4 and node.is_up:
             node.crash()
             node.restart()
 
     def late_voter(self) -> None:
-        """A voter without a session comes back after the copy of a new branch was chosen."""
+        """A voter is away while another copy is activated, then promises the same branch."""
         world, rng = self.world, self.rng
         place = rng.choice(world.places)
-        record, boss = world.record(place), self.boss()
-        if boss is not world.space.holder or record.active is None or len(record.voters) < 2:
+        record = world.record(place)
+        if record.active is None or len(record.voters) < 3 or world.space.holder is None:
             return
-        away = [world.nodes[name] for name in record.voters if rng.random() < 0.5]
-        active = world.nodes[record.active]
-        for node in {active.name: active, **{one.name: one for one in away}}.values():
-            live = world.state().live.get(node.name)
-            if live is not None:
-                world.end_session(node.name, live.boots)
-            node.lose_session()
-        if rng.random() < 0.5 and active.is_up:
-            active.crash()
-            active.restart()
-        for turn in range(rng.choice((6, 12))):
-            boss.step(is_careful=True)
-            if rng.random() < 0.3:
-                world.advance(501)
-            for _ in range(rng.randint(1, 5)):
+        away = world.nodes[record.active if rng.random() < 0.7 else rng.choice(record.voters)]
+        if away.is_active(place) and away.right(place).is_given:
+            away.write(place, "memory")
+        live = world.state().live.get(away.name)
+        if live is not None:
+            world.end_session(away.name, live.boots)
+        away.lose_session()
+        away.side = 1
+        world.request("failover", node=away.name, mode="hard")
+        self.boss().side = 0
+        for _ in range(12):
+            self.progress(1, lambda sender, order: order.to == away.name)
+            actives = [node for node in world.all_nodes()
+                       if node is not away and node.is_active(place)]  # fmt: skip
+            if actives:
+                break
+            world.advance(501)
+        else:
+            return
+        for node in actives:
+            node.side = 1  # nobody hears of it
+        away.side = 0
+        away.sync()
+        for _ in range(10):
+            self.boss().step()
+            for _ in range(8):
                 world.deliver()
-            if turn > 2 and rng.random() < 0.5:
-                for node in away:
-                    node.sync()
             world.truth.check()
 
-    def progress(self, rounds: int, *, kind: str = "", sender: object = None) -> None:
+    def progress(self, rounds: int, is_held: Callable[[object, Order], bool]) -> None:
         """All goes well for a while, but some orders are held back."""
         world, rng = self.world, self.rng
         for _ in range(rounds):
@@ -332,10 +341,7 @@ class Schedule:
             items, world.flying = world.flying, []
             held = []
             for item in items:
-                is_order = item[0] == "order"
-                if item[0] == "write" or (
-                    is_order and (item[3].kind == kind or item[1] is sender)
-                ):
+                if item[0] == "write" or (item[0] == "order" and is_held(item[1], item[3])):
                     held.append(item)
                 else:
                     world.arrive(item)
