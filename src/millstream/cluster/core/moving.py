@@ -31,7 +31,7 @@ from millstream.cluster.core.elements import ClusterState, Plan
 from millstream.cluster.core.fail_over import given_up
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.promotion import Row
-from millstream.cluster.core.quorums import spare
+from millstream.cluster.core.quorums import needed_rows, spare
 from millstream.cluster.core.records import ROWS_MAX, DataRecord
 from millstream.cluster.core.reports import CopyReport
 from millstream.cluster.core.settings import TAKE_OVERS_MAX
@@ -114,7 +114,7 @@ class Moves:
             if row[0] in lost:
                 new.sort(key=lambda name: (name is None, name != chosen))
             rows.append(tuple(new))
-        return tuple(rows)
+        return needed_rows(rows)
 
     # ---- the steps of a move
 
@@ -160,7 +160,7 @@ class Moves:
             self._count(record, new)
             return replace(record, building=new)
         if all(self._is_ready(place, record, name, mine) for name in new):
-            return replace(record, rows=(*record.rows, target), building=())
+            return replace(record, rows=needed_rows((*record.rows, target)), building=())
         return None
 
     def _has_room(self, record: DataRecord, new: tuple[str, ...], chosen: str) -> bool:

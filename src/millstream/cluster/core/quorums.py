@@ -27,6 +27,7 @@ __all__ = [
     "has_all",
     "judge_rows",
     "majority",
+    "needed_rows",
     "promises_enough",
     "reached",
     "serving_copy",
@@ -72,6 +73,22 @@ def _reached(row: Row, ends: Mapping[str, int], count: int) -> int:
 
 def _named(row: Row) -> int:
     return sum(name is not None for name in row)
+
+
+def needed_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return the rows that demand something; the last one stays the last, if it names a node.
+
+    An earlier row of the same nodes demands nothing more. A row that names nobody was given up:
+    nobody is left who could act by it.
+    """
+    kept = [row for row in rows if _named(row)] or [rows[-1]]
+    seen: set[frozenset[str | None]] = set()
+    earlier = []
+    for row in kept[:-1]:
+        if frozenset(row) not in seen:
+            seen.add(frozenset(row))
+            earlier.append(row)
+    return (*earlier, kept[-1])
 
 
 class JointVerdict(NamedTuple):

@@ -177,14 +177,15 @@ class IndexMap(NamedTuple):
 def next_data_map(before: DataMap, changed: Mapping[int, DataRecord]) -> DataMap:
     """Return the next revision, in which these records are replaced.
 
-    Keys are set here: `at` of each changed record, and `since` where a row was added.
+    Keys are set here: `at` of each changed record, and `since` where the last row is another one.
     """
     key = before.key.next()
     records = list(before.records)
     for partition, record in changed.items():
         old = records[partition]
         assert record.branch >= old.branch, f"the branch of {partition} falls"
-        since = key if len(record.rows) > len(old.rows) else record.since
+        is_added = record.row != old.row or len(record.rows) > len(old.rows)
+        since = key if is_added else record.since
         if not record.is_moving:
             since = NO_KEY
         records[partition] = msgspec.structs.replace(record, at=key, since=since)

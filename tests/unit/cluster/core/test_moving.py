@@ -137,10 +137,19 @@ def test_another_target_adds_another_row() -> None:
 
 
 def test_rows_in_force_are_bounded() -> None:
-    rows: tuple[Row, ...] = (("a", "b"), ("b", "a")) * (ROWS_MAX // 2)
-    scene = planned(Scene(*rows, nodes="ab", **JOINT), ("a", "b"))
+    pairs = [(first, second) for first in "abcde" for second in "abcde" if first < second]
+    rows: tuple[Row, ...] = (*pairs[: ROWS_MAX - 1], ("b", "a"))
+    scene = planned(Scene(*rows, nodes="abcde", **JOINT), ("a", "e"))
     assert written(scene) is None
     assert kinds(scene.decide().orders) == [("take_over", "b")]
+
+
+def test_rows_that_demand_nothing_more_are_left_out_when_one_is_added() -> None:
+    rows: tuple[Row, ...] = (("a", "b"), ("b", "a"), ("b", "c"))
+    record = written(planned(Scene(*rows, **JOINT), ("a", "c")))
+    assert record is not None
+    assert record.rows == (("a", "b"), ("b", "c"), ("a", "c"))
+    assert record.since == record.at
 
 
 def test_a_cancelled_move_adds_the_first_row_led_by_who_serves() -> None:
@@ -204,6 +213,13 @@ def test_given_up_copies_become_empty_places_once_another_serves() -> None:
     record = written(scene)
     assert record is not None
     assert record.rows == (("b", "c", None), ("b", None, "c"))
+    alone = Scene(("a",), ("b",), since=KEY, active="b")
+    alone.hear("b", copy_report(ACTIVE))
+    alone.lose("a")
+    alone.set_node("a", state="failed", by="force", boots=1, since_ms=1_000_000)
+    record = written(alone)
+    assert record is not None
+    assert record.rows == (("b",),)
 
 
 def many(count: int, nodes: str = "abcd", **others: Any) -> Scene:

@@ -16,6 +16,7 @@ from millstream.cluster.core.quorums import (
     has_all,
     judge_rows,
     majority,
+    needed_rows,
     promises_enough,
     reached,
     serving_copy,
@@ -77,6 +78,20 @@ def test_a_safe_promotion_meets_every_majority_that_can_have_acknowledged(
         names = [name for name in row if name is not None]
         for able in combinations(names, majority(row)):
             assert answered & set(able), (rows, answered, able)
+
+
+def test_rows_that_demand_nothing_more_are_not_needed() -> None:
+    ab, ba, nobody = ("a", "b"), ("b", "a"), (None, None)
+    assert needed_rows([ab, ("b", "c"), ba, ("a", "c")]) == (ab, ("b", "c"), ("a", "c"))
+    assert needed_rows([ab, ba]) == (ab, ba), "the last row says who leads"
+    assert needed_rows([nobody, ab, nobody]) == (ab,)
+    assert needed_rows([nobody, nobody]) == (nobody,)
+
+
+@given(rows_of_names, st.dictionaries(st.sampled_from(NAMES), st.integers(0, 9)))
+def test_without_them_the_same_is_acknowledged(rows: list[Row], ends: dict[str, int]) -> None:
+    if all(any(row) for row in rows):
+        assert reached(needed_rows(rows), ends) == reached(rows, ends)
 
 
 def test_copies_that_lost_something_do_not_answer_for_a_level() -> None:
