@@ -21,7 +21,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millstream.cluster.core.fail_over import admit, is_heard_above, promote, serving
+from millstream.cluster.core.fail_over import (
+    admit,
+    is_heard_above,
+    must_leave,
+    promote,
+    serving,
+)
 from millstream.cluster.core.index_moving import IndexChange, IndexMoves
 from millstream.cluster.core.members import tend_members
 from millstream.cluster.core.memory import Memory
@@ -83,9 +89,11 @@ def _tend_bucket(step: Step, moves: Moves, data_map: DataMap) -> _Change:
 def _tend(step: Step, moves: Moves, place: Place, record: DataRecord) -> DataRecord | None:
     memory = step.memory
     chosen = serving(step, place, record)
-    is_low = chosen is not None and is_heard_above(memory, place, chosen)
-    if chosen is None or is_low or place in memory.begun:
-        return promote(step, place, record, is_afresh=is_low)
+    is_afresh = chosen is not None and (
+        is_heard_above(memory, place, chosen) or must_leave(step, place, record, chosen)
+    )
+    if chosen is None or is_afresh or place in memory.begun:
+        return promote(step, place, record, is_afresh=is_afresh)
     return moves.tend(place, record, chosen)
 
 

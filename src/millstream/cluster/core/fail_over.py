@@ -35,7 +35,7 @@ from millstream.cluster.core.step import Step
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 
-__all__ = ["admit", "given_up", "is_allowed", "is_heard_above", "promote", "serving"]
+__all__ = ["admit", "given_up", "is_allowed", "is_heard_above", "must_leave", "promote", "serving"]
 
 
 def serving(step: Step, place: Place, record: DataRecord) -> str | None:
@@ -79,6 +79,26 @@ def promote(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) ->
         _go_on(step, place, record, promotion)
         return None
     return _begin(step, place, record, is_afresh=is_afresh)
+
+
+def must_leave(step: Step, place: Place, record: DataRecord, chosen: str) -> bool:
+    """Return whether a serving copy is to be replaced because its node was failed over.
+
+    Only if the others can do without it: else it would be promoted again and again.
+    """
+    if not _is_failed(step, chosen):
+        return False
+    others = _not_failed(step, step.memory.answers(place, step.view.answered & {*record.voters}))
+    return is_allowed(step, record, others, judge_rows(record.rows, others))
+
+
+def _is_failed(step: Step, name: str) -> bool:
+    node = step.state.nodes.get(name)
+    return node is not None and node.state == "failed"
+
+
+def _not_failed(step: Step, answers: dict[str, Standing]) -> dict[str, Standing]:
+    return {name: one for name, one in answers.items() if not _is_failed(step, name)}
 
 
 def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> DataRecord | None:
@@ -223,6 +243,9 @@ def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:
     """Return the copy that gets the branch; it stays the one, whoever promises later."""
     if promotion.chosen is None:
         promised = promotion.standings()
+        others = _not_failed(step, promised)
+        if is_allowed(step, record, others, judge_rows(record.rows, others)):
+            promised = others
         best = furthest(record, promised)
         assert best is not None, "an allowed promotion without promises"
         promotion.chosen = Chosen(best, promised[best].complete_end)
@@ -253,7 +276,7 @@ def admit(step: Step, name: str) -> None:
     report, live = memory.nodes.get(name), state.live.get(name)
     if not view.is_fresh or name not in view.answered or report is None or live is None:
         return
-    if report.is_admitted or report.boots != live.boots:
+    if report.is_admitted or report.boots != live.boots or _is_failed(step, name):
         return
     is_ready = True
     for place, copy in memory.copies[name].items():

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | joining | in | it has a session |
 | in, leaving | failed | its session is gone, its streams are broken, and the limits allow it |
-| failed | in | it has a session that was opened later |
+| failed | in | it has a session that was opened later, and its partitions were promoted |
 | leaving | out | no map names it, and it reports that it has no copies |
 | failed | out | it was given up, and no map names it |
 
@@ -37,6 +37,7 @@ from millstream.cluster.core.fail_over import is_allowed, serving
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_index, plan_rows, rows_led_by_others
 from millstream.cluster.core.quorums import judge_rows
+from millstream.cluster.core.settings import FAILED_MS_MIN
 from millstream.cluster.core.step import EndSession, Step
 from millstream.cluster.core.writes import Txn, put_members
 
@@ -101,12 +102,25 @@ def _next_members(step: Step) -> dict[str, NodeRecord]:
         live = state.live.get(name)
         if node.state == "joining" and live is not None:
             changed[name] = replace(node, state="in", since_ms=now_ms)
-        elif node.state == "failed" and live is not None and live.boots > node.boots:
-            if state.settings.rejoin == "auto":
-                changed[name] = replace(node, state="in", by="", boots=0, since_ms=now_ms)
+        elif _has_returned(step, name, node):
+            changed[name] = replace(node, state="in", by="", boots=0, since_ms=now_ms)
         elif _is_over(step, name, node):
             changed[name] = replace(node, state="out", since_ms=now_ms)
     return changed
+
+
+def _has_returned(step: Step, name: str, node: NodeRecord) -> bool:
+    """Return whether a failed node is a member again.
+
+    Its partitions have been promoted elsewhere, or could not be for a while.
+    """
+    state, live = step.state, step.state.live.get(name)
+    if node.state != "failed" or live is None or live.boots <= node.boots:
+        return False
+    if state.settings.rejoin == "manual":
+        return False
+    is_active = any(record.active == name for one in state.data.values() for record in one.records)
+    return not is_active or step.view.unix_ms - node.since_ms >= FAILED_MS_MIN
 
 
 def _is_over(step: Step, name: str, node: NodeRecord) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "BRANCH_TRY_DOUBLINGS_MAX",
     "BRANCH_TRY_MS",
     "CONTACT_WINDOW_MS",
+    "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
     "LEASE_MARGIN_MS",
     "LOCK_TTL_MS",
@@ -59,6 +60,8 @@ BRANCH_TRY_MS: Final = 2000
 """A promotion that has not advanced for so long is repeated in another branch."""
 BRANCH_TRY_DOUBLINGS_MAX: Final = 3
 """Each further try of it waits twice as long, so often: a slow disk must be able to promise."""
+FAILED_MS_MIN: Final = 10_000
+"""A failed node that returns is no member for so long, if nobody else can serve its partitions."""
 UNREACHED_MS_MAX: Final = 5000
 """A node with a session that a promotion or a move needs and cannot reach for so long loses its
 session."""

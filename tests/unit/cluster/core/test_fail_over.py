@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from millstream.cluster.core.fail_over import given_up, is_allowed, is_heard_above, serving
+from millstream.cluster.core.fail_over import (
+    given_up,
+    is_allowed,
+    is_heard_above,
+    must_leave,
+    serving,
+)
 from millstream.cluster.core.memory import Promotion
 from millstream.cluster.core.orders import Order, Reply
 from millstream.cluster.core.quorums import judge_rows
@@ -265,6 +271,24 @@ def test_loss_may_be_allowed_if_a_quorum_answers() -> None:
     assert is_allowed(scene.step(), scene.record, answers, verdict)
 
 
+def test_a_copy_of_a_failed_node_is_replaced_though_it_serves() -> None:
+    scene = Scene()
+    scene.set_node("a", state="failed", by="hard", boots=0)
+    assert must_leave(scene.step(), HERE, scene.record, "a")
+    assert len(of_kind(scene, "promise")) == 3
+    promise(scene, "a", end=99)
+    promise(scene, "b", "c")
+    (order,) = of_kind(scene, "activate")
+    assert order.to == "b", "not the failed one, though it is further"
+
+
+def test_a_failed_node_keeps_what_nobody_else_can_serve() -> None:
+    scene = Scene(("a",), nodes="abc")
+    scene.set_node("a", state="failed", by="hard", boots=0)
+    assert not must_leave(scene.step(), HERE, scene.record, "a")
+    assert of_kind(scene, "promise") == []
+
+
 # ---- admission
 
 
@@ -315,6 +339,13 @@ def test_a_node_is_admitted_with_what_this_orchestrator_promoted() -> None:
     scene.lose("b", "c")
     scene.memory.made[HERE] = 1
     assert len(of_kind(scene, "admit")) == 1
+
+
+def test_a_failed_node_is_not_admitted() -> None:
+    scene = returned(Scene(), "b", state=REPLICA)
+    scene.set_node("b", state="failed", by="hard", boots=0, since_ms=1_010_000)
+    scene.set_record(active="b")
+    assert of_kind(scene, "admit") == []
 
 
 def test_no_node_is_admitted_while_its_partition_is_being_promoted() -> None:

@@ -18,7 +18,7 @@ from millstream.cluster.core.elements import (
     node_path,
 )
 from millstream.cluster.core.members import failed_record, is_done, is_silent, make_plan
-from millstream.cluster.core.settings import Settings
+from millstream.cluster.core.settings import FAILED_MS_MIN, Settings
 from millstream.cluster.core.step import Decision
 from support.cluster.scene import Scene, copy_report, written
 
@@ -131,6 +131,14 @@ def test_a_failed_node_returns_with_a_session_that_it_opened_later() -> None:
     decision = old.decide()
     assert states(decision) is None
     assert [(end.node, end.boots) for end in decision.ends] == [("a", 1)]
+
+
+def test_a_failed_node_is_not_taken_back_before_its_partitions_were_promoted() -> None:
+    scene = Scene(("a",), nodes="abc")
+    scene.set_node("a", state="failed", by="hard", boots=0, since_ms=1_010_000)
+    assert states(scene.decide()) is None
+    scene.now_ms += FAILED_MS_MIN
+    assert states(scene.decide()) == "in", "nobody else could serve them"
 
 
 def test_a_node_that_joins_is_in_once_it_has_a_session() -> None:
