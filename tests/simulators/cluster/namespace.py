@@ -52,7 +52,9 @@ class Namespace:
 
     def run(self, txn: Txn) -> bool:
         """Do all of it, or nothing."""
-        if not all(self._holds(*words[1:]) for words in txn.checks):
+        inline = [(words[1], *words[3:]) for words in txn.changes if words[0] == b"PUT"]
+        checks = [words[1:] for words in txn.checks] + [words for words in inline if words[1:]]
+        if not all(self._holds(*words) for words in checks):
             return False
         self.lsn += 1
         for words in txn.changes:
@@ -82,7 +84,8 @@ class Namespace:
             data = raw[at + 1] if len(raw) > at + 1 else b"0" if words[1] == "COUNTER" else b""
             self.elements[words[at]] = Element(version, data)
         elif words[0] == "COUNTER":
-            value = 0 if words[1] == "RESET" else int(self.elements[words[2]].data) + 1
-            self.elements[words[2]] = Element(version, b"%d" % value)
+            path, more = words[-1], int(words[2]) if len(words) == 4 else 1
+            value = 0 if words[1] == "RESET" else int(self.elements[path].data) + more
+            self.elements[path] = Element(version, b"%d" % value)
         else:
             assert words[0] == "LIST", words

@@ -201,20 +201,21 @@ def put_members(
         failovers: automatic ones, which are counted and listed.
         resets: whether the count begins anew.
     """
-    changes = [_put(node_path(name), to_json(record)) for name, record in sorted(nodes.items())]
-    checks = [_version(node_path(name), state.version(node_path(name))) for name in sorted(nodes)]
-    for one in failovers:
-        changes.append((b"LIST", b"APPEND", FAILOVERS.encode(), to_json(one)))
-        changes.append((b"COUNTER", b"INC", FAILOVER_COUNT.encode()))
+    changes = [
+        (*_put(node_path(name), to_json(record)), b"CAS", state.version(node_path(name)).text)
+        for name, record in sorted(nodes.items())
+    ]
     if failovers:
-        last = b"%d" % -FAILOVERS_KEPT_MAX
-        changes.append((b"LIST", b"TRIM", FAILOVERS.encode(), last, b"-1"))
+        path, last = FAILOVERS.encode(), b"%d" % -FAILOVERS_KEPT_MAX
+        changes.append((b"LIST", b"APPEND", path, *map(to_json, failovers)))
+        changes.append((b"LIST", b"TRIM", path, last, b"-1"))
+        count = b"%d" % len(failovers)
+        changes.append((b"COUNTER", b"INC", count, FAILOVER_COUNT.encode()))
     if resets:
         changes.append((b"COUNTER", b"RESET", FAILOVER_COUNT.encode()))
-    checks.append(_version(PLAN, state.version(PLAN)))
     if plan != state.plan:
         changes.append(_put(PLAN, to_json(plan)))
-    return Txn(why, (_held(state), *checks), tuple(changes))
+    return Txn(why, (_held(state), _version(PLAN, state.version(PLAN))), tuple(changes))
 
 
 def reset_failovers(state: ClusterState) -> Txn:

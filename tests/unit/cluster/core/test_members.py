@@ -53,8 +53,8 @@ def test_a_silent_node_is_failed_over_counted_and_listed() -> None:
     assert found is not None
     assert (found.state, found.by, found.boots) == ("failed", "auto", 1)
     assert decision.write is not None
-    words = [words[:3] for words in decision.write.changes]
-    assert (b"COUNTER", b"INC", b"/.system/failover_count") in words
+    words = [words[:4] for words in decision.write.changes]
+    assert (b"COUNTER", b"INC", b"1", b"/.system/failover_count") in words
     assert any(
         word[:2] == (b"LIST", b"APPEND") and word[2] == FAILOVERS.encode() for word in words
     )

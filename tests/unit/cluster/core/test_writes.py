@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
 from millstream.cluster.core.elements import (
     FAILOVERS,
     FAILOVERS_KEPT_MAX,
+    ROOT,
     Bucket,
     Cluster,
     FailOver,
@@ -39,6 +42,7 @@ from millstream.cluster.core.writes import (
     reset_failovers,
 )
 from millstream.errors import UsageError
+from millstream.model.bucket_map import BUCKET_NODES_MAX
 from millstream.vsr.core.values import items
 from support.cluster.coordination_tree import CoordinationTree
 
@@ -131,10 +135,26 @@ def test_members_and_plan_change_together(tree: CoordinationTree) -> None:
     second = put_members(state, None, {"n1": replace(NODE, state="out")}, "why")
     assert tree.run(first)
     assert not tree.run(second)
+    path = f"{ROOT}/plan"
+    stale = dataclasses.replace(
+        tree.state(), versions={**state.versions, path: tree.version(path)}
+    )
+    assert not tree.run(put_members(stale, None, {"n1": NODE}, "why")), "the member has changed"
     state = tree.state()
     assert (state.plan, state.nodes["n1"], state.failover_count) == (PLAN, failed, 1)
     assert tree.run(put_members(state, None, {}, "done", resets=True))
     assert (tree.state().plan, tree.state().failover_count) == (None, 0)
+
+
+def test_all_members_can_change_in_one_transaction(tree: CoordinationTree) -> None:
+    names = [f"node{number}" for number in range(BUCKET_NODES_MAX)]
+    for name in names:
+        assert tree.run(join_node(name, NODE))
+    nodes = dict.fromkeys(names, replace(NODE, state="failed"))
+    failovers = [FailOver(name, 1, "silent", 3) for name in names]
+    assert tree.run(put_members(tree.state(), None, nodes, "why", failovers))
+    assert tree.state().failover_count == len(names)
+    assert {tree.state().nodes[name].state for name in names} == {"failed"}
 
 
 def test_the_list_of_fail_overs_is_bounded(tree: CoordinationTree) -> None:
