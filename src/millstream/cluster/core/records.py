@@ -241,9 +241,9 @@ def data_map_to_json(data_map: DataMap) -> bytes:
             "active": number[one.active],
             "branch": one.branch,
             "rows": [[number[name] for name in row] for row in one.rows],
-            "building": [number[name] for name in one.building],
-            "since": one.since.revision,
         }
+        | ({"building": [number[name] for name in one.building]} if one.building else {})
+        | ({"since": one.since.revision} if one.is_moving else {})
         for one in data_map.records
     ]
     return _encoded(data_map.key, data_map.bucket, nodes, forms)
