@@ -55,7 +55,8 @@ class Moves:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.plan = valid_plan(step.state)
-        self.is_stale = step.state.plan is not None and self.plan is None
+        plan = step.state.plan
+        self.is_stale = plan is not None and not plan.is_cancelled and self.plan is None
         self.moves = step.state.settings.moves
         self.builds: Counter[str] = Counter()
         self.take_overs: Counter[str] = Counter()

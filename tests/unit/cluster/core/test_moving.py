@@ -165,6 +165,14 @@ def test_a_cancelled_move_adds_the_first_row_led_by_who_serves() -> None:
     assert record.rows[-1] == ("b", "a")
 
 
+def test_a_cancelled_plan_counts_as_none_before_it_is_removed() -> None:
+    rows: tuple[Row, ...] = (("a", "b"), ("b", "c"))
+    scene = planned(Scene(*rows, **JOINT), ("b", "c"), is_cancelled=True)
+    new = Moves(scene.step()).tend(HERE, scene.record, "a")
+    assert new is not None
+    assert new.rows == (*rows, ("a", "b"))
+
+
 def test_a_cancelled_move_adds_its_row_once() -> None:
     rows: tuple[Row, ...] = (("a", "b"), ("b", "c"), ("b", "a"))
     scene = Scene(*rows, **JOINT)
