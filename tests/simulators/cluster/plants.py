@@ -170,7 +170,7 @@ def _go_on_by_reports(step: Any, place: Any, record: Any, promotion: Any) -> Non
 def _chosen_anew(step: Any, record: Any, promotion: Any) -> Chosen:
     promised = promotion.standings()
     best = quorums.furthest(record, promised)
-    return Chosen(best, promised[best].complete_end)
+    return Chosen(best, promised[best].complete_end, ())
 
 
 def _admits_replaced(step: Any, name: str, place: Any, record: Any, mine: Any) -> bool:

@@ -227,16 +227,9 @@ def _go_on(step: Step, place: Place, record: DataRecord, promotion: Promotion) -
         return
     if not _has_contact_lapsed(step, record, promotion):
         return
-    chosen_copy = _chosen(step, record, promotion)
-    step.order(
-        "activate",
-        chosen_copy.node,
-        place,
-        record,
-        branch=promotion.branch,
-        end=chosen_copy.end,
-        kept=tuple(sorted(verdict.kept)),
-    )
+    node, end, kept = _chosen(step, record, promotion)
+    branch = promotion.branch
+    step.order("activate", node, place, record, branch=branch, end=end, kept=kept)
 
 
 def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:
@@ -248,7 +241,8 @@ def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:
             promised = others
         best = furthest(record, promised)
         assert best is not None, "an allowed promotion without promises"
-        promotion.chosen = Chosen(best, promised[best].complete_end)
+        kept = tuple(sorted(judge_rows(record.rows, promised).kept))
+        promotion.chosen = Chosen(best, promised[best].complete_end, kept)
         promotion.moved_ms = step.view.now_ms
     return promotion.chosen
 
@@ -267,7 +261,7 @@ def _has_contact_lapsed(step: Step, record: DataRecord, promotion: Promotion) ->
     if not judge_rows(record.rows, promotion.standings()).has_quorum:  # by force
         return now_ms - promotion.ready_ms >= window_ms
     last = max(one.heard_ms - (one.quiet_ms or 0) for one in promotion.promised.values())
-    return now_ms >= min(last + window_ms, promotion.ready_ms + window_ms)
+    return now_ms - last >= window_ms
 
 
 def admit(step: Step, name: str) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream.cluster.core.orders import Order, Place, Reply
+from millstream.cluster.core.promotion import Level
 from millstream.cluster.core.records import Floor, MapKey
 from millstream.cluster.core.reports import CopyReport, NodeReport, PartReport
 from millstream.model.standing import Standing
@@ -54,6 +55,8 @@ class Chosen(NamedTuple):
 
     node: str
     end: int
+    kept: tuple[Level, ...]
+    """Levels of which everything acknowledged is kept."""
 
 
 @dataclass

@@ -47,7 +47,7 @@ class CopyReport(msgspec.Struct, frozen=True):
     heard: int = 0
     """The largest branch that a reader has come with."""
     quiet_ms: int | None = None
-    """Time since this copy last told its source that it follows; None: it never did."""
+    """Time since this copy last told its source that it follows; None: it does not know."""
 
     @property
     def is_there(self) -> bool:

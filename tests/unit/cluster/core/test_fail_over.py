@@ -282,6 +282,18 @@ def test_a_copy_of_a_failed_node_is_replaced_though_it_serves() -> None:
     assert order.to == "b", "not the failed one, though it is further"
 
 
+def test_what_is_kept_is_judged_by_the_copies_that_may_win() -> None:
+    scene = Scene()
+    scene.set(settings=Settings(auto_failover_allow_loss=True))
+    scene.set_node("a", state="failed", by="hard", boots=0)
+    scene.decide()
+    promise(scene, "a")
+    promise(scene, "b", is_intact=False)
+    promise(scene, "c")
+    (order,) = of_kind(scene, "activate")
+    assert order.kept == ("persisted",)
+
+
 def test_a_failed_node_keeps_what_nobody_else_can_serve() -> None:
     scene = Scene(("a",), nodes="abc")
     scene.set_node("a", state="failed", by="hard", boots=0)

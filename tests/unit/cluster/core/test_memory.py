@@ -51,7 +51,7 @@ def test_a_promise_counts_for_the_branch_that_was_asked_for() -> None:
 
 def test_no_promise_counts_once_the_branch_was_given_to_a_copy() -> None:
     memory = started()
-    memory.promotions[HERE].chosen = Chosen("c", 10)
+    memory.promotions[HERE].chosen = Chosen("c", 10, ())
     memory.take(PROMISE, promised(end=99), 60)
     assert memory.promotions[HERE].promised == {}
     copy = memory.copy("b", HERE)
