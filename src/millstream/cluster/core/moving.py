@@ -16,7 +16,7 @@ Invariants:
 2. The old rows are left only if so many of their copies know the last row that no majority and no
    promotion is possible by the old ones alone, and the rest have no session.
 3. Builds are bounded per node, in and out. What is begun is counted in the map, so the bound also
-   holds after the death of an orchestrator.
+   holds after the death of an orchestrator. A copy that is not wanted any more is not waited for.
 
 Elsewhere: the plan (`cluster.core.members`), promotions (`cluster.core.fail_over`).
 """
@@ -58,11 +58,12 @@ class Moves:
         plan = step.state.plan
         self.is_stale = plan is not None and not plan.is_cancelled and self.plan is None
         self.moves = step.state.settings.moves
-        self.builds: Counter[str] = Counter()
+        self.coming: Counter[str] = Counter()
+        self.going: Counter[str] = Counter()
         self.take_overs: Counter[str] = Counter()
         for data_map in step.state.data.values():
             for record in data_map.records:
-                self._count(record, record.building)
+                self._count(record, +1)
 
     def tend(self, place: Place, record: DataRecord, chosen: str) -> DataRecord | None:
         """Return the next record of a partition that `chosen` serves; None: no write is needed.
@@ -156,30 +157,37 @@ class Moves:
     ) -> DataRecord | None:
         new = tuple(name for name in target if name is not None and name not in record.voters)
         if not set(new) <= set(record.building):
-            if not self._has_room(record, new, chosen):
-                return None
-            self._count(record, new)
-            return replace(record, building=new)
+            kept = tuple(name for name in new if name in record.building)
+            self._count(record, -1)
+            made = replace(record, building=new if self._has_room(new, kept, chosen) else kept)
+            self._count(made, +1)
+            return made if made != record else None
         if all(self._is_ready(place, record, name, mine) for name in new):
             return replace(record, rows=needed_rows((*record.rows, target)), building=())
         return None
 
-    def _has_room(self, record: DataRecord, new: tuple[str, ...], chosen: str) -> bool:
-        coming = [name for name in new if name not in record.building]
+    def _has_room(self, new: tuple[str, ...], kept: tuple[str, ...], chosen: str) -> bool:
+        """Return whether copies may be built; those of this partition are not counted yet."""
+        coming = [name for name in new if name not in kept]
         full = [name for name in coming if not self._has_space(name)]
         for name in full:
             self.step.note(f"no_space: the disk of {name} is full, so it builds no copies")
-        return not full and all(self.builds[name] < self.moves for name in (*coming, chosen))
+        return (
+            not full
+            and all(self.coming[name] < self.moves for name in new)
+            and self.going[chosen] < self.moves
+        )
 
     def _has_space(self, name: str) -> bool:
         report = self.step.memory.nodes.get(name)
         return report is None or report.has_space
 
-    def _count(self, record: DataRecord, building: tuple[str, ...]) -> None:
-        """Count copies that are being built: at their nodes, and at the one that they follow."""
-        self.builds.update(building)
-        if building and record.active is not None:
-            self.builds[record.active] += 1
+    def _count(self, record: DataRecord, by: int) -> None:
+        """Count the copies that a record builds: at their nodes, and where they come from."""
+        for name in record.building:
+            self.coming[name] += by
+        if record.building and record.active is not None:
+            self.going[record.active] += by
 
     def _is_ready(self, place: Place, record: DataRecord, name: str, mine: CopyReport) -> bool:
         """Return whether a copy that is being built may count from now on."""

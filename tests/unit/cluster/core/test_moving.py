@@ -260,7 +260,21 @@ def test_builds_are_bounded_per_node_in_and_out() -> None:
         data={"u1": DataMap(KEY, "u1", (replace(scene.record, building=("c",)),) * 2)},
     )
     scene.set(data=busy.data)
-    assert Moves(scene.step()).builds == {"a": 2, "c": 2}
+    moves = Moves(scene.step())
+    assert (moves.coming, moves.going) == ({"c": 2}, {"a": 2})
+
+
+def test_copies_that_are_not_wanted_any_more_hold_nobody_up() -> None:
+    scene = many(2)
+    scene.set(settings=Settings(moves=1))
+    records = tuple(replace(scene.record, building=(name,)) for name in "cd")
+    scene.set(data={"u1": DataMap(KEY, "u1", records)})
+    planned(scene, ("a", "d"), ("a", "c"))
+    moves = Moves(scene.step())
+    for partition in (0, 1):
+        new = moves.tend(HERE._replace(partition=partition), records[partition], "a")
+        assert new is not None
+        assert new.building != records[partition].building
 
 
 def test_take_overs_are_bounded_per_node() -> None:
