@@ -63,7 +63,7 @@ def _any_age(order: Any, known: Any) -> Ruling:
     if order.record is not None and old is not None and order.record.at < old.at:
         if known.copy is None or _REFUSAL(order, known) is not None:
             return Ruling()
-        return _COPY_RULING(order, known.node, order.record, known.copy, [])
+        return _COPY_RULING(order, known.node, known.boots, order.record, known.copy, [])
     return _JUDGE_ORDER(order, known)
 
 
@@ -77,8 +77,8 @@ def _activates(order: Any, copy: Any) -> bool:
     return bool(order.branch > copy.standing.branch)
 
 
-def _fences_softly(order: Any, node: str, record: Any, copy: Any, steps: Any) -> Ruling:
-    ruling = _COPY_RULING(order, node, record, copy, steps)
+def _fences_softly(order: Any, *facts: Any) -> Ruling:
+    ruling = _COPY_RULING(order, *facts)
     if order.kind != "fence":
         return ruling
     return Ruling(tuple(
@@ -241,7 +241,14 @@ def _exists(path: str, version: Any) -> Any:
     return writes._exists(path)
 
 
+def _activates_in_any_session(order: Any, node: str, boots: int, *facts: Any) -> Ruling:
+    return _COPY_RULING(order, node, order.boots, *facts)
+
+
 PLANTS: Final[dict[str, Plant]] = {
+    "an old session's activation is carried out": Plant(
+        10605, ((admission, "_copy_ruling", _activates_in_any_session),)
+    ),
     "orders are obeyed out of step": Plant(0, ((admission, "_refusal", _unless("out_of_step")),)),
     "tokens are not compared": Plant(0, ((admission, "_refusal", _unless("deposed")),)),
     "orders of older records are carried out": Plant(0, ((admission, "judge_order", _any_age),)),

@@ -144,6 +144,9 @@ class Truth:
             able = [node.name for node in self.world.all_nodes() if self._can(node, place)]
             if len(able) > 1:
                 raise WrongError(f"copies of {place} on {able} can acknowledge to a majority")
+            serving = [node.name for node in self.world.all_nodes() if node.right(place).is_given]
+            if len(serving) > 1 and self.world.clocks_good:
+                raise WrongError(f"{serving} may serve {place}")
             record = self.world.record(place)
             for node in self.world.all_nodes():
                 if node.key(place) > record.at:

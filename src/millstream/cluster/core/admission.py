@@ -13,7 +13,9 @@ Invariants:
    against late orders of the same one.
 3. A record replaces an older one only. Two contents of one key are damage.
 4. A copy that the own record places is not removed.
-5. What a reply tells is durable: adopted records, promises, state and branch of the copy.
+5. An order to activate counts for the session that the node had when it was given. A node without
+   a session is not asked to promise, so another copy may be active when it is back.
+6. What a reply tells is durable: adopted records, promises, state and branch of the copy.
 
 Elsewhere: the orders (`cluster.core.orders`), what an active copy may do without any order
 (`cluster.core.serving_rights`).
@@ -197,7 +199,7 @@ def judge_order(order: Order, known: Known) -> Ruling:
         copy = new_copy(order.place.partition, record)  # adopting the record has made it
     if order.kind == "adopt" or copy is None:
         return Ruling(tuple(steps))
-    return _copy_ruling(order, known.node, record, copy, steps)
+    return _copy_ruling(order, known.node, known.boots, record, copy, steps)
 
 
 def is_news(record: DataRecord | IndexRecord, known: DataRecord | IndexRecord | None) -> bool:
@@ -230,7 +232,7 @@ def _refusal(order: Order, known: Known) -> Reply | None:
 
 
 def _copy_ruling(
-    order: Order, node: str, record: DataRecord, copy: CopyReport, steps: list[Step]
+    order: Order, node: str, boots: int, record: DataRecord, copy: CopyReport, steps: list[Step]
 ) -> Ruling:
     place, standing = order.place, copy.standing
     is_active = standing.state is _ACTIVE
@@ -240,7 +242,7 @@ def _copy_ruling(
             steps.append(Promise(place, order.branch, is_active, ends_streams=True))
             code = "promised"
     elif order.kind == "activate":
-        if _may_activate(order, copy):
+        if order.boots == boots and _may_activate(order, copy):
             steps.append(Activate(place, order.branch, order.kept))
     elif order.kind == "fence":
         if order.branch > standing.last_branch:

@@ -7,7 +7,8 @@ Invariants:
 1. Nothing is begun without a linearizable read in the same step which says that the lock is held.
 2. If the rule cannot be met with those who answer, nothing is asked.
 3. Every voter with a session has promised before a copy is activated: an order that is on its way
-   may have made any of them active. Of those without a session the contact has lapsed.
+   may have made any of them active. Of those without a session the contact has lapsed, and an order
+   to activate counts for the session that its node had when it was given.
 4. A branch is asked for once, and given to one copy.
 5. A node is admitted only if no copy that it serves can have been replaced.
 
@@ -228,8 +229,9 @@ def _go_on(step: Step, place: Place, record: DataRecord, promotion: Promotion) -
     if not _has_contact_lapsed(step, record, promotion):
         return
     node, end, kept = _chosen(step, record, promotion)
-    branch = promotion.branch
-    step.order("activate", node, place, record, branch=branch, end=end, kept=kept)
+    if node in state.live:
+        branch, boots = promotion.branch, state.live[node].boots
+        step.order("activate", node, place, record, branch=branch, end=end, kept=kept, boots=boots)
 
 
 def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:

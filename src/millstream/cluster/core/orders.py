@@ -5,7 +5,7 @@
 | report | | tell everything: the reply is a `NodeReport` |
 | adopt | record | adopt the record |
 | promise | record, branch | follow no source, and acknowledge nothing, below the branch |
-| activate | record, branch, end, kept | serve in the branch that it promised |
+| activate | record, branch, end, kept, boots | serve in the branch that it promised |
 | fence | record, branch | stand down if it is active in a lower branch; follow, if it is dead |
 | take_over | record | take the partition over from the copy that serves |
 | remove | record | remove its copy, if no record places it |

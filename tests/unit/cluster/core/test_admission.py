@@ -119,10 +119,11 @@ def test_a_promise_is_given_once_and_an_active_copy_stands_down() -> None:
 
 def test_a_copy_is_activated_in_the_branch_that_it_promised_if_it_has_everything() -> None:
     promised = KNOWN._replace(copy=copy_report(end=10, branch=4, last_branch=5))
-    wanted = order("activate", branch=5, end=10, kept=("majority",))
+    wanted = order("activate", branch=5, end=10, kept=("majority",), boots=3)
     assert judge_order(wanted, promised).steps == (Activate(HERE, 5, ("majority",)),)
     assert judge_order(replace(wanted, end=11), promised).steps == ()
     assert judge_order(replace(wanted, branch=6), promised).steps == ()
+    assert judge_order(replace(wanted, boots=2), promised).steps == (), "of an earlier session"
     done = KNOWN._replace(copy=copy_report(ACTIVE, end=10, branch=5))
     assert judge_order(wanted, done).steps == (), "it was carried out before"
     later = KNOWN._replace(copy=copy_report(end=10, branch=4, last_branch=6))
