@@ -7,8 +7,8 @@ Invariants:
 1. Nothing is begun without a linearizable read in the same step which says that the lock is held.
 2. If the rule cannot be met with those who answer, nothing is asked.
 3. Every voter with a session has promised before a copy is activated: an order that is on its way
-   may have made any of them active. Of those without a session the contact has lapsed, and an order
-   to activate counts for the session that its node had when it was given.
+   may have made any of them active. Of those without a session the contact has lapsed. An order to
+   activate counts for the session that its node had when it was given.
 4. A branch is asked for once, and given to one copy.
 5. A node is admitted only if no copy that it serves can have been replaced.
 

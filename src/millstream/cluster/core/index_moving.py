@@ -188,6 +188,8 @@ class IndexMoves:
             return None
         if _is_at(coming, going.reached):
             self.step.order("stop", owner, place, None, key=record.at)
+        elif going.is_frozen and going.reached.branch < coming.reached.branch:
+            return IndexChange(record)  # it must follow the newer history first
         elif _is_near(coming, going.reached):
             self.step.order("freeze", owner, place, None, key=record.at)
         return None

@@ -91,6 +91,13 @@ def test_the_owner_freezes_when_the_new_part_is_near_and_stops_when_it_has_all()
     assert scene.tend() == (None, [("stop", "a")])
 
 
+def test_an_owner_that_froze_in_an_older_history_goes_on() -> None:
+    scene = moving()
+    scene.index("a", 21, state="active", is_frozen=True)
+    scene.index("b", 20, branch=2)
+    assert scene.tend() == (scene.index_record, [])
+
+
 def test_parts_of_other_design_documents_are_not_equal() -> None:
     scene = moving()
     scene.index("b", designs="d1")
