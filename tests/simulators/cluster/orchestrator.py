@@ -89,8 +89,9 @@ class Orchestrator:
             world.count(note.split(":")[0])
         for order in decision.orders:
             world.count(order.kind)
-            if rng.random() < 0.95:
-                world.flying.append(("order", self, self.run, order))
+            item = ("order", self, self.run, order)
+            if rng.random() < 0.95 and item not in world.flying:
+                world.flying.append(item)
         for end in decision.ends:
             world.end_session(end.node, end.boots)
         if decision.write is not None:
