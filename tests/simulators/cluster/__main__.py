@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import ExitStack
 
-from simulators.cluster.plants import PLANTS, planted
+from simulators.cluster.plants import PLANTS, RARE, planted
 from simulators.cluster.schedules import run
 
 TRACE_LINES = 40
@@ -41,7 +41,8 @@ def main() -> int:
     parser.add_argument("--all-plants", action="store_true")
     args = parser.parse_args()
     bad = 0
-    for plant in PLANTS if args.all_plants else [args.plant]:
+    found = [name for name in PLANTS if name not in RARE]
+    for plant in found if args.all_plants else [args.plant]:
         began = time.monotonic()
         done, wrong = search(range(args.seed, args.seed + args.seeds), plant)
         bad += bool(wrong) != bool(plant)

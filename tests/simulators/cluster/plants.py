@@ -247,16 +247,16 @@ def _activates_in_any_session(order: Any, node: str, boots: int, *facts: Any) ->
 
 PLANTS: Final[dict[str, Plant]] = {
     "an old session's activation is carried out": Plant(
-        10605, ((admission, "_copy_ruling", _activates_in_any_session),)
+        0, ((admission, "_copy_ruling", _activates_in_any_session),)
     ),
     "orders are obeyed out of step": Plant(0, ((admission, "_refusal", _unless("out_of_step")),)),
     "tokens are not compared": Plant(0, ((admission, "_refusal", _unless("deposed")),)),
-    "orders of older records are carried out": Plant(0, ((admission, "judge_order", _any_age),)),
+    "orders of older records are carried out": Plant(8, ((admission, "judge_order", _any_age),)),
     "a copy is removed without a look at the record": Plant(
-        0, ((admission, "judge_order", _removes_blindly),)
+        8, ((admission, "judge_order", _removes_blindly),)
     ),
     "a copy is activated without its promise": Plant(
-        0,
+        13,
         (
             (admission, "_may_activate", _activates),
             (fail_over, "_go_on", _go_on_by_reports),
@@ -264,15 +264,15 @@ PLANTS: Final[dict[str, Plant]] = {
     ),
     "a fence leaves the old copy active": Plant(0, ((admission, "_copy_ruling", _fences_softly),)),
     "older records replace newer ones": Plant(
-        0, ((admission, "is_news", lambda record, known: record != known),)
+        17, ((admission, "is_news", lambda record, known: record != known),)
     ),
-    "maps are written without their version": Plant(0, ((writes, "_version", _exists),)),
-    "one promise is enough": Plant(0, ((quorums, "spare", lambda row: 0),)),
+    "maps are written without their version": Plant(4, ((writes, "_version", _exists),)),
+    "one promise is enough": Plant(38, ((quorums, "spare", lambda row: 0),)),
     "only the new row promises": Plant(
         0, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
-        0,
+        27,
         (
             (
                 fail_over,
@@ -282,10 +282,10 @@ PLANTS: Final[dict[str, Plant]] = {
         ),
     ),
     "contact is not waited for": Plant(
-        0, ((fail_over, "_has_contact_lapsed", lambda step, record, promotion: True),)
+        34, ((fail_over, "_has_contact_lapsed", lambda step, record, promotion: True),)
     ),
     "the copy of a branch is chosen anew": Plant(
-        0,
+        10,
         ((fail_over, "_chosen", _chosen_anew),),
     ),
     "a repeated promotion is not known to be begun": Plant(
@@ -294,18 +294,18 @@ PLANTS: Final[dict[str, Plant]] = {
     "two orchestrators take the same branch": Plant(
         0, ((fail_over, "branch_above", lambda newest, by_clock, noise: newest + 1),)
     ),
-    "every promotion is safe": Plant(0, ((fail_over, "is_allowed", lambda *facts: True),)),
+    "every promotion is safe": Plant(20, ((fail_over, "is_allowed", lambda *facts: True),)),
     "the branch of the record may fall": Plant(
-        0, ((fail_over, "serving_copy", _serving_by_promises),)
+        20, ((fail_over, "serving_copy", _serving_by_promises),)
     ),
     "nobody cares what readers have heard": Plant(
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
     ),
     "silent nodes are dead without coordination": Plant(
-        0, ((deciding, "Step", _without_coordination),)
+        18, ((deciding, "Step", _without_coordination),)
     ),
     "a node is admitted with copies that were replaced": Plant(
-        0, ((fail_over, "_is_admissible", _admits_replaced),)
+        3, ((fail_over, "_is_admissible", _admits_replaced),)
     ),
     "a node is admitted without the answers of others": Plant(
         0, ((fail_over, "promises_enough", _blocked_asleep),)
@@ -313,7 +313,7 @@ PLANTS: Final[dict[str, Plant]] = {
     "failed nodes are given up without a word": Plant(
         0, ((NodeRecord, "is_given_up", property(lambda node: node.state == "failed")),)
     ),
-    "a row is replaced in one step": Plant(0, ((Moves, "_towards", _towards_at_once),)),
+    "a row is replaced in one step": Plant(1, ((Moves, "_towards", _towards_at_once),)),
     "a copy is removed before the row is left": Plant(
         0,
         (
@@ -337,9 +337,9 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((Moves, "_is_ready", _is_ready_anyhow(at=True)),)
     ),
     "a stale plan is carried out": Plant(
-        0, ((ClusterState, "basis", property(lambda state: {})),)
+        2, ((ClusterState, "basis", property(lambda state: {})),)
     ),
-    "a new session serves at once": Plant(0, ((serving_rights, "may_serve", _right_unadmitted),)),
+    "a new session serves at once": Plant(3, ((serving_rights, "may_serve", _right_unadmitted),)),
     "contact counts with copies that promised more": Plant(
         0, ((serving_rights, "contact_until_ms", _contact_of_all),)
     ),
@@ -366,7 +366,7 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
     ),
     "an index answers in any state": Plant(
-        0, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
+        38, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
     ),
     "a new index owner is named before it has everything": Plant(
         0, ((index_moving, "_is_at", lambda part, floor: True),)
@@ -381,12 +381,43 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((IndexMoves, "_floor", _floor_of_any),)
     ),
     "a lost index owner leaves no floor": Plant(
-        0, ((IndexMoves, "_floor", lambda self, place: NO_FLOOR),)
+        8, ((IndexMoves, "_floor", lambda self, place: NO_FLOOR),)
     ),
     "a majority of the last row acknowledges": Plant(
         0, ((quorums, "reached", lambda rows, ends: _REACHED(rows[-1:], ends)),)
     ),
 }
+RARE: Final = frozenset(
+    (
+        "an old session's activation is carried out",
+        "orders are obeyed out of step",
+        "tokens are not compared",
+        "a fence leaves the old copy active",
+        "only the new row promises",
+        "a repeated promotion is not known to be begun",
+        "two orchestrators take the same branch",
+        "nobody cares what readers have heard",
+        "a node is admitted without the answers of others",
+        "failed nodes are given up without a word",
+        "a row is left before the new one has everything",
+        "a row is left before its copies know",
+        "a row is left while one of its copies may obey",
+        "a copy counts before it has what it owes",
+        "a copy counts before it knows the record",
+        "contact counts with copies that promised more",
+        "contact counts by the last row alone",
+        "acknowledgements go to sources with older records",
+        "who may not serve hands over",
+        "any reader takes a partition over",
+        "an index answers before it has its floor",
+        "a new index owner is named before it has everything",
+        "an index is handed over without a stop",
+        "a lost index owner may have had a session since",
+        "the floor of a lost owner comes from any active copy",
+        "a majority of the last row acknowledges",
+    )
+)
+"""Chance meets these too seldom: search longer, with `--plant`."""
 _REACHED: Final = quorums.reached
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from msgspec.structs import replace
 
 from millstream.cluster.core.elements import PLAN, Plan, node_path
 from millstream.cluster.core.records import DataMap, IndexMap
 from millstream.vsr.core.versions import Version
-from simulators.cluster.schedules import Schedule
+from simulators.cluster.plants import planted
+from simulators.cluster.schedules import Schedule, run
 from support.cluster.scene import ACTIVE, KEY, Scene, copy_report, record_in, written
 
 SEEDS, STEPS = 12, 300
@@ -86,3 +88,17 @@ def test_whatever_happens_nothing_is_lost_and_the_cluster_is_whole_again() -> No
         schedule.run(STEPS)
         seen |= set(schedule.world.counts)
     assert {"promise", "activate", "take_over", "taken over", "remove", "admit", "fence"} <= seen
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a row is replaced in one step",
+        "the copy of a branch is chosen anew",
+        "a copy is removed without a look at the record",
+    ],
+)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with planted(name) as seed:
+        assert run(seed) is not None
+    assert run(seed) is None, "it is the mistake that was found"
