@@ -7,7 +7,8 @@ place is that of the copy that is to be active.
 
 Invariants:
 1. Maps are ordered by key (generation, revision). A key has one content.
-2. A record has 1 to `ROWS_MAX` rows, all of one width. A row names a node at most once.
+2. A record has 1 to `ROWS_MAX` rows. A row names a node at most once. Rows differ in width while
+   the number of replicas is being changed.
 3. A copy that is being built counts for nothing, so it has no place in a row.
 4. The JSON of a map names each node once, and numbers it elsewhere. The JSON of a single record,
    which orders and reports carry, names nodes.
@@ -85,11 +86,9 @@ class DataRecord(msgspec.Struct, frozen=True):
         _check_key(self.since, "since")
         _check(0 <= self.branch <= BRANCH_MAX, f"branch {self.branch}")
         _check(1 <= len(self.rows) <= ROWS_MAX, f"{len(self.rows)} rows")
-        width = len(self.rows[0])
-        _check(1 <= width <= COPIES_MAX, f"a row of {width} places")
         for row in self.rows:
             names = [name for name in row if name is not None]
-            _check(len(row) == width, "rows of several widths")
+            _check(1 <= len(row) <= COPIES_MAX, f"a row of {len(row)} places")
             _check(len(set(names)) == len(names), f"row {row} names a node twice")
         _check(len(set(self.building)) == len(self.building), "a copy is built twice")
         _check(not set(self.building) & set(self.voters), "a copy that counts is being built")

@@ -136,6 +136,14 @@ def test_another_target_adds_another_row() -> None:
     assert record.rows == (*rows, ("a", "c"))
 
 
+def test_more_replicas_are_another_row() -> None:
+    scene = planned(Scene(("a", "b"), building=("c",)), ("a", "b", "c"))
+    scene.hear("c", copy_report())
+    record = written(scene)
+    assert record is not None
+    assert record.rows == (("a", "b"), ("a", "b", "c"))
+
+
 def test_rows_in_force_are_bounded() -> None:
     pairs = [(first, second) for first in "abcde" for second in "abcde" if first < second]
     rows: tuple[Row, ...] = (*pairs[: ROWS_MAX - 1], ("b", "a"))
