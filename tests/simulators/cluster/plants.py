@@ -262,14 +262,16 @@ PLANTS: Final[dict[str, Plant]] = {
             (fail_over, "_go_on", _go_on_by_reports),
         ),
     ),
-    "a fence leaves the old copy active": Plant(0, ((admission, "_copy_ruling", _fences_softly),)),
+    "a fence leaves the old copy active": Plant(
+        73, ((admission, "_copy_ruling", _fences_softly),)
+    ),
     "older records replace newer ones": Plant(
         17, ((admission, "is_news", lambda record, known: record != known),)
     ),
     "maps are written without their version": Plant(4, ((writes, "_version", _exists),)),
     "one promise is enough": Plant(38, ((quorums, "spare", lambda row: 0),)),
     "only the new row promises": Plant(
-        0, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
+        185, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
         27,
@@ -308,7 +310,7 @@ PLANTS: Final[dict[str, Plant]] = {
         3, ((fail_over, "_is_admissible", _admits_replaced),)
     ),
     "a node is admitted without the answers of others": Plant(
-        0, ((fail_over, "promises_enough", _blocked_asleep),)
+        192, ((fail_over, "promises_enough", _blocked_asleep),)
     ),
     "failed nodes are given up without a word": Plant(
         0, ((NodeRecord, "is_given_up", property(lambda node: node.state == "failed")),)
@@ -363,7 +365,7 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((serving_rights, "may_hand_over", lambda record, reader, right: right.is_given),)
     ),
     "an index answers before it has its floor": Plant(
-        0, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
+        82, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
     ),
     "an index answers in any state": Plant(
         38, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
@@ -387,38 +389,6 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((quorums, "reached", lambda rows, ends: _REACHED(rows[-1:], ends)),)
     ),
 }
-RARE: Final = frozenset(
-    (
-        "an old session's activation is carried out",
-        "orders are obeyed out of step",
-        "tokens are not compared",
-        "a fence leaves the old copy active",
-        "only the new row promises",
-        "a repeated promotion is not known to be begun",
-        "two orchestrators take the same branch",
-        "nobody cares what readers have heard",
-        "a node is admitted without the answers of others",
-        "failed nodes are given up without a word",
-        "a row is left before the new one has everything",
-        "a row is left before its copies know",
-        "a row is left while one of its copies may obey",
-        "a copy counts before it has what it owes",
-        "a copy counts before it knows the record",
-        "contact counts with copies that promised more",
-        "contact counts by the last row alone",
-        "acknowledgements go to sources with older records",
-        "who may not serve hands over",
-        "any reader takes a partition over",
-        "an index answers before it has its floor",
-        "a new index owner is named before it has everything",
-        "an index is handed over without a stop",
-        "a lost index owner may have had a session since",
-        "the floor of a lost owner comes from any active copy",
-        "a majority of the last row acknowledges",
-    )
-)
-"""Chance meets these too seldom: search longer, with `--plant`."""
-_REACHED: Final = quorums.reached
 
 
 @contextmanager
