@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo \
-	bench clusters faults conformance pipelines e2e crash soak soak-views simulate sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters faults conformance pipelines e2e crash soak soak-views simulate manager sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -165,6 +165,9 @@ soak-views: $(TEST) ## 20,000 random histories of an index under faults (EXAMPLE
 
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
 	@PYTHONPATH=tests $(PY) -m simulators.simulation --seeds 20000 $(ARGS)
+
+manager: $(TEST) ## decisions of a managed cluster while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
+	@PYTHONPATH=tests $(PY) -m simulators.cluster --seeds $(or $(SEEDS),2000) $(ARGS)
 
 sites: $(TEST) ## databases that replicate while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
 	@PYTHONPATH=tests $(PY) -m simulators.sites --seeds $(or $(SEEDS),2000) $(ARGS)

@@ -53,6 +53,10 @@ ENTRY_POINTS: Final = {
     "millstream.cli.main",
     "millstream.__main__",
     "millstream.coordination.core.pool.pool",  # stepped by who serves groups
+    "millstream.cluster.core.deciding",  # what the shells of a managed cluster will call
+    "millstream.cluster.core.requests",
+    "millstream.cluster.core.admission",
+    "millstream.cluster.core.serving_rights",
 }
 
 _LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")

@@ -1,0 +1,129 @@
+"""Decides the next step of the cluster: state and reports in, orders and at most one write out.
+
+    decision = decide(view, memory)
+
+The shell reads the state linearizably, asks all nodes for reports, and calls this. It sends the
+orders, executes the write, ends sessions, and begins anew. Nothing is resumed: each step compares
+what is with what should be. So the death of an orchestrator costs the promotions it had begun,
+which the next one begins again in a larger branch.
+
+Invariants:
+1. A step writes at most one map, or members and plan together.
+2. Fail-over comes first: who serves is written before members and plans, these before moves, and
+   data before the index.
+3. Nothing is done with a state that carries another orchestrator's token.
+
+Elsewhere: promotions (`cluster.core.fail_over`), moves (`cluster.core.moving`), the index
+(`cluster.core.index_moving`), members and plans (`cluster.core.members`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.cluster.core.fail_over import (
+    admit,
+    is_heard_above,
+    must_leave,
+    promote,
+    serving,
+)
+from millstream.cluster.core.index_moving import IndexChange, IndexMoves
+from millstream.cluster.core.members import tend_members
+from millstream.cluster.core.memory import Memory
+from millstream.cluster.core.moving import Moves
+from millstream.cluster.core.orders import Place
+from millstream.cluster.core.records import DataMap, DataRecord, next_data_map, next_index_map
+from millstream.cluster.core.step import Decision, Step, View
+from millstream.cluster.core.writes import Txn, put_data_map, put_index_map
+
+__all__ = ["decide"]
+
+
+class _Change(NamedTuple):
+    """Changed records of a bucket."""
+
+    data_map: DataMap
+    records: dict[int, DataRecord]
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it says who serves."""
+        before = self.data_map.records
+        return any(
+            (new.active, new.branch) != (before[partition].active, before[partition].branch)
+            for partition, new in self.records.items()
+        )
+
+
+def decide(view: View, memory: Memory) -> Decision:
+    """Return what to do now; changes `memory`."""
+    step = Step(view, memory)
+    if view.state.token != view.token:
+        step.decision.is_deposed = True
+        return step.decision
+    moves = Moves(step)
+    changes = [
+        change
+        for _, data_map in sorted(view.state.data.items())
+        if (change := _tend_bucket(step, moves, data_map)).records
+    ]
+    for name in sorted(view.state.live):
+        admit(step, name)
+    members = tend_members(step)
+    index = _index_write(step)
+    step.decision.write = _first_write(step, changes, members) or index
+    step.end_sessions()
+    return step.decision
+
+
+def _tend_bucket(step: Step, moves: Moves, data_map: DataMap) -> _Change:
+    changed = {}
+    for partition, record in enumerate(data_map.records):
+        new = _tend(step, moves, Place(data_map.bucket, partition), record)
+        if new is not None:
+            changed[partition] = new
+    return _Change(data_map, changed)
+
+
+def _tend(step: Step, moves: Moves, place: Place, record: DataRecord) -> DataRecord | None:
+    memory = step.memory
+    chosen = serving(step, place, record)
+    is_afresh = chosen is not None and (
+        is_heard_above(memory, place, chosen) or must_leave(step, place, record, chosen)
+    )
+    if chosen is None or is_afresh or place in memory.begun:
+        return promote(step, place, record, is_afresh=is_afresh)
+    return moves.tend(place, record, chosen)
+
+
+def _first_write(step: Step, changes: list[_Change], members: Txn | None) -> Txn | None:
+    urgent = [change for change in changes if change.is_urgent]
+    if urgent:
+        return _write(step, urgent[0])
+    if members is not None:
+        return members
+    return _write(step, changes[0]) if changes else None
+
+
+def _index_write(step: Step) -> Txn | None:
+    """Return the write of the first bucket whose index map changes; give orders to all."""
+    moves, found = IndexMoves(step), []
+    for bucket, index_map in sorted(step.state.index.items()):
+        changed: dict[int, IndexChange] = {}
+        for partition, record in enumerate(index_map.records):
+            change = moves.tend(Place(bucket, partition), record)
+            if change is not None:
+                changed[partition] = change
+        if changed:
+            found.append((index_map, changed))
+    if not found:
+        return None
+    index_map, changed = found[0]
+    records = {partition: change.record for partition, change in changed.items()}
+    lost = {change.lost for change in changed.values() if change.lost is not None}
+    return put_index_map(step.state, next_index_map(index_map, records), lost)
+
+
+def _write(step: Step, change: _Change) -> Txn:
+    return put_data_map(step.state, next_data_map(change.data_map, change.records))

@@ -1,0 +1,135 @@
+"""Settings of a managed cluster, with their defaults and ranges.
+
+Invariants:
+1. Every setting has a default here, so an empty settings element is valid.
+2. A setting out of range is refused with its name, range and value.
+
+Elsewhere: the element that has them (`cluster.core.elements`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from millstream.errors import UsageError
+
+__all__ = [
+    "ACTIVATE_MS_MAX",
+    "BRANCH_TRY_DOUBLINGS_MAX",
+    "BRANCH_TRY_MS",
+    "CONTACT_WINDOW_MS",
+    "FAILED_MS_MIN",
+    "FREEZE_WITHIN_SEQNOS",
+    "LEASE_MARGIN_MS",
+    "LOCK_TTL_MS",
+    "NOOP_INTERVAL_MS",
+    "ORDER_MS_MAX",
+    "PART_STOPPED_MS_MAX",
+    "REPORT_INTERVAL_MS",
+    "SESSION_BEAT_MS",
+    "SESSION_TTL_MS",
+    "STALLED_AFTER_MS",
+    "TAKE_OVERS_MAX",
+    "TAKE_OVER_MS_MAX",
+    "UNREACHED_MS_MAX",
+    "Isolation",
+    "Settings",
+    "settings_from_json",
+    "settings_to_json",
+]
+
+SESSION_TTL_MS: Final = 1200
+"""Time without a beat after which the coordination service ends the session of a node."""
+SESSION_BEAT_MS: Final = 300
+LEASE_MARGIN_MS: Final = 200
+"""A node gives its lease up so long before its session can end."""
+LOCK_TTL_MS: Final = 1200
+CONTACT_WINDOW_MS: Final = 500
+"""An active copy serves so long after its last contact with a majority of every row."""
+NOOP_INTERVAL_MS: Final = 100
+"""Longest silence of a stream between copies."""
+REPORT_INTERVAL_MS: Final = 500
+ORDER_MS_MAX: Final = 2000
+"""Longest wait for the reply to an order, unless another limit is named."""
+ACTIVATE_MS_MAX: Final = 60_000
+"""Longest wait for promises and activations: they wait for the disk."""
+TAKE_OVER_MS_MAX: Final = 310_000
+BRANCH_TRY_MS: Final = 2000
+"""A promotion that has not advanced for so long is repeated in another branch."""
+BRANCH_TRY_DOUBLINGS_MAX: Final = 3
+"""Each further try of it waits twice as long, so often: a slow disk must be able to promise."""
+FAILED_MS_MIN: Final = 10_000
+"""A failed node that returns is no member for so long, if nobody else can serve its partitions."""
+UNREACHED_MS_MAX: Final = 5000
+"""A node with a session that a promotion or a move needs and cannot reach for so long loses its
+session."""
+FREEZE_WITHIN_SEQNOS: Final = 1000
+"""An index part that is handed over stops indexing when the new one is so near."""
+PART_STOPPED_MS_MAX: Final = 2000
+"""If a new index part has not caught up for so long, the old one goes on."""
+TAKE_OVERS_MAX: Final = 4
+"""Number of partitions that one node takes over concurrently."""
+STALLED_AFTER_MS: Final = 600_000
+"""A move without progress for so long is shown as stalled."""
+TTL_RANGE_MS: Final = (600, 600_000)
+
+Isolation = Literal["stop", "read_only", "serve"]
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "session_ttl_ms": TTL_RANGE_MS,
+    "contact_window_ms": (100, 60_000),
+    "auto_failover_max": (1, 100),
+    "replace_after_s": (0, 365 * 86_400),
+    "moves": (1, 32),
+    "disk_reserve_percent": (0, 50),
+}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an administrator may set."""
+
+    session_ttl_ms: int = SESSION_TTL_MS
+    contact_window_ms: int = CONTACT_WINDOW_MS
+    auto_failover: bool = True
+    auto_failover_max: int = 1
+    """Automatic fail-overs of nodes until the count is reset."""
+    auto_failover_zones: bool = False
+    """A zone of which all nodes fail together counts as one node."""
+    auto_failover_allow_loss: bool = False
+    """Also if writes that were not acknowledged by a majority may be lost."""
+    isolation: Isolation = "stop"
+    """What a copy does that has neither a lease nor contact with a majority."""
+    rejoin: Literal["auto", "manual"] = "auto"
+    """Whether a failed node that returns is a member again by itself."""
+    replace_after_s: int = 600
+    """Copies of a failed node are made anew after so long; 0: never."""
+    moves: int = 2
+    """Copies that a rebalance builds at a time, per node, in and out."""
+    disk_reserve_percent: int = 5
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"{name} is {value}; {least} to {most} is wanted")
+
+
+def settings_from_json(content: bytes | dict[str, Any]) -> Settings:
+    """Return the settings; what is missing has its default.
+
+    Raises:
+        UsageError: `bad_cluster_setting`: an unknown setting, or a value that it cannot have.
+    """
+    try:
+        if isinstance(content, dict):
+            return msgspec.convert(content, Settings)
+        return msgspec.json.decode(content, type=Settings)
+    except msgspec.MsgspecError as error:
+        message = f"settings of the cluster: {error}"
+        raise UsageError(message, code="bad_cluster_setting") from error
+
+
+def settings_to_json(settings: Settings) -> bytes:
+    """Reverse `settings_from_json`."""
+    return msgspec.json.encode(settings)

@@ -1,0 +1,304 @@
+"""Changes of the cluster's state, as guarded transactions of the coordination service.
+
+    put_data_map(state, data_map).words()   # what to send between MULTI and EXEC
+
+Guards:
+
+| change | by | guard |
+| --- | --- | --- |
+| all of a new cluster | the first node | absent |
+| a member, a session | the node | absent |
+| maps, plan, states of members, buckets | the orchestrator | its lock, and the version read |
+| settings, the end of a plan | an administrator | the version read |
+
+Invariants:
+1. A change of what exists names the version that was read. A write whose answer was lost may be
+   executed later; without the version it would overwrite what came between.
+2. What the orchestrator writes also requires its lock, so that one that was replaced writes
+   nothing.
+3. `CREATE` answers EXISTS without an error, so a creation always checks that nothing is there.
+
+Elsewhere: what is written (`cluster.core.elements`, `cluster.core.records`), and why
+(`cluster.core.deciding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.cluster.core.elements import (
+    CLUSTER,
+    FAILOVER_COUNT,
+    FAILOVERS,
+    FAILOVERS_KEPT_MAX,
+    ORCHESTRATOR,
+    PLAN,
+    REQUESTS,
+    SETTINGS,
+    Bucket,
+    Cluster,
+    ClusterState,
+    FailOver,
+    Live,
+    NodeRecord,
+    Plan,
+    boots_path,
+    bucket_path,
+    index_map_path,
+    live_path,
+    map_path,
+    name_path,
+    node_path,
+    to_json,
+)
+from millstream.cluster.core.records import (
+    DataMap,
+    IndexMap,
+    data_map_to_json,
+    index_map_to_json,
+)
+from millstream.cluster.core.settings import Settings, settings_to_json
+from millstream.errors import UsageError
+from millstream.vsr.core.versions import NEVER, Version
+
+__all__ = [
+    "Txn",
+    "cancel_plan",
+    "create_bucket",
+    "found_cluster",
+    "join_node",
+    "open_session",
+    "put_data_map",
+    "put_index_map",
+    "put_members",
+    "put_settings",
+    "reset_failovers",
+]
+
+Words = tuple[bytes, ...]
+_COMMANDS_MAX: Final = 128
+
+
+class Txn(NamedTuple):
+    """One transaction: all of it is done, or nothing."""
+
+    why: str
+    checks: tuple[Words, ...]
+    changes: tuple[Words, ...]
+
+    def words(self) -> tuple[Words, ...]:
+        """Return the commands, conditions first."""
+        found = (*self.checks, *self.changes)
+        assert len(found) <= _COMMANDS_MAX, f"{len(found)} commands"
+        return found
+
+
+def found_cluster(cluster: Cluster, node: str, record: NodeRecord, settings: Settings) -> Txn:
+    """Return the transaction that makes a cluster of one node."""
+    made = {
+        CLUSTER: to_json(cluster),
+        SETTINGS: settings_to_json(settings),
+        node_path(node): to_json(record),
+        ORCHESTRATOR: b"",
+        PLAN: b"",
+    }
+    return Txn(
+        "found the cluster",
+        tuple(_absent(path) for path in made),
+        (
+            *(_create(b"BINARY", path, data) for path, data in made.items()),
+            _create(b"COUNTER", boots_path(node)),
+            _create(b"COUNTER", FAILOVER_COUNT),
+            _create(b"LIST", FAILOVERS),
+            _create(b"QUEUE", REQUESTS),
+        ),
+    )
+
+
+def join_node(node: str, record: NodeRecord) -> Txn:
+    """Return the transaction that makes a node a member."""
+    return Txn(
+        f"{record.name} joins",
+        (_exists(CLUSTER), _absent(node_path(node))),
+        (
+            _create(b"BINARY", node_path(node), to_json(record)),
+            _create(b"COUNTER", boots_path(node)),
+        ),
+    )
+
+
+def open_session(node: str, live: Live, counted: Version) -> Txn:
+    """Return the transaction by which a node says that its session is open.
+
+    It fails while an earlier session of the node lasts.
+
+    Args:
+        node: id.
+        live: with `boots` one more than the counter had.
+        counted: version of the counter `boots_path(node)` then.
+    """
+    return Txn(
+        f"session {live.boots} of {node}",
+        (_absent(live_path(node)), _version(boots_path(node), counted)),
+        (
+            (b"COUNTER", b"INC", boots_path(node).encode()),
+            (
+                b"CREATE",
+                b"BINARY",
+                b"EPHEMERAL",
+                b"PARENTS",
+                live_path(node).encode(),
+                to_json(live),
+            ),
+        ),
+    )
+
+
+def put_data_map(state: ClusterState, data_map: DataMap) -> Txn:
+    """Return the transaction that replaces the data map of a bucket."""
+    path = map_path(data_map.bucket)
+    assert data_map.key == state.data[data_map.bucket].key.next(), "a revision is left out"
+    return _put_map(state, path, data_map_to_json(data_map), (), "data map")
+
+
+def put_index_map(state: ClusterState, index_map: IndexMap, lost: Iterable[str] = ()) -> Txn:
+    """Return the transaction that replaces the index map of a bucket.
+
+    Args:
+        state: as read.
+        index_map: the next one.
+        lost: owners that are replaced because they have no session. They must have had none since
+            the state was read.
+    """
+    assert index_map.key == state.index[index_map.bucket].key.next(), "a revision is left out"
+    checks: list[Words] = []
+    for name in sorted(lost):
+        boots = boots_path(name)
+        checks += [_absent(live_path(name)), _version(boots, state.version(boots))]
+    path = index_map_path(index_map.bucket)
+    return _put_map(state, path, index_map_to_json(index_map), tuple(checks), "index map")
+
+
+def put_members(
+    state: ClusterState,
+    plan: Plan | None,
+    nodes: Mapping[str, NodeRecord],
+    why: str,
+    failovers: Sequence[FailOver] = (),
+    *,
+    resets: bool = False,
+) -> Txn:
+    """Return the transaction that replaces the plan and members.
+
+    Args:
+        state: as read.
+        plan: the next one; None: none.
+        nodes: the members that change.
+        why: for the log.
+        failovers: automatic ones, which are counted and listed.
+        resets: whether the count begins anew.
+    """
+    changes = [
+        (*_put(node_path(name), to_json(record)), b"CAS", state.version(node_path(name)).text)
+        for name, record in sorted(nodes.items())
+    ]
+    if failovers:
+        path, last = FAILOVERS.encode(), b"%d" % -FAILOVERS_KEPT_MAX
+        changes.append((b"LIST", b"APPEND", path, *map(to_json, failovers)))
+        changes.append((b"LIST", b"TRIM", path, last, b"-1"))
+        count = b"%d" % len(failovers)
+        changes.append((b"COUNTER", b"INC", count, FAILOVER_COUNT.encode()))
+    if resets:
+        changes.append((b"COUNTER", b"RESET", FAILOVER_COUNT.encode()))
+    if plan != state.plan:
+        changes.append(_put(PLAN, to_json(plan)))
+    return Txn(why, (_held(state), _version(PLAN, state.version(PLAN))), tuple(changes))
+
+
+def reset_failovers(state: ClusterState) -> Txn:
+    """Return the transaction that sets the count of fail-overs to 0."""
+    change = (b"COUNTER", b"RESET", FAILOVER_COUNT.encode())
+    return Txn("reset the count of fail-overs", (_held(state),), (change,))
+
+
+def create_bucket(
+    state: ClusterState, uuid: str, bucket: Bucket, data_map: DataMap, index_map: IndexMap
+) -> Txn:
+    """Return the transaction that makes a bucket with its maps.
+
+    Raises:
+        UsageError: `bucket_exists`: the name is taken.
+    """
+    if state.version(name_path(bucket.name)) != NEVER:
+        raise UsageError(
+            f"there is a bucket {bucket.name!r}: choose another name", code="bucket_exists"
+        )
+    made = {
+        name_path(bucket.name): uuid.encode(),
+        bucket_path(uuid): to_json(bucket),
+        map_path(uuid): data_map_to_json(data_map),
+        index_map_path(uuid): index_map_to_json(index_map),
+    }
+    return Txn(
+        f"create bucket {bucket.name}",
+        (_held(state), *(_absent(path) for path in made)),
+        tuple(_create(b"BINARY", path, data) for path, data in made.items()),
+    )
+
+
+def put_settings(state: ClusterState, settings: Settings) -> Txn:
+    """Return an administrator's transaction that replaces the settings."""
+    check = _version(SETTINGS, state.version(SETTINGS))
+    return Txn("settings", (check,), (_put(SETTINGS, settings_to_json(settings)),))
+
+
+def cancel_plan(state: ClusterState) -> Txn:
+    """Return an administrator's transaction that cancels the plan.
+
+    Raises:
+        UsageError: `no_plan`: there is none.
+    """
+    plan = state.plan
+    if plan is None:
+        raise UsageError("no rebalance is running, so there is nothing to cancel", code="no_plan")
+    cancelled = msgspec.structs.replace(plan, is_cancelled=True)
+    return Txn(
+        "cancel the plan",
+        (_version(PLAN, state.version(PLAN)),),
+        (_put(PLAN, to_json(cancelled)),),
+    )
+
+
+def _put_map(
+    state: ClusterState, path: str, data: bytes, checks: tuple[Words, ...], what: str
+) -> Txn:
+    guards = (_held(state), *checks, _version(path, state.version(path)))
+    return Txn(what, guards, (_put(path, data),))
+
+
+def _held(state: ClusterState) -> Words:
+    assert state.token > NEVER, "nobody holds the lock"
+    return (b"CHECK", ORCHESTRATOR.encode(), b"IFLOCK", state.token.text)
+
+
+def _version(path: str, version: Version) -> Words:
+    return (b"CHECK", path.encode(), b"CAS", version.text)
+
+
+def _absent(path: str) -> Words:
+    return (b"CHECK", path.encode(), b"ABSENT")
+
+
+def _exists(path: str) -> Words:
+    return (b"CHECK", path.encode(), b"EXISTS")
+
+
+def _put(path: str, data: bytes) -> Words:
+    return (b"PUT", path.encode(), data)
+
+
+def _create(kind: bytes, path: str, *data: bytes) -> Words:
+    return (b"CREATE", kind, b"PARENTS", path.encode(), *data)

@@ -1,0 +1,31 @@
+"""The decisions of a managed cluster on seeds, and the mistakes that the seeds must find.
+
+`make manager` runs more.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from simulators.cluster.plants import PLANTS, RARE, planted
+from simulators.cluster.schedules import run
+
+SEEDS, CASES = 40, 4
+FOUND = [name for name in PLANTS if name not in RARE]
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_whatever_happens_nothing_is_lost_and_the_cluster_is_whole_again(case: int) -> None:
+    for seed in range(100 + case, 100 + SEEDS, CASES):
+        assert run(seed) is None, f"make manager SEEDS=1 ARGS='--seed {seed}'"
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with planted(name) as seed:
+        assert run(seed) is not None
+
+
+def test_without_the_mistakes_their_seeds_end_well() -> None:
+    for seed in sorted({PLANTS[name].seed for name in FOUND}):
+        assert run(seed) is None, seed

@@ -1,0 +1,104 @@
+"""Steps of a whole cluster: what comes first, and schedules with faults that end well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from msgspec.structs import replace
+
+from millstream.cluster.core.elements import PLAN, Plan, node_path
+from millstream.cluster.core.records import DataMap, IndexMap
+from millstream.vsr.core.versions import Version
+from simulators.cluster.plants import planted
+from simulators.cluster.schedules import Schedule, run
+from support.cluster.scene import ACTIVE, KEY, Scene, copy_report, record_in, written
+
+SEEDS, STEPS = 12, 300
+
+
+def test_a_state_with_the_token_of_another_orchestrator_is_not_acted_upon() -> None:
+    scene = Scene()
+    scene.lose("a")
+    scene.set(token=Version(1, 1, 10))
+    decision = scene.decide()
+    assert decision.is_deposed
+    assert (decision.orders, decision.write, decision.ends) == ([], None, [])
+
+
+def test_a_healthy_cluster_needs_nothing() -> None:
+    decision = Scene().decide()
+    assert (decision.orders, decision.write, decision.ends, decision.notes) == ([], None, [], [])
+
+
+def unsettled() -> Scene:
+    """All kinds of writes are wanted: `b` serves, `d` returns, the plan moves a copy."""
+    scene = Scene(("a", "b"), nodes="abcd")
+    scene.set_node("d", state="failed", by="auto", boots=0)
+    basis = dict.fromkeys("abcd", "data@x")
+    scene.set(plan=Plan(1, "rebalance", basis, {"u1": (("a", "c"),)}, {"u1": (None,)}, 0))
+    return scene
+
+
+def test_who_serves_is_written_before_members_and_these_before_moves() -> None:
+    scene = unsettled()
+    scene.hear("a", copy_report())
+    scene.hear("b", copy_report(ACTIVE))
+    first = scene.decide().write
+    record = record_in(first)
+    assert record is not None
+    assert (record.active, record.building) == ("b", ())
+    second = unsettled().decide().write
+    assert record_in(second) is None
+    assert written(second, node_path("d")) is not None
+    last = unsettled()
+    last.set_node("d", state="in", by="")
+    third = last.decide().write
+    assert written(third, PLAN) is None
+    record = record_in(third)
+    assert record is not None
+    assert record.building == ("c",)
+
+
+def test_one_write_changes_any_number_of_records_of_one_bucket() -> None:
+    scene = Scene(("a", "b"))
+    record = scene.record
+    maps = {
+        uuid: DataMap(KEY, uuid, tuple(replace(record, active=None) for _ in range(3)))
+        for uuid in ("u1", "u2")
+    }
+    index = {uuid: IndexMap(KEY, uuid, scene.state.index["u1"].records * 3) for uuid in maps}
+    buckets = dict.fromkeys(maps, replace(scene.state.buckets["u1"], partitions=3))
+    scene.state = dataclasses.replace(scene.state, data=maps, index=index, buckets=buckets)
+    for name in "ab":
+        copy = copy_report(ACTIVE) if name == "a" else copy_report()
+        report = scene.memory.nodes[name]
+        copies = {uuid: dict.fromkeys(range(3), copy) for uuid in maps}
+        scene.memory.hear(replace(report, copies=copies))
+    write = scene.decide().write
+    assert write is not None
+    assert len(write.changes) == 1
+    assert (written(write) or b"").count(b'"active":0') == 3
+
+
+def test_whatever_happens_nothing_is_lost_and_the_cluster_is_whole_again() -> None:
+    seen: set[str] = set()
+    for seed in range(SEEDS):
+        schedule = Schedule(seed)
+        schedule.run(STEPS)
+        seen |= set(schedule.world.counts)
+    assert {"promise", "activate", "take_over", "taken over", "remove", "admit", "fence"} <= seen
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a row is replaced in one step",
+        "the copy of a branch is chosen anew",
+        "a copy is removed without a look at the record",
+    ],
+)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with planted(name) as seed:
+        assert run(seed) is not None
+    assert run(seed) is None, "it is the mistake that was found"
