@@ -133,5 +133,5 @@ def test_each_failure_says_what_to_do_and_the_checkpoint_goes_on(
     assert "has no bucket 'from'" in told
     copying.page("POST", "/buckets", {"name": "from", "partitions": 2})
     told = copying.run()
-    assert "another bucket, or one that was created anew. Begin with a new checkpoint" in told
+    assert "another bucket, or one that was created anew. Start with a new checkpoint" in told
     assert copying.copied(50) == expected
