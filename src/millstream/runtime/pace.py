@@ -16,7 +16,7 @@ from typing import Final
 
 __all__ = ["REST_FACTOR", "STEP_S", "Pace"]
 
-STEP_S: Final = 0.003
+STEP_S: Final = 0.002
 """How long a job works before it lets others run."""
 REST_FACTOR: Final = 4
 """How much longer it rests than it worked."""
