@@ -321,7 +321,7 @@ class BucketRanges:
         self._with_values, self._with_meta = with_values, with_meta
         self._patience_s = patience_s
         self._reader: tuple[NodeAddress, BulkReader] | None = None
-        """Of the node that was read from last."""
+        """The reader of the node that was read from last."""
 
     def close(self) -> None:
         """Close the connection that ranges come over; the next read opens one."""

@@ -279,7 +279,7 @@ def is_elsewhere(error: MillstreamError) -> bool:
 def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:
     """Return the error of a change that may or may not have been made."""
     return UnavailableError(
-        f"whether {doc_id!r} was changed is not known, look whether it was: {error}",
+        f"it is not known whether {doc_id!r} was changed; check it: {error}",
         code="ambiguous",
     )
 
@@ -287,7 +287,7 @@ def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:
 def nowhere(numbers: Iterable[int]) -> UnavailableError:
     """Return the error for partitions without a known node."""
     return UnavailableError(
-        f"no node is said to have partition {min(numbers)} now: ask again",
+        f"no node is known to have partition {min(numbers)} now: ask again",
         code="not_my_partition",
         retry="refresh_map",
     )

@@ -23,7 +23,7 @@ REST_FACTOR: Final = 4
 
 
 class Pace:
-    """Of one job; made when its work begins.
+    """The pace of one job, made when its work begins.
 
     Args:
         now_s: tells how long the job has worked, in seconds. `time.thread_time` does not count

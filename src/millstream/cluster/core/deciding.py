@@ -48,7 +48,7 @@ class _Change(NamedTuple):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it says who serves."""
+        """Whether the write decides who serves a partition."""
         before = self.data_map.records
         return any(
             (new.active, new.branch) != (before[partition].active, before[partition].branch)

@@ -110,7 +110,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     by: FailedBy = ""
     """Who or what made it fail."""
     version: str = ""
-    """Of its Millstream."""
+    """The node's version of Millstream."""
     since_ms: int = 0
     """When the state changed; Unix time of the orchestrator."""
     boots: int = 0
@@ -126,7 +126,7 @@ class Live(msgspec.Struct, frozen=True):
     """A node's session."""
 
     incarnation: str
-    """Of the process: no two processes have the same."""
+    """The id of the process. No two processes have the same."""
     addresses: dict[str, str]
     boots: int
     """Number of this session: the node's sessions are counted from 1."""
@@ -164,7 +164,7 @@ class Plan(msgspec.Struct, frozen=True):
     basis: dict[str, str]
     """Nodes that were `in`, with roles and zone; see `ClusterState.basis`."""
     rows: dict[str, tuple[Row, ...]]
-    """By uuid of the bucket, by partition."""
+    """By the bucket's uuid and by partition."""
     index: dict[str, tuple[str | None, ...]]
     """Owners, in the same way."""
     started_ms: int
@@ -198,7 +198,7 @@ class Element(NamedTuple):
 
     version: Version
     data: bytes
-    """Of a counter its value, as decimal digits."""
+    """The data of the element. A counter's data is its value in decimal digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ class ClusterState:
     settings: Settings = field(default_factory=Settings)
     leader: Leader | None = None
     token: Version = NEVER
-    """Of the grant of the orchestrator's lock; `NEVER`: nobody holds it."""
+    """The grant of the orchestrator's lock. `NEVER`: no node holds it."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     live: Mapping[str, Live] = field(default_factory=dict)
     boots: Mapping[str, int] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class ClusterState:
     plan: Plan | None = None
     failover_count: int = 0
     versions: Mapping[str, Version] = field(default_factory=dict)
-    """Of every element that was read, by path."""
+    """The version of every element that was read, by path."""
 
     @property
     def basis(self) -> dict[str, str]:

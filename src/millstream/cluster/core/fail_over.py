@@ -235,7 +235,7 @@ def _go_on(step: Step, place: Place, record: DataRecord, promotion: Promotion) -
 
 
 def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:
-    """Return the copy that gets the branch; it stays the one, whoever promises later."""
+    """Return the copy that gets the branch. The choice stays, even if others promise later."""
     if promotion.chosen is None:
         promised = promotion.standings()
         others = _not_failed(step, promised)

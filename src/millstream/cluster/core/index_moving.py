@@ -128,7 +128,7 @@ class IndexMoves:
         return node is None or node.state == "out"
 
     def _wanted(self, place: Place, record: IndexRecord) -> str | None:
-        """Return the wanted owner; None: nobody can be."""
+        """Return the wanted owner, None if no node can be the owner."""
         owner = record.owner
         if self.plan is not None and place.bucket in self.plan.index:
             owner = self.plan.index[place.bucket][place.partition] or owner

@@ -44,9 +44,9 @@ class Stopped(NamedTuple):
     """An index part that answers no more."""
 
     at: MapKey
-    """Of the index record under which it was stopped."""
+    """The index record under which the part was stopped."""
     floor: Floor
-    """Where it stopped."""
+    """Where the part stopped."""
     since_ms: int
 
 
@@ -65,9 +65,9 @@ class Promotion:
 
     branch: int
     at: MapKey
-    """Of the record that it is based on."""
+    """The record that the move is based on."""
     try_ms: int
-    """It is repeated if it has not advanced for so long."""
+    """The order is repeated after this time without progress, in milliseconds."""
     moved_ms: int
     """When it last advanced."""
     promised: dict[str, Promised] = field(default_factory=dict)

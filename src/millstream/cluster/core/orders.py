@@ -71,14 +71,14 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Of one order; `is`: nothing more than how the copy stands now."""
+    """The reply to one order. `is`: it only reports the state of the copy."""
 
     code: ReplyCode
     copy: CopyReport | None = None
     branch: int = 0
-    """That was promised."""
+    """The branch that was promised."""
     token: Version | None = None
-    """Of a newer orchestrator (`deposed`)."""
+    """The token of a newer orchestrator (`deposed`)."""
     record: DataRecord | None = None
     """The newer one (`behind`)."""
     floor: Floor | None = None

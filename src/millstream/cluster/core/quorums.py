@@ -95,7 +95,7 @@ class JointVerdict(NamedTuple):
     """Whether a partition may be promoted with the received answers."""
 
     is_safe: bool
-    """Nothing that was acknowledged at a majority can be lost."""
+    """Whether nothing that a majority acknowledged can be lost."""
     has_quorum: bool
     """Enough copies answered, whatever they have lost."""
     kept: frozenset[Level]

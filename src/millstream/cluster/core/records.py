@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 ROWS_MAX: Final = 8
-"""In force at once: each change of mind during a move adds one."""
+"""Most rows in force at once. Each change of plan during a move adds one."""
 BRANCH_MAX: Final = 2**53 - 1
 
 
@@ -70,16 +70,16 @@ class DataRecord(msgspec.Struct, frozen=True):
     """One partition in the data map."""
 
     at: MapKey
-    """Of the map in which this record last changed."""
+    """The map in which this record last changed."""
     active: str | None
     """Node of the copy that serves; None: none yet, or all copies were given up."""
     branch: int
-    """Of the history that it serves. Never falls."""
+    """The branch of the history that it serves. It never falls."""
     rows: tuple[Row, ...]
     building: tuple[str, ...] = ()
     """Nodes whose copies follow and do not count."""
     since: MapKey = NO_KEY
-    """Of the map that added the last row; `NO_KEY` if there is one row only."""
+    """The map that added the last row. `NO_KEY` if there is only one row."""
 
     def __post_init__(self) -> None:
         _check_key(self.at, "at")
@@ -118,7 +118,7 @@ class Floor(NamedTuple):
     """What the owner of an index part must have indexed before it answers."""
 
     branch: int
-    """Of the history that was followed to get there."""
+    """The branch of the history that was followed to this position."""
     seqno: int
 
 
@@ -134,7 +134,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     building: str | None = None
     """Node that makes a passive part."""
     floor: Floor = NO_FLOOR
-    """Never falls."""
+    """What the part must have indexed before it answers. It never falls."""
 
     def __post_init__(self) -> None:
         _check_key(self.at, "at")

@@ -34,11 +34,11 @@ _T = TypeVar("_T")
 
 
 class CopyReport(msgspec.Struct, frozen=True):
-    """A copy of a partition; the state ABSENT: there is none."""
+    """A copy of a partition. State ABSENT: the node has no copy."""
 
     standing: Standing
     at: MapKey = NO_KEY
-    """Of the adopted record of this partition, also if there is no copy."""
+    """The adopted record of this partition, also if there is no copy."""
     may_serve: bool = False
     """An active copy may serve plain requests, by a lease or by contact."""
     is_confirmed: bool = False
@@ -62,11 +62,11 @@ class PartReport(msgspec.Struct, frozen=True):
     reached: Floor
     """Branch of the history that it follows, and how far it is."""
     at: MapKey = NO_KEY
-    """Of the adopted index record."""
+    """The adopted index record."""
     has_floor: bool = True
-    """It has reached the floor of that record."""
+    """Whether it has reached the floor of that record."""
     is_frozen: bool = False
-    """It stopped indexing, to be handed over."""
+    """Whether it has stopped indexing, to be handed over."""
     designs: str = ""
     """Digest of the design documents that it has indexed everything for."""
 
@@ -79,12 +79,12 @@ class NodeReport(msgspec.Struct, frozen=True):
     """Number of its session; 0: it is not in step."""
     is_admitted: bool
     copies: dict[str, dict[int, CopyReport]] = {}
-    """By uuid of the bucket, by partition."""
+    """By the bucket's uuid and by partition."""
     parts: dict[str, dict[int, PartReport]] = {}
     broken: dict[str, bool] = {}
     """Nodes that it has streams from or to, and whether all of these are broken."""
     has_space: bool = True
-    """It may build copies: its disk has more than the reserve left."""
+    """Whether it may build copies: its disk has more than the reserve left."""
 
     def copy(self, bucket: str, partition: int) -> CopyReport | None:
         """Return what it says of a copy; None if it says nothing."""

@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auto_failover_zones: bool = False
     """A zone of which all nodes fail together counts as one node."""
     auto_failover_allow_loss: bool = False
-    """Also if writes that were not acknowledged by a majority may be lost."""
+    """Whether to fail over even if writes without a majority's acknowledgement may be lost."""
     isolation: Isolation = "stop"
     """What a copy does that has neither a lease nor contact with a majority."""
     rejoin: Literal["auto", "manual"] = "auto"

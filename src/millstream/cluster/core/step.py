@@ -30,7 +30,7 @@ class View(NamedTuple):
     me: str
     """Node of the orchestrator."""
     token: Version
-    """Its grant of the lock."""
+    """The orchestrator's grant of the lock."""
     state: ClusterState
     is_fresh: bool
     """The state was read linearizably in this step, and says that the lock is still held."""
@@ -91,7 +91,7 @@ class Step:
         self.decision.orders.append(made)
 
     def note(self, why: str) -> None:
-        """Say why something wanted is not done."""
+        """Record why something that is wanted is not done."""
         if why not in self.decision.notes:
             self.decision.notes.append(why)
 

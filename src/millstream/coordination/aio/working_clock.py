@@ -1,8 +1,8 @@
 """The time in which this process worked: a pause of the process is not silence of the others.
 
 A core measures how long others were silent. When the process was stopped, or its loop stood still,
-messages of the others wait unread. So the core's clock must stop with the process: otherwise a
-member that wakes asks for another primary before it has read what the present one sent.
+messages of the others wait unread. So the core's clock must stop with the process. Otherwise a
+member that wakes asks for another primary before it has read what the current one sent.
 
 Invariants:
 1. The clock never goes back.
@@ -19,11 +19,11 @@ from typing import Final
 __all__ = ["LATE_MS_MAX", "WorkingClock"]
 
 LATE_MS_MAX: Final = 100.0
-"""A timer may be so late: what is beyond that is a pause."""
+"""How late a timer may be. A longer delay is a pause of the process."""
 
 
 class WorkingClock:
-    """Of one core.
+    """The clock of one core.
 
     Args:
         time_s: the clock of the event loop.

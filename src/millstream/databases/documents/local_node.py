@@ -204,7 +204,7 @@ class LocalNode:
     async def _sent(
         self, bucket: Bucket, wanted: WantedChanges
     ) -> AsyncGenerator[PartMessage, None]:
-        """Yield changes, then where the reader stands after them."""
+        """Yield changes, then the reader's position after them."""
         name = bucket.name
         walk = self._walk(bucket, wanted, wanted.positions, restarts=wanted.restarts)
         try:

@@ -54,7 +54,7 @@ REFUSED_MAX: Final = 10_000
 REFUSED_BYTES_MAX: Final = 1024 * 1024
 """Of those ids in one entry, in UTF-8."""
 LEAVES_BYTES_MAX: Final = 1024 * 1024
-"""Of the revisions of refused documents in one entry."""
+"""Most bytes of revisions of refused documents in one entry."""
 _WHOLE_ENTRIES: Final = 2
 """Of a history, newest first, that have all such ids: a run begins at one of them, unless a side
 was restored."""
@@ -97,7 +97,7 @@ class Entry(NamedTuple):
     dropped: int = 0
     """Refusals of documents that are not among the exceptions since these were too many."""
     leaves: Mapping[str, tuple[str, ...]] = {}
-    """By id of an exception, what was refused of it, if a filter looks into documents."""
+    """By id of an exception, what was refused of it, if a filter examines documents."""
 
 
 class Log(NamedTuple):

@@ -35,15 +35,15 @@ __all__ = ["UNREADABLE", "UNREADABLE_MAX", "WAIT_MIN_MS", "WAIT_MS", "Reader"]
 WAIT_MS: Final = 25_000
 """How long a source is asked to wait for a change."""
 WAIT_MIN_MS: Final = 1_000
-"""The same, once longer waits failed: a proxy may end them."""
+"""Shortest wait for a change, after longer waits failed: a proxy may end them."""
 RETRY_MAX_MS: Final = 4_000
 """Largest pause between two attempts."""
 PATIENCE_MAX: Final = 64
-"""Pages that have to go well before a larger one is asked for that failed before."""
+"""Most pages that have to succeed before a size is tried again that failed before."""
 UNREADABLE: Final = "change_unreadable"
-"""The code of an error that names the sequence behind which a change cannot be read."""
+"""Code of an error that names the sequence after which a change cannot be read."""
 UNREADABLE_MAX: Final = 10
-"""So many changes in a row may fail alone; if more do, the source is at fault."""
+"""Most changes in a row that may fail alone. If more do, the source is at fault."""
 
 
 class Reader:

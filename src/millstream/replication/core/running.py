@@ -57,9 +57,9 @@ GOING_BACK_MAX: Final = 10
 MISSING_MAX: Final = 3
 """So often a run goes back for a document that the source named and does not have."""
 UNRECORDED_MAX: Final = 3
-"""Checkpoints in a row that may fail before the run does."""
+"""Checkpoints in a row that may fail before the run fails."""
 FAILURES_TOLD: Final = 10
-"""Documents that were refused last and are told by name."""
+"""How many of the last refused documents are named."""
 RETRIED_AT_ONCE: Final = 100
 """Refused documents that are tried again with one request for their changes."""
 RETRY_REFUSED_MIN_MS: Final = 60_000
@@ -93,7 +93,7 @@ class Run:
         self.via: set[str] = set()
         """Names of those."""
         self.failures: dict[str, Failure] = {}
-        """By id the newest ones of documents that the target does not have."""
+        """The newest failures of documents that the target does not have, by id."""
         self.pending: int | None = None
         """Changes that the source had left behind what was read last, if it says so."""
         self.rows_seen = 0

@@ -74,7 +74,7 @@ class Event(NamedTuple):
     at_ms: float
     kind: Literal["added", "started", "crashed", "stopped"]
     reason: str = ""
-    """Of a crash."""
+    """Why it crashed."""
 
 
 @dataclass(slots=True)

@@ -295,13 +295,13 @@ class Consumer:
         return standing.position, standing.failover_log
 
     async def handle(self, session: Session, events: Sequence[Event]) -> None:
-        """Have events taken by whoever iterates."""
+        """Give events to the caller that iterates."""
         batch = _Batch(session, deque(events), asyncio.Event())
         self._batches.put_nowait(batch)
         await batch.is_handled.wait()
 
     def on_lost(self, why: str) -> None:
-        """Tell whoever iterates."""
+        """Tell the caller that iterates."""
         if self._batches.qsize() < LOSSES_MAX:
             self._batches.put_nowait(ConnectionLost(why))
 

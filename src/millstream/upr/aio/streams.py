@@ -175,7 +175,7 @@ class BucketStreams:
             await link.close()
 
     def take(self, session: Session, event: Event) -> str:
-        """Have the driver take note of an event; see `StreamDriver.on_event`."""
+        """Give an event to the driver; see `StreamDriver.on_event`."""
         why = self._driver.on_event(session.source, event)
         if why or not self._driver.unfinished:
             self._news.set()

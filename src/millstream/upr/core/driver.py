@@ -70,7 +70,7 @@ class Source:
 class _Sent(NamedTuple):
     source: object
     partitions: dict[int, frozenset[int]]
-    """By the number of the barrier."""
+    """Partitions by the number of the barrier."""
 
 
 class Awaited:

@@ -204,7 +204,7 @@ class Ring:
         return self._entries[: min(too_many, bisect_right(self._entries, through, key=_seqno))]
 
     def drop(self, entries: Iterable[Recent]) -> None:
-        """Let go of entries."""
+        """Forget entries."""
         gone = set(entries)
         self._entries = [entry for entry in self._entries if entry not in gone]
 

@@ -303,7 +303,7 @@ async def test_a_partition_that_no_node_has() -> None:
         await read(walk)
     assert caught.value.code == "not_my_partition"
     nodes.tell_map("aa")
-    with pytest.raises(MillstreamError, match="no node is said to have partition 1"):
+    with pytest.raises(MillstreamError, match="no node is known to have partition 1"):
         await begun(nodes)
 
 

@@ -72,7 +72,7 @@ class Link(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def send(self, data: bytes) -> None:
-        """Send it, little at a time: of what TLS has encrypted nobody knows what has left."""
+        """Send data a little at a time: what TLS has encrypted cannot be withdrawn."""
         self._written += len(data)
         for at in range(0, len(data), LONG_BYTES):
             self.transport.write(data[at : at + LONG_BYTES])
