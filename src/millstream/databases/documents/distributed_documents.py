@@ -17,9 +17,8 @@ how a node keeps local documents (`databases.documents.local_node`).
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Final, TypeVar
@@ -30,7 +29,15 @@ from millstream.databases.documents.distributed_settings import DistributedSetti
 from millstream.databases.documents.distributed_updates import DistributedUpdate
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import NotServedError
-from millstream.databases.routing import LOCAL_PREFIX, KnownPlace, Node, Router, at_owner
+from millstream.databases.routing import (
+    LOCAL_PREFIX,
+    KnownPlace,
+    Node,
+    Router,
+    at_owner,
+    nowhere,
+    together,
+)
 from millstream.databases.scans.distributed_scans import (
     DistributedScan,
     FoundDocument,
@@ -236,8 +243,8 @@ class DistributedDocuments:
     async def locals(self, bucket: str) -> list[LocalDocument]:
         """Return all local documents, by id."""
         router = self._changes.router(bucket)
-        lists = (_locals_of(router.uuid, router.node(place)) for place in router.places())
-        by_id = {one.id: one for found in await asyncio.gather(*lists) for one in found}
+        found = await _of_all(router, lambda place: _locals_of(router.uuid, router.node(place)))
+        by_id = {one.id: one for one in found}
         return [by_id[doc_id] for doc_id in sorted(by_id)]
 
     # -- settings
@@ -274,27 +281,44 @@ class DistributedDocuments:
 async def _ask_all(router: Router, asked: Asked, kind: type[_A]) -> list[_A]:
     """Return the answers of this node, and of the others that have parts of the bucket."""
 
-    async def answer(place: KnownPlace) -> _A | None:
-        try:
-            return await router.node(place).ask(asked, kind)
-        except NotServedError:  # in the map, but without a part of the bucket
-            return None
+    async def answers(place: KnownPlace) -> list[_A]:
+        return [await router.node(place).ask(asked, kind)]
 
-    found = await asyncio.gather(*map(answer, router.places()))
-    return [one for one in found if one is not None]
+    return await _of_all(router, answers)
+
+
+async def _of_all(
+    router: Router, ask: Callable[[KnownPlace], Awaitable[list[_A]]]
+) -> list[_A]:  # fmt: skip
+    """Return what all nodes of a bucket answer.
+
+    A node of the map that has no active partition need not have the bucket.
+
+    Raises:
+        UnavailableError: `not_my_partition`: an owner of partitions does not serve the bucket.
+    """
+
+    async def answers(place: KnownPlace) -> list[_A]:
+        try:
+            return await ask(place)
+        except NotServedError as error:
+            owned = router.plan(range(router.bucket.partition_count)).by_node
+            if place in owned:
+                raise nowhere(owned[place]) from error
+            return []
+
+    found = await together(map(answers, router.places()))
+    return [one for some in found for one in some]
 
 
 async def _locals_of(uuid: str, node: Node) -> list[LocalDocument]:
     """Return the local documents that a node owns."""
     found, is_last, after = list[LocalDocument](), False, ""
-    try:
-        while not is_last:
-            part = await node.ask(ListLocals(uuid, after), LocalList)
-            found += part.documents
-            is_last = part.is_last or not part.documents
-            after = found[-1].id if found else ""
-    except NotServedError:  # in the map, but without a part of the bucket
-        pass
+    while not is_last:
+        part = await node.ask(ListLocals(uuid, after), LocalList)
+        found += part.documents
+        is_last = part.is_last or not part.documents
+        after = found[-1].id if found else ""
     return found
 
 
