@@ -56,7 +56,7 @@ ENTRY_POINTS: Final = {
     "millstream.cluster.core.deciding",  # what the shells of a managed cluster will call
     "millstream.cluster.core.requests",
     "millstream.cluster.core.admission",
-    "millstream.cluster.core.serving_rights",
+    "millstream.model.serving_rights",
 }
 
 _LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")

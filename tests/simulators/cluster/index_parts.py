@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from millstream.cluster.core import admission, index_moving
 from millstream.cluster.core.admission import AdoptIndex, Freeze, StopPart
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.records import NO_FLOOR, Floor, IndexRecord
 from millstream.cluster.core.reports import PartReport, PartState
+from millstream.model.cluster_maps import NO_FLOOR, Floor, IndexRecord
 from millstream.model.position import FailoverEntry, FailoverLog
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream.cluster.core import admission, quorums, serving_rights
+from millstream.cluster.core import admission
 from millstream.cluster.core.admission import (
     Activate,
     Admit,
@@ -28,12 +28,13 @@ from millstream.cluster.core.admission import (
 )
 from millstream.cluster.core.elements import Live, boots_path
 from millstream.cluster.core.orders import Order, Place, Reply
-from millstream.cluster.core.records import NO_KEY, DataRecord, MapKey
 from millstream.cluster.core.reports import CopyReport, NodeReport, PartReport, no_copy
-from millstream.cluster.core.serving_rights import Contact, Right
 from millstream.cluster.core.writes import open_session
+from millstream.model import rows, serving_rights
+from millstream.model.cluster_maps import NO_KEY, DataRecord, MapKey
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
+from millstream.model.serving_rights import Contact, Right
 from millstream.model.standing import Standing
 from millstream.vsr.core.versions import NEVER
 from simulators.cluster.index_parts import Index
@@ -164,7 +165,7 @@ class Node:
     def acknowledge(self, place: Place) -> None:
         copy, record = self.copies[place], self.records[place]
         for level in ("majority", "persisted"):
-            done = quorums.reached(record.rows, self._ends(copy, level == "persisted"))
+            done = rows.reached(record.rows, self._ends(copy, level == "persisted"))
             for one in list(copy.pending):
                 end, number, wanted = one
                 if wanted == level and end <= done:
@@ -193,7 +194,7 @@ class Node:
             and record is not None
             and record.is_moving
             and all(
-                quorums.has_all(record.row, self._ends(copy, is_disk), copy.confirm_end)
+                rows.has_all(record.row, self._ends(copy, is_disk), copy.confirm_end)
                 for is_disk in (False, True)
             )
         )

@@ -12,23 +12,16 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from millstream.cluster.core import (
-    admission,
-    deciding,
-    fail_over,
-    index_moving,
-    quorums,
-    serving_rights,
-    writes,
-)
+from millstream.cluster.core import admission, deciding, fail_over, index_moving, quorums, writes
 from millstream.cluster.core.admission import Remove, Ruling
 from millstream.cluster.core.elements import ClusterState, NodeRecord
 from millstream.cluster.core.index_moving import IndexChange, IndexMoves
 from millstream.cluster.core.memory import Chosen, Promised
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Reply
-from millstream.cluster.core.records import NO_FLOOR, Floor
-from millstream.cluster.core.serving_rights import Right
+from millstream.model import rows, serving_rights
+from millstream.model.cluster_maps import NO_FLOOR, Floor
+from millstream.model.serving_rights import Right
 
 Patch = tuple[Any, str, Any]
 
@@ -134,7 +127,7 @@ def _leaves_if(confirmed: bool, known: bool, asleep: bool) -> Callable[..., bool
         for row in record.rows[:-1]:
             knows = {n for n in row if n is None or self._knows(place, record, n, mine)}
             count = len(knows - {None}) + row.count(None)
-            if known and count <= quorums.spare(row):
+            if known and count <= rows.spare(row):
                 return False
             rest = {n for n in row if n is not None and n not in knows}
             if asleep and rest & self.step.state.live.keys():
@@ -386,7 +379,7 @@ PLANTS: Final[dict[str, Plant]] = {
         8, ((IndexMoves, "_floor", lambda self, place: NO_FLOOR),)
     ),
     "a majority of the last row acknowledges": Plant(
-        0, ((quorums, "reached", lambda rows, ends: _REACHED(rows[-1:], ends)),)
+        0, ((rows, "reached", lambda rows, ends: _REACHED(rows[-1:], ends)),)
     ),
 }
 
@@ -416,7 +409,7 @@ RARE: Final = frozenset(
     )
 )
 """Chance meets these too seldom: search longer, with `--plant`."""
-_REACHED: Final = quorums.reached
+_REACHED: Final = rows.reached
 
 
 @contextmanager

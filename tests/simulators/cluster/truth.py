@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from millstream.cluster.core import serving_rights
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.quorums import majority
-from millstream.cluster.core.records import DataRecord, IndexRecord, MapKey
+from millstream.model import serving_rights
+from millstream.model.cluster_maps import DataRecord, IndexRecord, MapKey
+from millstream.model.rows import majority
 from simulators.cluster.node import ACTIVE, Copy, Log, Node, common
 
 if TYPE_CHECKING:

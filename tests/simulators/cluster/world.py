@@ -27,17 +27,17 @@ from millstream.cluster.core.elements import (
 )
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_index, plan_rows
-from millstream.cluster.core.records import (
+from millstream.cluster.core.requests import txn_of
+from millstream.cluster.core.settings import Settings
+from millstream.cluster.core.writes import create_bucket, found_cluster, join_node
+from millstream.errors import ConditionError, UsageError
+from millstream.model.cluster_maps import (
     DataMap,
     DataRecord,
     IndexMap,
     IndexRecord,
     MapKey,
 )
-from millstream.cluster.core.requests import txn_of
-from millstream.cluster.core.settings import Settings
-from millstream.cluster.core.writes import create_bucket, found_cluster, join_node
-from millstream.errors import ConditionError, UsageError
 from simulators.cluster.index_parts import Gateway
 from simulators.cluster.namespace import Namespace
 from simulators.cluster.node import ACTIVE, REPLICA, Copy, Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from millstream.cluster.core.records import (
+from millstream.model.cluster_maps import (
     NO_KEY,
     DataMap,
     DataRecord,

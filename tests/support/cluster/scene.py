@@ -21,8 +21,10 @@ from millstream.cluster.core.elements import (
 )
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.orders import Order, Place
-from millstream.cluster.core.promotion import Row
-from millstream.cluster.core.records import (
+from millstream.cluster.core.reports import CopyReport, NodeReport, no_copy
+from millstream.cluster.core.step import Decision, Step, View
+from millstream.cluster.core.writes import Txn
+from millstream.model.cluster_maps import (
     DataMap,
     DataRecord,
     IndexMap,
@@ -30,10 +32,8 @@ from millstream.cluster.core.records import (
     MapKey,
     data_map_from_json,
 )
-from millstream.cluster.core.reports import CopyReport, NodeReport, no_copy
-from millstream.cluster.core.step import Decision, Step, View
-from millstream.cluster.core.writes import Txn
 from millstream.model.partitions import PartitionState
+from millstream.model.rows import Row
 from millstream.model.standing import Standing
 from millstream.vsr.core.versions import Version
 

@@ -18,7 +18,7 @@ Invariants:
 6. What a reply tells is durable: adopted records, promises, state and branch of the copy.
 
 Elsewhere: the orders (`cluster.core.orders`), what an active copy may do without any order
-(`cluster.core.serving_rights`).
+(`model.serving_rights`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Final, Literal, NamedTuple
 
 from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.promotion import Level
-from millstream.cluster.core.records import DataRecord, Floor, IndexRecord
 from millstream.cluster.core.reports import CopyReport, PartReport, new_copy
 from millstream.errors import CorruptionError
+from millstream.model.cluster_maps import DataRecord, Floor, IndexRecord
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 

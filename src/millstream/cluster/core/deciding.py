@@ -33,9 +33,9 @@ from millstream.cluster.core.members import tend_members
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.records import DataMap, DataRecord, next_data_map, next_index_map
 from millstream.cluster.core.step import Decision, Step, View
 from millstream.cluster.core.writes import Txn, put_data_map, put_index_map
+from millstream.model.cluster_maps import DataMap, DataRecord, next_data_map, next_index_map
 
 __all__ = ["decide"]
 

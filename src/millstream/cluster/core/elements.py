@@ -7,7 +7,7 @@ Invariants:
 2. An element of unknown form is damage: `bad_cluster_element` names its path.
 3. Members that a newer version of Millstream added are ignored, except in `settings`.
 
-Elsewhere: data maps and index maps (`cluster.core.records`), settings (`cluster.core.settings`),
+Elsewhere: data maps and index maps (`model.cluster_maps`), settings (`cluster.core.settings`),
 how elements are written, and under which guards (`cluster.core.writes`).
 """
 
@@ -19,16 +19,16 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from millstream.cluster.core.promotion import Row
-from millstream.cluster.core.records import (
+from millstream.cluster.core.settings import Settings, settings_from_json
+from millstream.errors import CorruptionError
+from millstream.model.bucket_map import COPIES_MAX
+from millstream.model.cluster_maps import (
     DataMap,
     IndexMap,
     data_map_from_json,
     index_map_from_json,
 )
-from millstream.cluster.core.settings import Settings, settings_from_json
-from millstream.errors import CorruptionError
-from millstream.model.bucket_map import COPIES_MAX
+from millstream.model.rows import Row
 from millstream.vsr.core.versions import NEVER, Version
 
 __all__ = [

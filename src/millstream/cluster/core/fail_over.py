@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.memory import Chosen, Memory, Promotion
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.promotion import Row
 from millstream.cluster.core.quorums import (
     JointVerdict,
     branch_above,
@@ -30,10 +29,11 @@ from millstream.cluster.core.quorums import (
     promises_enough,
     serving_copy,
 )
-from millstream.cluster.core.records import DataRecord
 from millstream.cluster.core.settings import BRANCH_TRY_DOUBLINGS_MAX, BRANCH_TRY_MS
 from millstream.cluster.core.step import Step
+from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
+from millstream.model.rows import Row
 from millstream.model.standing import Standing
 
 __all__ = ["admit", "given_up", "is_allowed", "is_heard_above", "must_leave", "promote", "serving"]

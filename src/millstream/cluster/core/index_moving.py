@@ -27,10 +27,10 @@ from millstream.cluster.core.elements import Plan
 from millstream.cluster.core.fail_over import serving
 from millstream.cluster.core.moving import valid_plan
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.records import Floor, IndexRecord
 from millstream.cluster.core.reports import PartReport
 from millstream.cluster.core.settings import FREEZE_WITHIN_SEQNOS, PART_STOPPED_MS_MAX
 from millstream.cluster.core.step import Step
+from millstream.model.cluster_maps import Floor, IndexRecord
 from millstream.model.position import FailoverLog
 
 __all__ = ["IndexChange", "IndexMoves", "has_reached", "may_answer"]

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.promotion import Level
-from millstream.cluster.core.records import Floor, MapKey
 from millstream.cluster.core.reports import CopyReport, NodeReport, PartReport
+from millstream.model.cluster_maps import Floor, MapKey
 from millstream.model.standing import Standing
 
 __all__ = ["Chosen", "Memory", "Promised", "Promotion", "Stopped"]

@@ -30,13 +30,13 @@ from msgspec.structs import replace
 from millstream.cluster.core.elements import ClusterState, Plan
 from millstream.cluster.core.fail_over import given_up
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.promotion import Row
-from millstream.cluster.core.quorums import needed_rows, spare
-from millstream.cluster.core.records import ROWS_MAX, DataRecord
+from millstream.cluster.core.quorums import needed_rows
 from millstream.cluster.core.reports import CopyReport
 from millstream.cluster.core.settings import TAKE_OVERS_MAX
 from millstream.cluster.core.step import Step
+from millstream.model.cluster_maps import ROWS_MAX, DataRecord
 from millstream.model.partitions import PartitionState
+from millstream.model.rows import Row, spare
 
 __all__ = ["Moves", "valid_plan"]
 

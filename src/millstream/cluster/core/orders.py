@@ -29,8 +29,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from millstream.cluster.core.promotion import Level
-from millstream.cluster.core.records import NO_KEY, DataRecord, Floor, IndexRecord, MapKey
 from millstream.cluster.core.reports import CopyReport
+from millstream.model.cluster_maps import NO_KEY, DataRecord, Floor, IndexRecord, MapKey
 from millstream.vsr.core.versions import Version
 
 __all__ = ["Order", "OrderKind", "Place", "Reply", "ReplyCode"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millstream.cluster.core.promotion import Row
+from millstream.model.rows import Row
 
 __all__ = ["plan_index", "plan_rows", "rows_led_by_others"]
 

@@ -30,12 +30,12 @@ from typing import Final, Literal, NamedTuple
 from millstream.errors import UsageError
 from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
+from millstream.model.rows import Row
 from millstream.model.standing import Standing
 
 __all__ = [
     "Answers",
     "Level",
-    "Row",
     "Verdict",
     "judge",
     "next_branch",
@@ -46,8 +46,6 @@ __all__ = [
     "without_node",
 ]
 
-Row = tuple[str | None, ...]
-"""Names of the nodes with copies, None for an empty place; as in a bucket's map."""
 Answers = Mapping[str, Standing]
 """Standings by the name of the node."""
 Level = Literal["majority", "persisted"]

@@ -14,65 +14,24 @@ Elsewhere: rows made by hand, in which an empty place may have been a copy
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from millstream.cluster.core.promotion import Answers, Level, Row, serving, winner_of
-from millstream.cluster.core.records import DataRecord
+from millstream.cluster.core.promotion import Answers, Level, serving, winner_of
+from millstream.model.cluster_maps import DataRecord
+from millstream.model.rows import Row, majority, named, spare
 
 __all__ = [
     "JointVerdict",
     "branch_above",
     "furthest",
-    "has_all",
     "judge_rows",
-    "majority",
     "needed_rows",
     "promises_enough",
-    "reached",
     "serving_copy",
-    "spare",
 ]
 
 _NOISE_BITS = 12
-
-
-def majority(row: Row) -> int:
-    """Return how many places are more than half."""
-    return len(row) // 2 + 1
-
-
-def spare(row: Row) -> int:
-    """Return how many places may be missing from a majority."""
-    return len(row) - majority(row)
-
-
-def reached(rows: Iterable[Row], ends: Mapping[str, int]) -> int:
-    """Return up to where a majority of every row has everything; 0 if one has no majority.
-
-    Args:
-        rows: in force.
-        ends: by node; of a missing one 0.
-    """
-    return min(_reached(row, ends, majority(row)) for row in rows)
-
-
-def has_all(row: Row, ends: Mapping[str, int], end: int) -> bool:
-    """Return whether a majority of the row has everything up to `end`, or all copies it names.
-
-    False if it names none.
-    """
-    count = min(majority(row), _named(row))
-    return count > 0 and _reached(row, ends, count) >= end
-
-
-def _reached(row: Row, ends: Mapping[str, int], count: int) -> int:
-    found = sorted((ends.get(name, 0) if name is not None else 0 for name in row), reverse=True)
-    return found[count - 1]
-
-
-def _named(row: Row) -> int:
-    return sum(name is not None for name in row)
 
 
 def needed_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -81,7 +40,7 @@ def needed_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
     An earlier row of the same nodes demands nothing more. A row that names nobody was given up:
     nobody is left who could act by it.
     """
-    kept = [row for row in rows if _named(row)] or [rows[-1]]
+    kept = [row for row in rows if named(row)] or [rows[-1]]
     seen: set[frozenset[str | None]] = set()
     earlier = []
     for row in kept[:-1]:
@@ -117,13 +76,13 @@ def judge_rows(rows: Sequence[Row], answers: Answers) -> JointVerdict:
     missing: dict[str, None] = {}
     for row in rows:
         told = [answers[name] for name in row if name is not None and name in answers]
-        named, most = _named(row), spare(row)
+        places, most = named(row), spare(row)
         intact = sum(one.is_intact for one in told)
         whole = sum(one.is_whole for one in told)
-        has_quorum &= len(told) == named or len(told) > most
-        is_safe &= len(told) == named or min(len(told), intact, whole) > most
+        has_quorum &= len(told) == places or len(told) > most
+        is_safe &= len(told) == places or min(len(told), intact, whole) > most
         counts: tuple[tuple[Level, int], ...] = (("majority", intact), ("persisted", whole))
-        kept -= {level for level, count in counts if count <= most and count != named}
+        kept -= {level for level, count in counts if count <= most and count != places}
         missing |= dict.fromkeys(n for n in row if n is not None and n not in answers)
     return JointVerdict(is_safe, has_quorum, frozenset(kept), tuple(missing))
 

@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from millstream.cluster.core.records import NO_KEY, DataRecord, Floor, MapKey
 from millstream.errors import RemoteProtocolError
+from millstream.model.cluster_maps import NO_KEY, DataRecord, Floor, MapKey
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from millstream.errors import UsageError
+from millstream.model.serving_rights import Isolation
 
 __all__ = [
     "ACTIVATE_MS_MAX",
@@ -22,7 +23,6 @@ __all__ = [
     "CONTACT_WINDOW_MS",
     "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
-    "LEASE_MARGIN_MS",
     "LOCK_TTL_MS",
     "NOOP_INTERVAL_MS",
     "ORDER_MS_MAX",
@@ -34,7 +34,6 @@ __all__ = [
     "TAKE_OVERS_MAX",
     "TAKE_OVER_MS_MAX",
     "UNREACHED_MS_MAX",
-    "Isolation",
     "Settings",
     "settings_from_json",
     "settings_to_json",
@@ -43,8 +42,6 @@ __all__ = [
 SESSION_TTL_MS: Final = 1200
 """Time without a beat after which the coordination service ends the session of a node."""
 SESSION_BEAT_MS: Final = 300
-LEASE_MARGIN_MS: Final = 200
-"""A node gives its lease up so long before its session can end."""
 LOCK_TTL_MS: Final = 1200
 CONTACT_WINDOW_MS: Final = 500
 """An active copy serves so long after its last contact with a majority of every row."""
@@ -75,7 +72,6 @@ STALLED_AFTER_MS: Final = 600_000
 """A move without progress for so long is shown as stalled."""
 TTL_RANGE_MS: Final = (600, 600_000)
 
-Isolation = Literal["stop", "read_only", "serve"]
 _RANGES: Final[dict[str, tuple[int, int]]] = {
     "session_ttl_ms": TTL_RANGE_MS,
     "contact_window_ms": (100, 60_000),

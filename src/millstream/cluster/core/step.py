@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from millstream.cluster.core.elements import ClusterState
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.orders import Order, OrderKind, Place
-from millstream.cluster.core.records import DataRecord
 from millstream.cluster.core.settings import UNREACHED_MS_MAX
 from millstream.cluster.core.writes import Txn
+from millstream.model.cluster_maps import DataRecord
 from millstream.vsr.core.versions import Version
 
 __all__ = ["Decision", "EndSession", "Step", "View"]

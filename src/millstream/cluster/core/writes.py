@@ -18,7 +18,7 @@ Invariants:
    nothing.
 3. `CREATE` answers EXISTS without an error, so a creation always checks that nothing is there.
 
-Elsewhere: what is written (`cluster.core.elements`, `cluster.core.records`), and why
+Elsewhere: what is written (`cluster.core.elements`, `model.cluster_maps`), and why
 (`cluster.core.deciding`).
 """
 
@@ -54,14 +54,14 @@ from millstream.cluster.core.elements import (
     node_path,
     to_json,
 )
-from millstream.cluster.core.records import (
+from millstream.cluster.core.settings import Settings, settings_to_json
+from millstream.errors import UsageError
+from millstream.model.cluster_maps import (
     DataMap,
     IndexMap,
     data_map_to_json,
     index_map_to_json,
 )
-from millstream.cluster.core.settings import Settings, settings_to_json
-from millstream.errors import UsageError
 from millstream.vsr.core.versions import NEVER, Version
 
 __all__ = [

@@ -28,9 +28,9 @@ from millstream.cluster.core.admission import (
     stopped_at,
 )
 from millstream.cluster.core.orders import Order, OrderKind
-from millstream.cluster.core.records import DataRecord, Floor, IndexRecord, MapKey
 from millstream.cluster.core.reports import PartReport
 from millstream.errors import CorruptionError
+from millstream.model.cluster_maps import DataRecord, Floor, IndexRecord, MapKey
 from millstream.vsr.core.versions import Version
 from support.cluster.records import data_records
 from support.cluster.scene import ACTIVE, DEAD, HERE, KEY, TOKEN, copy_report

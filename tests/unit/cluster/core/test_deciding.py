@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from millstream.cluster.core.elements import PLAN, Plan, node_path
-from millstream.cluster.core.records import DataMap, IndexMap
+from millstream.model.cluster_maps import DataMap, IndexMap
 from millstream.vsr.core.versions import Version
 from simulators.cluster.plants import planted
 from simulators.cluster.schedules import Schedule, run

@@ -34,7 +34,9 @@ from millstream.cluster.core.elements import (
     to_json,
     user_path,
 )
-from millstream.cluster.core.records import (
+from millstream.cluster.core.settings import Settings, settings_to_json
+from millstream.errors import CorruptionError
+from millstream.model.cluster_maps import (
     DataMap,
     DataRecord,
     IndexMap,
@@ -43,8 +45,6 @@ from millstream.cluster.core.records import (
     data_map_to_json,
     index_map_to_json,
 )
-from millstream.cluster.core.settings import Settings, settings_to_json
-from millstream.errors import CorruptionError
 from millstream.vsr.core.versions import NEVER, Version
 
 KEY = MapKey(2, 4)

@@ -16,9 +16,9 @@ from millstream.cluster.core.fail_over import (
 from millstream.cluster.core.memory import Promotion
 from millstream.cluster.core.orders import Order, Reply
 from millstream.cluster.core.quorums import judge_rows
-from millstream.cluster.core.records import MapKey
 from millstream.cluster.core.reports import no_copy
 from millstream.cluster.core.settings import BRANCH_TRY_MS, Settings
+from millstream.model.cluster_maps import MapKey
 from support.cluster.scene import (
     ACTIVE,
     DEAD,

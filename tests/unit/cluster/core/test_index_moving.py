@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from millstream.cluster.core.elements import Plan
 from millstream.cluster.core.index_moving import IndexMoves, has_reached, may_answer
 from millstream.cluster.core.memory import Stopped
-from millstream.cluster.core.records import Floor, IndexMap, IndexRecord, MapKey, next_index_map
 from millstream.cluster.core.reports import PartReport
 from millstream.cluster.core.settings import FREEZE_WITHIN_SEQNOS, PART_STOPPED_MS_MAX
+from millstream.model.cluster_maps import Floor, IndexMap, IndexRecord, MapKey, next_index_map
 from millstream.model.position import FailoverEntry
 from support.cluster.scene import ACTIVE, HERE, KEY, Scene, copy_report, kinds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from millstream.cluster.core.memory import Chosen, Memory, Promotion, Stopped
 from millstream.cluster.core.orders import Order, Place, Reply
-from millstream.cluster.core.records import Floor
 from millstream.cluster.core.reports import NodeReport, PartReport, no_copy
+from millstream.model.cluster_maps import Floor
 from millstream.vsr.core.versions import Version
 from support.cluster.scene import HERE, KEY, TOKEN, Scene, copy_report
 

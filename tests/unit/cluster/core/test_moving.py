@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.elements import Plan
 from millstream.cluster.core.moving import Moves, valid_plan
-from millstream.cluster.core.promotion import Row
-from millstream.cluster.core.records import ROWS_MAX, DataMap, DataRecord, MapKey
 from millstream.cluster.core.reports import no_copy
 from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
+from millstream.model.cluster_maps import ROWS_MAX, DataMap, DataRecord, MapKey
+from millstream.model.rows import Row
 from support.cluster.scene import (
     ACTIVE,
     DEAD,

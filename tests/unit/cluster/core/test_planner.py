@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.cluster.core.planner import plan_index, plan_rows, rows_led_by_others
-from millstream.cluster.core.promotion import Row
+from millstream.model.rows import Row
 
 PARTITIONS = 64
 NEW: tuple[Row, ...] = ((),) * PARTITIONS

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from millstream.cluster.core.promotion import (
     Answers,
-    Row,
     judge,
     next_branch,
     next_map,
@@ -22,6 +21,7 @@ from millstream.cluster.core.promotion import (
 from millstream.errors import UsageError
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
+from millstream.model.rows import Row
 from millstream.model.standing import Standing
 
 ACTIVE, REPLICA, DEAD = PartitionState.ACTIVE, PartitionState.REPLICA, PartitionState.DEAD

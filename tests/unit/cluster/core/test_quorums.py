@@ -9,21 +9,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.cluster.core.promotion import Row
 from millstream.cluster.core.quorums import (
     branch_above,
     furthest,
-    has_all,
     judge_rows,
-    majority,
     needed_rows,
     promises_enough,
-    reached,
     serving_copy,
-    spare,
 )
-from millstream.cluster.core.records import DataRecord, MapKey
+from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState
+from millstream.model.rows import Row, majority, reached
 from millstream.model.standing import Standing
 
 ACTIVE, REPLICA = PartitionState.ACTIVE, PartitionState.REPLICA
@@ -49,21 +45,6 @@ rows_of_names = st.integers(1, 4).flatmap(
         max_size=3,
     )
 )
-
-
-def test_a_write_needs_a_majority_of_every_row() -> None:
-    rows: list[Row] = [("a", "b", "c"), ("c", "d", None)]
-    ends = {"a": 9, "b": 7, "c": 8, "d": 5}
-    assert (majority(rows[0]), spare(rows[0])) == (2, 1)
-    assert reached(rows[:1], ends) == 8
-    assert reached(rows, ends) == 5
-    assert reached([("a", None)], ends) == 0
-
-
-def test_a_row_that_names_fewer_copies_than_a_majority_has_all_if_these_have() -> None:
-    assert has_all(("a", None, None), {"a": 5}, 5)
-    assert not has_all(("a", "b", None), {"a": 5}, 5)
-    assert not has_all((None, None), {}, 0)
 
 
 @given(rows_of_names, st.data())

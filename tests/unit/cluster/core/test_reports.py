@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from millstream.cluster.core.orders import Order, Reply
-from millstream.cluster.core.records import Floor, MapKey
 from millstream.cluster.core.reports import NodeReport, PartReport, from_peer, no_copy
 from millstream.errors import RemoteProtocolError
+from millstream.model.cluster_maps import Floor, MapKey
 from millstream.vsr.core.versions import Version
 from support.cluster.scene import ACTIVE, HERE, Scene, copy_report
 

@@ -19,15 +19,6 @@ from millstream.cluster.core.elements import (
     Plan,
     boots_path,
 )
-from millstream.cluster.core.records import (
-    DataMap,
-    DataRecord,
-    IndexMap,
-    IndexRecord,
-    MapKey,
-    next_data_map,
-    next_index_map,
-)
 from millstream.cluster.core.settings import Settings
 from millstream.cluster.core.writes import (
     cancel_plan,
@@ -43,6 +34,15 @@ from millstream.cluster.core.writes import (
 )
 from millstream.errors import UsageError
 from millstream.model.bucket_map import BUCKET_NODES_MAX
+from millstream.model.cluster_maps import (
+    DataMap,
+    DataRecord,
+    IndexMap,
+    IndexRecord,
+    MapKey,
+    next_data_map,
+    next_index_map,
+)
 from millstream.vsr.core.values import items
 from support.cluster.coordination_tree import CoordinationTree
 

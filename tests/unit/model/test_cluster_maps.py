@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from millstream.cluster.core.records import (
+from millstream.errors import CorruptionError
+from millstream.model.cluster_maps import (
     NO_KEY,
     DataMap,
     DataRecord,
@@ -24,7 +25,6 @@ from millstream.cluster.core.records import (
     next_data_map,
     next_index_map,
 )
-from millstream.errors import CorruptionError
 from support.cluster.records import data_maps, data_records, index_maps, index_records
 
 KEY = MapKey(2, 7)

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.cluster.core.promotion import Row
 from millstream.errors import CorruptionError
 from millstream.model.bucket_map import BUCKET_NODES_MAX, COPIES_MAX, MAP_REVISION_MAX
+from millstream.model.rows import Row
 
 __all__ = [
     "NO_FLOOR",

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from millstream.cluster.core.records import DataRecord, MapKey
-from millstream.cluster.core.serving_rights import (
+from millstream.model.cluster_maps import DataRecord, MapKey
+from millstream.model.serving_rights import (
     Contact,
     Right,
     contact_until_ms,

@@ -21,15 +21,15 @@ Elsewhere: the orders (`cluster.core.admission`), durations (`cluster.core.setti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from millstream.cluster.core.promotion import Row
-from millstream.cluster.core.quorums import majority
-from millstream.cluster.core.records import DataRecord
-from millstream.cluster.core.settings import LEASE_MARGIN_MS, Isolation
+from millstream.model.cluster_maps import DataRecord
+from millstream.model.rows import Row, majority
 
 __all__ = [
+    "LEASE_MARGIN_MS",
     "Contact",
+    "Isolation",
     "Right",
     "contact_until_ms",
     "lease_until_ms",
@@ -38,6 +38,12 @@ __all__ = [
     "may_serve",
     "what_is_served",
 ]
+
+
+LEASE_MARGIN_MS: Final = 200
+"""A node gives its lease up so long before its session can end."""
+Isolation = Literal["stop", "read_only", "serve"]
+"""What a copy does that has neither a lease nor contact: nothing, reads, everything."""
 
 
 class Contact(NamedTuple):
