@@ -56,6 +56,8 @@ ENTRY_POINTS: Final = {
     "millstream.cluster.core.deciding",  # what the shells of a managed cluster will call
     "millstream.cluster.core.requests",
     "millstream.cluster.core.admission",
+    "millstream.cluster.aio.local_engine",
+    "millstream.gateway.core.api.cluster",
     "millstream.model.serving_rights",
 }
 

@@ -1,0 +1,1 @@
+"""Shells of the cluster manager: the node agent, the orchestrator, messages between nodes."""

@@ -1,0 +1,57 @@
+"""The cluster as the pages of a node see it.
+
+Elsewhere: who implements it (`cluster.aio.membership`), the pages
+(`gateway.aio.node.cluster_pages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["ClusterApi"]
+
+
+class ClusterApi(Protocol):
+    """The cluster that a node is a member of."""
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the node is a member of a managed cluster."""
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return members, buckets, maps, plan and fail-overs, as `cluster status --json` has them.
+
+        Raises:
+            ConditionError: `not_managed`.
+            UnavailableError: `no_quorum`: the coordination service does not answer.
+        """
+
+    async def init(self, name: str, coordinators: int) -> Mapping[str, Any]:
+        """Make a cluster of this node; does nothing if it is a member of one of this name.
+
+        Raises:
+            ConditionError: `other_cluster`.
+        """
+
+    async def join(self, address: str, *, zone: str, roles: tuple[str, ...]) -> Mapping[str, Any]:
+        """Join the cluster of which the node at this address (HOST:PORT, HTTP) is a member.
+
+        Raises:
+            ConditionError: `has_data`, `name_taken`, `address_taken`, `clock`, `version`,
+                `other_cluster`.
+            UnavailableError: it does not answer, or has no quorum.
+        """
+
+    async def request(
+        self, op: str, args: Mapping[str, Any], by: str, *, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Ask the orchestrator for something, and return the result (`cluster.core.requests`).
+
+        Raises:
+            ConditionError: `not_managed`; what the orchestrator refused.
+            UnavailableError: `no_quorum`; `timeout`: it was asked for and may still be done.
+        """
+
+    async def orders(self, content: bytes) -> bytes:
+        """Carry out orders of an orchestrator (`cluster.core.orders`); return the replies."""
