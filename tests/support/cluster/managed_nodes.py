@@ -1,0 +1,204 @@
+"""A managed cluster of real nodes, for tests from outside: its members, commands and writers.
+
+Invariants:
+1. A node keeps its addresses when it is started again.
+2. Waits are for a condition, each with a time limit.
+3. What a writer was told is written down before the next write, so that the truth is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from millstream import connect
+from millstream.errors import MillstreamError
+from support.kv.nodes_with_map import ask
+from support.node.node_process import NodeProcess, free_port
+from support.node.waiting import until
+
+BUCKET = "default"
+_PORTS = ("kv", "http", "coord", "peer")
+
+
+def run(*words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run a command; return what it printed and its exit code."""
+    return subprocess.run(
+        [sys.executable, "-m", "millstream", *words],
+        capture_output=True, text=True, timeout=timeout_s, env=dict(os.environ), check=False,
+    )  # fmt: skip
+
+
+class ManagedNodes:
+    """Nodes n1, n2, n3 ... of one cluster.
+
+    Args:
+        make: makes a node that was not started, in a directory of this name.
+        partitions: of the bucket `default` of the first node.
+    """
+
+    def __init__(self, make: Callable[..., NodeProcess], partitions: int = 16) -> None:
+        self._make = make
+        self._partitions = partitions
+        self.nodes: dict[str, NodeProcess] = {}
+
+    def start(self, name: str) -> NodeProcess:
+        """Start a new node, alone."""
+        ports = [word for one in _PORTS for word in (f"--{one}", f"127.0.0.1:{free_port()}")]
+        node = self.nodes[name] = self._make(
+            "--no-memcached", "--bucket", f"{BUCKET}:{self._partitions}", *ports, name=name
+        )
+        node.start()
+        return node
+
+    def command(self, at: str, *words: str, code: int = 0) -> dict[str, Any]:
+        """Run `millstream cluster ... --json` at a node; return what it printed."""
+        done = run("cluster", *words, "--json", "--connect", str(self.nodes[at].ready["kv"]))
+        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        found: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+        return found
+
+    def found(self, *names: str, replicas: int = 1) -> Self:
+        """Make a cluster of new nodes, and have the bucket on all of them."""
+        first = names[0]
+        self.start(first)
+        self.command(first, "init", "--name", "test")
+        for name in names[1:]:
+            self.join(name, first)
+        self.command(first, "bucket", "set", BUCKET, "--replicas", str(replicas))
+        self.command(first, "rebalance", "--wait")
+        self.until_whole()
+        return self
+
+    def join(self, name: str, to: str) -> None:
+        """Start a node and have it join."""
+        self.start(name)
+        self.command(name, "join", str(self.nodes[to].ready["http"]))
+
+    def status(self, at: str) -> dict[str, Any]:
+        """Return the status of the cluster as one node tells it; empty: it cannot tell."""
+        status, answer = ask(self.nodes[at], "GET", "/cluster")
+        found: dict[str, Any] = answer if status == 200 else {}
+        return found
+
+    def running(self) -> list[str]:
+        """Return the names of the nodes that run."""
+        return [name for name, node in self.nodes.items() if node.is_running]
+
+    def standings(self, at: str, bucket: str = BUCKET) -> list[dict[str, Any]]:
+        """Return how a node's copies stand."""
+        status, answer = ask(self.nodes[at], "GET", f"/buckets/{bucket}/standings")
+        assert status == 200, answer
+        found: list[dict[str, Any]] = answer["standings"]
+        return found
+
+    def actives(self, bucket: str = BUCKET) -> dict[int, list[str]]:
+        """Return the nodes that have each partition active."""
+        found: dict[int, list[str]] = {}
+        for name in self.running():
+            for one in self.standings(name, bucket):
+                if one["state"] == "active":
+                    found.setdefault(one["partition"], []).append(name)
+        return found
+
+    def until_whole(self, at: str | None = None) -> None:
+        """Wait until no plan is left and every partition has all its copies."""
+        asked = at or self.running()[0]
+
+        def is_whole() -> bool:
+            status = self.status(asked)
+            buckets = status.get("buckets", {})
+            return (
+                bool(buckets)
+                and not status.get("plan")
+                and all(one["partitions"] == one["whole"] for one in buckets.values())
+            )
+
+        until(is_whole, lambda: {"status": self.status(asked), **self.logs()})
+
+    def until_served(self, names: list[str]) -> float:
+        """Wait until each partition is active on one of these nodes; return after how long."""
+        begun = time.monotonic()
+        until(
+            lambda: (
+                sorted(self.actives()) == list(range(self._partitions))
+                and all(set(at) <= set(names) for at in self.actives().values())
+            ),
+            lambda: {"actives": self.actives(), **self.logs()},
+        )
+        return time.monotonic() - begun
+
+    def logs(self) -> dict[str, str]:
+        """Return the ends of the nodes' logs."""
+        return {name: node.log()[-3000:] for name, node in self.nodes.items()}
+
+
+class Writer:
+    """Writes documents with a majority's acknowledgement until it is stopped.
+
+    `known`: key -> value last acknowledged. `errors`: what failed; `gap_s`: the longest time
+    between two acknowledgements.
+    """
+
+    def __init__(self, nodes: ManagedNodes, keys: int = 200) -> None:
+        self.known: dict[str, int] = {}
+        self.tried: dict[str, int] = {}
+        self.errors: list[str] = []
+        self.gap_s = 0.0
+        self.count = 0
+        self._seeds = [node.kv for node in nodes.nodes.values() if node.is_running]
+        self._keys = keys
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        number = 0
+        others = [f"{h}:{p}" for h, p in self._seeds]
+        while not self._stop.is_set():
+            try:
+                with connect(others, bucket=BUCKET, timeout_s=15.0) as client:
+                    while not self._stop.is_set():
+                        key = f"w{number % self._keys}"
+                        number += 1
+                        self.tried[key] = number
+                        client.upsert(key, {"n": number}, durability="majority")
+                        self.known[key] = number
+                        now = time.monotonic()
+                        self.gap_s, last = max(self.gap_s, now - last), now
+                        self.count += 1
+            except MillstreamError as error:
+                self.errors.append(f"{type(error).__name__}: {error}")
+
+    def check(self, nodes: ManagedNodes) -> None:
+        """Fail unless every acknowledged write is there, or a later one that was tried.
+
+        The writer has stopped.
+        """
+        assert self.count, self.errors
+        others = [f"{h}:{p}" for h, p in (nodes.nodes[n].kv for n in nodes.running())]
+        with connect(others, bucket=BUCKET, timeout_s=30.0) as client:
+            for key, number in self.known.items():
+                found = client.get(key)
+                assert found is not None, f"{key} is lost, it was {number}"
+                assert number <= found.value["n"] <= self.tried[key], (key, number, found.value)
+
+
+def data_of(node: NodeProcess) -> Path:
+    """Return a node's directory."""
+    return node.data_dir
