@@ -11,7 +11,7 @@ from millstream.coordination.core.namespace import tables
 from millstream.coordination.core.namespace.state.run import Run
 from millstream.coordination.core.resp.session import RespSession
 from simulators.coordination_fuzz.codecs import codecs
-from simulators.coordination_fuzz.fronts import fronts
+from simulators.coordination_fuzz.resp_sessions import fronts
 from simulators.coordination_fuzz.twins import twins
 
 Target = Callable[[bytes], None]

@@ -16,10 +16,10 @@ import pytest
 from millstream.vsr.core.replica.normal_case import NormalCase
 from simulators.coordination_plants import planted
 from simulators.coordination_sim.__main__ import fixed
+from simulators.coordination_sim.conditions import FAULTS, LATER, Options, Weather
 from simulators.coordination_sim.plants import PLANTS, Plant
 from simulators.coordination_sim.runs import Outcome, command, run, shrink
 from simulators.coordination_sim.search import Found, search, table
-from simulators.coordination_sim.weather import FAULTS, LATER, Options, Weather
 from simulators.coordination_sim.world import World
 
 HOURS = float(os.environ.get("MILLSTREAM_SIM_HOURS", "5"))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from simulators.coordination_sim.conditions import Options, Weather
 from simulators.coordination_sim.runs import Outcome, run
 from simulators.coordination_sim.search import search
-from simulators.coordination_sim.weather import Options, Weather
 
 TESTS = Path(__file__).parents[1]
 WEATHER = {

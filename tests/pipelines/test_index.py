@@ -12,7 +12,7 @@ from millstream.pipelines.index.on_spark import IndexPipeline
 from millstream.pipelines.index.setup import find_specs
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
-from support.views.spread_index import Spread
+from support.views.distributed_index import Spread
 
 KINDS = "function (doc) { emit([doc.kind, doc._rev.split('-')[0]], doc.n); }"
 

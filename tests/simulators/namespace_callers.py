@@ -6,7 +6,7 @@ Invariants:
 2. A stock client repeats what waits under a new number; one without a session of its own gives up
    what it had under way when its connection is lost.
 
-Elsewhere: what they may want (`namespace_wishes`), whom they talk to (`namespace_world`), what
+Elsewhere: what they may want (`namespace_requests`), whom they talk to (`namespace_world`), what
 has to hold (`namespace_truth`).
 """
 
@@ -20,8 +20,8 @@ from millstream.coordination.core.namespace.state.claims import Mode
 from millstream.coordination.core.namespace.state.waits import Wait
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.values import items
+from simulators.namespace_requests import FOCUSES, Wishes
 from simulators.namespace_truth import COUNTER, PATHS, QUEUE, WrongError, require
-from simulators.namespace_wishes import FOCUSES, Wishes
 from simulators.namespace_world import TIME_OUT_BEATS, Ask, Connection, Group, Words, small
 
 __all__ = ["Caller", "Schedule", "run"]

@@ -8,10 +8,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from simulators.coordination_sim.conditions import FAULTS, Options
 from simulators.coordination_sim.ledger import LEDGER, line, next_seed, write_table
 from simulators.coordination_sim.runs import command, run, say, shrink
 from simulators.coordination_sim.search import SEEDS_MAX, search_all
-from simulators.coordination_sim.weather import FAULTS, Options
 from simulators.coordination_sim.whole import ALL_PLANTS
 from simulators.coordination_sim.whole import run as run_whole
 from simulators.coordination_sim.whole_mistakes import WHOLE_PLANTS

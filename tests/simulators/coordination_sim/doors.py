@@ -32,8 +32,8 @@ from simulators.coordination_sim.rights import Users
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guests
     from simulators.coordination_sim.machine import Machine
+    from simulators.coordination_sim.namespace_clients import Guests
 
 PORT = 7379
 GID = 1

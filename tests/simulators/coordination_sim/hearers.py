@@ -29,7 +29,7 @@ from simulators.coordination_sim.rights import READ
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guests
+    from simulators.coordination_sim.namespace_clients import Guests
 
 ALL_BYTES = 2**40
 BACK_MS = 200.0

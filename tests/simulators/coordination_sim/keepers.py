@@ -17,9 +17,9 @@ from millstream.coordination.core.client.events import (
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.chores import Doing
-    from simulators.coordination_sim.guests import Guest
     from simulators.coordination_sim.hearers import Told
+    from simulators.coordination_sim.namespace_clients import Guest
+    from simulators.coordination_sim.workloads import Doing
     from simulators.namespace_world import Words
 
 HISTORY = 128

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from millstream.vsr.core.effects import Message
 from millstream.vsr.core.messages import Envelope, decode, encode
+from simulators.coordination_sim.conditions import Weather
 from simulators.coordination_sim.loop import Loop, stream
-from simulators.coordination_sim.weather import Weather
 
 if TYPE_CHECKING:
     from simulators.coordination_sim.machine import Machine

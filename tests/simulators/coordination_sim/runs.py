@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from millstream.errors import MillstreamError
+from simulators.coordination_sim.conditions import Options, Weather
 from simulators.coordination_sim.loop import Loop
-from simulators.coordination_sim.weather import Options, Weather
 from simulators.coordination_sim.world import World
 
 WRONG = (

@@ -13,7 +13,7 @@ Invariants:
 6. Who is offered something is told so by the same entry.
 7. How far a durable subscription was heard never becomes less, and goes with its session.
 
-Elsewhere: clients (`guests`), who hears of changes (`hearers`), registers (`truth`).
+Elsewhere: clients (`namespace_clients`), who hears of changes (`hearers`), registers (`truth`).
 """
 
 from __future__ import annotations

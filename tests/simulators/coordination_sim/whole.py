@@ -24,10 +24,11 @@ from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.callers import Callers
+from simulators.coordination_sim.clients_of_nodes import Households, NodeGuests
+from simulators.coordination_sim.conditions import Options, Weather
 from simulators.coordination_sim.faults import Faults
 from simulators.coordination_sim.forcing import force_in_pool
 from simulators.coordination_sim.groups_of_nodes import GroupMachine, Scope
-from simulators.coordination_sim.guests_of_nodes import Households, NodeGuests
 from simulators.coordination_sim.lines import Line, NodesNetwork, NoGuard
 from simulators.coordination_sim.loop import Loop, stream
 from simulators.coordination_sim.nodes import Node
@@ -37,7 +38,6 @@ from simulators.coordination_sim.pool_truth import PoolTruth
 from simulators.coordination_sim.rights import Users
 from simulators.coordination_sim.runs import ALL, Outcome, outcome_of
 from simulators.coordination_sim.truth import WrongError
-from simulators.coordination_sim.weather import Options, Weather
 from simulators.coordination_sim.whole_mistakes import WHOLE_PLANTS
 from simulators.coordination_sim.world import SEARCH_STEPS_MAX, TRACE_LINES, World
 from simulators.histories.check import check

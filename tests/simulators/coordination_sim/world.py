@@ -20,18 +20,18 @@ from millstream.vsr.core.hard_state import founded
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.clients import Clients
+from simulators.coordination_sim.conditions import Options, Weather
 from simulators.coordination_sim.endings import heal
 from simulators.coordination_sim.faults import Faults
 from simulators.coordination_sim.forcing import force
-from simulators.coordination_sim.guests import Guests
 from simulators.coordination_sim.loop import Loop, stream
 from simulators.coordination_sim.machine import Machine
+from simulators.coordination_sim.namespace_clients import Guests
 from simulators.coordination_sim.network import Network
 from simulators.coordination_sim.plants import PLANTS
 from simulators.coordination_sim.shadow import Shadow
 from simulators.coordination_sim.times import Times
 from simulators.coordination_sim.truth import Truth, WrongError
-from simulators.coordination_sim.weather import Options, Weather
 from simulators.histories.check import check
 
 __all__ = ["World", "WrongError"]

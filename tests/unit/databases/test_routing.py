@@ -37,8 +37,8 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
 from support.kv.running_bucket import opened
-from support.views.spread_nodes import BUCKET as PARTS
-from support.views.spread_nodes import SpreadNodes as FalseNodes
+from support.views.distributed_nodes import BUCKET as PARTS
+from support.views.distributed_nodes import SpreadNodes as FalseNodes
 
 B, C = NodeAt("b", 2), NodeAt("c", 2)
 

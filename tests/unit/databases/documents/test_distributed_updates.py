@@ -28,7 +28,7 @@ from millstream.gateway.core.api.stored import (
 )
 from millstream.kv.core.revisions.revision_store import Made, RevisedDocuments
 from millstream.model.partitions import PartitionState
-from simulators import spread_schedules
+from simulators import document_schedules
 from support.budget import budget
 from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
 from support.kv.running_bucket import LIMIT, put
@@ -338,7 +338,7 @@ async def test_what_is_told_is_so_while_connections_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
-    told = await spread_schedules.run(tmp_path, seed)
+    told = await document_schedules.run(tmp_path, seed)
     assert told["made"] > 20
 
 
@@ -366,7 +366,7 @@ async def test_mistakes_are_found(
 
     async def run_all() -> None:
         for seed in range(20):
-            await spread_schedules.run(tmp_path / str(seed), seed)
+            await document_schedules.run(tmp_path / str(seed), seed)
 
     with pytest.raises(AssertionError, match="a change"):
         await run_all()

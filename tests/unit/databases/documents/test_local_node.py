@@ -46,9 +46,9 @@ from millstream.model.position import Position
 from millstream.wire.frames import seqno_of
 from support.http.revised_documents import with_leaf
 from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
-from support.views.spread_nodes import BUCKET as PARTS
-from support.views.spread_nodes import Node
-from support.views.spread_nodes import SpreadNodes as FalseNodes
+from support.views.distributed_nodes import BUCKET as PARTS
+from support.views.distributed_nodes import Node
+from support.views.distributed_nodes import SpreadNodes as FalseNodes
 
 REV = "1-" + "a" * 32
 

@@ -12,7 +12,7 @@ from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.api.stored import Done, encode
 from millstream.gateway.core.bucket_parts import Histories, PartHistory
 from millstream.model.position import FailoverEntry, FailoverLog
-from support.views.spread_nodes import BUCKET, SpreadNodes
+from support.views.distributed_nodes import BUCKET, SpreadNodes
 
 
 @pytest.fixture(autouse=True)

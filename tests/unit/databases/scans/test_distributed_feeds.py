@@ -19,7 +19,7 @@ from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.kv.core.revisions.changes_feed import Piece
 from millstream.wire.frames import change_of, description_bytes, seqno_of
 from support.budget import budget
-from support.views.spread_nodes import BUCKET, SpreadNodes
+from support.views.distributed_nodes import BUCKET, SpreadNodes
 
 PAUSES = (0.0, 0.0, 0.0)
 

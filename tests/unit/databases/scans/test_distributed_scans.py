@@ -16,7 +16,7 @@ from millstream.documents.reading import PLAIN, text_of
 from millstream.errors import MillstreamError
 from millstream.model.partitions import PartitionState, partition_of
 from support.kv.running_bucket import LIMIT, NOW, opened, put
-from support.views.spread_nodes import BUCKET, SpreadNodes
+from support.views.distributed_nodes import BUCKET, SpreadNodes
 
 NAMES = sorted([f"k{n:02}" for n in range(40)] + ["_design/d", "é"], key=str.encode)
 OWNERS = "abab"

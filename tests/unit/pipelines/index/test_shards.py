@@ -11,8 +11,8 @@ from millstream.pipelines.index import shards as module
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.shards import Shards
 from millstream.pipelines.index.writer import Cycle, IndexWriter
+from simulators.index_pipeline_world import Node, placed
 from simulators.index_world import Wrong
-from simulators.spread_world import Node, placed
 from support.budget import budget
 from support.node.waiting import until
 

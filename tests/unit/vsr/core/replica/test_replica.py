@@ -8,7 +8,7 @@ from millstream.vsr.core.replica import replica as replica_module
 from millstream.vsr.core.replica.replica import VIEW_STEPS
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 from simulators.coordination_sim import runs
-from simulators.coordination_sim.weather import Options
+from simulators.coordination_sim.conditions import Options
 from support.budget import budget
 from support.coordination.coordination_group import Group
 

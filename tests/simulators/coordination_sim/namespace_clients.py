@@ -1,6 +1,6 @@
 """Clients of namespaces: connections, sessions, requests repeated until their end is known.
 
-A guest does one thing at a time; what it does says its chore (`chores`), a generator that yields
+A guest does one thing at a time; what it does says its chore (`workloads`), a generator that yields
 what it wants and is told how it ended.
 
 Invariants:
@@ -9,7 +9,7 @@ Invariants:
 2. Each attempt has a stamp of its own, so that what is executed can be told from what was refused.
 
 Elsewhere: what has to hold (`shadow`), machines' ends of connections (`doors`), who hears
-(`hearers`, `keepers`), who reads anywhere (`lookers`).
+(`hearers`, `keepers`), who reads anywhere (`readers`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.coordination.core.client.events import ErrorReply
 from millstream.coordination.core.client.wire import Replies, is_push, packed
-from simulators.coordination_sim.chores import (
+from simulators.coordination_sim.doors import Door
+from simulators.coordination_sim.hearers import Hearer
+from simulators.coordination_sim.keepers import Keeper
+from simulators.coordination_sim.lines import Line
+from simulators.coordination_sim.loop import stream
+from simulators.coordination_sim.readers import Looker
+from simulators.coordination_sim.rights import USERS
+from simulators.coordination_sim.shadow import ATTEMPTS
+from simulators.coordination_sim.workloads import (
     CHORES,
     CHORES_MAX,
     IN_RESP3,
@@ -36,17 +44,9 @@ from simulators.coordination_sim.chores import (
     rest,
     sharing,
 )  # fmt: skip
-from simulators.coordination_sim.doors import Door
-from simulators.coordination_sim.hearers import Hearer
-from simulators.coordination_sim.keepers import Keeper
-from simulators.coordination_sim.lines import Line
-from simulators.coordination_sim.lookers import Looker
-from simulators.coordination_sim.loop import stream
-from simulators.coordination_sim.rights import USERS
-from simulators.coordination_sim.shadow import ATTEMPTS
 from simulators.histories.events import Operation
+from simulators.namespace_requests import FOCUSES
 from simulators.namespace_truth import INSTANCE, require
-from simulators.namespace_wishes import FOCUSES
 from simulators.namespace_world import Words
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What callers of namespaces may want next: locks, moves, also by force, semaphores, barriers,
 queues, counters.
 
-Elsewhere: callers (`namespace_callers`, `coordination_sim.guests`), what has to hold
+Elsewhere: callers (`namespace_callers`, `coordination_sim.namespace_clients`), what has to hold
 (`namespace_truth`).
 """
 

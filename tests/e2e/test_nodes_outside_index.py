@@ -15,8 +15,8 @@ from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.setup import index_state_of
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
+from support.views.distributed_index import ROWS, Spread
 from support.views.outside_index import here
-from support.views.spread_index import ROWS, Spread
 
 MakeNode = Callable[..., NodeProcess]
 TURNS = threading.Lock()

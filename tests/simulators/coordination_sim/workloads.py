@@ -20,12 +20,12 @@ from millstream.coordination.core.client.events import (
 )
 from simulators.coordination_sim.keepers import Keeper
 from simulators.coordination_sim.rights import GUARDED, change
+from simulators.namespace_requests import Wishes
 from simulators.namespace_truth import COUNTER, PATHS, QUEUE, UNITS
-from simulators.namespace_wishes import Wishes
 from simulators.namespace_world import Words
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guest
+    from simulators.coordination_sim.namespace_clients import Guest
 
 ROOT = "/h"
 LOCK, TICKETS, QUEUE_DONE, SEQUENCE = "/h/lock", "/h/tickets", "/h/queue", "/h/sequence"

@@ -8,7 +8,7 @@ Invariants:
    Who is told that a namespace was made, or deleted, is told the truth.
 3. Clients end with their group.
 
-Elsewhere: what they do (`chores`), what has to hold (`shadow`, for each group by itself).
+Elsewhere: what they do (`workloads`), what has to hold (`shadow`, for each group by itself).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.coordination.core.namespace.names import Standing
 from millstream.coordination.core.pool.effects import FIRST_GROUP
-from simulators.coordination_sim.chores import WAIT_MS, Doing, Nap, one
-from simulators.coordination_sim.guests import Guest, Guests
 from simulators.coordination_sim.lines import Line
+from simulators.coordination_sim.namespace_clients import Guest, Guests
+from simulators.coordination_sim.workloads import WAIT_MS, Doing, Nap, one
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from simulators.coordination_sim.loop import stream
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guests
+    from simulators.coordination_sim.namespace_clients import Guests
 
 STAY_READS = 8
 """So many reads on one connection, about."""
