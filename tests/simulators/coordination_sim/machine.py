@@ -141,7 +141,7 @@ class Machine:
             self.journal = SmallJournal(self.disk, SEGMENT_BYTES)
         except (UnavailableError, Crash) as error:
             self.world.say(self, f"does not start: {error!r}")
-            self._end(power_lost=self.rng.random() < self.world.weather.power)
+            self._end(power_lost=self.rng.random() < self.world.conditions.power)
             return
         image = self.journal.image
         if image.standing is None:
@@ -161,22 +161,22 @@ class Machine:
         world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
         world.counts["lost logs found"] += image.is_journal_lost
         machine = RecordedState()
-        if world.weather.namespaces:
+        if world.conditions.namespaces:
             machine.audience.on_notice = self.notifier()
-        if world.weather.upgrades:
+        if world.conditions.upgrades:
             luck = stream(world.seed, f"upgrade/{self.number}/{self.process}").random()
             self.is_upgraded = self.is_upgraded or luck < UPGRADED
         machine.format_max = 1 + self.is_upgraded
         chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
         self.replica = world.replica_class(machine, chance)
         self.replica.state.contradict = contradicted
-        self.replica.state.tuning.hint_entries_max = world.weather.hint
-        self.replica.state.tuning.batch_entries_max = world.weather.batch
-        self.replica.state.tuning.apply_entries_max = world.weather.apply
-        self.replica.state.tuning.snapshot_entries = world.weather.snapshot
+        self.replica.state.tuning.hint_entries_max = world.conditions.hint
+        self.replica.state.tuning.batch_entries_max = world.conditions.batch
+        self.replica.state.tuning.apply_entries_max = world.conditions.apply
+        self.replica.state.tuning.snapshot_entries = world.conditions.snapshot
         self.replica.state.tuning.snapshot_share = 1
-        self.replica.state.tuning.retain_entries = world.weather.retain
-        self.replica.state.tuning.part_bytes = world.weather.part
+        self.replica.state.tuning.retain_entries = world.conditions.retain
+        self.replica.state.tuning.part_bytes = world.conditions.part
         self.seen_commit, self.seen_log = 0, ()
         self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
         self.work, self.written_snapshot = Work(self.clock()), None
@@ -186,7 +186,7 @@ class Machine:
 
     def notifier(self) -> Callable[[Notice], None]:
         """Return what is told whom it is worth to ask again."""
-        return self.world.guests.door(self).notify
+        return self.world.namespace_clients.door(self).notify
 
     def crash(self, *, power_lost: bool = False) -> None:
         """End the process here and now; what was being written may be there in part."""
@@ -298,7 +298,7 @@ class Machine:
             if self.fuse is not None:
                 self.fuse -= 1
                 if self.fuse < 0 and world.may_end(self):
-                    self.crash(power_lost=self.rng.random() < world.weather.power)
+                    self.crash(power_lost=self.rng.random() < world.conditions.power)
                     return
             if type(effect) is Send:
                 world.truth.check_said(self, effect.envelope)
@@ -339,7 +339,7 @@ class Machine:
             self._begin_write()
 
     def _begin_write(self, waits_ms: float = 0.0) -> None:
-        time = self.world.weather.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
+        time = self.world.conditions.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
         self.loop.after(waits_ms + time, self.written, self.process)
 
     def written(self, process: int) -> None:
@@ -406,14 +406,14 @@ class Machine:
 
     def hash_on_disk(self, lsn: int) -> bytes | None:
         """Return the hash of an entry that is durable and whole, or remembered where all are."""
-        if not self.world.weather.journalled:
+        if not self.world.conditions.journalled:
             found: bytes | None = self.replica.log.hash_at(lsn)
             return found
         return self.hashes.get(lsn)
 
     def has_on_disk(self, lsn: int, digest: bytes) -> bool:
         """Return whether an entry, or a snapshot of what it did, is durable."""
-        if not self.world.weather.journalled:
+        if not self.world.conditions.journalled:
             log = self.replica.log if self.remembers else None
             return log is not None and (lsn < log.base.lsn or log.hash_at(lsn) == digest)
         return lsn < self.base_lsn or self.hashes.get(lsn) == digest
@@ -421,7 +421,7 @@ class Machine:
     def has_snapshot(self, done: SnapshotDone) -> bool:
         """Return whether this snapshot of its own state was made durable."""
         made = self.written_snapshot
-        return not self.world.weather.journalled or (
+        return not self.world.conditions.journalled or (
             made is not None and (made.number, made.hash) == done
         )
 

@@ -153,7 +153,7 @@ class Node:
         self.process += 1
         self.incarnation += 1
         self.pool = Pool(stream(self.world.seed, f"pool/{self.number}/{self.process}").random)
-        if self.world.weather.namespaces:
+        if self.world.conditions.namespaces:
             self.namespaces = Namespaces(self.running, self, self, Turns(self))  # type: ignore[arg-type]
         self.requests = ClientRequests(self.running, self, self.namespaces, {})  # type: ignore[arg-type]
         self.is_listening = False
@@ -211,8 +211,8 @@ class Node:
         self.commands.clear()
         self.attached.clear()
         lines, self.lines = self.lines, {}
-        for front, line in lines.items():
-            front.close()
+        for resp, line in lines.items():
+            resp.close()
             line.break_off()
         self.writing = self.paused = self.is_stepping = False
         self.loop.after(self.world.down_ms(), self.start, self.process)
@@ -332,9 +332,9 @@ class Node:
 
     def notify(self, gid: int, notice: Notice) -> None:
         """Tell a session's client, if it is here, that a request is worth repeating."""
-        if front := self.attached.get((gid, notice.session)):
-            self.owed.note(front, notice)
-            front.listener.notify(gid, notice)
+        if resp := self.attached.get((gid, notice.session)):
+            self.owed.note(resp, notice)
+            resp.listener.notify(gid, notice)
 
     def _receive(self, process: int, event: Message) -> None:
         if process == self.process and self.pool is not None:
@@ -348,9 +348,9 @@ class Node:
         """Take a client's connection, unless the node is down."""
         if not self.is_listening or self.paused:
             return False
-        line.front = self.world.front_of(self, line)
+        line.resp = self.world.resp_of(self, line)
         line.process = self.process
-        self.lines[line.front] = line
+        self.lines[line.resp] = line
         return True
 
     def admin(self, argv: tuple[bytes, ...], done: Callable[[bytes], None]) -> None:
@@ -387,7 +387,7 @@ class Node:
         if self._fuse is not None:
             self._fuse -= 1
             if self._fuse < 0:
-                self.crash(power_lost=self.rng.random() < self.world.weather.power)
+                self.crash(power_lost=self.rng.random() < self.world.conditions.power)
                 return True
         return False
 
@@ -449,7 +449,7 @@ class Node:
             if process == self.process:
                 self.call(what, asked)
 
-        self.loop.after(self.world.weather.disk_ms * 5, do, self.process)
+        self.loop.after(self.world.conditions.disk_ms * 5, do, self.process)
 
     def _back_up(self, asked: AskBackup) -> None:
         machine = self.running.get(asked.group_id)
@@ -487,7 +487,7 @@ class Node:
 
     def _begin_work(self, waits_ms: float = 0.0) -> None:
         self.writing = True
-        time = self.world.weather.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
+        time = self.world.conditions.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
         self.loop.after(waits_ms + time, self.worked, self.process)
 
     def worked(self, process: int) -> None:

@@ -327,7 +327,7 @@ class Truth:
         is_here = header.epoch == known.epoch or known.is_fork
         members = known.members if is_here else known.old
         machines = [self.world.network.machines[member] for member in members]
-        if not self.world.weather.journalled:
+        if not self.world.conditions.journalled:
             for machine in machines:
                 self.world.is_harmed(machine)
         have = sum(m.harmed or m.dead or m.has_on_disk(entry.lsn, header.hash) for m in machines)

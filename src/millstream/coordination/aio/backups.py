@@ -6,7 +6,7 @@ Invariants:
 2. Whatever is wrong is an answer, also a disk that fails: it is not the disk of the node's groups,
    or the group that was to be made is not known to anybody.
 
-Elsewhere: what is in the file (`core.backup`), who may ask for it (the front).
+Elsewhere: what is in the file (`core.backup`), who may ask for it (`core.resp`).
 """
 
 from __future__ import annotations

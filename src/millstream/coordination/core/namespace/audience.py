@@ -12,7 +12,7 @@ Invariants:
 3. It ends between two entries: the LSN in an `overrun` is that of the last one queued whole.
 
 Elsewhere: updates kept to go on from (`marks`), who may subscribe (`subscriptions`), how messages
-look on the wire (the front).
+look on the wire (`resp`).
 
 Source: V2R2, "Subscribe to an element".
 """
