@@ -16,7 +16,7 @@ from millstream.coordination.core.backend import (
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.admission import Parser
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.commands.subscriptions import ClientRequest
+from millstream.coordination.core.namespace.commands.subscriptions import SubscribeRequest
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.registers import REGISTER_COMMANDS
@@ -82,7 +82,7 @@ class RegisterBackend:
         self,
         gid: int,
         subscriber: Subscriber,
-        request: ClientRequest,
+        request: SubscribeRequest,
         confirm: Callable[[Path], None],
     ) -> Reply:
         assert isinstance(self.machine, GroupState)
