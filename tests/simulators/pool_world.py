@@ -224,11 +224,11 @@ class World:
                 node.content = content
             case KeepRefusal(_, reason):
                 node.refusal = reason
-            case FormatGroup(_, standing):
-                if standing.group_id not in node.folders:
-                    node.folders[standing.group_id] = standing
-                    times = node.formatted_ever.get(standing.group_id, 0) + 1
-                    node.formatted_ever[standing.group_id] = times
+            case FormatGroup(_, hard_state):
+                if hard_state.group_id not in node.folders:
+                    node.folders[hard_state.group_id] = hard_state
+                    times = node.formatted_ever.get(hard_state.group_id, 0) + 1
+                    node.formatted_ever[hard_state.group_id] = times
                     if times > 1:
                         raise WrongError(f"{node.number} founds a group twice")
             case DropGroup(_, group_id):

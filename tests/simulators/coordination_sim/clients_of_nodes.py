@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from millstream.coordination.core.namespace.names import Standing
+from millstream.coordination.core.namespace.names import NameStatus
 from millstream.coordination.core.pool.effects import FIRST_GROUP
 from simulators.coordination_sim.lines import Line
 from simulators.coordination_sim.namespace_clients import NamespaceClient, NamespaceClients
@@ -224,8 +224,8 @@ class ClientsOfGroups:
         registry = system.replica.machine.state.registry
         said: dict[int, set[bytes]] = {number: set() for number in living}
         for root, name in registry.names.after(b""):
-            if name.standing is not Standing.CONFIRMED and (name.gid or FIRST_GROUP) in living:
-                return f"/{root.decode()} is {name.standing.name}"
+            if name.status is not NameStatus.CONFIRMED and (name.gid or FIRST_GROUP) in living:
+                return f"/{root.decode()} is {name.status.name}"
             said.setdefault(name.gid or FIRST_GROUP, set()).add(root)
         self.world.counts["names of deleted groups"] = sum(
             len(roots) for number, roots in said.items() if number not in living

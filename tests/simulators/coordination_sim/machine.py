@@ -69,11 +69,11 @@ class Step(NamedTuple):
 class Machine:
     """A node with its disk; `replica` is None while it is down."""
 
-    def __init__(self, world: World, number: int, standing: HardState) -> None:
-        self.world, self.loop, self.number, self.id = world, world.loop, number, standing.node_id
+    def __init__(self, world: World, number: int, hard_state: HardState) -> None:
+        self.world, self.loop, self.number, self.id = world, world.loop, number, hard_state.node_id
         self.rng = stream(world.seed, f"machine/{number}")
         self.disk = SimulatedDisk(stream(world.seed, f"disk/{number}"), count(1))
-        format_group(self.disk, standing)
+        format_group(self.disk, hard_state)
         self.journal: Journal | None = None
         self.replica: Any = None
         self.process = 0
@@ -144,16 +144,16 @@ class Machine:
             self._end(power_lost=self.rng.random() < self.world.conditions.power)
             return
         image = self.journal.image
-        if image.standing is None:
+        if image.hard_state is None:
             self.dead = True
             self.world.say(self, "has lost its disk")
             return
         self._load(image)
 
     def _load(self, image: Any) -> None:
-        world, standing = self.world, image.standing
-        world.truth.found(self, standing)
-        self.last_normal = standing.last_normal
+        world, hard_state = self.world, image.hard_state
+        world.truth.found(self, hard_state)
+        self.last_normal = hard_state.last_normal
         log = () if image.is_journal_lost else image.log
         self.hashes, self.base_lsn = {image.base.lsn: image.base.hash}, image.base.lsn
         self.hashes.update((e.lsn, e.header.hash) for e in log if isinstance(e, Entry))
@@ -181,7 +181,7 @@ class Machine:
         self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
         self.work, self.written_snapshot = Work(self.clock()), None
         world.times.clock_moved(self)
-        world.say(self, f"starts with {len(log)} entries, {standing}")
+        world.say(self, f"starts with {len(log)} entries, {hard_state}")
         self.step(Start(image.for_replica))
 
     def notifier(self) -> Callable[[Notice], None]:
@@ -391,7 +391,7 @@ class Machine:
         elif isinstance(effect, Install):
             kept = {lsn: known for lsn, known in self.hashes.items() if lsn <= effect.keep_lsn}
             kept.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
-            self.world.truth.check_installed(self, effect.standing, max(self.hashes), max(kept))
+            self.world.truth.check_installed(self, effect.hard_state, max(self.hashes), max(kept))
             self.hashes = kept
         elif isinstance(effect, InstallSnapshot):
             link = effect.snapshot.id.link
@@ -402,7 +402,7 @@ class Machine:
             self.written_snapshot = effect.snapshot.id
         elif isinstance(effect, AdoptSnapshot):
             self.world.counts["snapshots adopted"] += 1
-        self.last_normal = getattr(effect, "standing", self).last_normal
+        self.last_normal = getattr(effect, "hard_state", self).last_normal
 
     def hash_on_disk(self, lsn: int) -> bytes | None:
         """Return the hash of an entry that is durable and whole, or remembered where all are."""

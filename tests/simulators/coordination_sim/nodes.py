@@ -467,11 +467,11 @@ class Node:
         if asked.file not in self.files:
             return self.take(Told(asked.ticket, Refusal("ERR", "no such file")))
         content, source = self.files[asked.file]
-        snapshot, group_id = read_backup(content), asked.standing.group_id
+        snapshot, group_id = read_backup(content), asked.hard_state.group_id
         disk = self.world.disk_of(self, group_id)
         disk.before = self._before
         try:
-            format_restored(disk, asked.standing, snapshot)
+            format_restored(disk, asked.hard_state, snapshot)
         except Crash:
             self.disks[group_id] = disk
             return self.end(power_lost=self._fault is not None and self._fault.kind == "power")
@@ -536,17 +536,17 @@ class Node:
                     self._before(kind, "pool")
                 self.content = content
                 self._before("sync_directory", "pool")
-            case FormatGroup(_, standing):
-                disk = self.disks.get(standing.group_id)
+            case FormatGroup(_, hard_state):
+                disk = self.disks.get(hard_state.group_id)
                 if disk is None:
-                    disk = self.disks[standing.group_id] = self.world.disk_of(
-                        self, standing.group_id
+                    disk = self.disks[hard_state.group_id] = self.world.disk_of(
+                        self, hard_state.group_id
                     )
                 if not is_formatted(disk):
                     disk.before = self._before
-                    format_group(disk, standing)
+                    format_group(disk, hard_state)
                     disk.before = nothing_happens
-                    self.world.pool_truth.formatted(self, standing)
+                    self.world.pool_truth.formatted(self, hard_state)
             case OpenGroup(group_id, number):
                 self._open(group_id, number)
             case DropGroup(_, group_id):

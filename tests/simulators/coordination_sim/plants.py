@@ -65,10 +65,10 @@ def _short_lag() -> AbstractContextManager[Any]:
 _INSTALL = Journal.install
 
 
-def _install(journal: Journal, keep_lsn: int, suffix: Any, standing: Any) -> None:
+def _install(journal: Journal, keep_lsn: int, suffix: Any, hard_state: Any) -> None:
     if not journal._is_lost:
-        journal.write_standing(standing)
-    _INSTALL(journal, keep_lsn, suffix, standing)
+        journal.write_hard_state(hard_state)
+    _INSTALL(journal, keep_lsn, suffix, hard_state)
 
 
 def _torn_install() -> AbstractContextManager[Any]:

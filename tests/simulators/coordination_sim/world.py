@@ -89,10 +89,10 @@ class World:
         return bytes([number * 37 % 251 + 1]) * 16
 
     def _add(self, node_id: bytes, members: tuple[bytes, ...]) -> Machine:
-        standing = founded(GROUP, node_id, members, self.conditions.journalled)
+        hard_state = founded(GROUP, node_id, members, self.conditions.journalled)
         if node_id not in members:
-            standing = standing._replace(configuration=Configuration(0, ()))
-        machine = Machine(self, len(self.machines), standing)
+            hard_state = hard_state._replace(configuration=Configuration(0, ()))
+        machine = Machine(self, len(self.machines), hard_state)
         self.machines.append(machine)
         self.network.machines[node_id] = machine
         return machine

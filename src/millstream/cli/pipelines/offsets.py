@@ -196,10 +196,10 @@ def _offset_at(where: str) -> Offset:
 
     path = _checkpoint_at(where)
     if path is not None:
-        standing = read_checkpoint(path)
-        if standing.offset is None:
+        checkpoint = read_checkpoint(path)
+        if checkpoint.offset is None:
             raise UsageError(f"{where}: no batch has ended yet", code="no_checkpoint")
-        return standing.offset
+        return checkpoint.offset
     try:
         text = sys.stdin.read() if where == "-" else Path(where).read_text()
     except (OSError, UnicodeDecodeError) as error:

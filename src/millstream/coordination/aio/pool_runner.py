@@ -252,7 +252,7 @@ class PoolRunner:
     def _answer(self, asked: AskGroup | AskReport | AskLog | AskBackup | AskRestore) -> None:
         ticket = asked.ticket
         if isinstance(asked, AskRestore):
-            made = restore(self._groups, asked.standing, asked.file)
+            made = restore(self._groups, asked.hard_state, asked.file)
             return self._tell_later(ticket, made, "restoring a group")
         runner = self._groups.running.get(asked.group_id)
         not_here = _NO_SPACE if asked.group_id in self._put_off else _NOT_HERE
@@ -306,9 +306,9 @@ class PoolRunner:
             case KeepNode(op, content):
                 keep = partial(keep_pool_file, self._directory, content)
                 self._add(_Work(op, lambda: in_thread(keep)))
-            case FormatGroup(op, standing):
-                group_id = standing.group_id
-                format_it = partial(groups.format, standing)
+            case FormatGroup(op, hard_state):
+                group_id = hard_state.group_id
+                format_it = partial(groups.format, hard_state)
                 self._add(_Work(op, format_it, group_id, Phase.FORMATTING))
             case OpenGroup(group_id, number):
                 open_it = partial(groups.open, group_id, number)

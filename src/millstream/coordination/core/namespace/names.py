@@ -38,9 +38,9 @@ __all__ = [
     "Do",
     "Name",
     "NameKeeper",
+    "NameStatus",
     "Names",
     "Roots",
-    "Standing",
     "Step",
     "begin_deletion",
     "confirm",
@@ -66,7 +66,7 @@ OWN: Final = 0
 """Stands for the system group where others have a group's number; no group has it."""
 
 
-class Standing(Enum):
+class NameStatus(Enum):
     """Of a name, in the system group."""
 
     RESERVED = b"reserved"
@@ -79,7 +79,7 @@ class Name(NamedTuple):
 
     gid: int
     id: Version
-    standing: Standing
+    status: NameStatus
     deletion: Version = NEVER
     is_forced: bool = False
     passes_locks: bool = False
@@ -164,7 +164,7 @@ def reserve(names: Names, root: bytes, gid: int, version: Version) -> Name:
     """Reserve a name that nobody has; the reservation's id is the version of the entry."""
     known = names.get(root)
     if known is None:
-        known = Name(gid, version, Standing.RESERVED)
+        known = Name(gid, version, NameStatus.RESERVED)
         names.put(root, known)
     return known
 
@@ -174,8 +174,8 @@ def begin_deletion(
 ) -> Name | None:
     """Note that a namespace is being deleted; a name that is only reserved stays what it is."""
     known = names.get(root)
-    if known and known.standing is Standing.CONFIRMED:
-        known = Name(known.gid, known.id, Standing.DELETING, version, is_forced, passes_locks)
+    if known and known.status is NameStatus.CONFIRMED:
+        known = Name(known.gid, known.id, NameStatus.DELETING, version, is_forced, passes_locks)
         names.put(root, known)
     return known
 
@@ -183,8 +183,8 @@ def begin_deletion(
 def confirm(names: Names, root: bytes, reservation: Version) -> Name | None:
     """Note that the root exists."""
     known = names.get(root)
-    if known and known.id == reservation and known.standing is Standing.RESERVED:
-        known = known._replace(standing=Standing.CONFIRMED)
+    if known and known.id == reservation and known.status is NameStatus.RESERVED:
+        known = known._replace(status=NameStatus.CONFIRMED)
         names.put(root, known)
     return known
 
@@ -202,7 +202,7 @@ def keep(names: Names, root: bytes, reservation: Version, deletion: Version) -> 
     """Note that a deletion was refused."""
     known = names.get(root)
     if known and (known.id, known.deletion) == (reservation, deletion):
-        known = known._replace(standing=Standing.CONFIRMED)
+        known = known._replace(status=NameStatus.CONFIRMED)
         names.put(root, known)
     return known
 
@@ -257,11 +257,11 @@ def _refuse(roots: Roots, refused: Version, answer: Answer) -> Answer:
 
 def step_of(root: bytes, name: Name, is_late: bool) -> Step | None:
     """Return what has to be asked of the target; `is_late`: nobody confirmed it in time."""
-    if name.standing is Standing.DELETING:
+    if name.status is NameStatus.DELETING:
         return Step(
             name.gid, Do.DROP, root, name.id, name.deletion, name.is_forced, name.passes_locks
         )  # fmt: skip
-    if name.standing is Standing.RESERVED and is_late:
+    if name.status is NameStatus.RESERVED and is_late:
         return Step(name.gid, Do.UNDO, root, name.id)
     return None
 

@@ -212,7 +212,7 @@ class FormatGroup(NamedTuple):
     """Format a group's folder, unless it is formatted; durably."""
 
     op: int
-    standing: HardState
+    hard_state: HardState
 
 
 class OpenGroup(NamedTuple):
@@ -285,7 +285,7 @@ class AskRestore(NamedTuple):
 
     ticket: int
     founding: Founding
-    standing: HardState
+    hard_state: HardState
     file: str
 
 

@@ -170,9 +170,9 @@ class GroupCommands:
             self._groups.restored(founding)
             self._requests.answer(ticket, value_of(answer))
 
-        standing = founded(group_id, self.state.id, founding.members)
+        hard_state = founded(group_id, self.state.id, founding.members)
         question = self._continuations.next_ticket(restored)
-        self.state.effects.append(AskRestore(question, founding, standing, file))
+        self.state.effects.append(AskRestore(question, founding, hard_state, file))
 
     # ---- changing a group
 

@@ -137,13 +137,13 @@ class HostedGroups:
 
     def _format(self, group_id: bytes, *, is_founder: bool) -> None:
         founding = self.state.tables.foundings[group_id]
-        standing = founded(group_id, self.state.id, founding.members, founding.has_journal)
+        hard_state = founded(group_id, self.state.id, founding.members, founding.has_journal)
         if not is_founder:
-            nobody = standing.configuration._replace(members=())
-            standing = standing._replace(configuration=nobody)
+            nobody = hard_state.configuration._replace(members=())
+            hard_state = hard_state._replace(configuration=nobody)
         self._enter(group_id, Phase.FORMATTING, is_founder=is_founder)
         number = self._continuations.next_number(lambda: self._formatted(group_id))
-        self.state.effects.append(FormatGroup(number, standing))
+        self.state.effects.append(FormatGroup(number, hard_state))
 
     def _formatted(self, group_id: bytes) -> None:
         hosted = self.state.hosted.get(group_id)

@@ -258,21 +258,21 @@ class ServedIndex:
             return None
         return sum(max(0, highs[p] - position.seqno) for p, position in positions.items())
 
-    def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
+    def is_known_to_have(self, partitions: Collection[int], copies: object) -> bool:
         """Whether it was found to have all of these positions, and has not changed since."""
         known = self._has_all
         return (
             known is not None
-            and known[0] is standings
+            and known[0] is copies
             and known[1] is self.index.newest
             and known[2].issuperset(partitions)
         )
 
     def note_that_it_has(
-        self, partitions: Collection[int], standings: object, header: Header
+        self, partitions: Collection[int], copies: object, header: Header
     ) -> None:
         """Remember what `is_known_to_have` tells."""
-        self._has_all = (standings, header, frozenset(partitions))
+        self._has_all = (copies, header, frozenset(partitions))
 
     @property
     def is_slow(self) -> bool:

@@ -121,7 +121,7 @@ class Root(NamedTuple):
     """One superblock write; `sequence` grows by one with each."""
 
     sequence: int
-    standing: HardState
+    hard_state: HardState
     snapshot: SnapshotId | None
     """The stable one: what the log may be cut for."""
     layout: Layout
@@ -265,7 +265,7 @@ def decode_snapshot(content: bytes) -> Snapshot | None:
 class DurableImage:
     """What a restart finds; it has been made durable, and the journal goes on behind it."""
 
-    standing: HardState | None
+    hard_state: HardState | None
     """None: lost. This node id is dead, its member must be replaced by a new one."""
     base: Link = GENESIS
     """The entry before the first one of the log."""
@@ -300,10 +300,10 @@ class DurableImage:
     @property
     def for_replica(self) -> Image:
         """The same, as a replica takes it; the hard state must be there."""
-        assert self.standing is not None
+        assert self.hard_state is not None
         if self.is_journal_lost:
-            return Image(self.standing, lost=True)
-        return Image(self.standing, self.log, False, self.base, self.snapshot_id, self.snapshot)
+            return Image(self.hard_state, lost=True)
+        return Image(self.hard_state, self.log, False, self.base, self.snapshot_id, self.snapshot)
 
     @property
     def log(self) -> tuple[Entry | Damaged, ...]:

@@ -185,8 +185,10 @@ class Replica:
         kept: list[Effect] = []
         for effect in effects:
             match effect:
-                case Install(op, standing=standing) | InstallSnapshot(op, standing=standing):
-                    kept.append(WriteHardState(op, standing))
+                case Install(op, hard_state=hard_state) | InstallSnapshot(
+                    op, hard_state=hard_state
+                ):
+                    kept.append(WriteHardState(op, hard_state))
                 case Append(op) | WriteSnapshot(op) | AdoptSnapshot(op):
                     self._take_event(DiskDone(op))
                 case _:

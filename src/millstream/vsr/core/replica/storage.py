@@ -47,7 +47,7 @@ class Storage:
         (
             state.group_id, state.id, state.incarnation, state.view, state.last_normal,
             configuration, state.retired, hint,
-        ) = image.standing  # fmt: skip
+        ) = image.hard_state  # fmt: skip
         self.state.belong_to(configuration)
         self.state.incarnation += 1
         promised = self.state.members and (self.state.epoch, self.state.view) > (0, 0)

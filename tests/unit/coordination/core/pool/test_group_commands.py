@@ -229,7 +229,7 @@ def test_a_restored_group_is_one_of_this_node_alone() -> None:
     (_, question) = world.questions.pop()
     assert isinstance(question, AskRestore)
     assert question.file == "/backup"
-    node.folders[question.founding.group_id] = question.standing
+    node.folders[question.founding.group_id] = question.hard_state
     node.formatted_ever[question.founding.group_id] = 1
     world.step(node, Told(question.ticket, 12))
     world.run(world.now_ms + 1000)
@@ -250,7 +250,7 @@ def test_what_was_restored_and_has_no_place_meanwhile_is_dropped(*, has_twin: bo
     ticket = world.admin(node, "RESTORE 9 /backup")
     (_, question) = world.questions.pop()
     assert isinstance(question, AskRestore)
-    node.folders[question.founding.group_id] = question.standing
+    node.folders[question.founding.group_id] = question.hard_state
     tables, number = node.running.tables, 9 if has_twin else 100
     while tables.note_founding(Founding(number, (b"q" * 16,), True, 1)) and not has_twin:
         number += 1
