@@ -15,7 +15,7 @@ from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.setup import index_state_of
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
-from support.views.distributed_index import ROWS, Spread
+from support.views.distributed_index import ROWS, IndexedNodes
 from support.views.outside_index import here
 
 MakeNode = Callable[..., NodeProcess]
@@ -29,66 +29,68 @@ def by_turns(spec: MapSpec, tasks: Sequence[Sequence[PartPlan]]) -> list[TaskDon
 
 
 @pytest.fixture
-def spread(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spread:
+def indexed(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexedNodes:
     monkeypatch.setattr(on_spark, "spark_tasks", lambda spark: by_turns)
-    return Spread(make_node, tmp_path)
+    return IndexedNodes(make_node, tmp_path)
 
 
-def test_each_node_has_its_part_whatever_moves_or_goes(spread: Spread) -> None:
-    nodes = spread.nodes
-    spread.write(range(60))
-    spread.pipeline().run(None, once=True)  # type: ignore[arg-type]
-    assert [report.is_first for report in spread.reports] == [True, True]
-    assert sorted(spread.reports[-1].rows) == [60]
-    assert len({report.node for report in spread.reports}) == 2
-    spread.check("a", "b")
-    state = index_state_of(spread.source("b"), "d")
+def test_each_node_has_its_part_whatever_moves_or_goes(indexed: IndexedNodes) -> None:
+    nodes = indexed.nodes
+    indexed.write(range(60))
+    indexed.pipeline().run(None, once=True)  # type: ignore[arg-type]
+    assert [report.is_first for report in indexed.reports] == [True, True]
+    assert sorted(indexed.reports[-1].rows) == [60]
+    assert len({report.node for report in indexed.reports}) == 2
+    indexed.check("a", "b")
+    state = index_state_of(indexed.source("b"), "d")
     assert (state.rows, sorted(state.where)) == ([60], [0, 1, 2, 3])
 
-    with spread.running(is_loop=True):
-        spread.write(range(40, 80), "again")
-        spread.check("a", "b")
+    with indexed.running(is_loop=True):
+        indexed.write(range(40, 80), "again")
+        indexed.check("a", "b")
         for turn in range(2):  # partitions move; rows that were there stay, or come again
             nodes.promote("a", "--to", "ba"[turn % 2], "--partition", str(turn % 4))
-            spread.write(range(turn * 10, turn * 10 + 5), f"moved {turn}")
-            spread.check("ab"[turn % 2])
-        spread.check("a", "b")
+            indexed.write(range(turn * 10, turn * 10 + 5), f"moved {turn}")
+            indexed.check("ab"[turn % 2])
+        indexed.check("a", "b")
         for turn in range(2):
             nodes.promote("a", "--to", "ab"[turn % 2], "--partition", str(turn % 4))
 
         nodes.until_whole("a", "b")
         nodes.nodes["b"].kill()  # its partitions wait, those of a go on
-        spread.put(spread.at("a", range(30)))
+        indexed.put(indexed.at("a", range(30)))
         left = "on_error=continue&stale=ok"
-        mine = [row for row in spread.right if ROWS[partition_of(row[0].encode(), 4)][0] == "a"]
-        until(lambda: spread.rows(nodes.nodes["a"], left) == mine)
+        mine = [row for row in indexed.right if ROWS[partition_of(row[0].encode(), 4)][0] == "a"]
+        until(lambda: indexed.rows(nodes.nodes["a"], left) == mine)
         nodes.nodes["b"].start()
         nodes.promote("a")
-        spread.put(spread.at("b", range(30)))
-        spread.check("a", "b")
-        assert spread.rows(nodes.nodes["b"], "stale=ok") == spread.right
+        indexed.put(indexed.at("b", range(30)))
+        indexed.check("a", "b")
+        assert indexed.rows(nodes.nodes["b"], "stale=ok") == indexed.right
 
 
-def test_a_node_that_only_indexes_is_fed_as_well(spread: Spread, make_node: MakeNode) -> None:
-    joined = str(spread.nodes.nodes["a"].ready["http"])
+def test_a_node_that_only_indexes_is_fed_as_well(
+    indexed: IndexedNodes, make_node: MakeNode
+) -> None:
+    joined = str(indexed.nodes.nodes["a"].ready["http"])
     options = ("--roles", "index", "--no-kv", "--no-memcached", "--join", joined)
     index = make_node(*options, name="index").start()
     address = str(index.ready["http"])
-    spread.write(range(50))
-    spread.pipeline(index_nodes=(address,)).run(None, once=True)  # type: ignore[arg-type]
-    told = {report.node for report in spread.reports}
+    indexed.write(range(50))
+    indexed.pipeline(index_nodes=(address,)).run(None, once=True)  # type: ignore[arg-type]
+    told = {report.node for report in indexed.reports}
     assert (len(told), address in told) == (3, True)
-    spread.check("a", "b")
-    assert spread.rows(index, "stale=ok") == spread.right
-    with spread.running(is_loop=True, index_nodes=(address,)):
-        spread.write(range(30, 70), "again")
-        until(lambda: spread.rows(index) == spread.right)
-        spread.nodes.until_whole("a", "b")
-        spread.nodes.nodes["b"].kill()
-        spread.put(spread.at("a", range(30)))
-        until(lambda: spread.rows(index, "stale=ok") == spread.right)
-        spread.nodes.nodes["b"].start()
-        spread.nodes.promote("a")
-        spread.put(spread.at("b", range(30)))
-        until(lambda: spread.rows(index) == spread.right)
-        spread.check("a", "b")
+    indexed.check("a", "b")
+    assert indexed.rows(index, "stale=ok") == indexed.right
+    with indexed.running(is_loop=True, index_nodes=(address,)):
+        indexed.write(range(30, 70), "again")
+        until(lambda: indexed.rows(index) == indexed.right)
+        indexed.nodes.until_whole("a", "b")
+        indexed.nodes.nodes["b"].kill()
+        indexed.put(indexed.at("a", range(30)))
+        until(lambda: indexed.rows(index, "stale=ok") == indexed.right)
+        indexed.nodes.nodes["b"].start()
+        indexed.nodes.promote("a")
+        indexed.put(indexed.at("b", range(30)))
+        until(lambda: indexed.rows(index) == indexed.right)
+        indexed.check("a", "b")

@@ -19,6 +19,7 @@ from typing import Any
 from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
@@ -38,7 +39,6 @@ from millstream.coordination.core.pool.effects import (
     Refusal,
     Say,
     Stray,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.file_format import Phase, decode_node_file
@@ -289,7 +289,7 @@ class World:
                     self.views[asked.group_id] = (epoch, members, members.index(event.node))
                 self.step(node, GroupReplied(asked.ticket, Reply(0, code, value)))
             else:
-                self.step(node, Told(asked.ticket, Refusal("ERR", "not in this world")))
+                self.step(node, Answered(asked.ticket, Refusal("ERR", "not in this world")))
 
     # ---- checks
 

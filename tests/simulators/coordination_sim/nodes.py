@@ -21,6 +21,7 @@ from millstream.coordination.core.pool.effects import (
     FIRST_GROUP,
     Admin,
     AdminReply,
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
@@ -40,7 +41,6 @@ from millstream.coordination.core.pool.effects import (
     Say,
     Stray,
     TellFork,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.messages import (
@@ -436,10 +436,10 @@ class Node:
                 return machine.ask(event, lambda reply: self.take(GroupReplied(ticket, reply)))
             case AskReport():
                 report = machine.replica.report() if machine else NOT_HERE
-                return self.take(Told(ticket, report))
+                return self.take(Answered(ticket, report))
             case AskLog(_, _, first, last):
                 headers = machine.headers(first, last) if machine else NOT_HERE
-                return self.take(Told(ticket, headers))
+                return self.take(Answered(ticket, headers))
             case AskBackup():
                 return self._later(self._back_up, asked)
         return None
@@ -456,16 +456,16 @@ class Node:
         replica = None if machine is None else machine.replica
         snapshot = replica and (replica.take_copy() if asked.is_of_one else replica.stable)
         if snapshot is None:
-            return self.take(Told(asked.ticket, NOT_HERE))
+            return self.take(Answered(asked.ticket, NOT_HERE))
         if asked.file in self.files:
-            return self.take(Told(asked.ticket, Refusal("ERR", "the file exists already")))
+            return self.take(Answered(asked.ticket, Refusal("ERR", "the file exists already")))
         self.files[asked.file] = b"".join(backup_parts(snapshot)), asked.group_id
         self.world.counts["backups"] += 1
-        return self.take(Told(asked.ticket, snapshot.id.lsn))
+        return self.take(Answered(asked.ticket, snapshot.id.lsn))
 
     def _restore(self, asked: AskRestore) -> None:
         if asked.file not in self.files:
-            return self.take(Told(asked.ticket, Refusal("ERR", "no such file")))
+            return self.take(Answered(asked.ticket, Refusal("ERR", "no such file")))
         content, source = self.files[asked.file]
         snapshot, group_id = read_backup(content), asked.hard_state.group_id
         disk = self.world.disk_of(self, group_id)
@@ -476,12 +476,12 @@ class Node:
             self.disks[group_id] = disk
             return self.end(power_lost=self._fault is not None and self._fault.kind == "power")
         except MillstreamError as error:
-            return self.take(Told(asked.ticket, Refusal("ERR", str(error))))
+            return self.take(Answered(asked.ticket, Refusal("ERR", str(error))))
         disk.before = nothing_happens
         self.disks[group_id] = disk
         self.world.restored(group_id, source, snapshot.id.lsn)
         self.world.counts["restored groups"] += 1
-        return self.take(Told(asked.ticket, snapshot.id.lsn))
+        return self.take(Answered(asked.ticket, snapshot.id.lsn))
 
     # ---- the disk
 

@@ -30,6 +30,7 @@ from millstream.coordination.aio.working_clock import WorkingClock
 from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
@@ -50,7 +51,6 @@ from millstream.coordination.core.pool.effects import (
     Refusal,
     Say,
     TellFork,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.file_format import Phase
@@ -265,20 +265,20 @@ class PoolRunner:
                 return runner.ask(event, lambda reply: self.take(GroupReplied(ticket, reply)))
             case AskReport():
                 answer = runner.replica.report() if runner is not None else not_here
-                return self.take(Told(ticket, answer))
+                return self.take(Answered(ticket, answer))
             case AskBackup(_, _, file, is_of_one):
                 snapshot = None
                 if runner is not None:
                     replica = runner.replica
                     snapshot = replica.take_copy() if is_of_one else replica.stable
                 if snapshot is None:
-                    return self.take(Told(ticket, not_here))
+                    return self.take(Answered(ticket, not_here))
                 written = back_up(snapshot, file, is_of_one=is_of_one)
                 return self._tell_later(ticket, written, "backing up a group")
             case AskLog(_, _, first_lsn, last_lsn):
                 if runner is None:
-                    return self.take(Told(ticket, not_here))
-                return self.take(Told(ticket, runner.headers(first_lsn, last_lsn)))
+                    return self.take(Answered(ticket, not_here))
+                return self.take(Answered(ticket, runner.headers(first_lsn, last_lsn)))
 
     def _tell_later(
         self, ticket: int, work: Coroutine[Any, Any, Restored | Refusal], name: str
@@ -289,7 +289,7 @@ class PoolRunner:
             except Exception as error:  # noqa: BLE001 - it is an answer
                 _LOG.exception("%s failed", name)
                 answer = Refusal("ERR", f"{name} failed: {error!r}")
-            self.take(Told(ticket, answer))
+            self.take(Answered(ticket, answer))
 
         self._tasks.start(tell(), name=name)
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from millstream.coordination.core.pool.continuations import Continuations
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.effects import (
     DropGroup,
     FormatGroup,
@@ -268,7 +268,7 @@ class HostedGroups:
             return False
         members = replica.configuration.members
         elements = self.state.elements.get(replica.group_id, 0)
-        seen = Seen(
+        seen = GroupStatus(
             replica.configuration.epoch, replica.view, members, self.state.now_ms, elements
         )
         return self.state.directory.note(replica.group_id, seen)

@@ -35,7 +35,7 @@ from millstream.errors import UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     STILL,
     read_object,
     require,
@@ -329,7 +329,7 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     require(request, "read", bucket)
     last_id, body = request.headers.get("Last-Event-ID"), await _body(request)
     query = await understood(request, parse_changes, request.query, body, last_id)
-    database = await request.app[HOST].changes.whole(bucket)
+    database = await request.app[NODE_API].changes.whole(bucket)
     passes = await understood(request, _filter_of, request, bucket, query.filter)
     told: Told | None = None
     if query.puller is not None:
@@ -351,14 +351,14 @@ async def _changes(request: web.Request) -> web.StreamResponse:
 async def _told(
     request: web.Request, bucket: str, puller: Puller, end: Vector
 ) -> Sequence[Record]:  # fmt: skip
-    return await request.app[HOST].coverage.emitted(bucket, end, puller)
+    return await request.app[NODE_API].coverage.emitted(bucket, end, puller)
 
 
 def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf | None:
     """Return who makes the texts of documents, None where nothing is to be read for them."""
     if not query.include_docs or not (query.attachments or query.encoding_info):
         return None
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     shown = Shown(conflicts=query.conflicts, encoding_info=query.encoding_info)
 
     async def text(changed: ChangedDocument, leaf: Leaf) -> Sequence[TextPiece]:
@@ -374,7 +374,7 @@ def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf 
 
 def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
     """Return who says which documents pass, by their texts; None: what they hold is no matter."""
-    functions = request.app[HOST].functions
+    functions = request.app[NODE_API].functions
     if asked.kind == "selector":
         selector = parse_selector(asked.selector)
 

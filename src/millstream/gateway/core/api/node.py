@@ -25,7 +25,7 @@ from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
-from millstream.views.core.design.design_code import Revised, Updated
+from millstream.views.core.design.design_code import DocumentChange, Updated
 
 __all__ = [
     "BucketStatus",
@@ -172,7 +172,7 @@ class FunctionApi(Protocol):
     """
 
     async def validate(
-        self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
+        self, bucket: str, changes: Sequence[DocumentChange], user: bytes, security: bytes
     ) -> list[MillstreamError | None]:
         """Run all validation functions on changes; return why each is rejected, None if it is not.
 

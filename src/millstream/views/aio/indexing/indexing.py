@@ -5,7 +5,7 @@
     await indexer.set_partitions(active=range(64))
     await indexer.add(index, mapper)
     await indexer.updated(signature, partitions, timeout_s)      # update=true
-    await indexer.reached(signature, wanted, timeout_s)          # at=
+    await indexer.wait_for_positions(signature, wanted, timeout_s)          # at=
     await indexer.stop()
 
 Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a
@@ -311,10 +311,10 @@ class BucketIndexer:
         }
         left_s = timeout_s - (time.monotonic() - began)
         current = {p: copies[p].judged for p in partitions}
-        header = await self._until_reached(served, wanted, left_s, current)
+        header = await self._wait_until(served, wanted, left_s, current)
         served.note_that_it_has(partitions, copies, header)
 
-    async def reached(
+    async def wait_for_positions(
         self, signature: str, wanted: Mapping[int, Wanted], timeout_s: float
     ) -> None:
         """Wait until an index has reached a vector.
@@ -326,9 +326,9 @@ class BucketIndexer:
             ConditionError: `seq_unreachable`.
             AccessError, StreamError: the source will never be read again as it is.
         """
-        await self._until_reached(self._served(signature), wanted, timeout_s, {})
+        await self._wait_until(self._served(signature), wanted, timeout_s, {})
 
-    async def _until_reached(
+    async def _wait_until(
         self,
         served: ServedIndex,
         wanted: Mapping[int, Wanted],

@@ -32,7 +32,7 @@ __all__ = [
     "BROKEN",
     "VALIDATE",
     "DesignCode",
-    "Revised",
+    "DocumentChange",
     "Updated",
     "missing",
     "read_code",
@@ -51,7 +51,7 @@ BROKEN: Final = {
 """Failures of the child, and what they say of the function."""
 
 
-class Revised(NamedTuple):
+class DocumentChange(NamedTuple):
     """A change that is to be validated: JSON texts, `old` None for a new document."""
 
     new: bytes
