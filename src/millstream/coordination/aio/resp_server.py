@@ -158,7 +158,7 @@ class RespServer:
         return None
 
     def recognise(self, connection: _Connection, principal: Principal | None) -> None:
-        """Note that a client has logged in as this user, or that nobody is logged in any more."""
+        """Note that a client has logged in as this user, or has logged out."""
         self._strangers.pop(connection, None)
         self._passing.pop(connection, None)
         if principal is None:

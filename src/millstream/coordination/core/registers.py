@@ -27,9 +27,9 @@ from millstream.vsr.core.versions import NEVER, Version, version_of
 __all__ = ["KEY_BYTES_MAX", "REGISTER_COMMANDS", "VALUE_BYTES_MAX", "Registers"]
 
 KEY_BYTES_MAX: Final = 1024
-"""Of a register's name."""
+"""Most bytes of the name of a register."""
 VALUE_BYTES_MAX: Final = 1024 * 1024
-"""Of what a register holds."""
+"""Most bytes of the value of a register."""
 
 _LENGTH: Final = Struct(">I")
 _VERSION: Final = Struct(">IIQ")

@@ -44,7 +44,7 @@ __all__ = ["CLOSE_S", "DEADLINE_S", "MARGIN", "Client"]
 DEADLINE_S: Final = 10.0
 """How long a call may take, unless told otherwise."""
 MARGIN: Final = 0.1
-"""Of a session's time-out: by so much clocks may differ in speed."""
+"""Assumed difference in clock speed, as a share of the time-out of a session."""
 CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
 

@@ -56,7 +56,7 @@ MOVES: Final[dict[Phase | None, frozenset[Phase]]] = {
     Phase.FORMED: frozenset((Phase.OPEN,)),
     Phase.OPEN: frozenset(),
 }
-"""From the phase of a group here (None: it is not here) to the next. Any may go to deleted."""
+"""The next phases, by the phase of a group here (None: not here). Each may change to deleted."""
 
 
 class HostedGroups:
@@ -74,11 +74,11 @@ class HostedGroups:
         self._incarnations = incarnations
         self._membership = membership
         self.formed: dict[bytes, dict[bytes, None]] = {}
-        """Of groups that are not open here yet: the nodes that have formatted them."""
+        """The nodes that have formatted a group which is not open here yet, by group."""
         self.refusals: dict[bytes, str] = {}
         """Groups that are being founded from here, and why a member will not; empty: it may."""
         self.acknowledged: dict[bytes, dict[bytes, None]] = {}
-        """Of groups that are being deleted from here: the nodes that will refuse them."""
+        """The nodes that will refuse a group which is being deleted here, by group."""
 
     def tick(self) -> None:
         """Repeat what others may have missed."""

@@ -570,11 +570,11 @@ class RespSession:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether nobody is logged in though log-in is required."""
+        """Whether login is required and the client has not logged in."""
         return self.principal is None and self.guard.asks
 
     def log_in(self, principal: Principal | None) -> None:
-        """Be this user from now on, or nobody. Sessions of another user are not used any more."""
+        """Set the user, or none. Sessions of another user are no longer used."""
         before, self.principal = self.principal, principal
         self._principal, self._groups = b"", _NO_GROUPS
         if principal is not None:

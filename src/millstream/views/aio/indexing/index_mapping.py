@@ -53,7 +53,7 @@ _ID: Final = itemgetter(1)
 _document: Final[Callable[[tuple[int, bytes, Sequence[Row]]], DocumentRows]] = partial(
     tuple.__new__, DocumentRows
 )
-"""Makes `DocumentRows` of a tuple of its three parts, in a third of the constructor's time."""
+"""Makes `DocumentRows` from a tuple of its three parts, three times as fast as the constructor."""
 _decode: Final = msgspec.json.Decoder(list[Any]).decode
 _decode_one: Final = msgspec.json.decode
 _BAD_KEY: Final = (UsageError, msgspec.DecodeError, RecursionError, ValueError)

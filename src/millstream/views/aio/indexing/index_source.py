@@ -50,7 +50,7 @@ class ReadableCopy(NamedTuple):
 
     @property
     def uuid(self) -> int:
-        """Of the newest history."""
+        """The uuid of the newest history."""
         return self.judged.log[0].uuid
 
 

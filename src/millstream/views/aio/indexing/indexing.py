@@ -163,7 +163,7 @@ class BucketIndexer:
         return served.signature
 
     def set_automatic(self, signature: str, is_automatic: bool) -> None:
-        """Set whether an index is kept fresh even if nobody waits."""
+        """Set whether an index is kept fresh without queries."""
         self._indexes[signature].is_automatic = is_automatic
         self._news.set()
 

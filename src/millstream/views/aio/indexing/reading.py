@@ -49,7 +49,7 @@ CONNECT_PAUSE_S: Final = 0.5
 
 
 class Regroup(Exception):
-    """The indexes of a group do not belong together any more."""
+    """The indexes of a group must no longer share a connection."""
 
 
 _Work = list[tuple["ServedIndex", "FirstRows"]]
@@ -114,7 +114,7 @@ class GroupReader:
             self.task.cancel()
 
     def end_if_idle(self) -> None:
-        """End the group if nobody waits for its indexes and none is to be kept fresh."""
+        """End the group if no query waits for its indexes and none of them is kept fresh."""
         if not any(served.is_automatic or served.waiting for served in self.served):
             self.end()
 

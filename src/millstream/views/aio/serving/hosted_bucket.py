@@ -264,7 +264,7 @@ class HostedBucket:
                 self._give_up(hosted, error)
 
     async def _retire(self, signature: str) -> None:
-        """Close an index once nobody reads it. Its files stay."""
+        """Close an index once no query reads it. Its files stay."""
         hosted = self._open.pop(signature)
         await self._indexer.remove(signature)
         self._close_later(hosted)

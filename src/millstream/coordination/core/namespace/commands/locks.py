@@ -40,7 +40,7 @@ __all__ = ["ELECTED_BYTES_MAX", "LOCK_COMMANDS", "PATHS_MAX", "need_session"]
 PATHS_MAX: Final = 128
 """Elements of one LOCK GROUP, or one RELEASE or CANCEL."""
 ELECTED_BYTES_MAX: Final = 4096
-"""Of what a candidate's element shall hold: it is kept while the candidate waits."""
+"""Most bytes of the data that a candidate gives for its element; stored while it waits."""
 
 
 class LockRequest(NamedTuple):
@@ -54,7 +54,7 @@ class LockRequest(NamedTuple):
 
 
 def need_session(job: Job) -> None:
-    """Raise Refused if nobody can be said to hold or await something."""
+    """Raise Refused if the request has no session."""
     if not job.asker.session:
         raise Refused("ERR", "this needs a session; SESSION OPEN begins one")
 

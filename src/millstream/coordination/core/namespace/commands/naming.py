@@ -63,10 +63,10 @@ GID_MAX: Final = (1 << 63) - 1
 RESERVED: Final = b"RESERVED"
 """The first word of a reply: by this request; group, id follow."""
 DELETING: Final = b"DELETING"
-"""The same: by this request or an earlier one; group, id, deletion's id, 1 if forced, 1 if it
-passes locks follow."""
+"""The same: by this request or an earlier one. Group, id, id of the deletion, 1 if forced, and 1
+if it overrides locks follow."""
 AWAITED: Final = b"AWAITED"
-"""The same: by an earlier request that is not settled; group, id follow."""
+"""The same: by an earlier request that is not settled. Group and id follow."""
 _TOP: Final = Element(0, b"", Type.ROOT)
 
 

@@ -49,9 +49,9 @@ __all__ = [
 ]  # fmt: skip
 
 PATHS_MAX: Final = 128
-"""Of one command."""
+"""Most paths of one command."""
 NAME_BYTES_MAX: Final = 255
-"""Of a durable subscription's name."""
+"""Most bytes of the name of a durable subscription."""
 MARK: Final = status(b"MARK")
 
 
@@ -64,7 +64,7 @@ class SubscribeRequest(NamedTuple):
     from_lsn: int | None = None
     durable: bytes = b""
     from_epoch: int | None = None
-    """Of the version that `from_lsn` is of, if one was said."""
+    """The epoch of the version that `from_lsn` is of, if the client gave one."""
 
     @property
     def mark(self) -> tuple[bytes, ...]:

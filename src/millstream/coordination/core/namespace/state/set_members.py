@@ -53,7 +53,7 @@ class Sets(Family):
         return self._sizes.get(key_of(element)) or Size()
 
     def has(self, element: int, member: bytes) -> bool:
-        """Whether it is a member."""
+        """Whether a value is a member."""
         return self._members.get(key_of(element) + member) is not None
 
     def members(self, element: int, after: bytes | None = None) -> Iterator[bytes]:
