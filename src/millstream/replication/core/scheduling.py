@@ -85,7 +85,7 @@ class JobState:
     since_ms: float = 0
     """When it came into this state."""
     crashes: int = 0
-    """In a row."""
+    """Number of crashes in a row."""
     until_ms: float = 0
     """When a crashed one may run again."""
     reason: str = ""

@@ -201,7 +201,7 @@ class Consumer:
         await self._tasks.stop()
 
     def progress(self, partition_id: int) -> StreamProgress:
-        """Return where the reader stands once the event in hand is applied."""
+        """Return the progress of the reader once the current event is applied."""
         return self._progress[partition_id]
 
     @property

@@ -266,19 +266,20 @@ class DurableImage:
     """What a restart finds; it has been made durable, and the journal goes on behind it."""
 
     hard_state: HardState | None
-    """None: lost. This node id is dead, its member must be replaced by a new one."""
+    """None: lost. This node id is dead; its member must be replaced by a new one."""
     base: Link = GENESIS
     """The entry before the first one of the log."""
     headers: tuple[Header, ...] = ()
-    """Of all entries behind `base`."""
+    """The headers of all entries after `base`."""
     bodies: tuple[bytes | None, ...] = ()
-    """Of the same entries; None: faulty, it may have been acknowledged and must be fetched."""
+    """The bodies of the same entries. None: damaged; it may have been acknowledged and is fetched.
+    """
     snapshot: Snapshot | None = None
     """The stable one; `snapshot_id` without it: it must be fetched."""
     snapshot_id: SnapshotId | None = None
     """What the superblock names."""
     is_journal_lost: bool = False
-    """Nothing can be said of the log: it is not empty, though it is here. The hard state holds."""
+    """The log cannot be read, so nothing is known about it. The hard state is valid."""
 
     @property
     def link(self) -> Link:

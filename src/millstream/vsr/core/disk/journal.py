@@ -80,12 +80,16 @@ __all__ = [
 SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """A segment that has reached it is followed by a new one; only whole ones are removed."""
 AHEAD_SHARE: Final = 16
-"""At most this part of a segment is filled with zeros ahead. The header file is not: there, one
-damaged bit behind the last slot would look like a slot that was one."""
+"""At most this part of a segment is filled with zeros ahead.
+
+The header file is not filled: there, one damaged bit after the last slot would look like a damaged
+slot.
+"""
 SEGMENTS_FEW: Final = 64
 """If a log has so many, an end of it that is replaced takes small ones before it along."""
 MOVED_ENTRIES_MAX: Final = 4096
-"""Of small segments that become one; and at most as many bytes as a segment has."""
+"""Most entries of small segments that are merged into one; also at most the bytes of one segment.
+"""
 _MOVED_AT_ONCE: Final = 64
 _NUMBERED: Final = re.compile(r"(?:journal|headers)-([0-9]+)")
 _SNAPSHOT: Final = re.compile(r"snapshot-([0-9]+)")
@@ -254,12 +258,11 @@ class Journal:
         self._flip(hard_state, self.root.layout, self.root.snapshot, self.op_lsn)
 
     def install(self, keep_lsn: int, suffix: Sequence[Entry], hard_state: HardState) -> None:
-        """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
+        """Replace the log: its own entries up to `keep_lsn`, then `suffix`.
 
-        Takes effect, with the hard state, as a whole or not at all. Of a lost log nothing is kept.
-        But if all is kept, and what is behind it was born in this view, the hard state may be
-        there before the suffix, as if this log's owner had taken over the view first, and then
-        missed what its primary added. The other way round there would be a lie.
+        Takes effect, with the hard state, as a whole or not at all. Nothing of a lost log is kept.
+        If everything is kept and the entries after it were created in this view, the hard state
+        may become durable before them: these entries are lost if the process ends in between.
         """
         if self._is_lost:
             assert keep_lsn == 0
@@ -307,7 +310,7 @@ class Journal:
     def begin_anew(
         self, snapshot: SnapshotId | None, suffix: Sequence[Entry], hard_state: HardState
     ) -> None:
-        """Let the log be `suffix` behind a snapshot, or the very beginning, and nothing else."""
+        """Replace the log by `suffix` after a snapshot, or after the very beginning."""
         base = GENESIS if snapshot is None else snapshot.link
         self._replace_log(base, b"", base.lsn, base, suffix, hard_state, snapshot)
 
@@ -362,7 +365,7 @@ class Journal:
         self._files.rename(name + ".new", name)
 
     def adopt_snapshot(self, snapshot: SnapshotId) -> None:
-        """Let a snapshot that was written be the stable one, which a start begins with."""
+        """Make a written snapshot the stable one, from which a start begins."""
         assert snapshot_name(snapshot.number) in self._files.names()
         self._flip(self.root.hard_state, self.root.layout, snapshot, self.op_lsn)
         self._remove_old()

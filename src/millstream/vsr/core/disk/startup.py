@@ -65,7 +65,7 @@ class Survey:
     slots: dict[int, bytes] = field(default_factory=dict)
     """Index -> what the header file should have there."""
     heads: dict[Place, bytes] = field(default_factory=dict)
-    """Where in a segment -> header of an entry that was damaged there alone."""
+    """Headers of entries whose header alone was damaged, by their place in a segment."""
     is_header_file_lost: bool = False
     end: Place | None = None
     """Behind the last entry of the open segment; None: the next entry needs a new segment."""

@@ -406,7 +406,7 @@ class Replica:
 
     @property
     def troubled(self) -> bool:
-        """Whether it cannot do its work, perhaps only for a moment."""
+        """Whether the member cannot do its work, perhaps only for a moment."""
         return self.parts.reporting.troubled
 
     @property
@@ -444,12 +444,12 @@ class Replica:
 
     @property
     def epoch(self) -> int:
-        """Of its configuration."""
+        """The epoch of its configuration."""
         return self.state.epoch
 
     @property
     def members(self) -> tuple[bytes, ...]:
-        """Of its configuration."""
+        """The members of its configuration."""
         return self.state.members
 
     @property
@@ -484,7 +484,7 @@ class Replica:
 
     @property
     def commit_lsn(self) -> int:
-        """So far its log is committed and applied."""
+        """Its log is committed and applied up to here."""
         return self.state.commit_lsn
 
     @property

@@ -111,9 +111,7 @@ class QueueItems:
         self._keep(last=last + len(items))
 
     def pop(self, count: int, bytes_max: int) -> list[Item]:
-        """Remove and return the next items: at most this many, and this many bytes.
-        At least one is returned, if there is one.
-        """
+        """Remove and return the next items: at least one, at most this many items and bytes."""
         found: list[tuple[bytes, Item]] = []
         size = 0
         for key, item in self._tables.ready.under(self._key):
