@@ -136,7 +136,7 @@ def reset(
     ],
     to: ToOption,
 ) -> None:
-    """Have a checkpoint go on from another offset; its query must not run."""
+    """Set the offset from which a checkpoint continues. Its query must not run."""
     from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
 
     path = _checkpoint_at(where)
@@ -182,7 +182,7 @@ def index(
 
 
 def _checkpoint_at(where: str) -> Path | None:
-    """Return the checkpoint that is meant; None: it is none."""
+    """Return the checkpoint of a path; None if it is not one."""
     path = Path(where)
     if path.is_dir():
         return path.absolute()

@@ -55,7 +55,7 @@ class JobRow(NamedTuple):
     doc_id: str
     rev: str
     doc: dict[str, Any] | None
-    """None: the document was deleted."""
+    """The document. None: it was deleted."""
 
 
 class Left(NamedTuple):

@@ -194,7 +194,7 @@ class Replications:
     # -- the database of jobs
 
     async def prepare(self) -> None:
-        """Create the database of jobs if there is none."""
+        """Create the database of jobs if it does not exist."""
         await self._documents.prepare()
 
     # -- status

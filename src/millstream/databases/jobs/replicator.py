@@ -107,7 +107,7 @@ class ReplicatorDocuments:
         self._tasks = Tasks()
 
     async def prepare(self) -> None:
-        """Create the database of jobs if there is none."""
+        """Create the database of jobs if it does not exist."""
         async with self._making:
             await self._make()
 
@@ -128,7 +128,7 @@ class ReplicatorDocuments:
     # -- following the database
 
     async def follow(self, scheduler: Scheduler) -> None:
-        """Let the scheduler run the jobs of documents; to be cancelled."""
+        """Run the jobs of documents with the scheduler, until cancelled."""
         try:
             while True:
                 self._is_up.clear()

@@ -72,9 +72,9 @@ STILL: Final[web.RequestKey[Callable[[], bool]]] = web.RequestKey(
 """Key under which a request says whether who asks would still be let in: for what lasts."""
 DATABASE: Final = "db"
 DATABASE_PATH: Final = "/{db:(?:[A-Za-z0-9][^/]*|_users|_replicator|_global_changes)}"
-"""Where a bucket is a database; its name is percent-encoded."""
+"""The path of a database; the name is percent-encoded."""
 DESIGN: Final = DATABASE_PATH + "/{design:_design(?:/|%2F)[^/]+}"
-"""The same of a design document, whose slash may be percent-encoded, too."""
+"""The path of a design document, whose slash may be percent-encoded."""
 
 
 def answer(

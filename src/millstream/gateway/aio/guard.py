@@ -51,7 +51,8 @@ _LOG = logging.getLogger(__name__)
 _FORM_TYPES: Final = frozenset(
     {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""}
 )
-"""Of bodies that a page of another site can have a browser send without asking."""
+"""Content types that a page of another site can make a browser send without a preflight request.
+"""
 _SCHEMES: Final = ("basic", "bearer")
 
 
@@ -101,7 +102,7 @@ def _unreadable(error: Exception) -> UsageError:
 
 @web.middleware
 async def _share(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let pages of the sites that the operator named see answers."""
+    """Allow the pages of the sites that the operator named to read answers."""
     origins, origin = request.app[NODE_API].origins, request.headers.get("Origin")
     wanted = request.headers.get("Access-Control-Request-Method")
     if request.method == "OPTIONS" and wanted is not None:

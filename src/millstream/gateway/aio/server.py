@@ -79,7 +79,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1024 * 1024
 HEADER_BYTES_MAX: Final = 32 * 1024
-"""Of the request line, and of each header: a token of a thousand partitions fits in."""
+"""Most bytes of the request line, and of each header: a token of a thousand partitions fits."""
 IDLE_SECONDS: Final = 75.0
 STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
@@ -104,7 +104,7 @@ DATALESS_PAGES: Final = (
     node_pages, session_pages, user_pages, user_document_pages, part_pages, index_pages,
     view_pages, design_pages, dataless_pages,
 )  # fmt: skip
-"""Those of a node without data: they need no more than a `CommonNodeApi`."""
+"""The pages of a node without data: they need no more than a `CommonNodeApi`."""
 
 
 def make_application(

@@ -126,7 +126,7 @@ class Client:
     # ---- registers
 
     async def set(self, key: str | bytes, value: bytes, deadline_s: float | None = None) -> None:
-        """Let a register be `value`.
+        """Set a register to `value`.
 
         Raises:
             OutcomeUnknownError: it may have been done.
@@ -137,7 +137,7 @@ class Client:
     async def cas(
         self, key: str | bytes, expected: bytes, value: bytes, deadline_s: float | None = None
     ) -> bool:
-        """Let a register be `value` if it is `expected`; return whether it was.
+        """Set a register to `value` if it is `expected`; return whether it was.
 
         Raises:
             OutcomeUnknownError, MillstreamError: as `set`.
@@ -174,7 +174,7 @@ class Client:
         self, *words: bytes, is_change: bool, deadline_s: float | None = None,
         may_wait: bool = False, before: Sequence[Sequence[bytes]] = (),
     ) -> Any:  # fmt: skip
-        """Have any command done; return its reply.
+        """Execute a command; return its reply.
 
         Args:
             words: the command, without numbers of its own.

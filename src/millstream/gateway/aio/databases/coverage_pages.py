@@ -36,9 +36,9 @@ from millstream.replication.core.places import Place
 __all__ = ["CLAIMS_MAX", "COVERAGE_BYTES_MAX", "routes"]
 
 COVERAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of records or claims in a request: a vector of a thousand partitions takes 100 KB."""
+"""Most bytes of records or claims in a request: a vector of a thousand partitions takes 100 KB."""
 CLAIMS_MAX: Final = 2000
-"""In one request."""
+"""Most claims in one request."""
 
 
 class _Storing(msgspec.Struct):

@@ -174,7 +174,7 @@ async def _compact(request: web.Request) -> web.Response:
 
 
 def _readable(request: web.Request) -> list[str]:
-    """Return the names of the databases that whoever asks may read, sorted."""
+    """Return the names of the databases that the user may read, sorted."""
     api, user = request.app[NODE_API], request[USER]
     if user is None and not api.users.is_empty:
         raise AccessError("log in first", code="unauthorized")

@@ -85,14 +85,14 @@ REVISIONS_ASKED_MAX: Final = 100_000
 READ_TOGETHER_MAX: Final = 500
 """Documents that are asked for at a time."""
 ROWS_ENCODED_MAX: Final = 1000
-"""Of the answer to `_bulk_docs`, at a time."""
+"""Rows of the answer to `_bulk_docs` that are encoded at a time."""
 REVISIONS_QUICK_MAX: Final = 128
 """Revisions of one document that are compared in the loop."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
 _DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
-"""In a body with many documents: one that is too deep still is, when what lies deeper is left
-out."""
+"""Depth up to which a body with many documents is decoded. A document that is too deep stays too
+deep if the rest is left out."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
 

@@ -64,9 +64,9 @@ __all__ = ["routes"]
 
 ROWS_PER_STEP: Final = 128
 DOCUMENTS_PER_STEP: Final = 50
-"""Of rows with documents, or whose documents are looked at."""
+"""Rows with documents that are made in one step."""
 QUICK_FRAME_BYTES_MAX: Final = 16 * 1024
-"""Of a change whose row is made in the loop: it may have as many branches as go into that."""
+"""Most bytes of a change whose row is made in the loop. This bounds its number of branches."""
 COUNTED_CHANGES_MAX: Final = 2048
 """Up to so many seqnos `pending` is exact; else it is their number, at least that of the rows."""
 DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -231,7 +231,7 @@ class _Answer:
         return [*out, b"".join(small)]
 
     def _frame(self, seq: bytes) -> tuple[bytes, bytes]:
-        """Return what stands before and behind the text of a row."""
+        """Return the text before and after the text of a row."""
         feed = self._query.feed
         if feed == "continuous":
             return b'{"seq":' + seq, b"\n"
@@ -273,7 +273,7 @@ class _Answer:
                 yield one
 
     async def _pending(self) -> int:
-        """Return how many rows are above where the client stands."""
+        """Return the number of rows above the position of the client."""
         lag = self._walk.lag()
         if not lag or lag > COUNTED_CHANGES_MAX:
             return lag
@@ -311,7 +311,7 @@ def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
 async def _with_heartbeats(
     pieces: AsyncIterator[TextPiece], query: ChangesQuery
 ) -> AsyncGenerator[TextPiece, None]:
-    """Yield what is not empty, and a heartbeat where there was nothing for so long."""
+    """Yield non-empty pieces, and a heartbeat after each interval without one."""
     loop = asyncio.get_running_loop()
     beat, last_s = _HEARTBEATS.get(query.feed, b"\n"), loop.time()
     async for piece in pieces:

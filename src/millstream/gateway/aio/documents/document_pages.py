@@ -256,7 +256,7 @@ async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
 
 
 async def _post(request: web.Request) -> web.Response:
-    """Store a document whose id stands in it, or is made here."""
+    """Store a document whose id is in its body, or is generated here."""
     bucket = request.match_info[DATABASE]
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")

@@ -40,7 +40,7 @@ from millstream.gateway.core.function_calls import (
 __all__ = ["UPDATE_BODY_BYTES_MAX", "routes"]
 
 UPDATE_BODY_BYTES_MAX: Final = 1024 * 1024
-"""Of a request that calls an update function, which sees it as one text."""
+"""Most bytes of a request that calls an update function, which gets it as one text."""
 _PATH: Final = DESIGN + "/_update/{function:[^/]+}"
 _ID: Final = "id"
 _SHOWN: Final = Shown(conflicts=True)
@@ -92,7 +92,7 @@ async def _seen(request: web.Request, bucket: str, doc_id: str | None) -> dict[s
 
 
 async def _present(request: web.Request, bucket: str, doc_id: str) -> bytes | None:
-    """Return a document as it is now, None where there is none."""
+    """Return the current document; None if it does not exist."""
     found = await request.app[NODE_API].documents.read(bucket, doc_id)
     if found is None or not found.exists or found.winner.is_deleted:
         return None

@@ -53,7 +53,7 @@ PORTION_EDITS: Final = 400
 TOGETHER_MAX: Final = 400
 """Changes of one document that are decided and stored together."""
 QUICK_REVISIONS_MAX: Final = 128
-"""Of those, revisions that are brought into a tree in the loop: some 2 ms."""
+"""Most revisions of a request that are merged into a tree in the loop: some 2 ms."""
 _DESIGN: Final = "_design/"
 _MOVED: Final = "moved"
 """Code of the refusal of a change whose document is not as it was validated."""
@@ -88,11 +88,11 @@ class _Pending:
         self.rev = ""
         self.before: StoredDocument | None = None
         self.after: StoredDocument | None = None
-        """As decided last; None: nothing was to be changed."""
+        """The document as decided last. None: it does not change."""
         self.expected: list[str] | None = None
         """Leaves of the document that was validated; None: nothing was."""
         self.is_large = len(edit.sent.body) > LARGE_BYTES and not edit.is_replicated
-        """Its signature takes long, and is known when the change is decided."""
+        """The signature takes long, and is known when the change is decided."""
         self._signed: tuple[dict[str, Any], str] | None = None
 
     def change(self, document: StoredDocument | None) -> Change:
@@ -175,7 +175,7 @@ def _moved() -> MillstreamError:
 
 
 def leaves_of(document: StoredDocument | None) -> list[str]:
-    """Return the leaves of a document, none where there is none."""
+    """Return the leaves of a document; none if it does not exist."""
     return [] if document is None or not document.exists else document.tree.leaf_revs()
 
 

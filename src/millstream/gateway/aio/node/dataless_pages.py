@@ -20,7 +20,7 @@ from millstream.gateway.aio.answers import NODE_API, USER
 __all__ = ["REFUSAL", "Refusal", "routes"]
 
 Refusal = Callable[[str], MillstreamError]
-"""Given the name of a bucket, perhaps of one that there is not: why a page is not answered."""
+"""Given the name of a bucket, which may not exist: why a page is not answered."""
 REFUSAL: Final[web.AppKey[Refusal]] = web.AppKey("refusal", cast("type[Refusal]", Callable))
 
 

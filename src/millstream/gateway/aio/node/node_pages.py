@@ -40,7 +40,7 @@ async def _welcome(request: web.Request) -> web.Response:
 
 
 async def _up(request: web.Request) -> web.Response:
-    """Say whether the node serves all its buckets; strangers learn no names."""
+    """Report whether the node serves all its buckets. Clients without login get no names."""
     api = request.app[NODE_API]
     failed = [status.name for status in api.bucket_statuses() if status.state == "failed"]
     if not failed:

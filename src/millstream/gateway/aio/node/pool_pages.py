@@ -37,7 +37,7 @@ _END: Final = b"\n\n\n\n"
 """Behind each map of a stream."""
 _RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
 _VERSION: Final = f"7.0.0-0000-millstream-{__version__}"
-"""In the form that SDKs parse: the server whose pages these are like."""
+"""The version in the form that SDKs parse, of the server whose pages these imitate."""
 
 
 def _need_login(request: web.Request) -> None:

@@ -73,7 +73,7 @@ def _is_admin(request: web.Request) -> bool:
 
 
 def _is_own(request: web.Request, name: str | None) -> bool:
-    """Whether a document is that of whoever asks; nobody logged in is refused."""
+    """Whether a document is that of the requesting user. Clients without login are refused."""
     user = request[USER]
     if user is None:
         raise AccessError("log in first", code="unauthorized")

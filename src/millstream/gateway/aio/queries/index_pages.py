@@ -35,7 +35,7 @@ from millstream.gateway.core.api.node import WriterCall
 __all__ = ["PARTS_BYTES_MAX", "routes"]
 
 PARTS_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of what is said of a commit: parts and names of files."""
+"""Most bytes of the description of a commit: parts and names of files."""
 PIECE_BYTES: Final = 256 * 1024
 _INDEX: Final = "/_millstream/indexes/{bucket}/{design}"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])

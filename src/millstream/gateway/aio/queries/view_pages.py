@@ -105,7 +105,7 @@ async def _asked(request: web.Request, options: Mapping[str, Any]) -> ViewAnswer
 
 
 async def _named(request: web.Request, error: MillstreamError) -> MillstreamError:
-    """Say of a design document why it does not answer: it was deleted, or cannot be used."""
+    """Raise why a design document does not answer: it was deleted, or cannot be used."""
     if error.code in _UNUSABLE:
         return MillstreamError(str(error), code="compilation_error")
     if error.code == "missing":
@@ -163,7 +163,7 @@ async def _temporary(request: web.Request) -> web.Response:
 
 
 async def _rendered(request: web.Request) -> web.Response:
-    """Say what there is in place of show and list functions and rewrites."""
+    """Answer that show and list functions and rewrites are not supported."""
     bucket, _ = design_of(request)
     require(request, "read", bucket)
     reason = (

@@ -89,7 +89,7 @@ class PartitionStatus:
     places: tuple[str | None, ...]
     """The map's row: the node of the active copy, then replicas; empty without a map."""
     follows: FollowStatus | None
-    """None: no source."""
+    """The source of the copy. None: it has no source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class NodeMetrics:
 
     node: Mapping[str, float]
     buckets: Mapping[str, Figures]
-    """By the name of the bucket."""
+    """The figures by the name of the bucket."""
 
 
 class DesignApi(Protocol):
