@@ -53,7 +53,7 @@ class Member:
         self.replica = Replica(GroupState(), random.Random(1).random)
         self.longest_ms = self.longest_disk_ms = 0.0
         self.later: deque[Event] = deque()
-        self.step(Start(Image(self.journal.root.standing)))
+        self.step(Start(Image(self.journal.root.hard_state)))
 
     def step(self, *events: Event) -> None:
         """Take events, and all that they bring about, but for work that may wait."""

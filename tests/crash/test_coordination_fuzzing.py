@@ -11,7 +11,7 @@ from millstream.coordination.core.namespace import tables
 from millstream.coordination.core.namespace.state.run import Run
 from millstream.coordination.core.resp.session import RespSession
 from simulators.coordination_fuzz.codecs import codecs
-from simulators.coordination_fuzz.fronts import fronts
+from simulators.coordination_fuzz.resp_sessions import fronts
 from simulators.coordination_fuzz.twins import twins
 
 Target = Callable[[bytes], None]
@@ -36,13 +36,13 @@ def test_a_refused_command_that_leaves_something_is_found(monkeypatch: pytest.Mo
 
 
 def test_replies_out_of_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def filled(front: RespSession, slot: object) -> None:
-        slots = front._slots
+    def filled(resp: RespSession, slot: object) -> None:
+        slots = resp._slots
         for each in [each for each in slots if each.text]:
             slots.remove(each)
-            front._out.append(each.text)
-            front._out_bytes += len(each.text)
-        front.wake()
+            resp._out.append(each.text)
+            resp._out_bytes += len(each.text)
+        resp.wake()
 
     monkeypatch.setattr(RespSession, "filled", filled)
     with pytest.raises(AssertionError, match="out of order"):

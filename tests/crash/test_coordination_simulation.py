@@ -16,10 +16,10 @@ import pytest
 from millstream.vsr.core.replica.normal_case import NormalCase
 from simulators.coordination_plants import planted
 from simulators.coordination_sim.__main__ import fixed
+from simulators.coordination_sim.conditions import FAULTS, LATER, Conditions, Options
 from simulators.coordination_sim.plants import PLANTS, Plant
 from simulators.coordination_sim.runs import Outcome, command, run, shrink
 from simulators.coordination_sim.search import Found, search, table
-from simulators.coordination_sim.weather import FAULTS, LATER, Options, Weather
 from simulators.coordination_sim.world import World
 
 HOURS = float(os.environ.get("MILLSTREAM_SIM_HOURS", "5"))
@@ -204,16 +204,16 @@ def test_a_trace_changes_nothing() -> None:
 
 
 def test_leaving_out_a_fault_leaves_the_others_as_they_are() -> None:
-    whole = Weather.drawn(7, Options())
-    less = Weather.drawn(7, Options(without=frozenset(whole.faults[:1])))
+    whole = Conditions.drawn(7, Options())
+    less = Conditions.drawn(7, Options(without=frozenset(whole.faults[:1])))
     assert less.periods == {name: whole.periods[name] for name in whole.faults[1:]}
     assert less._replace(periods={}).rate_per_s == whole.rate_per_s
 
 
-def test_a_part_of_a_short_runs_weather_can_be_fixed_and_the_command_says_so() -> None:
+def test_a_part_of_a_short_runs_conditions_can_be_fixed_and_the_command_says_so() -> None:
     pairs = (("late", 0.2), ("members", 5))
     options = Options(only=frozenset(("late",)), fixed=pairs)
-    drawn, free = Weather.drawn(7, options), Weather.drawn(7, options._replace(fixed=()))
+    drawn, free = Conditions.drawn(7, options), Conditions.drawn(7, options._replace(fixed=()))
     assert drawn == free._replace(late=0.2, members=5)
     _, _, text = options.as_arguments().partition("--fix ")
     assert fixed(text) == pairs
@@ -228,5 +228,5 @@ def test_a_run_that_fails_is_made_smaller_and_still_fails() -> None:
 
 
 def test_every_fault_comes_to_pass_somewhere() -> None:
-    drawn = {fault for seed in range(60) for fault in Weather.drawn(seed, Options()).faults}
+    drawn = {fault for seed in range(60) for fault in Conditions.drawn(seed, Options()).faults}
     assert drawn == set(FAULTS)

@@ -44,7 +44,7 @@ def life(seed: int) -> None:
     image = Journal(world.disk, SEGMENT_BYTES).image
     if name == SUPERBLOCK and kind in ("cut", "gone"):
         return  # both copies may be damaged
-    assert image.standing == world.state.standing
+    assert image.hard_state == world.state.hard_state
     assert not image.is_journal_lost
     assert image.headers == tuple(entry.header for entry in world.state.kept())
     assert name.startswith("journal") or not list(image.faulty())
@@ -80,14 +80,14 @@ def one_copy(patch: pytest.MonkeyPatch) -> None:
 def removed_early(patch: pytest.MonkeyPatch) -> None:
     flip = Journal._flip
 
-    def remove(journal: Journal, standing: object, layout: Layout, *rest: object) -> None:
+    def remove(journal: Journal, hard_state: object, layout: Layout, *rest: object) -> None:
         old = journal.root.layout
         if layout.headers != old.headers:
             journal._files.remove([header_file_name(old.headers)])
             used = {extent.segment for extent in layout.segments}
             gone = [extent.segment for extent in old.segments if extent.segment not in used]
             journal._files.remove([segment_name(number) for number in gone])
-        flip(journal, standing, layout, *rest)
+        flip(journal, hard_state, layout, *rest)
 
     patch.setattr(Journal, "_flip", remove)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from simulators.coordination_sim.conditions import Conditions, Options
 from simulators.coordination_sim.runs import Outcome, run
 from simulators.coordination_sim.search import search
-from simulators.coordination_sim.weather import Options, Weather
 
 TESTS = Path(__file__).parents[1]
-WEATHER = {
+CONDITIONS = {
     "leaders that go": ("isolate_primary", "move_primary", "client_loss", "client_silence"),
     "crashes": ("crash", "crash_in_step", "power", "client_restart", "short_sessions"),
     "snapshots": ("partition", "snapshot_storm", "slow_node", "client_loss", "restart_storm"),
@@ -35,14 +35,14 @@ def short(seed: int, *faults: str, plant: str | None = None) -> Outcome:
     return run(seed, Options(only=frozenset(("namespaces", *faults)), plant=plant))
 
 
-@pytest.mark.parametrize("weather", WEATHER)
-def test_what_clients_of_namespaces_are_told_is_right(weather: str) -> None:
-    outcomes = [short(seed, *WEATHER[weather]) for seed in SEEDS]
+@pytest.mark.parametrize("conditions", CONDITIONS)
+def test_what_clients_of_namespaces_are_told_is_right(conditions: str) -> None:
+    outcomes = [short(seed, *CONDITIONS[conditions]) for seed in SEEDS]
     assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
     assert sum(outcome.counts["requests of namespaces ok"] for outcome in outcomes)
 
 
-def test_in_good_weather_all_is_done_and_heard() -> None:
+def test_in_good_conditions_all_is_done_and_heard() -> None:
     outcome = short(1)
     assert outcome.wrong is None
     assert outcome.counts["requests of namespaces ok"] > 100
@@ -63,11 +63,11 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     assert len(digests) == 1
 
 
-def test_about_half_of_the_seeds_have_them_and_nothing_else_of_the_weather_changes() -> None:
-    drawn = [Weather.drawn(seed, Options()) for seed in range(60)]
-    assert 20 < sum(weather.namespaces for weather in drawn) < 40
-    with_them = next(seed for seed, weather in enumerate(drawn) if weather.namespaces)
-    without = Weather.drawn(with_them, Options(without=frozenset(("namespaces",))))
+def test_about_half_of_the_seeds_have_them_and_nothing_else_of_the_conditions_changes() -> None:
+    drawn = [Conditions.drawn(seed, Options()) for seed in range(60)]
+    assert 20 < sum(conditions.namespaces for conditions in drawn) < 40
+    with_them = next(seed for seed, conditions in enumerate(drawn) if conditions.namespaces)
+    without = Conditions.drawn(with_them, Options(without=frozenset(("namespaces",))))
     periods = dict(drawn[with_them].periods)
     del periods["namespaces"]
     assert without == drawn[with_them]._replace(namespaces=False, periods=periods)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from simulators.coordination_sim.conditions import Options
 from simulators.coordination_sim.runs import command
-from simulators.coordination_sim.weather import Options
 from simulators.coordination_sim.whole import WholeWorld, run
 from simulators.pool_plants import PLANTS as POOL_PLANTS
 

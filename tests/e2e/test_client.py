@@ -192,7 +192,7 @@ async def test_consumer_sees_every_document_once(node: NodeProcess, client: Clie
             if isinstance(event, Changes):
                 keys += [change_of(frame).key for frame in event.frames]
     assert sorted(keys) == sorted(b"k%d" % number for number in range(5000))
-    assert all(standing.position.is_closed for standing in consumer.checkpoint.standings.values())
+    assert all(progress.position.is_closed for progress in consumer.checkpoint.progress.values())
 
 
 def test_users(make_node: MakeNode) -> None:

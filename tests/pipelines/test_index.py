@@ -12,7 +12,7 @@ from millstream.pipelines.index.on_spark import IndexPipeline
 from millstream.pipelines.index.setup import find_specs
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
-from support.views.spread_index import Spread
+from support.views.distributed_index import IndexedNodes
 
 KINDS = "function (doc) { emit([doc.kind, doc._rev.split('-')[0]], doc.n); }"
 
@@ -121,28 +121,28 @@ def test_a_second_pipeline_takes_over(spark, bucket, pipeline_of, ask):
 
 
 @pytest.fixture
-def spread(tmp_path):
+def indexed(tmp_path):
     made = []
 
     def make(*options, name):
         made.append(NodeProcess(tmp_path / name, *options))
         return made[-1]
 
-    yield Spread(make, tmp_path)
+    yield IndexedNodes(make, tmp_path)
     for node in made:
         node.kill()
 
 
-def test_one_pipeline_keeps_the_indexes_of_all_nodes(spark, spread):
-    spread.write(range(200))
-    with spread.running(spark):
-        spread.check("a", "b")
-        spread.write(range(100, 150), "again")
-        spread.check("a", "b")
-        spread.nodes.promote("a", "--to", "b", "--partition", "0")
-        spread.write(range(20), "moved")
-        spread.check("a", "b")
-    assert len({report.node for report in spread.reports}) == 2
-    spread.write(range(150, 210), "later")
-    spread.pipeline().run(spark, once=True)
-    assert spread.rows(spread.nodes.nodes["a"], "stale=ok") == spread.right
+def test_one_pipeline_keeps_the_indexes_of_all_nodes(spark, indexed):
+    indexed.write(range(200))
+    with indexed.running(spark):
+        indexed.check("a", "b")
+        indexed.write(range(100, 150), "again")
+        indexed.check("a", "b")
+        indexed.nodes.promote("a", "--to", "b", "--partition", "0")
+        indexed.write(range(20), "moved")
+        indexed.check("a", "b")
+    assert len({report.node for report in indexed.reports}) == 2
+    indexed.write(range(150, 210), "later")
+    indexed.pipeline().run(spark, once=True)
+    assert indexed.rows(indexed.nodes.nodes["a"], "stale=ok") == indexed.right

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from millstream.coordination.core.client.wire import Replies, is_push
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.commands.transactions import unpack_command
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.entries import Entry
 from support.coordination.coordination_backend import FakeGuard
@@ -108,8 +108,8 @@ class Line:
         self.expected: deque[str] = deque()
         self.since = world.steps
         backend: Any = node
-        self.front = RespSession(
-            backend, FakeGuard(), GROUP_COMMANDS, FRONT_COMMANDS, number=1,
+        self.resp = RespSession(
+            backend, FakeGuard(), GROUP_COMMANDS, CONNECTION_COMMANDS, number=1,
             attached=node.attached, chance_bytes=world.rng.randbytes,
             on_output=lambda _: None, call_later=lambda *_: None,
         )  # fmt: skip
@@ -117,12 +117,12 @@ class Line:
     def say(self, what: str, *lines: str) -> None:
         """Send requests; of their replies only the last means something."""
         self.expected += [""] * (len(lines) - 1) + [what]
-        self.front.feed("".join(f"{line}\r\n" for line in lines).encode())
+        self.resp.feed("".join(f"{line}\r\n" for line in lines).encode())
 
     def hear(self) -> list[Any]:
         """Return what came meanwhile."""
-        self.front.advance()
-        output = self.front.take_output() if self.front.has_output else b""
+        self.resp.advance()
+        output = self.resp.take_output() if self.resp.has_output else b""
         return list(self._values.feed(output))
 
 
@@ -182,7 +182,7 @@ class Client:
     def cut(self) -> None:
         """Lose the connection, with what was on its way."""
         if self.line is not None:
-            self.line.front.close()
+            self.line.resp.close()
             self.line = None
         self.lost()
 

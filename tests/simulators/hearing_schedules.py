@@ -94,12 +94,12 @@ class Node:
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         self._ask(done, lambda ticket: Resume(ticket, instance, session, secret))
 
-    def subscribe(self, gid: int, subscriber: Any, wish: Any, confirm: Any) -> Reply:
+    def subscribe(self, gid: int, subscriber: Any, request: Any, confirm: Any) -> Reply:
         replica = self.world.group.replicas[self.number]
         if not replica.has_state:
             return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
         assert isinstance(replica.machine, GroupState)
-        return replica.machine.subscribe(subscriber, wish, replica.commit_lsn, confirm)
+        return replica.machine.subscribe(subscriber, request, replica.commit_lsn, confirm)
 
     def touch(self, gid: int, session: int) -> None:
         self.world.group.step(self.number, Touch(session))

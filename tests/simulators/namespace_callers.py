@@ -6,7 +6,7 @@ Invariants:
 2. A stock client repeats what waits under a new number; one without a session of its own gives up
    what it had under way when its connection is lost.
 
-Elsewhere: what they may want (`namespace_wishes`), whom they talk to (`namespace_world`), what
+Elsewhere: what they may want (`namespace_requests`), whom they talk to (`namespace_world`), what
 has to hold (`namespace_truth`).
 """
 
@@ -20,8 +20,8 @@ from millstream.coordination.core.namespace.state.claims import Mode
 from millstream.coordination.core.namespace.state.waits import Wait
 from millstream.vsr.core.replica.replica import Replica
 from millstream.vsr.core.values import items
+from simulators.namespace_requests import FOCUSES, RandomRequests
 from simulators.namespace_truth import COUNTER, PATHS, QUEUE, WrongError, require
-from simulators.namespace_wishes import FOCUSES, Wishes
 from simulators.namespace_world import TIME_OUT_BEATS, Ask, Connection, Group, Words, small
 
 __all__ = ["Caller", "Schedule", "run"]
@@ -181,7 +181,7 @@ def is_pending(value: bytes) -> bool:
     return value == b"+PENDING" or (value.startswith(b"*") and b"=PENDING" in items(value)[:1])
 
 
-class Schedule(Wishes):
+class Schedule(RandomRequests):
     """All that one seed decides."""
 
     def __init__(self, seed: int, replica_class: type[Replica] = Replica) -> None:
@@ -203,18 +203,18 @@ class Schedule(Wishes):
     def prepare(self) -> None:
         """Have the elements that all is about."""
         maker, self.group.chaos = self.callers[0], False
-        wishes: list[Words] = [("CREATENAMESPACE", "/n")]
-        wishes += [("CREATE", "BINARY", path) for path in sorted(PATHS)]
-        wishes += [("CREATE", "QUEUE", QUEUE), ("CREATE", "COUNTER", COUNTER)]
-        for wish in wishes:
-            call = maker.start(wish, 10**6)
+        requests: list[Words] = [("CREATENAMESPACE", "/n")]
+        requests += [("CREATE", "BINARY", path) for path in sorted(PATHS)]
+        requests += [("CREATE", "QUEUE", QUEUE), ("CREATE", "COUNTER", COUNTER)]
+        for request in requests:
+            call = maker.start(request, 10**6)
             while call.csn in maker.calls:
                 self.group.beat()
                 maker.step(chaos=False)
                 for connection in self.connections:
                     self.group.receive(connection)
                 self.group.commit()
-            require(self.group.truth.finals[call.op] == b"+OK", f"{wish} gives no OK")
+            require(self.group.truth.finals[call.op] == b"+OK", f"{request} gives no OK")
         self.group.chaos = True
 
     def on_session_lost(self, caller: Caller) -> None:
@@ -233,13 +233,13 @@ class Schedule(Wishes):
             return
         kinds = {Mode.UNIT: "SEMAPHORE"}
         held = self.held(caller.connection.session)
-        wishes: list[Words] = [(kinds.get(mode, "LOCK"), "RELEASE", path) for path, mode in held]
+        requests: list[Words] = [(kinds.get(mode, "LOCK"), "RELEASE", path) for path, mode in held]
         if caller is self.callers[0]:
-            wishes += [("BARRIER", "DESTROY", path) for path in self.closed_barriers()]
+            requests += [("BARRIER", "DESTROY", path) for path in self.closed_barriers()]
         busy = {call.words for call in caller.calls.values()}
-        for wish in wishes:
-            if wish not in busy:
-                caller.start(wish, self.group.now + 200)
+        for request in requests:
+            if request not in busy:
+                caller.start(request, self.group.now + 200)
 
     def closed_barriers(self) -> set[str]:
         """Return where somebody waits at a barrier."""
@@ -249,7 +249,7 @@ class Schedule(Wishes):
     # ---- its course
 
     def run(self) -> None:
-        """Have weather, then none, and look at what is left."""
+        """Have conditions, then none, and look at what is left."""
         for _ in range(CHAOS_BEATS):
             self.beat()
         self.heal()
@@ -257,7 +257,7 @@ class Schedule(Wishes):
         require(not self.failed & done, "what is said to have failed was done")
 
     def beat(self) -> None:
-        """Let a moment go by, in bad weather."""
+        """Let a moment go by, in bad conditions."""
         group, rng = self.group, self.rng
         group.beat()
         for caller in rng.sample(self.callers, 2):
@@ -292,7 +292,7 @@ class Schedule(Wishes):
         self.connections = [one for one in self.connections if one.alive or one.asks]
 
     def heal(self) -> None:
-        """Have good weather, but for one pause, until nobody has or awaits anything."""
+        """Have good conditions, but for one pause, until nobody has or awaits anything."""
         group = self.group
         group.chaos, group.suspended, group.paused = False, False, 0
         self.healed_at = group.now
@@ -311,7 +311,7 @@ class Schedule(Wishes):
             self.connections = [one for one in self.connections if one.alive or one.asks]
             if step > 8 * TIME_OUT_BEATS and not self.unfinished():
                 return
-        raise WrongError(f"after the weather: {self.unfinished()}")
+        raise WrongError(f"after the faults: {self.unfinished()}")
 
     def waits(self) -> list[tuple[int, Wait]]:
         """Return who waits for what; not who may leave a barrier and has not come for it."""

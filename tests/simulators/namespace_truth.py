@@ -1,6 +1,6 @@
 """What has to hold of namespaces and their clients' requests, whatever happens.
 
-A request's stamp names it: the caller's wish and the attempt, which no client would say.
+A request's stamp names it: the caller's request and the attempt, which no client would say.
 
 Invariants:
 1. A request takes effect once at most, and its final reply stays what it was. A number in a
@@ -123,7 +123,7 @@ class Truth:
     """What was seen so far."""
 
     def __init__(self) -> None:
-        self.wishes: dict[int, tuple[Any, ...]] = {}
+        self.requests: dict[int, tuple[Any, ...]] = {}
         self.ops: dict[tuple[int, int], int] = {}
         self.finals: dict[int, bytes] = {}
         self.ran: set[int] = set()
@@ -161,45 +161,45 @@ class Truth:
         if state.waiting(*key) is not None:
             self.open.add(key)
         require(not reply.startswith(b"-QUOTA"), "requests of sessions that wait pile up")
-        wish = self.wishes[self.ops[key]]
-        self._note(state, header.session, header.lsn, wish, reply)
-        word = f"{wish[0]} {wish[1] if wish[0] != 'EXEC' else ''} {reply[:12]!r}"
+        request = self.requests[self.ops[key]]
+        self._note(state, header.session, header.lsn, request, reply)
+        word = f"{request[0]} {request[1] if request[0] != 'EXEC' else ''} {reply[:12]!r}"
         self.replies[word] = self.replies.get(word, 0) + 1
 
     def _note(
-        self, state: GroupState, session: int, lsn: int, wish: tuple[Any, ...], reply: bytes
+        self, state: GroupState, session: int, lsn: int, request: tuple[Any, ...], reply: bytes
     ) -> None:
-        if wish[0] == "FORCE":
-            may_meet = wish[1] == "MOVE"
-            require(may_meet or not reply.startswith(b"-LOCKED"), f"{wish} is told {reply!r}")
+        if request[0] == "FORCE":
+            may_meet = request[1] == "MOVE"
+            require(may_meet or not reply.startswith(b"-LOCKED"), f"{request} is told {reply!r}")
             return
-        if wish[0] == "LOCK" and wish[2] == "GROUP" and b"PENDING" in reply:
-            paths = [word for word in wish[3:] if word != "NOWAIT"]
-            may = [any(self._covers(grant, session, wish[1], path) for grant in self.grants)
+        if request[0] == "LOCK" and request[2] == "GROUP" and b"PENDING" in reply:
+            paths = [word for word in request[3:] if word != "NOWAIT"]
+            may = [any(self._covers(grant, session, request[1], path) for grant in self.grants)
                    for path in paths]  # fmt: skip
             require(not all(may), "a session waits for what its own locks allow")
-        if wish[0] == "EXEC" and not reply.startswith(b"-"):
-            for command, value in zip(wish[1:], items(reply), strict=True):
+        if request[0] == "EXEC" and not reply.startswith(b"-"):
+            for command, value in zip(request[1:], items(reply), strict=True):
                 self._note(state, session, lsn, command, value)
         elif reply.startswith(b"-"):
             return
-        elif wish[0] in ("MOVE", "DELETE"):
-            self._check_tree(session, *wish)
-        elif wish[:2] == ("COUNTER", "INC"):
+        elif request[0] in ("MOVE", "DELETE"):
+            self._check_tree(session, *request)
+        elif request[:2] == ("COUNTER", "INC"):
             self.counted += 1
             require(reply == integer(self.counted), f"{reply!r} of a counter at {self.counted}")
-        elif wish[:2] == ("QUEUE", "PUSH"):
+        elif request[:2] == ("QUEUE", "PUSH"):
             self.pushed.update(one[1:] for one in items(reply))
-        elif wish[:2] == ("QUEUE", "ACK") and reply == b":1":
-            require(wish[3] not in self.ended, "an item of a queue is ended twice")
-            self.ended.add(wish[3])
-        elif wish[:2] == ("BARRIER", "WAIT") and reply == b"+GO":
+        elif request[:2] == ("QUEUE", "ACK") and reply == b":1":
+            require(request[3] not in self.ended, "an item of a queue is ended twice")
+            self.ended.add(request[3])
+        elif request[:2] == ("BARRIER", "WAIT") and reply == b"+GO":
             waits = state.state.synchronisation.waits
             let_go = {(name, s) for s in self.sessions for name in waits.names_of(s)}
             gone = {s for name, s in let_go if _is_release(waits.there(name), lsn)}
             require(len(gone) == BARRIER_SIZE - 1, f"a barrier lets {len(gone)} go beside one")
             self.passes |= gone
-        elif wish[:2] == ("BARRIER", "WAIT") and reply == b"+OK":
+        elif request[:2] == ("BARRIER", "WAIT") and reply == b"+OK":
             require(session in self.passes, "a barrier lets one go that did not pass")
             self.passes.discard(session)
 

@@ -1,4 +1,4 @@
-"""Clients of namespaces in bad weather: schedules by chance over a real member's state and table.
+"""Clients of namespaces under faults: random schedules over a real member's state and table.
 
 A schedule is a log, a primary that changes, and clients that lose connections, repeat requests,
 wait, and are silent. What is applied, and who is judged how, is `Replica`'s own work; so are the
@@ -6,8 +6,8 @@ time of sessions and offers (`Silence`), commands and snapshots. The log is one 
 a change of view cuts what is not committed.
 
 Invariants:
-1. What has to hold is looked at after every entry (`namespace_truth`), and once more after the
-   weather is over: then every request is answered, and nobody holds or awaits anything.
+1. What has to hold is looked at after every entry (`namespace_truth`), and once more after
+   the faults: then every request is answered, and nobody holds or awaits anything.
 2. The seed decides everything.
 
 Elsewhere: the clients (`namespace_callers`), replication itself (`coordination_sim`), planted
@@ -137,7 +137,7 @@ class Group:
                 self.reply(connection, ask.csn, ask.op, b"-UNKNOWN")
         self.in_flight = {}
 
-    # ---- weather
+    # ---- conditions
 
     def change_view(self) -> None:
         """Have another primary, whose log has any part of what is not committed."""
@@ -257,7 +257,7 @@ class Group:
         else:
             if found.past is Past.GONE:
                 self.truth.check_gone(self.replica, key)
-            self.truth.wishes[ask.op] = ask.words
+            self.truth.requests[ask.op] = ask.words
             stamp = b"%d" % (ask.op * _ATTEMPTS + ask.attempt)
             claim = found.past is Past.OFFERED
             self.log.append(Spec(Kind.REQUEST, (stamp, *_packed(ask.words)), *key, claim))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from millstream.coordination.core.pool.directory import Directory, Seen
+from millstream.coordination.core.pool.directory import Directory, GroupStatus
 from millstream.coordination.core.pool.file_format import Phase
 from millstream.coordination.core.pool.gossip import Gossip
 from millstream.coordination.core.pool.hosted_groups import HostedGroups
@@ -49,7 +49,7 @@ def _note_node(self: PoolTables, info: NodeInfo) -> bool:
     return is_news
 
 
-def _note(self: Directory, group_id: bytes, seen: Seen) -> bool:
+def _note(self: Directory, group_id: bytes, seen: GroupStatus) -> bool:
     self._seen[group_id] = seen
     return True
 

@@ -19,6 +19,7 @@ from typing import Any
 from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
@@ -38,7 +39,6 @@ from millstream.coordination.core.pool.effects import (
     Refusal,
     Say,
     Stray,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.file_format import Phase, decode_node_file
@@ -224,11 +224,11 @@ class World:
                 node.content = content
             case KeepRefusal(_, reason):
                 node.refusal = reason
-            case FormatGroup(_, standing):
-                if standing.group_id not in node.folders:
-                    node.folders[standing.group_id] = standing
-                    times = node.formatted_ever.get(standing.group_id, 0) + 1
-                    node.formatted_ever[standing.group_id] = times
+            case FormatGroup(_, hard_state):
+                if hard_state.group_id not in node.folders:
+                    node.folders[hard_state.group_id] = hard_state
+                    times = node.formatted_ever.get(hard_state.group_id, 0) + 1
+                    node.formatted_ever[hard_state.group_id] = times
                     if times > 1:
                         raise WrongError(f"{node.number} founds a group twice")
             case DropGroup(_, group_id):
@@ -289,7 +289,7 @@ class World:
                     self.views[asked.group_id] = (epoch, members, members.index(event.node))
                 self.step(node, GroupReplied(asked.ticket, Reply(0, code, value)))
             else:
-                self.step(node, Told(asked.ticket, Refusal("ERR", "not in this world")))
+                self.step(node, Answered(asked.ticket, Refusal("ERR", "not in this world")))
 
     # ---- checks
 

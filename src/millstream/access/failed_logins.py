@@ -25,7 +25,7 @@ __all__ = [
 FAILED_LOGINS_MAX: Final = 10
 FAILED_LOGINS_S: Final = 60.0
 PAUSE_S: Final = 0.5
-"""Between two refusals to who guesses."""
+"""Interval between two refusals of repeated wrong logins."""
 PAUSE_S_MAX: Final = 5.0
 """The longest that a refusal waits."""
 PLACES_MAX: Final = 10_000

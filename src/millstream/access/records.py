@@ -43,7 +43,7 @@ ITERATIONS: Final = 15_000
 """PBKDF2 rounds of a new verifier: 3 ms of one core with SHA-256, 8 ms with SHA-512."""
 NAME_BYTES_MAX: Final = 128
 GROUPS_MAX: Final = 32
-"""Of one user: every change of coordination is logged with them."""
+"""Most groups of one user: every change of coordination is logged with them."""
 _BUCKET_RIGHTS: Final = ("read", "write", "stream", "design")
 _GROUP: Final = "group:"
 _GROUP_NAME: Final = re.compile(r"[^\x00-\x20\x7f]+")
@@ -65,7 +65,7 @@ class User:
     name: str
     roles: tuple[str, ...]
     verifiers: Mapping[str, Verifier]
-    """By mechanism name as on the wire; empty of who was let in by a token."""
+    """Verifiers by mechanism name as on the wire; empty for a user who logged in with a token."""
 
     @property
     def is_admin(self) -> bool:

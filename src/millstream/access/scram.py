@@ -122,7 +122,7 @@ def decoded(text: str) -> bytes:
 
 
 def escaped_name(name: str) -> str:
-    """Return a user name as it stands in a message."""
+    """Return a user name as it is written in a message."""
     return name.replace("=", "=3D").replace(",", "=2C")
 
 

@@ -21,10 +21,10 @@ from millstream.errors import ConditionError, CorruptionError, MillstreamError, 
 __all__ = ["SHARED_USERS_MAX", "SharedRecord", "decode_users", "encode_users", "with_user"]
 
 SHARED_USERS_MAX: Final = 1000
-"""Of all nodes together; the value is replaced as a whole."""
+"""Most users of all nodes together. The value is replaced as a whole."""
 _FORMAT: Final = 1
 SharedRecord = Mapping[str, User | None]
-"""By name; None: removed."""
+"""The users by name. None: removed."""
 
 
 def with_user(

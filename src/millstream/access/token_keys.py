@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 REFRESH_S: Final = 300.0
 """How old keys get."""
 RETRY_S: Final = 30.0
-"""Between two readings, if the first one failed or did not have the key of a token."""
+"""Interval between two readings if the first one failed or lacked the key of a token."""
 FETCH_S_MAX: Final = 10.0
 """How long reading them may take."""
 _Fetch = Callable[[], Awaitable[bytes]]

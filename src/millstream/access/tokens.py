@@ -50,17 +50,17 @@ __all__ = [
 ]
 
 ALGORITHMS: Final[Mapping[str, str]] = {"RS256": "RSA", "PS256": "RSA", "ES256": "EC"}
-"""Those that are taken, and the kind of key of each."""
+"""The accepted algorithms, and the kind of key of each."""
 LEEWAY_S: Final = 60.0
-"""By so much the provider's clock and this node's may differ."""
+"""Accepted difference between the clocks of the provider and this node."""
 TOKEN_BYTES_MAX: Final = 16 * 1024
 KEY_SET_BYTES_MAX: Final = 256 * 1024
 KEYS_MAX: Final = 100
-"""Of one provider."""
+"""Most keys of one provider."""
 GROUPS_MAX: Final = 100
-"""That a token may name: every change that its bearer asks for is logged with them."""
+"""Most groups that a token may name: every change of its bearer is logged with them."""
 GROUPS_BYTES_MAX: Final = 4096
-"""Of all these names together."""
+"""Most bytes of all these names together."""
 _NAME_BYTES_MAX: Final = 255
 _RSA_BITS_MIN: Final = 2048
 _RSA_BITS_MAX: Final = 8192
@@ -95,7 +95,7 @@ class Key(NamedTuple):
 
 
 Keys = Mapping[tuple[str, str], Key]
-"""By name and kind: RSA or EC."""
+"""The keys by name and kind: RSA or EC."""
 
 
 class Bearer(NamedTuple):

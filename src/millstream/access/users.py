@@ -82,7 +82,7 @@ REMEMBERED_SECONDS: Final = 60.0
 USERS_MAX: Final = 10_000
 PASSWORD_BYTES_MAX: Final = 1024
 Expect = Callable[[User | None], None]
-"""Given a user as it is when it is to be changed, None for nobody: raises why that is not done."""
+"""Given the current user, None if it does not exist: raises if the change must not be made."""
 _FORMAT: Final = 1
 _CLEAR_TEXT_MECHANISM: Final = "SCRAM-SHA256"
 """Passwords that arrive in clear are checked against this verifier: the cheapest good one."""
@@ -95,7 +95,7 @@ class UsersNote(Protocol):
         """Return whether it ever had; raises MillstreamError or OSError."""
 
     def note_users(self) -> None:
-        """Say that it has; raises MillstreamError or OSError."""
+        """Report that users changed; raises MillstreamError or OSError."""
 
 
 class UserStore:
@@ -135,7 +135,7 @@ class UserStore:
         self._change = threading.Lock()
         self._node: User | None = None
         self._stamp: object = None
-        """Of the file as it was read."""
+        """The stamp of the file as it was read."""
         if node_secret:
             self._node = User(NODE_USER, (ADMIN,), fresh_verifiers(node_secret))
         self._failures = FailedLogins()
@@ -148,7 +148,7 @@ class UserStore:
                 code="bad_users_file",
             )
         self._told = self._users
-        """Those whose changes are known to who asked `refresh`, or made them."""
+        """The users whose changes were reported to callers of `refresh`, or made by them."""
 
     def protect(self) -> None:
         """See to it that the users of an older program are missed once they are gone. Blocks.
@@ -172,7 +172,7 @@ class UserStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody was created yet: then everything is allowed, on loopback only."""
+        """Whether no user exists yet: then everything is allowed, on loopback only."""
         return not self._users
 
     @property
@@ -203,7 +203,7 @@ class UserStore:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Change users as nobody else does meanwhile, from what others made of them."""
+        """Change users under the lock, starting from the changes of other processes."""
         with self._change, ExitStack() as stack:
             if self._path is not None:
                 stack.enter_context(alone_in(self._path.parent))

@@ -63,7 +63,7 @@ def database_of(
 
 
 def _owner_of(cluster_map: ClusterMap, key: str) -> NodeAddress:
-    """Return the node with the active copy of a key; the one that was asked if there is none."""
+    """Return the node with the active copy of a key; the asked node if there is none."""
     at = cluster_map.owners[partition_of(key.encode(), cluster_map.partition_count)]
     return cluster_map.here if at < 0 else cluster_map.nodes[at]
 

@@ -401,7 +401,7 @@ def _skip_changes(buffer: bytearray, at: int, end: int) -> tuple[int, bool]:
 
 
 def _skip_pairs(buffer: bytearray, at: int, end: int) -> tuple[int, bool]:
-    """Do what `_skip_changes` does where each change stands behind its description."""
+    """Do what `_skip_changes` does where each change follows its description."""
     unpack, changes = _KIND_AND_BODY.unpack_from, _CHANGES
     last_head = end - HEADER_BYTES
     whole = at

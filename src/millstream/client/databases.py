@@ -35,7 +35,7 @@ BYTES_MAX: Final = 1024 * 1024
 
 class _Failed(msgspec.Struct):
     id: str | None = None
-    """None: it has none that could be said."""
+    """The id of the database; None if it has none."""
     error: str = ""
     reason: str = ""
 

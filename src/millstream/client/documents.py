@@ -87,7 +87,7 @@ class Document(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The decoded JSON, or the bytes where it is none."""
+        """The decoded JSON, or the bytes if they are not JSON."""
         if not self.is_json:
             return self.data
         try:

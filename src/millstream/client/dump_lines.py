@@ -87,10 +87,10 @@ class AttachmentLine(msgspec.Struct, tag_field="line", tag="attachment"):
     """A piece of an attachment; the pieces of one follow each other."""
 
     key: str
-    """Of the document that names it."""
+    """The key of the document that has it."""
     sha256: str
     length: int
-    """Of the whole attachment, as it is stored."""
+    """The length of the whole attachment as it is stored."""
     offset: int
     data: bytes
 
@@ -124,9 +124,9 @@ class EndLine(msgspec.Struct, tag_field="line", tag="end"):
     """That the file is whole, and what it has."""
 
     bytes: int
-    """Before this line."""
+    """The bytes before this line."""
     sha256: str
-    """Of the bytes before this line."""
+    """The hash of the bytes before this line."""
     documents: int = 0
     deletions: int = 0
     designs: int = 0

@@ -73,7 +73,7 @@ class _Feed(Generic[_Item]):
         self._fresh = iter(items)
         self._has_ended = False
         self.refused: dict[Any, list[tuple[_Item, Packet]]] = {}
-        """By the first member of the items, in their order."""
+        """Refused items by their first member, in the order of the items."""
 
     @property
     def is_over(self) -> bool:
@@ -173,6 +173,6 @@ class _Lane(Generic[_Item]):
                 yield found[0], packet
 
     def leave(self) -> None:
-        """Close the connection if replies are still to come: nobody would expect them."""
+        """Close the connection if replies are still to come, as no caller expects them."""
         if self._in_flight:
             self._connection.close()

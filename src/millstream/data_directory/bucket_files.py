@@ -69,7 +69,7 @@ class BucketRecord(NamedTuple):
     damage: str = ""
     purge_age_s: int = PURGE_AGE_S
     memory_quota_bytes: int | None = None
-    """None: the quota of the node."""
+    """The quota of the bucket. None: the quota of the node."""
     has_map: bool = False
     """Whether a map is required; without this a map may exist."""
     index_replicas: bool = False

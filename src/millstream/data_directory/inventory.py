@@ -55,7 +55,7 @@ class Contents(NamedTuple):
     has_users: bool = False
     coordinates: bool = False
     buckets: Mapping[str, Entry] = {}
-    """By uuid."""
+    """The buckets by uuid."""
 
     @property
     def is_empty(self) -> bool:

@@ -123,7 +123,7 @@ def _first_damage(
 
 
 def _end_of(path: Path, number: int) -> int:
-    """Return where the whole records of a segment end; the end of its header if there are none."""
+    """Return the end of the whole records of a segment, or the end of its header."""
     file = UnchangedDisk(path).open(segment_name(number))
     header = decode_header(file.read_at(0, HEADER_BYTES))
     end = HEADER_BYTES

@@ -23,7 +23,7 @@ from millstream.views.aio.sandbox.functions import FunctionPool
 from millstream.views.core.design.design_code import (
     VALIDATE,
     DesignCode,
-    Revised,
+    DocumentChange,
     Updated,
     read_code,
 )
@@ -52,7 +52,7 @@ class DesignFunctions:
         self._pool.close()
 
     async def validate(
-        self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
+        self, bucket: str, changes: Sequence[DocumentChange], user: bytes, security: bytes
     ) -> list[MillstreamError | None]:
         """Run all validation functions on changes; return for each why it is rejected, or None."""
         found: list[MillstreamError | None] = [None] * len(changes)
@@ -73,7 +73,7 @@ class DesignFunctions:
         self,
         bucket: str,
         design: StoredDesign,
-        changes: Sequence[Revised],
+        changes: Sequence[DocumentChange],
         user: bytes,
         security: bytes,
     ) -> Sequence[MillstreamError | None]:

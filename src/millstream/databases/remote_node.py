@@ -72,7 +72,7 @@ _A = TypeVar("_A")
 
 
 class NotServedError(RoutingError):
-    """The node does not serve the bucket (yet, or any more), so it has none of its partitions."""
+    """The node does not serve the bucket now, so it has none of its partitions."""
 
     default_code = "not_my_partition"
 
@@ -114,7 +114,7 @@ class RemoteNode:
     # -- attachments
 
     async def give_blob(self, sha256: bytes, pieces: AsyncIterator[bytes]) -> None:
-        """Let the node store attachment bytes durably; raises what `pieces` raises, too."""
+        """Make the node store attachment bytes durably. Also raises what `pieces` raises."""
         async with self._asking(BLOB_S_MAX):
             await self._http.ask("PUT", f"{self._path}/blobs/{sha256.hex()}", data=pieces)
 

@@ -42,7 +42,7 @@ __all__ = [
 HERE: Final = "here"
 KnownPlace = NodeAt | Literal["here"]
 Place = KnownPlace | None
-"""None: no node is known to have it."""
+"""The place of a partition. None: no node is known to have it."""
 LOCAL_PREFIX: Final = "_local/"
 """Prefix of the key that decides the node of a local document."""
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)

@@ -66,7 +66,7 @@ def play_crash(work_dir: Path, replay: Replay) -> CrashAct:
 
 @contextmanager
 def _errors_to(file: Path) -> Iterator[None]:
-    """Have what is started meanwhile write its errors to a file: Java, and what it starts."""
+    """Write the errors of processes started meanwhile to a file: Java and its children."""
     sys.stderr.flush()
     kept = os.dup(_STDERR)
     with file.open("ab") as opened:

@@ -50,10 +50,10 @@ __all__ = [
 JSON_DEPTH_MAX: Final = 256
 """Objects and arrays inside each other."""
 INTEGER_DIGITS_MAX: Final = 20_000
-"""Of one number; converting takes time that grows faster than the number."""
+"""Most digits of one number: the time to convert it grows faster than its length."""
 VALUES_MAX: Final = 4_000_000
-"""In one text: each takes up to a hundred bytes of memory, however few it has. Counted are commas
-and brackets, those in strings, too."""
+"""Most values in one text: each takes up to a hundred bytes of memory, however short it is. Commas
+and brackets are counted, also those in strings."""
 LARGE_BYTES: Final = 512 * 1024
 """A longer text takes so long to be copied or looked through, up to some milliseconds a time, that
 it is done as seldom as possible, and not in one step with other work."""
@@ -63,7 +63,7 @@ KEPT_MEMBERS: Final = frozenset((
 ))  # fmt: skip
 """Members of documents that mean nothing here and are content all the same, as in CouchDB."""
 _VALUE_BYTES_MIN: Final = 2
-"""Of a value and what divides it from the next one."""
+"""Fewest bytes of a value with its separator."""
 _INT_DIGITS: Final = 4000
 """What `int` converts whatever the interpreter's own limit is."""
 _BACKSLASH: Final = 0x5C
@@ -80,7 +80,7 @@ _QUOTE_AND_SPACE: Final = re.compile(rb'"[ \t\r\n]').search
 _OUTSIDE: Final = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL).match
 """What is no string, and whole strings."""
 WINDOW_BYTES: Final = 256 * 1024
-"""Of a text that is looked through at a time: other threads wait meanwhile."""
+"""Bytes of a text that are examined at a time: other threads wait meanwhile."""
 
 
 class _Anything(msgspec.Struct):

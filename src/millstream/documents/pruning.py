@@ -37,7 +37,7 @@ class _Run:
         return self.branch.first
 
     def cut_to(self, generation: int) -> None:
-        """Let go what is older than a generation, and become a root."""
+        """Drop what is older than a generation, and become a root."""
         branch = self.branch
         signatures = branch.signatures[(generation - branch.first) * SIGNATURE_BYTES :]
         deleted = tuple(one for one in branch.deleted if one >= generation)

@@ -28,7 +28,7 @@ __all__ = [
 
 _encode: Final = msgspec.json.encode
 Piece = bytes | memoryview
-"""Of a text."""
+"""A piece of a text."""
 Data = Mapping[str, Sequence[bytes]]
 """Pieces of the base64 of attachments, by name."""
 _NOTHING: Final[Data] = {}

@@ -48,11 +48,11 @@ _LONG_NUMBER: Final = 32
 _SHORT_MAX: Final = 1e20
 """Below it no integer times a power of ten, of so many characters, that is not divided."""
 _LOOK_AGAIN: Final = -(1 << 60)
-"""Makes the count of members wrong, so that the body is read once more from its text."""
+"""Makes the count of members wrong, so that the body is parsed again from its text."""
 _NIL: Final = b"j"
 _TUPLE_OF_2: Final = b"h\x02"
 _NAME_CHARACTERS_MAX: Final = 64
-"""Of member names whose terms are remembered."""
+"""Most characters of a member name whose term is cached."""
 _JOINED_MAX: Final = 4096
 """Values of an array that are joined at a time: other threads wait meanwhile."""
 _NAMES_MAX: Final = 4096

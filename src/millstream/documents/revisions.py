@@ -39,11 +39,11 @@ __all__ = [
 
 GENERATION_MAX: Final = 2**53 - 1
 GENERATION_SENT_MAX: Final = 2**52
-"""Of a revision that a peer brings. What kv writes goes on from it and cannot be refused, so there
-is room above."""
+"""Largest generation that a peer may send. Generations written by kv continue from it and cannot
+be refused, so there must be room above."""
 SIGNATURE_BYTES: Final = 16
 SIGNATURE_TEXT_BYTES_MAX: Final = 4096
-"""Of a foreign signature, in UTF-8."""
+"""Most bytes of a foreign signature, in UTF-8."""
 _HEX_DIGITS: Final = 32
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f,\ud800-\udfff]").search
 """What no signature has: `,`, which divides lists of revisions, control characters, and what is no

@@ -83,7 +83,7 @@ _NUMBERS: Final = Struct(">QQQ")
 _CAS_SEQNO: Final = Struct(">16xQQ")
 _REV: Final = Struct(">32xQ")
 _verdicts: Final[dict[tuple[str, bytes, int, int, int], bool]] = {}
-"""By bucket, key, CAS, seqno and length of large values: whether they are JSON objects."""
+"""Whether large values are JSON objects, by bucket, key, CAS, seqno and length."""
 
 
 class Attachment(NamedTuple):
@@ -93,11 +93,12 @@ class Attachment(NamedTuple):
     revpos: int
     """Generation in which it was added; 1 where that edit made a deleted document anew."""
     length: int
-    """Of the plain bytes."""
+    """The length of the plain bytes."""
     md5: bytes
-    """Of the stored bytes: the digest that is shown."""
+    """The MD5 of the stored bytes: the digest that clients see."""
     sha256: bytes
-    """Of the stored bytes: the blob's name. Empty: the bytes are `Content.value`."""
+    """The SHA-256 of the stored bytes: the name of the blob. Empty: the bytes are `Content.value`.
+    """
     encoding: str
     """How they are stored: "" as they are, or `gzip`."""
     stored_length: int
@@ -109,7 +110,7 @@ class Content(NamedTuple):
     body: bytes
     """JSON object without special members."""
     attachments: Mapping[str, Attachment]
-    """By name, in the document's order."""
+    """The attachments by name, in the order of the document."""
     value: bytes | None = None
     """Bytes of an attachment without a blob."""
 
@@ -118,7 +119,7 @@ class Packed(NamedTuple):
     """A document as it is written."""
 
     value: bytes | None
-    """None: a tombstone."""
+    """The value. None: a tombstone."""
     sidecar: bytes
 
 
@@ -156,7 +157,7 @@ class StoredDocument:
         self._contents = contents
         self.is_purged = is_purged
         self.seqno = 0
-        """Of its newest change, in its partition; 0: not stored yet."""
+        """The seqno of the newest change in its partition; 0: not stored yet."""
 
     @property
     def tree(self) -> RevisionTree:
@@ -165,7 +166,7 @@ class StoredDocument:
 
     @property
     def contents(self) -> Mapping[str, Content]:
-        """Of every leaf whose content is known, by revision."""
+        """The contents of all leaves whose content is known, by revision."""
         return self._contents
 
     @property
@@ -175,7 +176,7 @@ class StoredDocument:
 
     @property
     def exists(self) -> bool:
-        """Whether it has revisions: a purge may leave none, and then there is no document."""
+        """Whether it has revisions. A purge may leave none; then the document does not exist."""
         return not self.tree.is_empty
 
     @property

@@ -340,7 +340,7 @@ def is_position(position: Position) -> bool:
 
 
 class TokenWriter:
-    """Where a reader stands now, with the text of it at hand.
+    """The current position of a reader, with its text.
 
     Args:
         vector: where it begins.
@@ -359,11 +359,11 @@ class TokenWriter:
 
     @property
     def vector(self) -> Vector:
-        """Where the reader stands."""
+        """The position of the reader."""
         return self._vector._replace(positions=tuple(self._positions))
 
     def position(self, partition: int) -> Position:
-        """Return where the reader stands in a partition."""
+        """Return the position of the reader in a partition."""
         return self._positions[partition]
 
     @property
@@ -378,7 +378,7 @@ class TokenWriter:
         self._at = -1
 
     def move(self, partition: int, position: Position) -> None:
-        """The reader stands somewhere else in a partition. Hot path."""
+        """Set the position of the reader in a partition. Hot path."""
         self._count += position[1] - self._positions[partition][1]
         self._positions[partition] = position
         self._parts[partition] = _text_of(_part(position))

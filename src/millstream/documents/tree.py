@@ -54,7 +54,7 @@ class Branch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     signatures: bytes
     """16 bytes each, oldest first."""
     deleted: tuple[int, ...] = ()
-    """Those generations of it that are known to be deletions, ascending."""
+    """The generations of the path that are known to be deletions, ascending."""
 
     @property
     def last(self) -> int:
@@ -147,7 +147,7 @@ class RevisionTree:
         return [leaf.rev for leaf in self.leaves()[1:] if leaf.is_deleted]
 
     def leaf(self, rev: str) -> Leaf | None:
-        """Return the leaf of this revision, None if it is none."""
+        """Return the leaf of this revision; None if it is not a leaf."""
         number = self.branch_of_leaf(rev)
         return None if number is None else self._leaf(self.branches[number])
 
@@ -515,14 +515,14 @@ class _Merge:
         return _Place(met.number, met.high)
 
     def _put_in_front(self, number: int, first: int, start: int, parent: int) -> None:
-        """Have a root begin at `first` with the path's revisions from `start` on."""
+        """Begin a root at `first` with the revisions of the path from `start` on."""
         branch = self._branches[number]
         new = self._piece(start, branch.first)
         self._branches[number] = Branch(parent, first, new + branch.signatures, branch.deleted)
         self._is_changed = True
 
     def _join(self, at: _Place, number: int) -> None:
-        """Have a root stand behind another branch's revision, the path's ones between."""
+        """Attach a root to a revision of another branch, with the path's revisions between."""
         above = self._branches[at.branch]
         if at.generation < above.last:
             self._put_in_front(number, at.generation + 1, at.generation + 1, at.branch)
@@ -559,7 +559,7 @@ class _Merge:
 
 
 def _hand_over(branches: list[Branch], before: int, after: int) -> None:
-    """Have what left one branch leave another one, which has its revisions now."""
+    """Move branches that left one branch to another, which has its revisions now."""
     for number, branch in enumerate(branches):
         if branch.parent == before:
             branches[number] = msgspec.structs.replace(branch, parent=after)

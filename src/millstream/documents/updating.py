@@ -60,7 +60,7 @@ class Change(NamedTuple):
     """What a request makes of a document."""
 
     document: StoredDocument | None
-    """None: it stays as it is."""
+    """The new document. None: it stays as it is."""
     rev: str
     """The revision that was asked for."""
 
@@ -69,9 +69,9 @@ class Replicated(NamedTuple):
     """What revisions from a peer make of a document together."""
 
     document: StoredDocument | None
-    """None: it stays as it is."""
+    """The new document. None: it stays as it is."""
     told: list[tuple[str, bool] | MillstreamError]
-    """Of each: the revision, and whether it was new; or why it is refused."""
+    """The result of each change: the revision and whether it was new, or why it is refused."""
     replaced: Mapping[str, Content]
     """What revisions held that are no leaves any more."""
 
@@ -80,7 +80,7 @@ class Purge(NamedTuple):
     """What a purge makes of a document."""
 
     document: StoredDocument | None
-    """None: it stays as it is."""
+    """The new document. None: it stays as it is."""
     revs: list[str]
     """Leaves that are gone."""
 

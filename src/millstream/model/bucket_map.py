@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 COPIES_MAX: Final = 4
-"""Of one partition, the active one included; SDKs know no more."""
+"""Most copies of one partition, the active one included. SDKs support no more."""
 BUCKET_NODES_MAX: Final = 64
 NODE_NAME_BYTES_MAX: Final = 32
 """Two of them and the bucket's name must fit into the name of a stream."""

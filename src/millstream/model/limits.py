@@ -23,7 +23,7 @@ STREAM_NAME_BYTES_MAX: Final = 200
 CONNECTION_OUT_BYTES_MAX: Final = 1024 * 1024
 """Replies waiting in one connection above which its requests are no longer read."""
 STREAM_OUT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The same in a connection that streams, which must hear acknowledgements meanwhile."""
+"""The same in a connection that streams, which must receive acknowledgements meanwhile."""
 REQUESTS_PER_WAKEUP_MAX: Final = 1000
 STREAM_STEP_BYTES_MAX: Final = 512 * 1024
 STREAM_STEP_ITEMS_MAX: Final = 1024

@@ -38,7 +38,7 @@ class Lineage(NamedTuple):
 
 
 def encode_number(number: int) -> bytes:
-    """Return a number as it stands in a lineage: 7 bits a byte, low ones first."""
+    """Return a number as a lineage stores it: 7 bits a byte, low ones first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

@@ -29,7 +29,7 @@ class PartitionState(IntEnum):
     REPLICA = 2
     """Follows an active copy elsewhere; may be streamed from."""
     PENDING = 3
-    """Is about to take over from an active copy, which it follows."""
+    """It is about to take over from an active copy, which it follows."""
     DEAD = 4
     """Serves nothing; keeps what it has until it is deleted or becomes something else."""
 

@@ -26,12 +26,12 @@ class Standing(NamedTuple):
     last_branch: int
     """The largest branch it has heard of: it follows no source of a lower one."""
     branch: int
-    """Of its newest history."""
+    """The branch of its newest history."""
     complete_end: int
     persisted_end: int
     """The newest complete end that a stop of the machine cannot take away."""
     branch_at_end: int
-    """Of the history in which `complete_end` lies."""
+    """The branch of the history in which `complete_end` lies."""
     is_intact: bool
     """It has everything it ever acknowledged, at whatever level."""
     is_whole: bool

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from millstream.errors import ConditionError, UsageError
 from millstream.pipelines.change_stream.offsets import Offset, offset_from_json, offset_to_json
 
-__all__ = ["Standing", "read_checkpoint", "reset_checkpoint"]
+__all__ = ["CheckpointState", "read_checkpoint", "reset_checkpoint"]
 
 _VERSION: Final = "v1"
 _BATCH: Final = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
@@ -33,8 +33,8 @@ _COMMIT: Final = f'{_VERSION}\n{{"nextBatchWatermarkMs":0}}'
 _ASIDE: Final = "set-aside"
 
 
-class Standing(NamedTuple):
-    """The position of a checkpoint. `batch_id`: of the last finished batch, -1 for none."""
+class CheckpointState(NamedTuple):
+    """The state of a checkpoint. `batch_id`: of the last finished batch, -1 for none."""
 
     directory: Path
     batch_id: int
@@ -43,7 +43,7 @@ class Standing(NamedTuple):
     """End of a batch that has begun and not ended."""
 
 
-def read_checkpoint(path: Path) -> Standing:
+def read_checkpoint(path: Path) -> CheckpointState:
     """Return the position of a checkpoint.
 
     Args:
@@ -59,7 +59,7 @@ def read_checkpoint(path: Path) -> Standing:
     ended = [number for number in _numbers(directory / "commits") if number in begun]
     batch_id = ended[-1] if ended else -1
     unfinished = [number for number in begun if number > batch_id]
-    return Standing(
+    return CheckpointState(
         directory,
         batch_id,
         _offset_in(directory, batch_id) if ended else None,
@@ -76,9 +76,9 @@ def reset_checkpoint(path: Path, offset: Offset) -> int:
         UsageError: as `read_checkpoint`; `other_bucket`.
         ConditionError: `has_state`: the query keeps state, which would not fit the offset.
     """
-    standing = read_checkpoint(path)
-    directory = standing.directory
-    held = standing.offset or standing.begun
+    checkpoint = read_checkpoint(path)
+    directory = checkpoint.directory
+    held = checkpoint.offset or checkpoint.begun
     if held is not None and (held.bucket, held.bucket_uuid) != (offset.bucket, offset.bucket_uuid):
         raise UsageError(
             f"the checkpoint is one of bucket {held.bucket!r} ({held.bucket_uuid}), the offset of "
@@ -91,10 +91,10 @@ def reset_checkpoint(path: Path, offset: Offset) -> int:
             "not go with: begin with a new checkpoint",
             code="has_state",
         )
-    begun = [n for n in _numbers(directory / "offsets") if n > standing.batch_id]
-    batch = _batch_line(directory, standing.batch_id)
+    begun = [n for n in _numbers(directory / "offsets") if n > checkpoint.batch_id]
+    batch = _batch_line(directory, checkpoint.batch_id)
     text = json.dumps(offset_to_json(offset), separators=(",", ":"))
-    for number in begun or [standing.batch_id + 1]:
+    for number in begun or [checkpoint.batch_id + 1]:
         _keep_aside(directory, number)
         _write(directory / "offsets" / str(number), f"{_VERSION}\n{batch}\n{text}")
         _write(directory / "commits" / str(number), _COMMIT)

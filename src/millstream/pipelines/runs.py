@@ -98,7 +98,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and cannot be resumed."""
+        """Whether the run has ended and cannot be resumed."""
         return not self.is_running and not Path(self.checkpoint).exists()
 
 

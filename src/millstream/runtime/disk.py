@@ -31,7 +31,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Return an id that changes whenever the machine starts anew; empty if there is none."""
+    """Return an id that changes with every start of the machine; empty if there is none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -41,10 +41,11 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 10_000
-"""Of clients of one kind of port; for a further one another one goes, or it is turned away."""
+"""Most connections of clients to one kind of port. For a further one, an idle one is closed, or it
+is refused."""
 DESCRIPTORS_KEPT: Final = 512
-"""Of those that a process may have, for files and other nodes: the clients of a kind of port get
-half of the rest at most."""
+"""File descriptors that are kept for files and other nodes. The clients of a kind of port get at
+most half of the rest."""
 LOGIN_S_MAX: Final = 10.0
 """How long a client may be connected without a log-in, where there are users."""
 STRANGERS_MAX: Final = 1000
@@ -71,7 +72,7 @@ class Guest(Protocol):
     """A connection of a client."""
 
     is_active: bool
-    """It has sent or taken something since this was last set to False."""
+    """The client has sent or taken something since this was last set to False."""
 
     @property
     def is_busy(self) -> bool:
@@ -88,7 +89,7 @@ class Clock(Protocol):
         """Return seconds of a monotonic clock."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> object:
-        """Call back after so many seconds."""
+        """Call back after this many seconds."""
 
 
 class _Seat:
@@ -117,7 +118,7 @@ class Guests:
         self._is_looking = False
         self._most = places() if most is None else most
         self._seats: dict[Guest, _Seat] = {}
-        """In the order in which they were seen to be active last."""
+        """The clients, in the order of their last activity."""
         self._strangers: dict[Guest, None] = {}
         self._held_by: dict[str, int] = {}
         self._untold: int | None = None
@@ -157,7 +158,7 @@ class Guests:
             self._make_room_for(user)
 
     def hold(self, guest: Guest, size: int) -> None:
-        """So many bytes are held for a guest now. It may be cut off before this returns."""
+        """Set how many bytes are held for a client. It may be cut off before this returns."""
         seat = self._seats.get(guest)
         if seat is None:
             return

@@ -108,7 +108,7 @@ class FileLock:
         raise AssertionError("each kind of lock says its own")
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         os.close(self._descriptor)
 
     def _try(self) -> bool:
@@ -201,7 +201,7 @@ def new_event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files and sockets as it may."""
+    """Raise the limit of open files and sockets of this process as far as allowed."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

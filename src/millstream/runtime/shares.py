@@ -89,7 +89,7 @@ class LoopShares:
         return False
 
     def wait(self, connection: Waiting) -> None:
-        """Let a connection go on in a later turn. Called after `is_over` returned True."""
+        """Let a connection continue in a later turn. Called after `is_over` returned True."""
         self._waiting.append(connection)
 
     def forget(self, connection: Waiting) -> None:

@@ -77,7 +77,7 @@ class Tasks:
             _LOG.error("task %s ignores its cancellation", task.get_name())
 
     async def finish(self) -> None:
-        """Wait until nothing runs any more."""
+        """Wait until no task runs."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -16,7 +16,7 @@ from random import Random
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands.command import Words
-from millstream.coordination.core.namespace.commands.subscriptions import wish_of
+from millstream.coordination.core.namespace.commands.subscriptions import request_of
 from millstream.coordination.core.namespace.commands.transactions import pack_command
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.access_lists import ADMINS
@@ -208,11 +208,13 @@ class _Twins:
         if self.choices.one_in(4):
             words += [b"DURABLE", self.inventor.word("VALUE")]
         try:
-            wish = wish_of(Words(words, "SUBSCRIBE"))
+            request = request_of(Words(words, "SUBSCRIBE"))
         except Refused:
             return
-        self.log(Kind.REQUEST, [b"0", *wish.mark], self.session() if wish.durable else 0)
-        self.one.state.subscribe(self.listener, wish, self.one.replica.commit_lsn, lambda _: None)
+        self.log(Kind.REQUEST, [b"0", *request.mark], self.session() if request.durable else 0)
+        self.one.state.subscribe(
+            self.listener, request, self.one.replica.commit_lsn, lambda _: None
+        )
         for message in self.listener.take(1 << 20):
             assert message.payload.startswith(b"{"), message
 

@@ -9,8 +9,9 @@ Invariants:
 4. Fault classes that came later (`LATER`) draw from streams of their own: without them a seed is
    the run that it was before.
 
-5. In half of the seeds there are clients of namespaces beside those of registers (`guests`), over
-   connections; the committed entries are executed a second time, and looked at (`shadow`).
+5. Half of the seeds also have clients of namespaces over connections (`namespace_clients`). The
+   committed entries are executed a second time and checked
+   (`shadow`).
 
 In whole nodes (`whole`) they are in several groups, and names are made and deleted, too.
 

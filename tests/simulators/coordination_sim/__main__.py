@@ -8,10 +8,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from simulators.coordination_sim.conditions import FAULTS, Options
 from simulators.coordination_sim.ledger import LEDGER, line, next_seed, write_table
 from simulators.coordination_sim.runs import command, run, say, shrink
 from simulators.coordination_sim.search import SEEDS_MAX, search_all
-from simulators.coordination_sim.weather import FAULTS, Options
 from simulators.coordination_sim.whole import ALL_PLANTS
 from simulators.coordination_sim.whole import run as run_whole
 from simulators.coordination_sim.whole_mistakes import WHOLE_PLANTS
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="simulated ones, instead of --count")
     parser.add_argument("--without", default="", help="fault classes to leave out")
     parser.add_argument("--only", help="a short run with these fault classes, or `nothing`")
-    parser.add_argument("--fix", default="", help="its weather: members=5,late=0.1,...")
+    parser.add_argument("--fix", default="", help="its conditions: members=5,late=0.1,...")
     parser.add_argument("--clients", type=int, default=12, help="at most so many")
     parser.add_argument("--until", type=float, default=1e9, help="end there, in simulated seconds")
     parser.add_argument("--trace", help="print what this node does at the end, or all of them")

@@ -174,11 +174,11 @@ class Callers:
 
     def begin(self) -> None:
         """Have clients and strangers come."""
-        for _ in range(self.world.weather.clients):
+        for _ in range(self.world.conditions.clients):
             self.clients.append(self.born(1))
             self._next(len(self.clients) - 1)
         self.loop.after(1000, self.strange)
-        if self.world.weather.client_loss:
+        if self.world.conditions.client_loss:
             self.loop.after(1000, self.cut_some)
 
     def born(self, gid: int) -> CallingClient:
@@ -186,21 +186,23 @@ class Callers:
         return CallingClient(self, self._born, gid)
 
     def _next(self, index: int) -> None:
-        mean = 1000.0 * self.world.weather.clients / self.world.weather.rate_per_s
+        mean = 1000.0 * self.world.conditions.clients / self.world.conditions.rate_per_s
         self.loop.after(self.rng.expovariate(1 / mean), self.work, index)
 
     def work(self, index: int) -> None:
         """Have a client want the next thing."""
         self._next(index)
         client = self.clients[index]
-        if self.world.calm or len(client.open) >= self.world.weather.window:
+        if self.world.calm or len(client.open) >= self.world.conditions.window:
             return
-        key = b"%d/key%d" % (client.gid, self.rng.randrange(self.world.weather.keys))
+        key = b"%d/key%d" % (client.gid, self.rng.randrange(self.world.conditions.keys))
         client.change(self.rng.choices(("set", "cas", "get"), (5, 2, 4))[0], key)
 
     def restart_one(self, rng: Any) -> None:
         """Let a client die; one of any group comes in its place."""
-        self.world.households.each(lambda guests: guests.restart_one())
+        self.world.clients_of_groups.each(
+            lambda namespace_clients: namespace_clients.restart_one()
+        )
         index = rng.randrange(len(self.clients))
         self.clients[index].die()
         self.clients[index] = self.born(rng.choice(self.world.numbers()))

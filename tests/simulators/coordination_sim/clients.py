@@ -75,7 +75,7 @@ class Clients:
     """All of them, and the way their requests and answers go."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.loop, self.weather = world, world.loop, world.weather
+        self.world, self.loop, self.conditions = world, world.loop, world.conditions
         self.rng = stream(world.seed, "workload")
         self.short_rng = stream(world.seed, "short sessions")
         self.asked: dict[int, Asked] = {}
@@ -89,11 +89,11 @@ class Clients:
 
     def begin(self) -> None:
         """Have clients come."""
-        for _ in range(self.weather.clients):
+        for _ in range(self.conditions.clients):
             self.clients.append(self.born())
             self._next(len(self.clients) - 1)
         self.loop.after(SIGN_OF_LIFE_MS, self.show_life)
-        if self.weather.short_sessions:
+        if self.conditions.short_sessions:
             self.world.counts["short_sessions"] += 1
             self.show_life_often()
 
@@ -102,8 +102,8 @@ class Clients:
         draw, machines = self.short_rng.random, self.world.machines
         self.loop.after(SHORT_MS[0] / 3, self.show_life_often)
         for client in self.clients:
-            if client.session and client.time_out_ms and draw() < self.weather.sign_of_life:
-                delay = self.weather.delay_ms * (0.5 + draw())
+            if client.session and client.time_out_ms and draw() < self.conditions.sign_of_life:
+                delay = self.conditions.delay_ms * (0.5 + draw())
                 leader = next((m for m in machines if m.leads), None)
                 machine = leader or machines[client.target % len(machines)]
                 self.loop.after(delay, machine.receive, Touch(client.session))
@@ -113,7 +113,7 @@ class Clients:
         self.loop.after(SIGN_OF_LIFE_MS, self.show_life)
         machines = self.world.machines
         for client in self.clients:
-            if client.session and self.rng.random() < self.weather.sign_of_life:
+            if client.session and self.rng.random() < self.conditions.sign_of_life:
                 machine = machines[client.target % len(machines)]
                 self.loop.after(self._delay(), machine.receive, Touch(client.session))
 
@@ -122,22 +122,22 @@ class Clients:
         self._born += 1
         client = Client(self._born, self._born.to_bytes(16, "big"))
         client.target = self.rng.randrange(len(self.world.machines))
-        if self.weather.short_sessions and not self.world.calm:
+        if self.conditions.short_sessions and not self.world.calm:
             client.time_out_ms = self.short_rng.choice((*SHORT_MS, 0))
         self._try(Call(client, "open"))
         return client
 
     def _next(self, index: int) -> None:
-        mean = 1000.0 * self.weather.clients / self.weather.rate_per_s
+        mean = 1000.0 * self.conditions.clients / self.conditions.rate_per_s
         self.loop.after(self.rng.expovariate(1 / mean), self.work, index)
 
     def work(self, index: int) -> None:
         """Have a client want the next thing."""
         self._next(index)
         client = self.clients[index]
-        if self.world.calm or len(client.open) >= self.weather.window:
+        if self.world.calm or len(client.open) >= self.conditions.window:
             return
-        key = b"key%d" % self.rng.randrange(self.weather.keys)
+        key = b"key%d" % self.rng.randrange(self.conditions.keys)
         function = self.rng.choices(("set", "cas", "get", "stale"), (5, 2, 4, 1))[0]
         if function in ("get", "stale"):
             self.invoke(Call(client, function, key))
@@ -173,7 +173,7 @@ class Clients:
         call.attempt += 1
         machines = self.world.machines
         targets = [machines[call.client.target % len(machines)]]
-        if self.rng.random() < self.weather.client_duplicate and not self.world.calm:
+        if self.rng.random() < self.conditions.client_duplicate and not self.world.calm:
             targets.append(self.rng.choice(machines))
             self.world.counts["client_duplicate"] += 1
         for machine in targets:
@@ -182,10 +182,10 @@ class Clients:
         self.loop.after(patience, self.try_again, call, call.attempt, True)
 
     def _delay(self) -> float:
-        return self.weather.delay_ms * (0.5 + self.rng.random())
+        return self.conditions.delay_ms * (0.5 + self.rng.random())
 
     def _lost(self) -> bool:
-        lost = not self.world.calm and self.rng.random() < self.weather.client_loss
+        lost = not self.world.calm and self.rng.random() < self.conditions.client_loss
         self.world.counts["client_loss"] += lost
         return lost
 
@@ -199,7 +199,7 @@ class Clients:
         machine.receive(self.event(call, self._tickets))
 
     def event(self, call: Call, ticket: int) -> Request | Read:
-        """Return what a node's front makes of a request."""
+        """Return what the RESP session of a node makes of a request."""
         client = call.client
         if call.function == "open":
             asked = Body(argv=(b"%d" % client.time_out_ms,)) if client.time_out_ms else NOTHING
@@ -232,7 +232,7 @@ class Clients:
     def replied(self, machine: Machine, reply: Reply) -> None:
         """A replica answers; the answer is checked here, whether or not it arrives."""
         if reply.ticket < 0:
-            self.world.guests.door(machine).replied(reply)
+            self.world.namespace_clients.door(machine).replied(reply)
             return
         asked = self.asked.pop(reply.ticket, None)
         where = None if asked is None else (asked.machine, asked.process)
@@ -280,8 +280,8 @@ class Clients:
 
     def forget_process(self, machine: Machine) -> None:
         """Nobody will answer what this process was asked."""
-        if self.world.guests is not None:
-            self.world.guests.door(machine).close()
+        if self.world.namespace_clients is not None:
+            self.world.namespace_clients.door(machine).close()
         where = machine.number
         gone = [ticket for ticket, asked in self.asked.items() if asked.machine == where]
         for ticket in gone:
@@ -289,8 +289,8 @@ class Clients:
 
     def restart_one(self, rng: Random) -> None:
         """Let a client die, and another one come in its place."""
-        if self.world.guests is not None:
-            self.world.guests.restart_one()
+        if self.world.namespace_clients is not None:
+            self.world.namespace_clients.restart_one()
         self._give_up(rng.choice(self.clients))
 
     def _give_up(self, client: Client) -> None:

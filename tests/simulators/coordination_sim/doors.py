@@ -1,4 +1,4 @@
-"""The doors of machines: clients' connections, each with a real `RespSession`, and what fronts
+"""The doors of machines: clients' connections, each with a real `RespSession`, and what they
 ask.
 
 Invariants:
@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 from millstream.coordination.core.backend import NO_ASKER, Done, Where
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.commands.subscriptions import Wish
+from millstream.coordination.core.namespace.commands.subscriptions import SubscribeRequest
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker, Notice
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code, Read, Reply, Request, Resume, Touch
 from millstream.vsr.core.entries import NOBODY, Body, Kind
@@ -32,8 +32,8 @@ from simulators.coordination_sim.rights import Users
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guests
     from simulators.coordination_sim.machine import Machine
+    from simulators.coordination_sim.namespace_clients import NamespaceClients
 
 PORT = 7379
 GID = 1
@@ -48,15 +48,15 @@ class Owed:
             WeakKeyDictionary()
         )
 
-    def note(self, front: RespSession, notice: Notice) -> None:
+    def note(self, resp: RespSession, notice: Notice) -> None:
         """Note what is told, if it has to be asked for."""
-        if front.protocol == 2:
-            self._owed.setdefault(front, deque()).append((self.loop.now, notice))
+        if resp.protocol == 2:
+            self._owed.setdefault(resp, deque()).append((self.loop.now, notice))
 
-    def check_told(self, front: RespSession | None, asked: float, told: list[str] | None) -> None:
+    def check_told(self, resp: RespSession | None, asked: float, told: list[str] | None) -> None:
         """Look at what NOTIFY NEXT said that was asked for then."""
-        assert front is not None
-        owed = self._owed.get(front)
+        assert resp is not None
+        owed = self._owed.get(resp)
         if told is None:
             is_none = not owed or owed[0][0] > asked
             require(is_none, f"a notice is lost: {owed and owed[0][1]}")
@@ -70,12 +70,12 @@ class Owed:
 class Door:
     """Has the shape of `core.backend.Backend`, and what `Line` wants of a node."""
 
-    def __init__(self, guests: Guests, machine: Machine) -> None:
-        self.guests, self.machine, self.loop = guests, machine, machine.loop
-        self.shadow = guests.shadow
+    def __init__(self, clients: NamespaceClients, machine: Machine) -> None:
+        self.namespace_clients, self.machine, self.loop = clients, machine, machine.loop
+        self.shadow = clients.shadow
         self.lines: dict[RespSession, Line] = {}
         self.attached: dict[tuple[int, int], RespSession] = {}
-        self.owed = Owed(self.loop, guests.world.counts)
+        self.owed = Owed(self.loop, clients.world.counts)
         self.waiting: dict[int, Done] = {}
         self._numbers = count(1)
 
@@ -100,25 +100,25 @@ class Door:
         """Take a client's connection, unless nobody is there."""
         if self.machine.replica is None or self.machine.paused:
             return False
-        line.front = RespSession(
-            self, Users(), GROUP_COMMANDS, FRONT_COMMANDS, number=next(self._numbers),
-            attached=self.attached, chance_bytes=self.guests.rng.randbytes,
+        line.resp = RespSession(
+            self, Users(), GROUP_COMMANDS, CONNECTION_COMMANDS, number=next(self._numbers),
+            attached=self.attached, chance_bytes=self.namespace_clients.rng.randbytes,
             on_output=lambda _: line.go_on_soon(), call_later=self.loop.after,
         )  # fmt: skip
         line.process = self.process
-        self.lines[line.front] = line
+        self.lines[line.resp] = line
         return True
 
     def close(self) -> None:
         """The process is gone, and all of it."""
         self.waiting.clear()
         lines, self.lines = self.lines, {}
-        for front, line in lines.items():
-            front.close()
+        for resp, line in lines.items():
+            resp.close()
             line.break_off()
         self.attached.clear()
 
-    # ---- what fronts ask
+    # ---- what RESP sessions ask
 
     def group_of(self, key: bytes) -> int:
         return GID
@@ -137,7 +137,7 @@ class Door:
     def read(
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
-        floor = self.guests.world.truth.end if seen is None else seen
+        floor = self.namespace_clients.world.truth.end if seen is None else seen
 
         def known(reply: Reply) -> None:
             self.shadow.check_read(body, session, floor, reply)
@@ -155,12 +155,16 @@ class Door:
         done(Reply(0, Code.NOTPRIMARY))
 
     def subscribe(
-        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+        self,
+        gid: int,
+        subscriber: Subscriber,
+        request: SubscribeRequest,
+        confirm: Callable[[Path], None],
     ) -> Reply:
         replica = self.machine.replica
         if not replica.has_state:
             return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
-        reply: Reply = replica.machine.subscribe(subscriber, wish, replica.commit_lsn, confirm)
+        reply: Reply = replica.machine.subscribe(subscriber, request, replica.commit_lsn, confirm)
         return reply
 
     def tick(self, now_ms: float) -> None:
@@ -171,10 +175,10 @@ class Door:
     def notify(self, notice: Notice) -> None:
         """Tell a session's client, if it is here, that a request is worth repeating."""
         replica = self.machine.replica
-        front = self.attached.get((GID, notice.session))
-        if replica is not None and replica.leading and front is not None:
-            self.owed.note(front, notice)
-            front.listener.notify(GID, notice)
+        resp = self.attached.get((GID, notice.session))
+        if replica is not None and replica.leading and resp is not None:
+            self.owed.note(resp, notice)
+            resp.listener.notify(GID, notice)
 
     def told_lsn(self, gid: int) -> int | None:
         replica = self.machine.replica
@@ -184,14 +188,14 @@ class Door:
         replica = self.machine.replica
         if replica is None or not replica.members:
             return Where()
-        leader = self.guests.world.network.machines[replica.state.primary]
+        leader = self.namespace_clients.world.network.machines[replica.state.primary]
         return Where(replica.epoch, replica.view, f"node{leader.number}:{PORT}")
 
     def vds(self, argv: tuple[bytes, ...], asker: Asker = NO_ASKER) -> bytes:
         return mapping(())
 
     def _ask(self, event: Any, done: Done) -> None:
-        ticket = self.guests.ticket()
+        ticket = self.namespace_clients.ticket()
         self.waiting[ticket] = done
         self.loop.after(0.0, self._take, self.process, event._replace(ticket=ticket))
 

@@ -1,4 +1,4 @@
-"""After the weather: all of a group, or just a quorum of it, is mended, and must work again.
+"""After the conditions: all of a group, or just a quorum of it, is mended, and must work again.
 
 Invariants:
 1. What is not mended stays as it is: down, deaf, or mute.
@@ -40,8 +40,8 @@ def heal(world: World) -> None:
         _break(world, broken, fault)
     for client in world.clients.clients:
         client.target = 0
-    if world.guests is not None:
-        world.guests.finish()
+    if world.namespace_clients is not None:
+        world.namespace_clients.finish()
     begin = world.loop.now
     goal = world.clients.born()
     asked = None
@@ -62,20 +62,20 @@ def heal(world: World) -> None:
 
 
 def _unfinished(world: World) -> str:
-    return "" if world.guests is None else world.guests.unfinished()
+    return "" if world.namespace_clients is None else world.namespace_clients.unfinished()
 
 
 def _patience_ms(world: World) -> float:
     """Return how long it may take; longer once there is a snapshot that somebody may need."""
-    patience = CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
+    patience = CALM_MS + 4 * world.conditions.delay_ms * (100 + 3 * _parts(world))
     patience *= 1 if world.survivor is None else 3  # it grows, too
-    return patience + SESSIONS_MS * (world.guests is not None)
+    return patience + SESSIONS_MS * (world.namespace_clients is not None)
 
 
 def _parts(world: World) -> int:
     """Return how many questions and answers it takes to fetch a snapshot."""
     known = [m.replica.stable for m in world.machines if m.replica and m.replica.stable]
-    return max((stable.size for stable in known), default=0) // world.weather.part
+    return max((stable.size for stable in known), default=0) // world.conditions.part
 
 
 def _look_at_ruins(world: World) -> None:
@@ -91,7 +91,7 @@ def _look_at_ruins(world: World) -> None:
     world.loop.run_until(world.loop.now + CALM_MS)
     leads = any(machine.leads for machine in world.machines)
     world.counts["ruins that stand still"] += not leads
-    if world.weather.journalled:
+    if world.conditions.journalled:
         return
     lost = [m for m in world.machines if m.replica and m.replica.status is Status.LOST]
     if leads or not lost:

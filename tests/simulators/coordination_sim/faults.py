@@ -40,7 +40,7 @@ class Faults:
 
     def begin(self) -> None:
         """Have all classes come that have a period; the others are rates, or nothing."""
-        for fault, period in self.world.weather.periods.items():
+        for fault, period in self.world.conditions.periods.items():
             if hasattr(self, fault):
                 self.streams[fault] = stream(self.world.seed, f"faults/{fault}")
                 self._next(fault, period)
@@ -125,7 +125,7 @@ class Faults:
     # ---- processes
 
     def _has_power(self) -> bool:
-        return self.rng.random() >= self.world.weather.power
+        return self.rng.random() >= self.world.conditions.power
 
     def crash(self) -> None:
         self._one().crash(power_lost=not self._has_power())
@@ -206,7 +206,7 @@ class Faults:
     def lost_log(self) -> bool:
         """Take the header file away and damage the log's end: nobody can tell what it was."""
         machine = self._one()
-        if not self.world.weather.journalled or not self.world.may_lose_log(machine):
+        if not self.world.conditions.journalled or not self.world.may_lose_log(machine):
             return False
         machine.crash()
         layout = machine.layout()
@@ -255,7 +255,7 @@ class Faults:
         """Have one state go wrong, where no client looks."""
         machine = self._one()
         world = self.world
-        if not world.weather.journalled or not world.may_lose_log(machine):
+        if not world.conditions.journalled or not world.may_lose_log(machine):
             return False
         if any(other.is_astray for other in world.machines):
             return False  # a node that is no member now may come back as it is: two would be many
@@ -314,7 +314,7 @@ class Faults:
         machine = self.rng.choice(leaders)
         if not self.world.reconfigure(machine, self.rng):
             return False
-        delay = self.rng.uniform(0, 10 * self.world.weather.delay_ms + 50)
+        delay = self.rng.uniform(0, 10 * self.world.conditions.delay_ms + 50)
         delay += self.rng.choice((0, 100, 100, 500))
         if self.rng.random() < 0.5:
             self.loop.after(delay, machine.crash)

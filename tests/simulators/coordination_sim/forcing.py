@@ -1,7 +1,7 @@
 """All members but one are lost, as far as the operator knows: the group is forced to go on.
 
 Invariants:
-1. It happens at the end of the weather, whatever state that has left things in; the others have
+1. It happens at the end of the conditions, whatever state that has left things in; the others have
    been down for longer than a member listens.
 2. It is asked for until it is done, or refused for a reason that does not go by itself; then the
    others come back, to a group that they are no members of any more, or to the one they know.
@@ -74,7 +74,7 @@ def force(world: World) -> None:
 
 def force_in_pool(world: WholeWorld) -> None:
     """Lose all but one member of a group, have that one go on, and then lose it, too."""
-    if world.weather.namespaces:
+    if world.conditions.namespaces:
         return
     world.operators.is_resting = True
     world.network.heal()
@@ -182,8 +182,8 @@ def new_nodes(world: World) -> list[Machine]:
 
 def _choose(world: World) -> Machine | None:
     """Return a member that could go on; none where too much is lost, or is not in this world."""
-    weather = world.weather
-    if world.is_lost or not weather.journalled or weather.namespaces or weather.upgrades:
+    conditions = world.conditions
+    if world.is_lost or not conditions.journalled or conditions.namespaces or conditions.upgrades:
         return None
     running = [m for m in world.machines if m.replica is not None and not m.dead]
     top = max(map(world.durable_epoch, world.machines))

@@ -83,7 +83,7 @@ class GroupTruth(Truth):
         self.commit_times = [0.0] * lsn
         shadow, known = self.world.shadow, source.world.shadow
         if shadow is not None and known is not None:
-            shadow.truth.wishes, shadow.truth.users = known.truth.wishes, known.truth.users
+            shadow.truth.requests, shadow.truth.users = known.truth.requests, known.truth.users
         for entry in self.committed:
             self.model.commit(entry)
             self.world.times.commit(entry, None)
@@ -98,7 +98,7 @@ class Scope:
         self, world: WholeWorld, group_id: bytes, number: int, source: Scope | None = None
     ) -> None:
         self.world, self.group_id, self.number, self.source = world, group_id, number, source
-        self.loop, self.weather, self.counts = world.loop, world.weather, world.counts
+        self.loop, self.conditions, self.counts = world.loop, world.conditions, world.counts
         self.seed: Any = f"{world.seed}/{group_id.hex()}"
         self.plant, self.replica_class = world.plant, world.replica_class
         self.last_leader: tuple[Any, ...] = ()
@@ -108,7 +108,7 @@ class Scope:
         self.configurations: dict[int, set[tuple[bytes, ...]]] = {}
         self.times = Times(self)  # type: ignore[arg-type]
         self.shadow: Shadow | None = None
-        if self.weather.namespaces:
+        if self.conditions.namespaces:
             names = Names(f"{number}") if source is None else source.shadow.names
             self.shadow = Shadow(self, names)  # type: ignore[arg-type]
         self.truth = GroupTruth(self)  # type: ignore[arg-type]

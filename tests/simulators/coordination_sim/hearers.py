@@ -19,7 +19,7 @@ from millstream.coordination.core.client.events import ErrorReply
 from millstream.coordination.core.client.wire import Replies, is_push, packed
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.commands.subscriptions import Wish
+from millstream.coordination.core.namespace.commands.subscriptions import SubscribeRequest
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.namespace.state.updates import Scope
@@ -29,7 +29,7 @@ from simulators.coordination_sim.rights import READ
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guests
+    from simulators.coordination_sim.namespace_clients import NamespaceClients
 
 ALL_BYTES = 2**40
 BACK_MS = 200.0
@@ -50,7 +50,7 @@ class Told:
         self.lsns: list[int] = []
         self.texts: list[bytes] = []
         self._subscriber = Subscriber(lambda: None, Asker())
-        self._wish = Wish((parse_path(root),), Scope.TREE, with_data=True)
+        self._request = SubscribeRequest((parse_path(root),), Scope.TREE, with_data=True)
 
     def take(
         self, state: GroupState, lsn: int, changed: Sequence[tuple[tuple[Any, ...], bytes]]
@@ -58,7 +58,7 @@ class Told:
         """Hear what an entry did; `changed`: commands, and what they were answered."""
         hears = bool(self._subscriber.subscriptions)
         if not hears:
-            state.subscribe(self._subscriber, self._wish, lsn, lambda _: None)
+            state.subscribe(self._subscriber, self._request, lsn, lambda _: None)
         ops = set()
         for _, text in self._subscriber.take(ALL_BYTES):
             told = json.loads(text)
@@ -82,8 +82,12 @@ class Told:
 class Hearer:
     """One subscriber."""
 
-    def __init__(self, guests: Guests, number: int, told: Told, user: str = "") -> None:
-        self.guests, self.world, self.loop = guests, guests.world, guests.world.loop
+    def __init__(self, clients: NamespaceClients, number: int, told: Told, user: str = "") -> None:
+        self.namespace_clients, self.world, self.loop = (
+            clients,
+            clients.world,
+            clients.world.loop,
+        )
         self.rng = stream(self.world.seed, f"hearer/{number}")
         self.told, self.user = told, user
         self.path, self.since = told.called, 0
@@ -98,9 +102,9 @@ class Hearer:
 
     def connect(self, turn: int) -> None:
         """Subscribe somewhere, from where it was heard on."""
-        if turn != self._turn or self.guests.is_over:
+        if turn != self._turn or self.namespace_clients.is_over:
             return None
-        self.line = self.guests.connected(self.node, self._data, self._lost)
+        self.line = self.namespace_clients.connected(self.node, self._data, self._lost)
         if self.line is None:
             return self.go_on_later()
         self.reader = Replies()
@@ -134,7 +138,7 @@ class Hearer:
 
     def _may(self, first: int, last: int) -> bool:
         """Whether it may read behind each of these entries."""
-        rights = self.guests.shadow.truth.rights
+        rights = self.namespace_clients.shadow.truth.rights
         return rights.may_between(self.user, self.path, READ, first, last)
 
     def _is_hidden(self, text: bytes) -> bool:

@@ -17,9 +17,9 @@ from millstream.coordination.core.client.events import (
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.chores import Doing
-    from simulators.coordination_sim.guests import Guest
     from simulators.coordination_sim.hearers import Told
+    from simulators.coordination_sim.namespace_clients import NamespaceClient
+    from simulators.coordination_sim.workloads import Doing
     from simulators.namespace_world import Words
 
 HISTORY = 128
@@ -31,9 +31,9 @@ AGAIN = 0.2
 class Keeper:
     """One durable subscription of a session to a tree; a new session begins anew."""
 
-    def __init__(self, guest: Guest, told: Told) -> None:
-        self.guest, self.world, self.told = guest, guest.world, told
-        self.name = f"keeper{guest.number}"
+    def __init__(self, client: NamespaceClient, told: Told) -> None:
+        self.client, self.world, self.told = client, client.world, told
+        self.name = f"keeper{client.number}"
         self.session = self.acked = self.maybe = self.lsn = 0
         """Heard up to: what counts at least, and at most, and what was told."""
         self.from_lsn: int | None = None
@@ -44,8 +44,8 @@ class Keeper:
 
     def words(self) -> Words:
         """Return how it is asked for on a connection that has the session now."""
-        if self.session != self.guest.session:
-            self.session, self.is_known, self.from_lsn = self.guest.session, False, None
+        if self.session != self.client.session:
+            self.session, self.is_known, self.from_lsn = self.client.session, False, None
             self.acked = self.maybe = self.lsn = self.world.truth.end
         if self.from_lsn is not None and self.acked >= self.from_lsn:
             self.from_lsn = None
@@ -102,7 +102,7 @@ class Keeper:
 
     def acknowledge(self, ask: Any) -> Doing:
         """Have it counted what was heard, or less of it; `ask` makes a request of words."""
-        rng, session = self.guest.rng, self.guest.session
+        rng, session = self.client.rng, self.client.session
         lsn = self.lsn if rng.random() >= AGAIN else rng.randint(0, self.lsn)
         self.maybe = max(self.maybe, lsn)
         ended, told = yield ask("SUBACK", self.name, f"{lsn}")

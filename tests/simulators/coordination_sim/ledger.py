@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from simulators.coordination_sim.conditions import FAULTS, GROUPS
 from simulators.coordination_sim.runs import Outcome
-from simulators.coordination_sim.weather import FAULTS, GROUPS
 
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 BEGIN, END = "<!-- simulated: begin -->", "<!-- simulated: end -->"

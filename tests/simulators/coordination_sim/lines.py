@@ -46,32 +46,32 @@ class NodesNetwork(Network):
 
     def delay(self) -> float:
         """Draw how long it takes from a client to a node, or back."""
-        weather = self.weather
-        return weather.delay_ms * (1 + weather.jitter * self.rng.random() ** 3)
+        conditions = self.conditions
+        return conditions.delay_ms * (1 + conditions.jitter * self.rng.random() ** 3)
 
     def say(self, sender: Node, address: Address, frame: bytes) -> None:
         """Take a frame of the pool to whoever is at an address, or not."""
         receiver = self.by_address.get(address)
         if receiver is None or self.cuts.get((sender.number, receiver.number)):
             return
-        draw, weather = self.rng.random, self.weather
+        draw, conditions = self.rng.random, self.conditions
         link: Any = (sender.number, receiver.number)
         ones: Any = (sender, receiver, frame)
         if not self.calm:
-            if weather.loss and draw() < weather.loss:
+            if conditions.loss and draw() < conditions.loss:
                 self.counts["loss"] += 1
                 return
-            if weather.duplicate and draw() < weather.duplicate:
+            if conditions.duplicate and draw() < conditions.duplicate:
                 self.counts["duplicate"] += 1
                 self._arrange(link, *ones)
-            if weather.late and draw() < weather.late:
+            if conditions.late and draw() < conditions.late:
                 self.counts["late"] += 1
                 self.loop.after(draw() * LATE_MS_MAX, receiver.receive, frame)
         self._arrange(link, *ones)
 
 
 class Line:
-    """One connection; `front` is the node's end, `on_data` and `on_lost` the client's."""
+    """One connection; `resp` is the node's end, `on_data` and `on_lost` the client's."""
 
     def __init__(
         self, world: WholeWorld, node: Node, on_data: Callable[[Line, bytes], None],
@@ -80,7 +80,7 @@ class Line:
         self.world, self.loop, self.node = world, world.loop, node
         self.rng: Random = world.callers.rng
         self.on_data, self.on_lost = on_data, on_lost
-        self.front: RespSession | None = None
+        self.resp: RespSession | None = None
         self.process = 0
         self.is_broken = False
         self._last = [0.0, 0.0]
@@ -110,9 +110,9 @@ class Line:
         self.loop.at(self._when(0), self._close_front)
 
     def _close_front(self) -> None:
-        if self.front is not None and self.process == self.node.process:
-            self.node.lines.pop(self.front, None)
-            self.front.close()
+        if self.resp is not None and self.process == self.node.process:
+            self.node.lines.pop(self.resp, None)
+            self.resp.close()
         self.is_broken = True
 
     def _to_node(self, piece: bytes) -> None:
@@ -123,13 +123,13 @@ class Line:
 
     def _feed(self, piece: bytes) -> None:
         if self._is_up:
-            assert self.front is not None
-            self.front.feed(piece)
+            assert self.resp is not None
+            self.resp.feed(piece)
             self.go_on()
 
     @property
     def _is_up(self) -> bool:
-        is_there = self.front is not None and self.process == self.node.process
+        is_there = self.resp is not None and self.process == self.node.process
         return is_there and not self.is_broken
 
     def go_on_soon(self) -> None:
@@ -140,16 +140,16 @@ class Line:
         """Do what can be done, and send what there is to send."""
         if not self._is_up:
             return
-        front = self.front
-        assert front is not None
-        has_more = front.advance()
-        if front.has_output:
-            for piece in self._pieces(front.take_output()):
+        resp = self.resp
+        assert resp is not None
+        has_more = resp.advance()
+        if resp.has_output:
+            for piece in self._pieces(resp.take_output()):
                 self.loop.at(self._when(1), self._to_client, piece)
-        if front.is_done:
+        if resp.is_done:
             self.break_off()
-            self.node.lines.pop(front, None)
-            front.close()
+            self.node.lines.pop(resp, None)
+            resp.close()
         elif has_more:
             self.go_on_soon()
 
@@ -163,9 +163,9 @@ class Line:
         """Break in the middle, for both ends."""
         if not self.is_broken:
             self.break_off()
-            if self.front is not None and self.process == self.node.process:
-                self.node.lines.pop(self.front, None)
-                self.front.close()
+            if self.resp is not None and self.process == self.node.process:
+                self.node.lines.pop(self.resp, None)
+                self.resp.close()
 
     def _to_client(self, piece: bytes) -> None:
         self.on_data(self, piece)

@@ -69,11 +69,11 @@ class Step(NamedTuple):
 class Machine:
     """A node with its disk; `replica` is None while it is down."""
 
-    def __init__(self, world: World, number: int, standing: HardState) -> None:
-        self.world, self.loop, self.number, self.id = world, world.loop, number, standing.node_id
+    def __init__(self, world: World, number: int, hard_state: HardState) -> None:
+        self.world, self.loop, self.number, self.id = world, world.loop, number, hard_state.node_id
         self.rng = stream(world.seed, f"machine/{number}")
         self.disk = SimulatedDisk(stream(world.seed, f"disk/{number}"), count(1))
-        format_group(self.disk, standing)
+        format_group(self.disk, hard_state)
         self.journal: Journal | None = None
         self.replica: Any = None
         self.process = 0
@@ -141,19 +141,19 @@ class Machine:
             self.journal = SmallJournal(self.disk, SEGMENT_BYTES)
         except (UnavailableError, Crash) as error:
             self.world.say(self, f"does not start: {error!r}")
-            self._end(power_lost=self.rng.random() < self.world.weather.power)
+            self._end(power_lost=self.rng.random() < self.world.conditions.power)
             return
         image = self.journal.image
-        if image.standing is None:
+        if image.hard_state is None:
             self.dead = True
             self.world.say(self, "has lost its disk")
             return
         self._load(image)
 
     def _load(self, image: Any) -> None:
-        world, standing = self.world, image.standing
-        world.truth.found(self, standing)
-        self.last_normal = standing.last_normal
+        world, hard_state = self.world, image.hard_state
+        world.truth.found(self, hard_state)
+        self.last_normal = hard_state.last_normal
         log = () if image.is_journal_lost else image.log
         self.hashes, self.base_lsn = {image.base.lsn: image.base.hash}, image.base.lsn
         self.hashes.update((e.lsn, e.header.hash) for e in log if isinstance(e, Entry))
@@ -161,32 +161,32 @@ class Machine:
         world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
         world.counts["lost logs found"] += image.is_journal_lost
         machine = RecordedState()
-        if world.weather.namespaces:
+        if world.conditions.namespaces:
             machine.audience.on_notice = self.notifier()
-        if world.weather.upgrades:
+        if world.conditions.upgrades:
             luck = stream(world.seed, f"upgrade/{self.number}/{self.process}").random()
             self.is_upgraded = self.is_upgraded or luck < UPGRADED
         machine.format_max = 1 + self.is_upgraded
         chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
         self.replica = world.replica_class(machine, chance)
         self.replica.state.contradict = contradicted
-        self.replica.state.tuning.hint_entries_max = world.weather.hint
-        self.replica.state.tuning.batch_entries_max = world.weather.batch
-        self.replica.state.tuning.apply_entries_max = world.weather.apply
-        self.replica.state.tuning.snapshot_entries = world.weather.snapshot
+        self.replica.state.tuning.hint_entries_max = world.conditions.hint
+        self.replica.state.tuning.batch_entries_max = world.conditions.batch
+        self.replica.state.tuning.apply_entries_max = world.conditions.apply
+        self.replica.state.tuning.snapshot_entries = world.conditions.snapshot
         self.replica.state.tuning.snapshot_share = 1
-        self.replica.state.tuning.retain_entries = world.weather.retain
-        self.replica.state.tuning.part_bytes = world.weather.part
+        self.replica.state.tuning.retain_entries = world.conditions.retain
+        self.replica.state.tuning.part_bytes = world.conditions.part
         self.seen_commit, self.seen_log = 0, ()
         self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
         self.work, self.written_snapshot = Work(self.clock()), None
         world.times.clock_moved(self)
-        world.say(self, f"starts with {len(log)} entries, {standing}")
+        world.say(self, f"starts with {len(log)} entries, {hard_state}")
         self.step(Start(image.for_replica))
 
     def notifier(self) -> Callable[[Notice], None]:
         """Return what is told whom it is worth to ask again."""
-        return self.world.guests.door(self).notify
+        return self.world.namespace_clients.door(self).notify
 
     def crash(self, *, power_lost: bool = False) -> None:
         """End the process here and now; what was being written may be there in part."""
@@ -298,7 +298,7 @@ class Machine:
             if self.fuse is not None:
                 self.fuse -= 1
                 if self.fuse < 0 and world.may_end(self):
-                    self.crash(power_lost=self.rng.random() < world.weather.power)
+                    self.crash(power_lost=self.rng.random() < world.conditions.power)
                     return
             if type(effect) is Send:
                 world.truth.check_said(self, effect.envelope)
@@ -339,7 +339,7 @@ class Machine:
             self._begin_write()
 
     def _begin_write(self, waits_ms: float = 0.0) -> None:
-        time = self.world.weather.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
+        time = self.world.conditions.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
         self.loop.after(waits_ms + time, self.written, self.process)
 
     def written(self, process: int) -> None:
@@ -391,7 +391,7 @@ class Machine:
         elif isinstance(effect, Install):
             kept = {lsn: known for lsn, known in self.hashes.items() if lsn <= effect.keep_lsn}
             kept.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
-            self.world.truth.check_installed(self, effect.standing, max(self.hashes), max(kept))
+            self.world.truth.check_installed(self, effect.hard_state, max(self.hashes), max(kept))
             self.hashes = kept
         elif isinstance(effect, InstallSnapshot):
             link = effect.snapshot.id.link
@@ -402,18 +402,18 @@ class Machine:
             self.written_snapshot = effect.snapshot.id
         elif isinstance(effect, AdoptSnapshot):
             self.world.counts["snapshots adopted"] += 1
-        self.last_normal = getattr(effect, "standing", self).last_normal
+        self.last_normal = getattr(effect, "hard_state", self).last_normal
 
     def hash_on_disk(self, lsn: int) -> bytes | None:
         """Return the hash of an entry that is durable and whole, or remembered where all are."""
-        if not self.world.weather.journalled:
+        if not self.world.conditions.journalled:
             found: bytes | None = self.replica.log.hash_at(lsn)
             return found
         return self.hashes.get(lsn)
 
     def has_on_disk(self, lsn: int, digest: bytes) -> bool:
         """Return whether an entry, or a snapshot of what it did, is durable."""
-        if not self.world.weather.journalled:
+        if not self.world.conditions.journalled:
             log = self.replica.log if self.remembers else None
             return log is not None and (lsn < log.base.lsn or log.hash_at(lsn) == digest)
         return lsn < self.base_lsn or self.hashes.get(lsn) == digest
@@ -421,7 +421,7 @@ class Machine:
     def has_snapshot(self, done: SnapshotDone) -> bool:
         """Return whether this snapshot of its own state was made durable."""
         made = self.written_snapshot
-        return not self.world.weather.journalled or (
+        return not self.world.conditions.journalled or (
             made is not None and (made.number, made.hash) == done
         )
 

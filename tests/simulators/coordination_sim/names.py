@@ -1,4 +1,4 @@
-"""What things are called: by chores, and where there are several groups.
+"""What things are called: by workloads, and where there are several groups.
 
 Invariants:
 1. A name lives in one group: /h of group 3 is /h3. What is no path of theirs stays as it is.
@@ -25,7 +25,7 @@ class Names:
         return self._called.sub(rf"/\g<1>{self._group}", word) if self._is_named(word) else word
 
     def plain(self, said: Any) -> Any:
-        """Return what nodes say as chores would."""
+        """Return what nodes say as workloads would."""
         if isinstance(said, list):
             return [self.plain(one) for one in said] if self._group else said
         return self._is.sub(r"/\1", said) if self._is_named(said) else said

@@ -1,4 +1,4 @@
-"""Mistakes in namespaces, their sessions and subscriptions, which runs with guests have to find.
+"""Mistakes in namespaces, their sessions and subscriptions, which runs with clients have to find.
 
 They are made by all that execute, the shadow too: what has to hold does not hold any more, or what
 clients were told cannot be.
@@ -37,7 +37,7 @@ from millstream.vsr.core.replica.reads import Reads
 from millstream.vsr.core.values import OK
 from simulators.namespace_plants import PLANTS as OF_STATES
 
-__all__ = ["MISTAKES", "WEATHER", "Patch", "instead"]
+__all__ = ["CONDITIONS", "MISTAKES", "Patch", "instead"]
 
 Patch = Callable[[], AbstractContextManager[Any]]
 TOLD = ("a subscriber is told", "who keeps a subscription")
@@ -142,9 +142,9 @@ def _hears_less(marks: Marks, session: int, name: bytes, lsn: int) -> None:
     marks._heard.put(key_of(session) + name, lsn)
 
 
-def _goes_on_one_later(state: Any, asker: Any, wish: Any) -> Any:
-    lsn = _FROM(state, asker, wish)
-    return lsn + 1 if wish.durable and wish.from_lsn is None else lsn
+def _goes_on_one_later(state: Any, asker: Any, request: Any) -> Any:
+    lsn = _FROM(state, asker, request)
+    return lsn + 1 if request.durable and request.from_lsn is None else lsn
 
 
 def _some_are_not_told(waits: Waits, run: Any, wait: Any) -> None:
@@ -319,5 +319,5 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
 }  # fmt: skip
 """Name -> what, the patch that makes it, signs, faults that it needs."""
-WEATHER: Final = (("rate_per_s", 40), ("snapshot", 10), ("retain", 0), ("members", 3))
+CONDITIONS: Final = (("rate_per_s", 40), ("snapshot", 10), ("retain", 0), ("members", 3))
 """Much happens in these runs, and who is behind needs a snapshot soon."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from millstream.vsr.core.effects import Message
 from millstream.vsr.core.messages import Envelope, decode, encode
+from simulators.coordination_sim.conditions import Conditions
 from simulators.coordination_sim.loop import Loop, stream
-from simulators.coordination_sim.weather import Weather
 
 if TYPE_CHECKING:
     from simulators.coordination_sim.machine import Machine
@@ -27,9 +27,11 @@ ENCODED = 0.01
 class Network:
     """Links are pairs of node numbers, sender first."""
 
-    def __init__(self, seed: int, loop: Loop, weather: Weather, counts: Counter[str]) -> None:
+    def __init__(
+        self, seed: int, loop: Loop, conditions: Conditions, counts: Counter[str]
+    ) -> None:
         self.rng = stream(seed, "network")
-        self.loop, self.weather, self.counts = loop, weather, counts
+        self.loop, self.conditions, self.counts = loop, conditions, counts
         self.machines: dict[bytes, Machine] = {}
         self._message: Message | None = None
         """The last one: what is said to several is one message."""
@@ -46,17 +48,17 @@ class Network:
         message = self._message
         if message is None or message[0] is not envelope:
             message = self._message = Message(envelope)
-        draw, weather, link = self.rng.random, self.weather, (sender.number, receiver.number)
+        draw, conditions, link = self.rng.random, self.conditions, (sender.number, receiver.number)
         if self.cuts and self.cuts.get(link):
             return
         if not self.calm:
-            if weather.loss and draw() < weather.loss:
+            if conditions.loss and draw() < conditions.loss:
                 self.counts["loss"] += 1
                 return
-            if weather.duplicate and draw() < weather.duplicate:
+            if conditions.duplicate and draw() < conditions.duplicate:
                 self.counts["duplicate"] += 1
                 self._arrange(link, sender, receiver, message)
-            if weather.late and draw() < weather.late:
+            if conditions.late and draw() < conditions.late:
                 self.counts["late"] += 1
                 self.loop.after(draw() * LATE_MS_MAX, receiver.receive, message)
         if draw() < ENCODED:
@@ -66,12 +68,12 @@ class Network:
     def _arrange(
         self, link: tuple[int, int], sender: Machine, receiver: Machine, message: Message
     ) -> None:
-        weather = self.weather
-        delay = weather.delay_ms * (1 + weather.jitter * self.rng.random() ** 3)
+        conditions = self.conditions
+        delay = conditions.delay_ms * (1 + conditions.jitter * self.rng.random() ** 3)
         when = self.loop.now + delay * (sender.slowness + receiver.slowness) / 2
         if self.clogs and link in self.clogs:
             when = max(when, self.clogs[link])
-        if not weather.reorder:
+        if not conditions.reorder:
             when = max(when, self._last.get(link, 0.0))
             self._last[link] = when
         self.loop.at(when, receiver.receive, message)

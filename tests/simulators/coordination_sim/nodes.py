@@ -21,6 +21,7 @@ from millstream.coordination.core.pool.effects import (
     FIRST_GROUP,
     Admin,
     AdminReply,
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
@@ -40,7 +41,6 @@ from millstream.coordination.core.pool.effects import (
     Say,
     Stray,
     TellFork,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.messages import (
@@ -153,7 +153,7 @@ class Node:
         self.process += 1
         self.incarnation += 1
         self.pool = Pool(stream(self.world.seed, f"pool/{self.number}/{self.process}").random)
-        if self.world.weather.namespaces:
+        if self.world.conditions.namespaces:
             self.namespaces = Namespaces(self.running, self, self, Turns(self))  # type: ignore[arg-type]
         self.requests = ClientRequests(self.running, self, self.namespaces, {})  # type: ignore[arg-type]
         self.is_listening = False
@@ -211,8 +211,8 @@ class Node:
         self.commands.clear()
         self.attached.clear()
         lines, self.lines = self.lines, {}
-        for front, line in lines.items():
-            front.close()
+        for resp, line in lines.items():
+            resp.close()
             line.break_off()
         self.writing = self.paused = self.is_stepping = False
         self.loop.after(self.world.down_ms(), self.start, self.process)
@@ -332,9 +332,9 @@ class Node:
 
     def notify(self, gid: int, notice: Notice) -> None:
         """Tell a session's client, if it is here, that a request is worth repeating."""
-        if front := self.attached.get((gid, notice.session)):
-            self.owed.note(front, notice)
-            front.listener.notify(gid, notice)
+        if resp := self.attached.get((gid, notice.session)):
+            self.owed.note(resp, notice)
+            resp.listener.notify(gid, notice)
 
     def _receive(self, process: int, event: Message) -> None:
         if process == self.process and self.pool is not None:
@@ -348,9 +348,9 @@ class Node:
         """Take a client's connection, unless the node is down."""
         if not self.is_listening or self.paused:
             return False
-        line.front = self.world.front_of(self, line)
+        line.resp = self.world.resp_of(self, line)
         line.process = self.process
-        self.lines[line.front] = line
+        self.lines[line.resp] = line
         return True
 
     def admin(self, argv: tuple[bytes, ...], done: Callable[[bytes], None]) -> None:
@@ -387,7 +387,7 @@ class Node:
         if self._fuse is not None:
             self._fuse -= 1
             if self._fuse < 0:
-                self.crash(power_lost=self.rng.random() < self.world.weather.power)
+                self.crash(power_lost=self.rng.random() < self.world.conditions.power)
                 return True
         return False
 
@@ -436,10 +436,10 @@ class Node:
                 return machine.ask(event, lambda reply: self.take(GroupReplied(ticket, reply)))
             case AskReport():
                 report = machine.replica.report() if machine else NOT_HERE
-                return self.take(Told(ticket, report))
+                return self.take(Answered(ticket, report))
             case AskLog(_, _, first, last):
                 headers = machine.headers(first, last) if machine else NOT_HERE
-                return self.take(Told(ticket, headers))
+                return self.take(Answered(ticket, headers))
             case AskBackup():
                 return self._later(self._back_up, asked)
         return None
@@ -449,45 +449,45 @@ class Node:
             if process == self.process:
                 self.call(what, asked)
 
-        self.loop.after(self.world.weather.disk_ms * 5, do, self.process)
+        self.loop.after(self.world.conditions.disk_ms * 5, do, self.process)
 
     def _back_up(self, asked: AskBackup) -> None:
         machine = self.running.get(asked.group_id)
         replica = None if machine is None else machine.replica
         snapshot = replica and (replica.take_copy() if asked.is_of_one else replica.stable)
         if snapshot is None:
-            return self.take(Told(asked.ticket, NOT_HERE))
+            return self.take(Answered(asked.ticket, NOT_HERE))
         if asked.file in self.files:
-            return self.take(Told(asked.ticket, Refusal("ERR", "the file exists already")))
+            return self.take(Answered(asked.ticket, Refusal("ERR", "the file exists already")))
         self.files[asked.file] = b"".join(backup_parts(snapshot)), asked.group_id
         self.world.counts["backups"] += 1
-        return self.take(Told(asked.ticket, snapshot.id.lsn))
+        return self.take(Answered(asked.ticket, snapshot.id.lsn))
 
     def _restore(self, asked: AskRestore) -> None:
         if asked.file not in self.files:
-            return self.take(Told(asked.ticket, Refusal("ERR", "no such file")))
+            return self.take(Answered(asked.ticket, Refusal("ERR", "no such file")))
         content, source = self.files[asked.file]
-        snapshot, group_id = read_backup(content), asked.standing.group_id
+        snapshot, group_id = read_backup(content), asked.hard_state.group_id
         disk = self.world.disk_of(self, group_id)
         disk.before = self._before
         try:
-            format_restored(disk, asked.standing, snapshot)
+            format_restored(disk, asked.hard_state, snapshot)
         except Crash:
             self.disks[group_id] = disk
             return self.end(power_lost=self._fault is not None and self._fault.kind == "power")
         except MillstreamError as error:
-            return self.take(Told(asked.ticket, Refusal("ERR", str(error))))
+            return self.take(Answered(asked.ticket, Refusal("ERR", str(error))))
         disk.before = nothing_happens
         self.disks[group_id] = disk
         self.world.restored(group_id, source, snapshot.id.lsn)
         self.world.counts["restored groups"] += 1
-        return self.take(Told(asked.ticket, snapshot.id.lsn))
+        return self.take(Answered(asked.ticket, snapshot.id.lsn))
 
     # ---- the disk
 
     def _begin_work(self, waits_ms: float = 0.0) -> None:
         self.writing = True
-        time = self.world.weather.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
+        time = self.world.conditions.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
         self.loop.after(waits_ms + time, self.worked, self.process)
 
     def worked(self, process: int) -> None:
@@ -536,17 +536,17 @@ class Node:
                     self._before(kind, "pool")
                 self.content = content
                 self._before("sync_directory", "pool")
-            case FormatGroup(_, standing):
-                disk = self.disks.get(standing.group_id)
+            case FormatGroup(_, hard_state):
+                disk = self.disks.get(hard_state.group_id)
                 if disk is None:
-                    disk = self.disks[standing.group_id] = self.world.disk_of(
-                        self, standing.group_id
+                    disk = self.disks[hard_state.group_id] = self.world.disk_of(
+                        self, hard_state.group_id
                     )
                 if not is_formatted(disk):
                     disk.before = self._before
-                    format_group(disk, standing)
+                    format_group(disk, hard_state)
                     disk.before = nothing_happens
-                    self.world.pool_truth.formatted(self, standing)
+                    self.world.pool_truth.formatted(self, hard_state)
             case OpenGroup(group_id, number):
                 self._open(group_id, number)
             case DropGroup(_, group_id):

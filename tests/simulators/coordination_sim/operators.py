@@ -100,7 +100,7 @@ class Operators:
     def delete(self) -> None:
         if (found := self._group()) and len(self.world.living()) > 2:
             number, node = found
-            if number == FIRST_GROUP and self.world.weather.namespaces:
+            if number == FIRST_GROUP and self.world.conditions.namespaces:
                 return  # all names would be gone
             self._ask(f"ADMIN GROUP DELETE {number} CONFIRM {number}", node)
 

@@ -17,7 +17,7 @@ from millstream.vsr.core.disk.journal import Journal
 from millstream.vsr.core.replica import requested_changes as changing
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_plants import PLANTS as IN_REPLICAS
-from simulators.coordination_sim.namespace_mistakes import MISTAKES, WEATHER
+from simulators.coordination_sim.namespace_mistakes import CONDITIONS, MISTAKES
 
 __all__ = ["OUT_OF_REACH", "PLANTS", "Plant"]
 
@@ -46,7 +46,7 @@ class Plant(NamedTuple):
     signs: tuple[str, ...]
     faults: frozenset[str]
     fixed: tuple[tuple[str, float], ...] = ()
-    """What of the weather is not drawn."""
+    """Conditions that are not drawn."""
     patch: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Makes the mistake while it is entered, if it is none of the replica."""
 
@@ -65,10 +65,10 @@ def _short_lag() -> AbstractContextManager[Any]:
 _INSTALL = Journal.install
 
 
-def _install(journal: Journal, keep_lsn: int, suffix: Any, standing: Any) -> None:
+def _install(journal: Journal, keep_lsn: int, suffix: Any, hard_state: Any) -> None:
     if not journal._is_lost:
-        journal.write_standing(standing)
-    _INSTALL(journal, keep_lsn, suffix, standing)
+        journal.write_hard_state(hard_state)
+    _INSTALL(journal, keep_lsn, suffix, hard_state)
 
 
 def _torn_install() -> AbstractContextManager[Any]:
@@ -166,7 +166,7 @@ PLANTS: dict[str, Plant] = {
     ),
 }  # fmt: skip
 PLANTS.update({
-    name: Plant(what, Replica, signs, frozenset(("namespaces", *faults)), WEATHER, patch)
+    name: Plant(what, Replica, signs, frozenset(("namespaces", *faults)), CONDITIONS, patch)
     for name, (what, patch, signs, faults) in MISTAKES.items()
 })  # fmt: skip
 """Name -> mistake; those found soonest come first, then those in namespaces."""

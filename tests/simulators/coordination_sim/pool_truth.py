@@ -58,10 +58,10 @@ class PoolTruth:
                 if group_id not in kept.tables.tombstones:
                     raise WrongError(f"node {number} says it has deleted what is not durable")
 
-    def formatted(self, node: Any, standing: HardState) -> None:
+    def formatted(self, node: Any, hard_state: HardState) -> None:
         """A node has formatted a group."""
-        if standing.configuration.members:
-            founders = self.founders.setdefault(standing.group_id, set())
+        if hard_state.configuration.members:
+            founders = self.founders.setdefault(hard_state.group_id, set())
             if node.id in founders:
                 raise WrongError(f"node {node.number} founds a group twice")
             founders.add(node.id)

@@ -121,27 +121,27 @@ class Rights:
         return not user or rules[bisect_right(lsns, lsn) - 1].owner == user
 
     def executed(
-        self, user: str, body: Body, wish: tuple[Any, ...], reply: bytes, lsn: int
+        self, user: str, body: Body, request: tuple[Any, ...], reply: bytes, lsn: int
     ) -> None:
         """Look at what an entry did; `user` is who asked for it."""
         groups = tuple(name.decode() for name in body.groups)
         is_theirs = (body.principal.decode(), groups) == (user, GROUPS.get(user, ()))
         require(is_theirs, f"entry {lsn} is {user or 'nobody'}'s, it says {body[:2]}")
-        commands = wish[1:] if wish[0] == "EXEC" else (wish,)
+        commands = request[1:] if request[0] == "EXEC" else (request,)
         looked = [self._is_allowed(user, one, lsn) for one in commands]
         if not looked or None in looked:
             return
-        refused = b"-EXECABORT" if wish[0] == "EXEC" else b"-NOPERM"
+        refused = b"-EXECABORT" if request[0] == "EXEC" else b"-NOPERM"
         if all(looked):
             done = not reply.startswith(b"-")
-            require(done, f"entry {lsn}: {user} may {wish}, and is told {reply!r}")
+            require(done, f"entry {lsn}: {user} may {request}, and is told {reply!r}")
         else:
             is_refused = reply.startswith(refused)
-            require(is_refused, f"entry {lsn}: {wish} is done without the right, by {user}")
-        if wish[:2] == ("ACL", "SET") and reply == b"+OK":
-            lsns, rules = self._past[wish[2]]
+            require(is_refused, f"entry {lsn}: {request} is done without the right, by {user}")
+        if request[:2] == ("ACL", "SET") and reply == b"+OK":
+            lsns, rules = self._past[request[2]]
             lsns.append(lsn)
-            rules.append(rules[-1].changed(*wish[3:]))
+            rules.append(rules[-1].changed(*request[3:]))
 
     def _is_allowed(self, user: str, command: tuple[Any, ...], lsn: int) -> bool | None:
         """Return whether a command is allowed; None if it is about something else."""

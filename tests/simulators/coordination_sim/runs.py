@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from millstream.errors import MillstreamError
+from simulators.coordination_sim.conditions import Conditions, Options
 from simulators.coordination_sim.loop import Loop
-from simulators.coordination_sim.weather import Options, Weather
 from simulators.coordination_sim.world import World
 
 WRONG = (
@@ -94,7 +94,7 @@ Run = Callable[[int, Options], Outcome]
 
 def shrink(seed: int, options: Options, run: Run = run) -> Options:
     """Drop fault classes, then clients, then time, as long as something is still found."""
-    for fault in Weather.drawn(seed, options).faults:
+    for fault in Conditions.drawn(seed, options).faults:
         fewer = options._replace(without=options.without | {fault})
         if run(seed, fewer).wrong:
             options = fewer

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from simulators.coordination_sim.conditions import Options
 from simulators.coordination_sim.ledger import write_between
 from simulators.coordination_sim.plants import OUT_OF_REACH, PLANTS, Plant
 from simulators.coordination_sim.runs import Run, run, say
-from simulators.coordination_sim.weather import Options
 
 Plants = Mapping[str, Plant]
 SEEDS_MAX = 200

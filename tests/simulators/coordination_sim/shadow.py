@@ -13,7 +13,7 @@ Invariants:
 6. Who is offered something is told so by the same entry.
 7. How far a durable subscription was heard never becomes less, and goes with its session.
 
-Elsewhere: clients (`guests`), who hears of changes (`hearers`), registers (`truth`).
+Elsewhere: clients (`namespace_clients`), who hears of changes (`hearers`), registers (`truth`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ShadowTruth(Truth):
         """The LSN of the last token to lead, and whose it is as long as it leads."""
         self.led_with = b""
         self.users: dict[int, str] = {}
-        """Whose a wish is."""
+        """Whose a request is."""
         self.rights = Rights(names)
         self.past: dict[str, dict[int, tuple[str, str]]] = {}
         """Path of a register -> LSN of a change -> its version, and the value."""
@@ -147,43 +147,43 @@ class ShadowTruth(Truth):
             return
         super().executed(state, entry, was_open, reply)
         op = self.ops[header.session, header.csn]
-        self.rights.executed(self.users[op], entry.content, self.wishes[op], reply, header.lsn)
+        self.rights.executed(self.users[op], entry.content, self.requests[op], reply, header.lsn)
         attempt = int(argv[0]) % ATTEMPTS
         if not reply.startswith(b"-"):
             require(attempt not in self.refused, "an attempt that was refused was executed")
 
     def _note(
-        self, state: GroupState, session: int, lsn: int, wish: tuple[Any, ...], reply: bytes
+        self, state: GroupState, session: int, lsn: int, request: tuple[Any, ...], reply: bytes
     ) -> None:
-        self.changed.append((wish, reply))
-        if wish[0] == "EXEC":
-            super()._note(state, session, lsn, wish, reply)
+        self.changed.append((request, reply))
+        if request[0] == "EXEC":
+            super()._note(state, session, lsn, request, reply)
             return
-        if any(str(word).startswith("/h/") for word in wish[1:]):
-            if wish[0] == "CREATE" and "SEQUENTIAL" in wish and not reply.startswith(b"-"):
+        if any(str(word).startswith("/h/") for word in request[1:]):
+            if request[0] == "CREATE" and "SEQUENTIAL" in request and not reply.startswith(b"-"):
                 path = self.names.plain(reply[1:].decode())
                 number = int(path.removeprefix(f"{SEQUENCE}/n"))
                 require(number > self.sequence, f"number {number} is given out again")
                 self.sequence = number
                 self.ephemeral[path] = session
-            elif wish[0] == "DELETE" and reply == b"+OK":
-                self.ephemeral.pop(wish[1], None)
-            elif wish[0] == "PUT" and "IFLOCK" in wish and reply == b"+OK":
-                self._check_fence(state, *wish[1:])
-            if wish[:3] == ("ELECT", "CAMPAIGN", LEADER) or wish[:2] == ("PUT", LEADER):
-                data = wish[3 if wish[0] == "ELECT" else 2]
+            elif request[0] == "DELETE" and reply == b"+OK":
+                self.ephemeral.pop(request[1], None)
+            elif request[0] == "PUT" and "IFLOCK" in request and reply == b"+OK":
+                self._check_fence(state, *request[1:])
+            if request[:3] == ("ELECT", "CAMPAIGN", LEADER) or request[:2] == ("PUT", LEADER):
+                data = request[3 if request[0] == "ELECT" else 2]
                 self.said.setdefault(session, set()).add(data.encode())
             return
-        if wish[0] == "SUBACK" and reply == b"+OK":
-            key = session, wish[1].encode()
-            self.heard[key] = max(self.heard[key], min(int(wish[2]), lsn))
+        if request[0] == "SUBACK" and reply == b"+OK":
+            key = session, request[1].encode()
+            self.heard[key] = max(self.heard[key], min(int(request[2]), lsn))
         self._see_queue(state)
-        if wish[0] != "COUNTER":
-            super()._note(state, session, lsn, wish, reply)
+        if request[0] != "COUNTER":
+            super()._note(state, session, lsn, request, reply)
             return
-        element = state.state.elements.find(self.place(wish[-1]))
+        element = state.state.elements.find(self.place(request[-1]))
         self.counted = self.counters.get(element, 0)
-        super()._note(state, session, lsn, wish, reply)
+        super()._note(state, session, lsn, request, reply)
         self.counters[element] = self.counted
 
     def _check_fence(self, state: GroupState, path: str, _: str, __: str, token: str) -> None:
@@ -222,8 +222,8 @@ class ShadowTruth(Truth):
         late = [name for name in offers if waiting and name > waiting[0]]
         late = [name for name in late if sync.waits.there(name).offer == lsn]
         require(not late, "who waits for items is told before who came first")
-        for wish, reply in self.changed:
-            is_there = wish[:3] != ("QUEUE", "WAIT", AWAITED) or reply != b"+OK" or ready
+        for request, reply in self.changed:
+            is_there = request[:3] != ("QUEUE", "WAIT", AWAITED) or reply != b"+OK" or ready
             require(
                 is_there, "who waited for items is told that there are some, and there are none"
             )

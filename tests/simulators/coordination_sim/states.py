@@ -5,7 +5,7 @@ Invariants:
    number for it is kept up to date, so that looking costs as little as the entry did.
 2. Snapshots of one entry are equal, byte for byte.
 3. A state that went wrong by itself is noticed once a quorum's snapshot shows it: its member gives
-   the alarm and stops serving, once a standing that is on its way to its disk is there; nobody
+   the alarm and stops serving, once a hard state that is on its way to its disk is there; nobody
    gives it for nothing.
 """
 

@@ -99,7 +99,7 @@ class Times:
             return
         ahead = sorted((self.ahead_ms.get(m, -1e12) for m in replica.members), reverse=True)
         now = self.world.loop.now
-        believed = ahead[replica.state.quorum // 2] + now * (1 + 2 * self.world.weather.drift)
+        believed = ahead[replica.state.quorum // 2] + now * (1 + 2 * self.world.conditions.drift)
         if entry.header.ts_ms > believed + AHEAD_MS_MAX + 1:
             raise WrongTimeError(f"entry {entry.lsn} shows the time of one wrong clock")
 

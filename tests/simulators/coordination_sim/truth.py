@@ -147,16 +147,20 @@ class Truth:
 
     # ---- what is durable and said
 
-    def found(self, machine: Machine, standing: HardState) -> None:
+    def found(self, machine: Machine, hard_state: HardState) -> None:
         """Look at the promises that a restart found."""
-        if (standing.configuration.epoch, standing.view) < machine.told:
-            raise WrongError(f"node {machine.number} said {machine.told}, found {standing}")
+        if (hard_state.configuration.epoch, hard_state.view) < machine.told:
+            raise WrongError(f"node {machine.number} said {machine.told}, found {hard_state}")
 
     def check_installed(
-        self, machine: Machine, standing: HardState, end: int, new_end: int
+        self, machine: Machine, hard_state: HardState, end: int, new_end: int
     ) -> None:
         """A log ends earlier only in the step in which it becomes that of another view."""
-        if standing.is_voting and new_end < end and standing.last_normal == machine.last_normal:
+        if (
+            hard_state.is_voting
+            and new_end < end
+            and hard_state.last_normal == machine.last_normal
+        ):
             raise WrongError(f"node {machine.number} cuts its log before the new one is here")
 
     def check_said(self, machine: Machine, envelope: Envelope) -> None:
@@ -168,19 +172,19 @@ class Truth:
             return
         journal = machine.journal
         assert journal is not None
-        said, standing = (envelope.epoch, envelope.view), journal.root.standing
-        if said != (standing.configuration.epoch, standing.view):
-            raise WrongError(f"node {machine.number} speaks of {said}, durable is {standing}")
+        said, hard_state = (envelope.epoch, envelope.view), journal.root.hard_state
+        if said != (hard_state.configuration.epoch, hard_state.view):
+            raise WrongError(f"node {machine.number} speaks of {said}, durable is {hard_state}")
         if said < machine.told:
             raise WrongError(f"node {machine.number} promised {machine.told}, speaks of {said}")
         machine.told = said
-        if envelope.incarnation != standing.incarnation:
+        if envelope.incarnation != hard_state.incarnation:
             raise WrongError("an incarnation is spoken of before it is durable")
         payload = envelope.payload
         if isinstance(payload, PrepareOk):
             if payload.lsn and machine.hash_on_disk(payload.lsn) != payload.hash:
                 raise WrongError(f"node {machine.number} acknowledges what is not durable")
-            if standing.last_normal != said:
+            if hard_state.last_normal != said:
                 raise WrongError(f"node {machine.number} acknowledges with an older log")
         if isinstance(payload, SnapshotDone) and not machine.has_snapshot(payload):
             raise WrongError(f"node {machine.number} says too early that it has a snapshot")
@@ -327,7 +331,7 @@ class Truth:
         is_here = header.epoch == known.epoch or known.is_fork
         members = known.members if is_here else known.old
         machines = [self.world.network.machines[member] for member in members]
-        if not self.world.weather.journalled:
+        if not self.world.conditions.journalled:
             for machine in machines:
                 self.world.is_harmed(machine)
         have = sum(m.harmed or m.dead or m.has_on_disk(entry.lsn, header.hash) for m in machines)

@@ -6,8 +6,8 @@ are founded, changed, deleted, backed up and restored by commands that operators
 
 Invariants:
 1. Each group is held to all that a group alone is held to (`truth`), the pool to `pool_truth`.
-2. After the weather all is mended; then all nodes of a pool come to know the same, each group that
-   has begun and was not deleted commits again, and its members become equal.
+2. After the faults everything is healed. Then all nodes of a pool get equal tables, and each group
+   that has begun and was not deleted commits again, and its members become equal.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Any
 
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.registers import REGISTER_COMMANDS
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.callers import Callers
+from simulators.coordination_sim.clients_of_nodes import ClientsOfGroups, ClientsOfNode
+from simulators.coordination_sim.conditions import Conditions, Options
 from simulators.coordination_sim.faults import Faults
 from simulators.coordination_sim.forcing import force_in_pool
 from simulators.coordination_sim.groups_of_nodes import GroupMachine, Scope
-from simulators.coordination_sim.guests_of_nodes import Households, NodeGuests
 from simulators.coordination_sim.lines import Line, NodesNetwork, NoGuard
 from simulators.coordination_sim.loop import Loop, stream
 from simulators.coordination_sim.nodes import Node
@@ -37,7 +38,6 @@ from simulators.coordination_sim.pool_truth import PoolTruth
 from simulators.coordination_sim.rights import Users
 from simulators.coordination_sim.runs import ALL, Outcome, outcome_of
 from simulators.coordination_sim.truth import WrongError
-from simulators.coordination_sim.weather import Options, Weather
 from simulators.coordination_sim.whole_mistakes import WHOLE_PLANTS
 from simulators.coordination_sim.world import SEARCH_STEPS_MAX, TRACE_LINES, World
 from simulators.histories.check import check
@@ -73,7 +73,7 @@ class NodeFaults(Faults):
         leaders = [node for node in self.world.machines if node.leads]
         if not leaders or not self.reconfigure():
             return False
-        delay = self.rng.uniform(0, 10 * self.world.weather.delay_ms + 300)
+        delay = self.rng.uniform(0, 10 * self.world.conditions.delay_ms + 300)
         self.loop.after(delay, self.rng.choice(leaders).crash)
         return True
 
@@ -88,15 +88,15 @@ class WholeWorld:
         self.plant = plant = ALL_PLANTS.get(options.plant or "")
         self.replica_class: type[Replica] = plant.replica if plant else Replica
         self.loop = Loop()
-        self.weather = Weather.drawn(seed, options)._replace(journalled=True)
+        self.conditions = Conditions.drawn(seed, options)._replace(journalled=True)
         self.counts: Counter[str] = Counter()
         self.lines: deque[str] = deque(maxlen=TRACE_LINES)
         self.vocabulary: tuple[Any, Any] = (NoGuard(), REGISTER_COMMANDS)
-        if self.weather.namespaces:
+        if self.conditions.namespaces:
             self.vocabulary = (Users(), GROUP_COMMANDS)
         self.calm = False
         self.rng = stream(seed, "whole world")
-        self.network = NodesNetwork(seed, self.loop, self.weather, self.counts)
+        self.network = NodesNetwork(seed, self.loop, self.conditions, self.counts)
         self.network.by_address = {}
         self.at_coord: dict[str, Node] = {}
         self.scopes: dict[bytes, Scope] = {}
@@ -108,7 +108,7 @@ class WholeWorld:
             self.add_node()
         self.callers = self.clients = Callers(self)
         self.operators = Operators(self)
-        self.households = Households(self)
+        self.clients_of_groups = ClientsOfGroups(self)
         self.faults = NodeFaults(self)  # type: ignore[arg-type]
 
     # ---- making
@@ -144,10 +144,10 @@ class WholeWorld:
         purpose = f"disk/{number}/{node.number}/{group_id.hex()}"
         return SimulatedDisk(stream(self.seed, purpose), count(1))
 
-    def front_of(self, node: Node, line: Line) -> RespSession:
+    def resp_of(self, node: Node, line: Line) -> RespSession:
         """Return a node's end of a connection."""
         return RespSession(
-            node.requests, *self.vocabulary, FRONT_COMMANDS,
+            node.requests, *self.vocabulary, CONNECTION_COMMANDS,
             number=next(self._connections), attached=node.attached,
             chance_bytes=self.callers.rng.randbytes, on_output=lambda _: line.go_on_soon(),
             call_later=self.loop.after,
@@ -191,7 +191,7 @@ class WholeWorld:
     # ---- the run
 
     def run(self) -> None:
-        """Let the weather come, then heal; with the mistake that is planted, if one is."""
+        """Let the conditions come, then heal; with the mistake that is planted, if one is."""
         with self.plant.patch() if self.plant is not None else nullcontext():
             self._run()
 
@@ -200,20 +200,20 @@ class WholeWorld:
             self.loop.after(self.rng.random() * 3000 * (node.number > 0), node.start)
         self.callers.begin()
         self.operators.begin()
-        if self.weather.namespaces:
-            self.households.begin()
+        if self.conditions.namespaces:
+            self.clients_of_groups.begin()
         self.loop.run_until(SETTLE_MS)
         self.faults.begin()
-        end = min(self.weather.duration_ms + SETTLE_MS, self.options.until_s * 1000)
+        end = min(self.conditions.duration_ms + SETTLE_MS, self.options.until_s * 1000)
         self.loop.run_until(end)
         if self.options.until_s * 1000 > end:
-            if self.weather.forced:
+            if self.conditions.forced:
                 force_in_pool(self)
             self._heal()
         operations = self.callers.history()
-        self.households.check()
-        for guests in self.households.guests.values():
-            operations += guests.history()
+        self.clients_of_groups.check()
+        for clients in self.clients_of_groups.namespace_clients.values():
+            operations += clients.history()
         verdict = check(operations, SEARCH_STEPS_MAX)
         self.counts["histories"] += verdict.keys
         self.counts["histories undecided"] += verdict.undecided
@@ -225,9 +225,9 @@ class WholeWorld:
         self.network.heal()
         for node in self.machines:
             node.mend()
-        self.households.each(NodeGuests.finish)
-        end = self.loop.now + CALM_MS + 400 * self.weather.delay_ms
-        end += NAMES_MS * self.weather.namespaces
+        self.clients_of_groups.each(ClientsOfNode.finish)
+        end = self.loop.now + CALM_MS + 400 * self.conditions.delay_ms
+        end += NAMES_MS * self.conditions.namespaces
         goals: dict[bytes, Any] = {}
         why = ""
         while self.loop.now < end:
@@ -267,7 +267,7 @@ class WholeWorld:
                 return f"group {number} is new"
             if client.open:
                 return f"group {number}: no commit"
-        return self.households.amiss()
+        return self.clients_of_groups.amiss()
 
     def _pools_differ(self) -> str:
         """Return whether nodes of one pool know different things."""

@@ -11,7 +11,7 @@ from millstream.coordination.core.namespace import settling
 from millstream.coordination.core.namespace.names import NameKeeper
 from millstream.vsr.core.replica.reconfiguration import Reconfiguration
 from millstream.vsr.core.replica.replica import Replica
-from simulators.coordination_sim.namespace_mistakes import MISTAKES, WEATHER, Patch, instead
+from simulators.coordination_sim.namespace_mistakes import CONDITIONS, MISTAKES, Patch, instead
 from simulators.coordination_sim.plants import PLANTS, Plant
 
 __all__ = ["IN_WHOLE", "WHOLE_PLANTS"]
@@ -20,7 +20,7 @@ FAULTS = ("isolate_primary", "move_primary", "crash", "client_loss")
 
 
 def _of_names(what: str, patch: Patch, *signs: str) -> Plant:
-    return Plant(what, Replica, signs, frozenset(("namespaces", *FAULTS)), WEATHER, patch)
+    return Plant(what, Replica, signs, frozenset(("namespaces", *FAULTS)), CONDITIONS, patch)
 
 
 def _whoever_asks_is_told(_chain: Any, _wanted: Any) -> bytes:

@@ -20,18 +20,18 @@ from millstream.vsr.core.hard_state import founded
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.replica import Replica
 from simulators.coordination_sim.clients import Clients
+from simulators.coordination_sim.conditions import Conditions, Options
 from simulators.coordination_sim.endings import heal
 from simulators.coordination_sim.faults import Faults
 from simulators.coordination_sim.forcing import force
-from simulators.coordination_sim.guests import Guests
 from simulators.coordination_sim.loop import Loop, stream
 from simulators.coordination_sim.machine import Machine
+from simulators.coordination_sim.namespace_clients import NamespaceClients
 from simulators.coordination_sim.network import Network
 from simulators.coordination_sim.plants import PLANTS
 from simulators.coordination_sim.shadow import Shadow
 from simulators.coordination_sim.times import Times
 from simulators.coordination_sim.truth import Truth, WrongError
-from simulators.coordination_sim.weather import Options, Weather
 from simulators.histories.check import check
 
 __all__ = ["World", "WrongError"]
@@ -53,7 +53,7 @@ class World:
         self.plant = plant = PLANTS.get(options.plant or "")
         self.replica_class: type[Replica] = plant.replica if plant else Replica
         self.loop = Loop()
-        self.weather = Weather.drawn(seed, options)
+        self.conditions = Conditions.drawn(seed, options)
         self.counts: Counter[str] = Counter()
         self.trace = trace
         self.lines: deque[str] = deque(maxlen=TRACE_LINES)
@@ -64,23 +64,23 @@ class World:
         """Who was asked to go on alone: all others are taken for lost."""
         self.last_leader: tuple[Any, ...] = ()
         self.rng = stream(seed, "world")
-        self.network = Network(seed, self.loop, self.weather, self.counts)
+        self.network = Network(seed, self.loop, self.conditions, self.counts)
         self.times = Times(self)
-        self.shadow = Shadow(self) if self.weather.namespaces else None
+        self.shadow = Shadow(self) if self.conditions.namespaces else None
         self.truth = Truth(self)
         self.machines: list[Machine] = []
         self._found()
         self.clients = Clients(self)
-        self.guests = Guests(self) if self.weather.namespaces else None
+        self.namespace_clients = NamespaceClients(self) if self.conditions.namespaces else None
         self.faults = Faults(self)
 
     def _found(self) -> None:
-        weather = self.weather
-        ids = [self._id(number) for number in range(weather.members + weather.spares)]
+        conditions = self.conditions
+        ids = [self._id(number) for number in range(conditions.members + conditions.spares)]
         self.rng.shuffle(ids)
-        members = tuple(sorted(ids[: weather.members]))
+        members = tuple(sorted(ids[: conditions.members]))
         self.configurations: dict[int, set[tuple[bytes, ...]]] = {0: {members}}
-        self.counts["no_journal"] += not weather.journalled
+        self.counts["no_journal"] += not conditions.journalled
         for node_id in ids:
             self._add(node_id, members)
 
@@ -89,10 +89,10 @@ class World:
         return bytes([number * 37 % 251 + 1]) * 16
 
     def _add(self, node_id: bytes, members: tuple[bytes, ...]) -> Machine:
-        standing = founded(GROUP, node_id, members, self.weather.journalled)
+        hard_state = founded(GROUP, node_id, members, self.conditions.journalled)
         if node_id not in members:
-            standing = standing._replace(configuration=Configuration(0, ()))
-        machine = Machine(self, len(self.machines), standing)
+            hard_state = hard_state._replace(configuration=Configuration(0, ()))
+        machine = Machine(self, len(self.machines), hard_state)
         self.machines.append(machine)
         self.network.machines[node_id] = machine
         return machine
@@ -104,7 +104,7 @@ class World:
             self.loop.after(self.down_ms(), machine.start)
 
     def run(self) -> None:
-        """Let the weather come, then heal; with the mistake that is planted, if one is."""
+        """Let the conditions come, then heal; with the mistake that is planted, if one is."""
         with self.plant.patch() if self.plant is not None else nullcontext():
             self._run()
 
@@ -112,13 +112,13 @@ class World:
         for machine in self.machines:
             machine.start()
         self.clients.begin()
-        if self.guests is not None:
-            self.guests.begin()
+        if self.namespace_clients is not None:
+            self.namespace_clients.begin()
         self.faults.begin()
-        end = min(self.weather.duration_ms, self.options.until_s * 1000)
+        end = min(self.conditions.duration_ms, self.options.until_s * 1000)
         self.loop.run_until(end)
         if self.options.until_s * 1000 > end:
-            if self.weather.forced:
+            if self.conditions.forced:
                 force(self)
             heal(self)
         self._check_history()
@@ -126,9 +126,9 @@ class World:
     def _check_history(self) -> None:
         """Look for an order in which what clients were told can have happened, once more."""
         operations = self.clients.operations()
-        if self.guests is not None:
-            self.guests.check()
-            operations += self.guests.history()
+        if self.namespace_clients is not None:
+            self.namespace_clients.check()
+            operations += self.namespace_clients.history()
         verdict = check(operations, SEARCH_STEPS_MAX)
         self.counts["histories"] += verdict.keys
         self.counts["histories undecided"] += verdict.undecided
@@ -188,7 +188,7 @@ class World:
         No more than a minority may have forgotten it at once, and not while the epoch ends.
         """
         replica = machine.replica
-        if self.weather.journalled or replica is None or self.is_lost:
+        if self.conditions.journalled or replica is None or self.is_lost:
             return True
         if replica.is_persisting:
             return False
@@ -207,13 +207,13 @@ class World:
 
     def forgets(self, machine: Machine) -> None:
         """Know that a process that ends forgets its log, if there is no journal."""
-        if not self.weather.journalled and machine.replica is not None:
+        if not self.conditions.journalled and machine.replica is not None:
             machine.harmed, machine.harm_run = True, machine.process
 
     def forget_all(self, rng: Random) -> bool:
         """Have more members forget at once than may: what is committed is gone."""
         leader = next((m for m in self.machines if m.leads), None)
-        if leader is None or self.weather.journalled or self.is_lost:
+        if leader is None or self.conditions.journalled or self.is_lost:
             return False
         members = [self.network.machines[m] for m in leader.replica.members]
         if any(m.told[0] > leader.replica.epoch for m in self.machines) or not all(
@@ -228,7 +228,7 @@ class World:
 
     def destroy_entry(self, rng: Random) -> bool:
         """Damage all copies that there are of an entry that no snapshot stands for."""
-        if self.is_lost or not self.weather.journalled or not self.truth.end:
+        if self.is_lost or not self.conditions.journalled or not self.truth.end:
             return False
         for machine in self.machines:
             machine.crash()

@@ -16,11 +16,11 @@ from millstream.coordination.core.backend import (
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.admission import Parser
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.commands.subscriptions import Wish
+from millstream.coordination.core.namespace.commands.subscriptions import SubscribeRequest
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.registers import REGISTER_COMMANDS
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.resp.session import RespSession
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import GENESIS, NOBODY, Body, Kind, chain
@@ -79,10 +79,14 @@ class RegisterBackend:
         self._answer(done, lambda: self._know(instance, session, secret))
 
     def subscribe(
-        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+        self,
+        gid: int,
+        subscriber: Subscriber,
+        request: SubscribeRequest,
+        confirm: Callable[[Path], None],
     ) -> Reply:
         assert isinstance(self.machine, GroupState)
-        return self.machine.subscribe(subscriber, wish, self.link.lsn, confirm)
+        return self.machine.subscribe(subscriber, request, self.link.lsn, confirm)
 
     def tick(self, now_ms: float) -> None:
         if isinstance(self.machine, GroupState):
@@ -231,23 +235,23 @@ class FrontClient:
         self.guard = guard or FakeGuard()
         self.told = 0
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.front = RespSession(
-            self.backend, self.guard, vocabulary, FRONT_COMMANDS, number=1,
+        self.resp = RespSession(
+            self.backend, self.guard, vocabulary, CONNECTION_COMMANDS, number=1,
             attached=attached if attached is not None else {},
             chance_bytes=lambda size: b"\xab" * size, on_output=self._tell,
             call_later=lambda *timer: self.timers.append(timer),
         )  # fmt: skip
 
-    def _tell(self, front: RespSession) -> None:
+    def _tell(self, resp: RespSession) -> None:
         self.told += 1
 
     def say(self, *lines: str) -> str:
-        self.front.feed("".join(f"{line}\r\n" for line in lines).encode())
+        self.resp.feed("".join(f"{line}\r\n" for line in lines).encode())
         text, has_more = "", True
         while has_more:  # what it says is taken, as by a socket: else there is always more
-            has_more = self.front.advance()
+            has_more = self.resp.advance()
             text += self.heard()
         return text
 
     def heard(self) -> str:
-        return self.front.take_output().decode() if self.front.has_output else ""
+        return self.resp.take_output().decode() if self.resp.has_output else ""

@@ -59,18 +59,18 @@ class Group:
         self.replies: dict[int, Reply] = {}
         self.sent: list[tuple[int, int, Envelope]] = []
         self.installs: list[Install] = []
-        self.standings: list[HardState] = []
+        self.hard_states: list[HardState] = []
         self.disks: list[list[Entry]] = [[] for _ in self.ids]
         self.bases = [GENESIS for _ in self.ids]
         self.stables: list[Snapshot | None] = [None for _ in self.ids]
         self.snapshots: dict[tuple[int, int], Snapshot] = {}
         self.replicas: list[Replica] = []
         for number, node_id in enumerate(self.ids):
-            standing = founded(GROUP, node_id, members, journalled)
+            hard_state = founded(GROUP, node_id, members, journalled)
             if number >= size:
-                empty = standing.configuration._replace(members=())
-                standing = standing._replace(configuration=empty)
-            self.standings.append(standing)
+                empty = hard_state.configuration._replace(members=())
+                hard_state = hard_state._replace(configuration=empty)
+            self.hard_states.append(hard_state)
             self.replicas.append(Replica(self.machine(), lambda: self.chance))
             self.start(number)
         self.settle()
@@ -83,7 +83,7 @@ class Group:
         self.held.pop(number, None)
         stable = self.stables[number]
         image = Image(
-            self.standings[number], tuple(self.disks[number]), lost, self.bases[number],
+            self.hard_states[number], tuple(self.disks[number]), lost, self.bases[number],
             stable and stable.id, stable,
         )  # fmt: skip
         self.step(number, Start(image))
@@ -102,10 +102,10 @@ class Group:
                 case Append(op, entries):
                     self.disks[number] += entries
                     self.written(number, op)
-                case Install(op, keep_lsn, suffix, standing):
+                case Install(op, keep_lsn, suffix, hard_state):
                     self.installs.append(effect)
                     self.disks[number][keep_lsn - self.bases[number].lsn :] = suffix
-                    self.standings[number] = standing
+                    self.hard_states[number] = hard_state
                     self.written(number, op)
                 case WriteSnapshot(op) if number in self.no_space:
                     self.step(number, DiskGaveUp(op))
@@ -115,14 +115,14 @@ class Group:
                 case AdoptSnapshot(op, found):
                     self.stables[number] = self.snapshots[number, found.number]
                     self.written(number, op)
-                case InstallSnapshot(op, snapshot, suffix, standing):
+                case InstallSnapshot(op, snapshot, suffix, hard_state):
                     self.stables[number], self.bases[number] = snapshot, snapshot.id.link
-                    self.disks[number], self.standings[number] = list(suffix), standing
+                    self.disks[number], self.hard_states[number] = list(suffix), hard_state
                     self.written(number, op)
                 case CallSoon():
                     self.step(number, Soon())
-                case WriteHardState(op, standing):
-                    self.standings[number] = standing
+                case WriteHardState(op, hard_state):
+                    self.hard_states[number] = hard_state
                     self.written(number, op)
                 case _:
                     pass

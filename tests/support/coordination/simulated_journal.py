@@ -1,10 +1,10 @@
 """A journal on a simulated disk, with a model of what it said is durable.
 
 Invariants:
-1. Every step changes the standing, so that each state there can be is told from the others.
+1. Every step changes the hard state, so that each state there can be is told from the others.
 2. `allowed` are the states that a start may find: before a step has returned, the one before it
    and the one behind it; of an append any number of its entries, and the same of what a view
-   has added to the log that it began with, under the new standing only.
+   has added to the log that it began with, under the new hard state only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STANDING = HardState(GROUP, NODE, 0, 0, (0, 0), Configuration(0, (NODE, OTHER)))
 class State(NamedTuple):
     """What a start may find; the log's entries, those below `base` included."""
 
-    standing: HardState
+    hard_state: HardState
     base: Link = GENESIS
     log: tuple[Entry, ...] = ()
     snapshot: SnapshotId | None = None
@@ -50,12 +50,12 @@ class State(NamedTuple):
 
 def found_in(image: DurableImage) -> State:
     """Return what a start found, all of it whole."""
-    assert image.standing is not None
+    assert image.hard_state is not None
     assert not image.is_journal_lost
     assert not list(image.faulty())
     assert (image.snapshot and image.snapshot.id) == image.snapshot_id
     log = [image.entry(lsn) for lsn in range(image.base.lsn + 1, image.op_lsn + 1)]
-    return State(image.standing, image.base, tuple(filter(None, log)), image.snapshot_id)
+    return State(image.hard_state, image.base, tuple(filter(None, log)), image.snapshot_id)
 
 
 class SmallJournal(Journal):
@@ -145,7 +145,7 @@ class JournalWorld:
     # -- steps
 
     def entries(self, link: Link, number: int, size: int = 40) -> list[Entry]:
-        view, found = self.state.standing.view, []
+        view, found = self.state.hard_state.view, []
         for _ in range(number):
             body = Body(b"ann", (), (self.rng.randbytes(self.rng.randint(0, size)),))
             found.append(
@@ -158,7 +158,7 @@ class JournalWorld:
         return found
 
     def promised(self) -> HardState:
-        old = self.state.standing
+        old = self.state.hard_state
         return old._replace(
             view=old.view + 1, commit_hint=self.rng.randint(old.commit_hint, self.state.op_lsn)
         )
@@ -180,27 +180,27 @@ class JournalWorld:
         self._do(lambda: self.open.append(new), *parts)
 
     def promise(self) -> None:
-        standing = self.promised()
-        after = self.state._replace(standing=standing)
-        self._do(lambda: self.open.write_standing(standing), after)
+        hard_state = self.promised()
+        after = self.state._replace(hard_state=hard_state)
+        self._do(lambda: self.open.write_hard_state(hard_state), after)
 
     def install(self, cut: int, number: int) -> None:
-        state, standing = self.state, self.promised()
-        keep = max(state.base.lsn, state.op_lsn - cut, standing.commit_hint)
+        state, hard_state = self.state, self.promised()
+        keep = max(state.base.lsn, state.op_lsn - cut, hard_state.commit_hint)
         suffix = self.entries(state.link(keep), number)
         log = (*(entry for entry in state.log if entry.lsn <= keep), *suffix)
-        after = state._replace(standing=standing, log=log)
-        self._do(lambda: self.open.install(keep, suffix, standing), after)
+        after = state._replace(hard_state=hard_state, log=log)
+        self._do(lambda: self.open.install(keep, suffix, hard_state), after)
 
     def take_over(self, number: int) -> None:
         """Install the log of a view that begins with this one, and has added to it."""
-        state, standing = self.state, self.promised()
-        standing = standing._replace(last_normal=(0, standing.view))
-        begun = self.state = state._replace(standing=standing)
+        state, hard_state = self.state, self.promised()
+        hard_state = hard_state._replace(last_normal=(0, hard_state.view))
+        begun = self.state = state._replace(hard_state=hard_state)
         suffix = self.entries(state.link(state.op_lsn), number)
         parts = [begun._replace(log=(*state.log, *suffix[:i])) for i in range(number + 1)]
         self.state = state
-        self._do(lambda: self.open.install(state.op_lsn, suffix, standing), *parts)
+        self._do(lambda: self.open.install(state.op_lsn, suffix, hard_state), *parts)
 
     def make_snapshot(self, lsn: int) -> Snapshot:
         data = self.rng.randbytes(200)
@@ -234,7 +234,7 @@ class JournalWorld:
 
     def begin_anew(self, ahead: int, number: int) -> None:
         """Another member's snapshot and log, instead of what was here."""
-        state, standing = self.state, self.promised()
+        state, hard_state = self.state, self.promised()
         far = self.entries(state.link(state.op_lsn), ahead)
         link, data = far[-1].header.link, self.rng.randbytes(99)
         old = state.snapshot.number if state.snapshot else 0
@@ -243,9 +243,9 @@ class JournalWorld:
 
         def call() -> None:
             self.open.write_snapshot(snapshot)
-            self.open.begin_anew(snapshot.id, suffix, standing)
+            self.open.begin_anew(snapshot.id, suffix, hard_state)
 
-        self._do(call, State(standing, link, tuple(suffix), snapshot.id))
+        self._do(call, State(hard_state, link, tuple(suffix), snapshot.id))
 
     def restart_cleanly(self) -> None:
         self.open.close()

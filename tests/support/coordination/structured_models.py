@@ -68,15 +68,15 @@ class CounterModel:
         self.value = 0
 
     def add(self, count: int, is_wrapping: bool) -> Seen:
-        wished = self.value + count
-        if self.low <= wished <= self.high:
-            self.value = wished
-            return wished
+        changed = self.value + count
+        if self.low <= changed <= self.high:
+            self.value = changed
+            return changed
         if not (is_wrapping or self.is_wrapping):
-            self.value = self.high if wished > self.high else self.low
+            self.value = self.high if changed > self.high else self.low
             return [self.value, Status(b"NOWRAP")]
         circle = self.high - self.low + 1
-        self.value = self.low + (wished - self.low) % circle
+        self.value = self.low + (changed - self.low) % circle
         return self.value
 
     def reset(self) -> Seen:

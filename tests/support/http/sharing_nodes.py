@@ -103,7 +103,7 @@ class _Response:
         self._closing = asyncio.ensure_future(self._pieces.aclose())
 
 
-class SpreadNode:
+class SharingNode:
     """One node; it is also what its parts ask of `databases.buckets`."""
 
     def __init__(self, name: str, running: BucketEngine, network: Network) -> None:
@@ -115,7 +115,7 @@ class SpreadNode:
         )
         self.route = changes.router
         self.own = Documents(self, changes)  # type: ignore[arg-type]
-        self.spread = DistributedDocuments(self, self.own, changes)  # type: ignore[arg-type]
+        self.distributed = DistributedDocuments(self, self.own, changes)  # type: ignore[arg-type]
         self.stored = LocalNode(
             self, self.own, changes, purges, time.time_ns,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -154,7 +154,7 @@ class Network:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, SpreadNode] = {}
+        self.nodes: dict[str, SharingNode] = {}
         self.asked: list[tuple[str, Asked]] = []
         self.down: set[str] = set()
         self.before: Hook = _nothing
@@ -187,7 +187,7 @@ def lost(*kinds: type[Any], times: int = 1) -> Hook:
     return hook
 
 
-class SpreadNodes:
+class SharingNodes:
     """The nodes; partition p is active on node `rows[p]`."""
 
     def __init__(self) -> None:
@@ -195,11 +195,11 @@ class SpreadNodes:
         self.rows = ""
         self.revision = 0
 
-    def __getitem__(self, name: str) -> SpreadNode:
+    def __getitem__(self, name: str) -> SharingNode:
         return self.network.nodes[name]
 
     @property
-    def all(self) -> list[SpreadNode]:
+    def all(self) -> list[SharingNode]:
         return list(self.network.nodes.values())
 
     def give_map(self, rows: str, names: str | None = None) -> None:
@@ -233,7 +233,7 @@ class SpreadNodes:
 @asynccontextmanager
 async def sharing_nodes(path: Path, rows: str = "abab", names: str = "ab") -> AsyncIterator[Any]:
     """Open nodes, give them the map, and make active what is to be."""
-    nodes = SpreadNodes()
+    nodes = SharingNodes()
     failures: list[Exception] = []
     addresses = tuple(NodeAddress(name, name, 1, 1) for name in names)
     placed = BucketMap(1, addresses, tuple((name,) for name in rows))
@@ -246,7 +246,7 @@ async def sharing_nodes(path: Path, rows: str = "abab", names: str = "ab") -> As
                 on_persisted=lambda: None, on_fatal=failures.append, on_corrupt=failures.append,
             )  # fmt: skip
             stack.push_async_callback(running.stop)
-            nodes.network.nodes[name] = SpreadNode(name, running, nodes.network)
+            nodes.network.nodes[name] = SharingNode(name, running, nodes.network)
         for partition, name in enumerate(rows):
             await nodes.set_state(name, partition, PartitionState.ACTIVE)
         yield nodes

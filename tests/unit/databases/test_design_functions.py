@@ -6,7 +6,7 @@ import pytest
 
 from millstream.errors import ConditionError, MillstreamError
 from millstream.node.embedded import Node
-from millstream.views.core.design.design_code import Revised
+from millstream.views.core.design.design_code import DocumentChange
 
 USER, SECURITY = b'{"db":"b","name":null,"roles":[]}', b"{}"
 REFUSES = "function (doc) { if (doc.%s) throw({forbidden: '%s'}); }"
@@ -24,7 +24,7 @@ async def write(node, name, content, rev=None):
 
 
 async def refusals(node, *documents):
-    changes = [Revised(json.dumps(one).encode(), None) for one in documents]
+    changes = [DocumentChange(json.dumps(one).encode(), None) for one in documents]
     found = await node.functions.validate("b", changes, USER, SECURITY)
     return [None if one is None else str(one) for one in found]
 

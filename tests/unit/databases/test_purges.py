@@ -8,7 +8,7 @@ import pytest
 
 from millstream.databases.purges import PURGE_S_MAX, Purges, is_none
 from millstream.model.bucket_map import BucketMap
-from support.views.spread_nodes import FalseRunning
+from support.views.distributed_nodes import FalseRunning
 
 
 @pytest.fixture

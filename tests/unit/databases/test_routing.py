@@ -35,10 +35,10 @@ from millstream.gateway.core.api.stored import Asked, Commit
 from millstream.kv.core.bucket import Bucket
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
-from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
+from support.http.sharing_nodes import BUCKET, UUID, SharingNodes, sharing_nodes
 from support.kv.running_bucket import opened
-from support.views.spread_nodes import BUCKET as PARTS
-from support.views.spread_nodes import SpreadNodes as FalseNodes
+from support.views.distributed_nodes import BUCKET as PARTS
+from support.views.distributed_nodes import DistributedNodes as FalseNodes
 
 B, C = NodeAt("b", 2), NodeAt("c", 2)
 
@@ -84,7 +84,7 @@ def test_which_errors_may_be_another_nodes_answer() -> None:
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
+async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharingNodes]:
     monkeypatch.setattr(routing, "PAUSE_S", 0)
     async with sharing_nodes(tmp_path) as found:
         yield found
@@ -110,7 +110,7 @@ async def test_a_bucket_without_a_map_is_here(tmp_path: Path) -> None:
     await running.stop()
 
 
-async def test_what_is_active_here_is_here_whatever_the_map_says(nodes: SpreadNodes) -> None:
+async def test_what_is_active_here_is_here_whatever_the_map_says(nodes: SharingNodes) -> None:
     bucket = nodes["a"].running.bucket
     router = router_of(bucket)
     here, there = nodes.id_at("a"), nodes.id_at("b")
@@ -125,7 +125,7 @@ async def test_what_is_active_here_is_here_whatever_the_map_says(nodes: SpreadNo
     assert router.place(here.encode()) == NodeAt("b", 1)
 
 
-async def test_nobody_has_what_is_to_be_here_and_is_not(nodes: SpreadNodes) -> None:
+async def test_nobody_has_what_is_to_be_here_and_is_not(nodes: SharingNodes) -> None:
     bucket, doc_id = nodes["a"].running.bucket, nodes.id_at("a")
     router = router_of(bucket)
     number = bucket.partition_for(doc_id.encode()).partition_id
@@ -153,7 +153,7 @@ class Doing:
         return name
 
 
-async def do(nodes: SpreadNodes, owner: str, doing: Doing, *, is_harmless: bool = True) -> str:
+async def do(nodes: SharingNodes, owner: str, doing: Doing, *, is_harmless: bool = True) -> str:
     router, key = nodes["a"].route(BUCKET), nodes.id_at(owner).encode()
     router.node = doing.node  # type: ignore[method-assign]
     return await at_owner(router, key, Commit(UUID), str, is_harmless=is_harmless)
@@ -163,12 +163,12 @@ MOVED = UnavailableError("it moved", code="not_my_partition")
 LOST = OutcomeUnknownError("lost", code="node_failed")
 
 
-async def test_it_is_done_once_where_the_document_is(nodes: SpreadNodes) -> None:
+async def test_it_is_done_once_where_the_document_is(nodes: SharingNodes) -> None:
     assert await do(nodes, "a", Doing()) == "here"
     assert await do(nodes, "b", Doing()) == "b"
 
 
-async def test_who_has_it_no_more_is_asked_again(nodes: SpreadNodes) -> None:
+async def test_who_has_it_no_more_is_asked_again(nodes: SharingNodes) -> None:
     for owner in "ab":
         doing = Doing(MOVED, MOVED)
         await do(nodes, owner, doing, is_harmless=False)
@@ -179,7 +179,7 @@ async def test_who_has_it_no_more_is_asked_again(nodes: SpreadNodes) -> None:
         assert len(doing.done) == TRIES_MAX
 
 
-async def test_what_was_lost_is_repeated_once_if_that_is_harmless(nodes: SpreadNodes) -> None:
+async def test_what_was_lost_is_repeated_once_if_that_is_harmless(nodes: SharingNodes) -> None:
     doing = Doing(LOST)
     assert await do(nodes, "b", doing) == "b"
     with pytest.raises(OutcomeUnknownError):
@@ -191,12 +191,12 @@ async def test_what_was_lost_is_repeated_once_if_that_is_harmless(nodes: SpreadN
     assert doing.done == ["b"]
 
 
-async def test_other_refusals_are_told(nodes: SpreadNodes) -> None:
+async def test_other_refusals_are_told(nodes: SharingNodes) -> None:
     with pytest.raises(ConditionError):
         await do(nodes, "b", Doing(ConditionError("no", code="conflict")))
 
 
-async def test_no_node_has_it(nodes: SpreadNodes) -> None:
+async def test_no_node_has_it(nodes: SharingNodes) -> None:
     partition = nodes["a"].running.bucket.partition_for(nodes.id_at("a").encode())
     await nodes.set_state("a", partition.partition_id, PartitionState.DEAD)
     with pytest.raises(UnavailableError) as caught:

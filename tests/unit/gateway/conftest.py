@@ -404,7 +404,7 @@ class FakeHost:
 
 
 @pytest.fixture
-def open_host():
+def open_node():
     return FakeHost()
 
 
@@ -418,5 +418,5 @@ def guarding_users():
 
 
 @pytest.fixture
-def guarded_host(guarding_users):
+def guarded_node(guarding_users):
     return FakeHost(guarding_users)

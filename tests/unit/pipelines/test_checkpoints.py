@@ -37,9 +37,11 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_checkpoint_stands_at_its_last_batch_that_has_ended(checkpoint: Path) -> None:
-    standing = read_checkpoint(checkpoint)
-    assert standing == (checkpoint, 10, offset(100), None)
+def test_the_offset_of_a_checkpoint_is_the_end_of_its_last_finished_batch(
+    checkpoint: Path,
+) -> None:
+    state = read_checkpoint(checkpoint)
+    assert state == (checkpoint, 10, offset(100), None)
     begin(checkpoint, 11, 110)
     assert read_checkpoint(checkpoint) == (checkpoint, 10, offset(100), offset(110))
 
@@ -91,9 +93,9 @@ def test_a_reset_that_is_cut_off_leaves_the_old_offset_or_the_new_one(
         left = writes
         with pytest.raises(KeyboardInterrupt):
             reset_checkpoint(checkpoint, offset(5))
-        standing = read_checkpoint(checkpoint)
-        assert (standing.batch_id, standing.offset) == (10, offset(100))
-        assert standing.begun in (offset(110) if has_begun else None, offset(5))
+        state = read_checkpoint(checkpoint)
+        assert (state.batch_id, state.offset) == (10, offset(100))
+        assert state.begun in (offset(110) if has_begun else None, offset(5))
     left = 9
     assert reset_checkpoint(checkpoint, offset(5)) == 11
     assert read_checkpoint(checkpoint).offset == offset(5)

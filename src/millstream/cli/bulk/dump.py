@@ -70,7 +70,7 @@ from millstream.wire.frames import item_end
 __all__ = ["command"]
 
 RENEW_EVERY_S: Final = 120.0
-"""Between two prolongations of a lease, which lasts ten minutes."""
+"""Interval between two renewals of a lease, which lasts ten minutes."""
 AWAY_S: Final = 60.0
 """Longest wait for a node that is away, and for a partition that moves."""
 TRIES_MAX: Final = 10

@@ -24,7 +24,7 @@ _SPACES: Final = " \t\r\n"
 
 
 class Element(NamedTuple):
-    """`text` is the element's, `before` all that stands between the one before and it."""
+    """One element: its `text`, and the text `before` it since the last element."""
 
     before: bytes
     text: bytes

@@ -94,7 +94,7 @@ class _Count(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """What a row does, and where it stands."""
+    """The operation of a row, and its place in the input."""
 
     write: Write
     line: int

@@ -122,7 +122,7 @@ def _key_of(fields: Mapping[str, Any], field: str) -> bytes:
 
 
 def is_unchanged(write: Write, found: Versioned | None) -> bool:
-    """Return whether a document is as it is to be written; `found` None: there is none."""
+    """Return whether a document equals what is to be written. `found` None: it does not exist."""
     if found is None or found.is_deleted:
         return write.value is None
     is_same_kind = found.flags == write.flags or bool(

@@ -49,7 +49,7 @@ class StreamReader:
 
     @property
     def size(self) -> int:
-        """As far as is known: nobody says how much will come."""
+        """The bytes so far: the total of a stream is not known."""
         return self.done
 
     @property

@@ -43,7 +43,7 @@ __all__ = ["command", "state_of", "summary"]
 
 _MS_PER_S: Final = 1000
 _LOOK_S: Final = 0.2
-"""Between two looks at how far a run is."""
+"""Interval between two reads of the progress of a run."""
 
 
 @at_node

@@ -124,7 +124,7 @@ def join(
     *,
     at: NodeOptions,
 ) -> None:
-    """Have the node that is asked join the pool of another one."""
+    """Let the node that is asked join the pool of another node."""
     host, port = parse_address(peer, default_port=PEER_PORT)
     with coordination_at(at.address, at.who, at.tls) as here:
         here.ask("ADMIN", "JOIN", host, str(port))
@@ -194,7 +194,7 @@ def _ago(age_ms: int | None) -> str:
 
 
 def wait_for_nodes(here: Coordination, count: int) -> list[str]:
-    """Return the ids of the pool's nodes once there are so many.
+    """Return the ids of the nodes of the pool once there are this many.
 
     Raises:
         UnavailableError: there are fewer after `POOL_S`.

@@ -208,7 +208,7 @@ def _checked(said: list[Reply]) -> Reply:
 
 
 def error_of(text: str) -> MillstreamError:
-    """Return the exception that an error reply stands for."""
+    """Return the exception for an error reply."""
     code, _, rest = text.partition(" ")
     kind = _KINDS.get(code) or kind_of(code)
     return kind(f"{code}: {rest}" if rest else code, code=code.lower())

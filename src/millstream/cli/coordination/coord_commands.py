@@ -200,7 +200,7 @@ def _element(path: str, found: Mapping[bytes, Any]) -> dict[str, Any]:
 
 
 def _data_members(data: Any) -> dict[str, Any]:
-    """Return data as text, or in base64 where it is none; items of lists and queues alike."""
+    """Return data as text, or in base64 if it is not text. Items of lists and queues likewise."""
     items = data if isinstance(data, list) else [data]
     try:
         shown = [item.decode() if isinstance(item, bytes) else item for item in items]

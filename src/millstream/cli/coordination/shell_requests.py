@@ -92,7 +92,7 @@ class Asking:
         return [name.decode("utf-8", "replace") for name in names]
 
     def close(self) -> None:
-        """End all sessions, so that nobody waits for what they hold, and all connections."""
+        """End all sessions, which releases what they hold, and all connections."""
         for root, address in {**self._where, b"/": self._home}.items():
             link = self._links.get(address)
             if link is not None and not link.is_lost:
@@ -153,7 +153,7 @@ class Asking:
     # ---- what waits
 
     def _ask_waiting(self, words: Sequence[bytes], *, is_last: bool = True) -> Reply:
-        """Say a command that may wait, with the number of the same one that waits already."""
+        """Repeat a command that waits, with the number of its first request."""
         key = tuple(words)
         address = self._where.get(root_of(words), self._last)
         link = self._link(address)
@@ -173,7 +173,7 @@ class Asking:
         return reply
 
     def _session(self, root: bytes) -> Reply:
-        """Return the session of the group of a namespace; one is opened if there is none."""
+        """Return the session of the group of a namespace; open one if there is none."""
         found = self._follow((b"SESSION", b"INFO", b"NAMESPACE", root or b"/"))[0]
         if found.text.startswith(b"SESSIONEXPIRED"):
             found = self._follow((b"SESSION", b"OPEN", b"NAMESPACE", root or b"/"))[0]

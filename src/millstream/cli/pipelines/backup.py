@@ -187,7 +187,7 @@ def run_restore(
 
 
 def _refuse_large(keys: Sequence[str]) -> None:
-    """Say that documents were not written; raises ConditionError: `too_large`."""
+    """Raise ConditionError: `too_large`, which names the documents that were not written."""
     if keys:
         raise ConditionError(
             f"{len(keys):,} documents were not written, since their conflicts are too large for "

@@ -136,7 +136,7 @@ def reset(
     ],
     to: ToOption,
 ) -> None:
-    """Have a checkpoint go on from another offset; its query must not run."""
+    """Set the offset from which a checkpoint continues. Its query must not run."""
     from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
 
     path = _checkpoint_at(where)
@@ -182,7 +182,7 @@ def index(
 
 
 def _checkpoint_at(where: str) -> Path | None:
-    """Return the checkpoint that is meant; None: it is none."""
+    """Return the checkpoint of a path; None if it is not one."""
     path = Path(where)
     if path.is_dir():
         return path.absolute()
@@ -196,10 +196,10 @@ def _offset_at(where: str) -> Offset:
 
     path = _checkpoint_at(where)
     if path is not None:
-        standing = read_checkpoint(path)
-        if standing.offset is None:
+        checkpoint = read_checkpoint(path)
+        if checkpoint.offset is None:
             raise UsageError(f"{where}: no batch has ended yet", code="no_checkpoint")
-        return standing.offset
+        return checkpoint.offset
     try:
         text = sys.stdin.read() if where == "-" else Path(where).read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -46,7 +46,7 @@ __all__ = ["app"]
 REQUEST_S: Final = 10.0
 """Longest wait for one answer of one node."""
 PAUSE_S: Final = 0.2
-"""Before a further round, times its number, and a part of it by chance: others wait, too."""
+"""Pause before a further round, times its number, plus a random part: others wait, too."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

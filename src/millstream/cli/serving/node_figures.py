@@ -35,7 +35,7 @@ class NodeFigures:
         self._address, self._who, self._tls = address, who, tls
         self._connection = connection_of(address, who, tls, timeout_s=TIMEOUT_S)
         self._names: frozenset[str] = frozenset()
-        """Of the node's own figures; empty before the first reading."""
+        """The names of the node's own figures; empty before the first reading."""
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ Invariants:
 2. Whatever is wrong is an answer, also a disk that fails: it is not the disk of the node's groups,
    or the group that was to be made is not known to anybody.
 
-Elsewhere: what is in the file (`core.backup`), who may ask for it (the front).
+Elsewhere: what is in the file (`core.backup`), who may ask for it (`core.resp`).
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ def _write(path: Path, snapshot: Snapshot, *, is_of_one: bool) -> None:
     sync_directory(path.parent)
 
 
-async def restore(groups: Groups, standing: HardState, file: str) -> Restored | Refusal:
+async def restore(groups: Groups, hard_state: HardState, file: str) -> Restored | Refusal:
     """Make a group of the state in a file; return the LSN that it is of, and `OF_ONE` if so."""
     path = Path(file)
     if not path.is_absolute():
         return Refusal("BADARG", "the file needs an absolute path, on this node")
     try:
-        return await in_thread(_restore, groups, standing, path)
+        return await in_thread(_restore, groups, hard_state, path)
     except OSError as error:
         return _failed(path, error)
     except MillstreamError as error:
         return Refusal("ERR", str(error))
 
 
-def _restore(groups: Groups, standing: HardState, path: Path) -> Restored:
+def _restore(groups: Groups, hard_state: HardState, path: Path) -> Restored:
     if not path.is_file():
         raise OSError(None, "the file does not exist")
     with path.open("rb") as file:
@@ -88,9 +88,9 @@ def _restore(groups: Groups, standing: HardState, path: Path) -> Restored:
     if len(content) > RESTORED_BYTES_MAX:
         raise OSError(None, f"it has more than {RESTORED_BYTES_MAX} bytes")
     snapshot = read_backup(content)
-    path_made = groups.making(standing.group_id)
+    path_made = groups.making(hard_state.group_id)
     try:
-        format_restored(OsDisk(path_made), standing, snapshot)
+        format_restored(OsDisk(path_made), hard_state, snapshot)
     except (MillstreamError, OSError):
         shutil.rmtree(path_made, ignore_errors=True)  # or the next start does
         raise

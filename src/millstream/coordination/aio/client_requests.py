@@ -21,7 +21,7 @@ from millstream.coordination.core.backend import NO_ASKER, Done, ValueDone, Wher
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands.forcing import FORCE, without_force
-from millstream.coordination.core.namespace.commands.subscriptions import Begun, Wish
+from millstream.coordination.core.namespace.commands.subscriptions import Begun, SubscribeRequest
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.pool.effects import FIRST_GROUP
@@ -170,7 +170,11 @@ class ClientRequests:
             done(Reply(0, Code.OK, array(rows)) if replica.leading else _ELSEWHERE)
 
     def subscribe(
-        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+        self,
+        gid: int,
+        subscriber: Subscriber,
+        request: SubscribeRequest,
+        confirm: Callable[[Path], None],
     ) -> Reply:
         """Begin subscriptions on the member that is here."""
         refused: list[Reply] = []
@@ -183,7 +187,7 @@ class ClientRequests:
             return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
         configuration = replica.configuration
         begun = Begun(configuration.epoch, configuration.closed_lsn, configuration.is_fork)
-        return machine.subscribe(subscriber, wish, replica.commit_lsn, confirm, begun)
+        return machine.subscribe(subscriber, request, replica.commit_lsn, confirm, begun)
 
     def told_lsn(self, gid: int) -> int | None:
         """Return up to where the group has committed, as its primary said a moment ago."""

@@ -82,7 +82,7 @@ class GroupRunner:
         machine: what the group replicates.
         send: tries to deliver a message to a node.
         on_fatal: called when the disk failed: the process has to stop.
-        on_change: called after a step that changed its standing in the group, before it sends.
+        on_change: called after a step that changed its hard state in the group, before it sends.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class GroupRunner:
             reached=reached,
         )  # fmt: skip
         durable = journal.take_image()
-        if durable.standing is None:
+        if durable.hard_state is None:
             await journal.close()
             raise _promises_lost(disk)
         runner._journal = journal

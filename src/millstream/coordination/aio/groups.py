@@ -78,7 +78,7 @@ class Groups:
         directory: of coordination.
         node_id: whose members these are.
         send: tries to deliver a message to a node.
-        on_change: called when a group's standing has changed.
+        on_change: called when a group's hard state has changed.
         on_fatal: called when the disk failed.
         on_progress: called in any thread when a group's files are worked on.
         on_notice: called when a session of a group led here has a request worth repeating.
@@ -130,23 +130,23 @@ class Groups:
         """Return the directory of a group, made if it is missing. Blocks."""
         return _WatchedDisk(self.directory / group_id.hex(), self._on_progress)
 
-    async def format(self, standing: HardState) -> None:
+    async def format(self, hard_state: HardState) -> None:
         """Make the files of a group; harmless if they are there.
 
         Raises:
             UnavailableError: `disk_full`, `disk_failed`.
         """
-        await in_thread(self._format, standing)
+        await in_thread(self._format, hard_state)
 
-    def _format(self, standing: HardState) -> None:
-        disk = self.disk(standing.group_id)
+    def _format(self, hard_state: HardState) -> None:
+        disk = self.disk(hard_state.group_id)
         if is_formatted(disk):
             settled = CarefulFiles(disk)  # a process that was killed may not have come to that
             settled.settle()
             settled.close()
         else:
-            self._forget_reached(standing.group_id)
-            format_group(disk, standing)
+            self._forget_reached(hard_state.group_id)
+            format_group(disk, hard_state)
         sync_directory(self.directory)
 
     async def open(self, group_id: bytes, number: int) -> None:

@@ -27,7 +27,7 @@ from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import Done
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.namespace.names import NAMES_MAX, OWN, Standing
+from millstream.coordination.core.namespace.names import NAMES_MAX, OWN, NameStatus
 from millstream.coordination.core.namespace.settling import Ask, Settled, Settler, wanted_of
 from millstream.coordination.core.namespace.state.access_lists import READ, passes
 from millstream.coordination.core.namespace.state.configuration import GLOBAL
@@ -114,7 +114,7 @@ class Namespaces:
         runner = self._system()
         if runner is not None and runner.replica.leading:
             name = state_of(runner).registry.names.get(root)
-            is_there = name is not None and name.standing is not Standing.RESERVED
+            is_there = name is not None and name.status is not NameStatus.RESERVED
             return name.gid or FIRST_GROUP if name is not None and is_there else FIRST_GROUP
         return self._pool.pool.board.group_with(root) or FIRST_GROUP
 

@@ -173,7 +173,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it has attached nothing."""
+        """Whether the connection has attached no file system."""
         return not any(attach.has_asked for attach in self._attaches.values())
 
     def end(self) -> None:

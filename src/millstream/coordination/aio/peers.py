@@ -403,7 +403,7 @@ def _end_of_frame(buffer: bytearray, at: int) -> int | None:
 
 
 def _tune(writer: asyncio.StreamWriter) -> None:
-    """Let the system notice a node that is gone, also when nothing is sent."""
+    """Set the keep-alive of the system, which detects dead nodes also on idle connections."""
     found = writer.get_extra_info("socket")
     options = (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

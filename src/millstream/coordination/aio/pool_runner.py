@@ -30,6 +30,7 @@ from millstream.coordination.aio.working_clock import WorkingClock
 from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
@@ -50,7 +51,6 @@ from millstream.coordination.core.pool.effects import (
     Refusal,
     Say,
     TellFork,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.file_format import Phase
@@ -252,7 +252,7 @@ class PoolRunner:
     def _answer(self, asked: AskGroup | AskReport | AskLog | AskBackup | AskRestore) -> None:
         ticket = asked.ticket
         if isinstance(asked, AskRestore):
-            made = restore(self._groups, asked.standing, asked.file)
+            made = restore(self._groups, asked.hard_state, asked.file)
             return self._tell_later(ticket, made, "restoring a group")
         runner = self._groups.running.get(asked.group_id)
         not_here = _NO_SPACE if asked.group_id in self._put_off else _NOT_HERE
@@ -265,20 +265,20 @@ class PoolRunner:
                 return runner.ask(event, lambda reply: self.take(GroupReplied(ticket, reply)))
             case AskReport():
                 answer = runner.replica.report() if runner is not None else not_here
-                return self.take(Told(ticket, answer))
+                return self.take(Answered(ticket, answer))
             case AskBackup(_, _, file, is_of_one):
                 snapshot = None
                 if runner is not None:
                     replica = runner.replica
                     snapshot = replica.take_copy() if is_of_one else replica.stable
                 if snapshot is None:
-                    return self.take(Told(ticket, not_here))
+                    return self.take(Answered(ticket, not_here))
                 written = back_up(snapshot, file, is_of_one=is_of_one)
                 return self._tell_later(ticket, written, "backing up a group")
             case AskLog(_, _, first_lsn, last_lsn):
                 if runner is None:
-                    return self.take(Told(ticket, not_here))
-                return self.take(Told(ticket, runner.headers(first_lsn, last_lsn)))
+                    return self.take(Answered(ticket, not_here))
+                return self.take(Answered(ticket, runner.headers(first_lsn, last_lsn)))
 
     def _tell_later(
         self, ticket: int, work: Coroutine[Any, Any, Restored | Refusal], name: str
@@ -289,7 +289,7 @@ class PoolRunner:
             except Exception as error:  # noqa: BLE001 - it is an answer
                 _LOG.exception("%s failed", name)
                 answer = Refusal("ERR", f"{name} failed: {error!r}")
-            self.take(Told(ticket, answer))
+            self.take(Answered(ticket, answer))
 
         self._tasks.start(tell(), name=name)
 
@@ -306,9 +306,9 @@ class PoolRunner:
             case KeepNode(op, content):
                 keep = partial(keep_pool_file, self._directory, content)
                 self._add(_Work(op, lambda: in_thread(keep)))
-            case FormatGroup(op, standing):
-                group_id = standing.group_id
-                format_it = partial(groups.format, standing)
+            case FormatGroup(op, hard_state):
+                group_id = hard_state.group_id
+                format_it = partial(groups.format, hard_state)
                 self._add(_Work(op, format_it, group_id, Phase.FORMATTING))
             case OpenGroup(group_id, number):
                 open_it = partial(groups.open, group_id, number)

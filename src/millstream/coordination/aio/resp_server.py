@@ -1,4 +1,4 @@
-"""The port for clients of the coordination groups: sockets around fronts.
+"""The port for clients of the coordination groups: a socket for each RESP session.
 
     server = RespServer(backend, UserGuard(users))
     await loop.create_server(server.connection, host, port, ssl=context)
@@ -33,7 +33,7 @@ from millstream.coordination.core.backend import Backend, Guard, Principal
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.namespace.admission import Parser
 from millstream.coordination.core.namespace.state.run import Notice
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.resp.session import OUT_BYTES_MAX, RespSession
 
 __all__ = [
@@ -109,24 +109,24 @@ class RespServer:
     def connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
         self.connections_total += 1
-        front = RespSession(
-            self._backend, self._guard, self._vocabulary, FRONT_COMMANDS,
+        resp = RespSession(
+            self._backend, self._guard, self._vocabulary, CONNECTION_COMMANDS,
             number=self.connections_total, attached=self._attached,
             chance_bytes=secrets.token_bytes, on_output=self._on_output,
             call_later=lambda after_ms, call: self._loop.call_later(after_ms / 1000, call),
         )  # fmt: skip
-        return _Connection(self, front)
+        return _Connection(self, resp)
 
     def drop_user(self, name: str) -> None:
         """Close the connections of a user whose rights changed: they log in again."""
-        for front, connection in list(self._connections.items()):
-            if front.principal is not None and front.principal.name == name:
+        for resp, connection in list(self._connections.items()):
+            if resp.principal is not None and resp.principal.name == name:
                 connection.close()
 
     def notify(self, gid: int, notice: Notice) -> None:
         """Tell the client of a session that a request is worth repeating, if it is here."""
-        if front := self._attached.get((gid, notice.session)):
-            front.listener.notify(gid, notice)
+        if resp := self._attached.get((gid, notice.session)):
+            resp.listener.notify(gid, notice)
 
     def close(self) -> None:
         """Close all connections, and those that are still being accepted."""
@@ -151,14 +151,14 @@ class RespServer:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.cut()
-        self._connections[connection.front] = connection
+        self._connections[connection.resp] = connection
         self._strangers[connection] = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_S, self._look_around)
         return None
 
     def recognise(self, connection: _Connection, principal: Principal | None) -> None:
-        """Note that a client has logged in as this user, or that nobody is logged in any more."""
+        """Note that a client has logged in as this user, or has logged out."""
         self._strangers.pop(connection, None)
         self._passing.pop(connection, None)
         if principal is None:
@@ -168,7 +168,7 @@ class RespServer:
 
     def leave(self, connection: _Connection) -> None:
         """A connection is gone."""
-        self._connections.pop(connection.front, None)
+        self._connections.pop(connection.resp, None)
         self._waiting.pop(connection, None)
         self._strangers.pop(connection, None)
         self._passing.pop(connection, None)
@@ -193,7 +193,7 @@ class RespServer:
             self.waiting_bytes -= one.waiting_bytes
             one.waiting_bytes = 0
             self.cut_total += 1
-            _LOG.warning("too many bytes are held for clients: closed client %d", one.front.number)
+            _LOG.warning("too many bytes are held for clients: closed client %d", one.resp.number)
             one.cut()
 
     def _look_around(self) -> None:
@@ -207,7 +207,7 @@ class RespServer:
                 stranger.cut()
         now_s = self._now_s()
         for connection in [one for one, until_s in self._passing.items() if until_s <= now_s]:
-            connection.front.log_in(None)
+            connection.resp.log_in(None)
             connection.go_on()
         for connection in list(self._connections.values()):
             connection.look()
@@ -218,11 +218,11 @@ class RespServer:
             self._loop.call_soon(self._go_on)
         self._waiting[connection] = None
 
-    def _on_output(self, front: RespSession) -> None:
-        connection = self._connections.get(front)
+    def _on_output(self, resp: RespSession) -> None:
+        connection = self._connections.get(resp)
         if connection is not None:
             self.go_on_soon(connection)
-            if front.waiting_bytes >= OUT_BYTES_MAX:
+            if resp.waiting_bytes >= OUT_BYTES_MAX:
                 self.note_waiting(connection, connection.count())
 
     def _go_on(self) -> None:
@@ -248,8 +248,8 @@ def _places() -> int:
 class _Connection(asyncio.Protocol):
     """One socket."""
 
-    def __init__(self, server: RespServer, front: RespSession) -> None:
-        self.front = front
+    def __init__(self, server: RespServer, resp: RespSession) -> None:
+        self.resp = resp
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
@@ -277,12 +277,12 @@ class _Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=OUT_BYTES_MAX)
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         peer = transport.get_extra_info("peername")
-        self.front.source = str(peer[0]) if isinstance(peer, tuple) else "?"
+        self.resp.source = str(peer[0]) if isinstance(peer, tuple) else "?"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, or we closed."""
         self._transport = None
-        self.front.close()
+        self.resp.close()
         self._server.leave(self)
 
     def data_received(self, data: bytes) -> None:
@@ -295,7 +295,7 @@ class _Connection(asyncio.Protocol):
                     self._transport.close()
                     return
             self.heard_at = self._server.time()
-            self.front.feed(data)
+            self.resp.feed(data)
             self.go_on()
 
     def pause_writing(self) -> None:
@@ -307,18 +307,18 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._is_paused, self.paused_at = False, _NEVER
-        self.front.show_life()
+        self.resp.show_life()
         self._server.go_on_soon(self)
 
     def count(self) -> int:
         """Return how many bytes are held for the client."""
         transport = self._transport
         unsent = transport.get_write_buffer_size() if transport is not None else 0
-        return self.front.waiting_bytes + unsent + self.received()
+        return self.resp.waiting_bytes + unsent + self.received()
 
     def received(self) -> int:
         """Return how many of them are of requests, if that is worth it."""
-        received = self.front.cutter.held_bytes
+        received = self.resp.cutter.held_bytes
         return received if received >= RECEIVED_BYTES_MIN else 0
 
     def look(self) -> None:
@@ -326,28 +326,28 @@ class _Connection(asyncio.Protocol):
         if self._is_paused and self._transport is not None:
             left = self._transport.get_write_buffer_size()
             if left < self._left_bytes:
-                self.front.show_life()
+                self.resp.show_life()
             self._left_bytes = left
         if self.waiting_bytes:
             self._server.note_waiting(self, self.count())
 
     def go_on(self) -> None:
         """Do what can be done, and send what there is to send."""
-        transport, front = self._transport, self.front
+        transport, resp = self._transport, self.resp
         if transport is None or transport.is_closing():
             return
-        has_more = False if self._is_paused else front.advance()
-        if front.principal is not self._principal:
-            self._principal = front.principal
-            self._server.recognise(self, front.principal)
-        if front.has_output and not self._is_paused:
-            self._write(front.take_output())
-        if front.is_done:
+        has_more = False if self._is_paused else resp.advance()
+        if resp.principal is not self._principal:
+            self._principal = resp.principal
+            self._server.recognise(self, resp.principal)
+        if resp.has_output and not self._is_paused:
+            self._write(resp.take_output())
+        if resp.is_done:
             self.close()
             return
         if has_more and not self._is_paused:
             self._server.go_on_soon(self)
-        self._read(not (has_more or self._is_paused or front.is_clogged))
+        self._read(not (has_more or self._is_paused or resp.is_clogged))
         waiting = self.count()
         if waiting or self.waiting_bytes:
             self._server.note_waiting(self, waiting)
@@ -370,7 +370,7 @@ class _Connection(asyncio.Protocol):
         """Close at once, and keep nothing of what waits."""
         if self._transport is not None:
             self._transport.abort()
-            self.front.close()
+            self.resp.close()
 
     def _read(self, is_wanted: bool) -> None:
         transport = self._transport

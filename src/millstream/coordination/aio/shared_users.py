@@ -47,7 +47,7 @@ SHARED_S: Final = 2.0
 CHANGE_TRIES: Final = 10
 """How often a change is made again because another one came between."""
 SHARED_FAR_S: Final = 30.0
-"""The same interval for a node that is no member of the group: it asks others."""
+"""The same interval for a node that is not a member of the group: it asks other nodes."""
 _GET: Final = (b"GET", USERS_PATH, b"CAS")
 _IN_SYSTEM_GROUP: Final = (b"CREATENAMESPACE", _ROOT, b"GROUP", b"%d" % FIRST_GROUP)
 _ONLY_OWNERS: Final = (b"ACL", b"SET", _ROOT, b"MODE", b"700", b"DEFAULT", b"MODE", b"700")

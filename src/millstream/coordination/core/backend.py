@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.commands.subscriptions import Wish
+from millstream.coordination.core.namespace.commands.subscriptions import SubscribeRequest
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.vsr.core.effects import Reply
@@ -73,7 +73,11 @@ class Backend(Protocol):
         """List sessions of higher numbers, as the primary knows them; the value is an array."""
 
     def subscribe(
-        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+        self,
+        gid: int,
+        subscriber: Subscriber,
+        request: SubscribeRequest,
+        confirm: Callable[[Path], None],
     ) -> Reply:
         """Begin subscriptions on this node's member (`namespace.commands.subscriptions`).
 

@@ -55,22 +55,22 @@ def read_backup(content: bytes) -> Snapshot:
     return snapshot
 
 
-def format_restored(disk: Disk, standing: HardState, snapshot: Snapshot) -> None:
+def format_restored(disk: Disk, hard_state: HardState, snapshot: Snapshot) -> None:
     """Format a new group of one whose state is that of a snapshot.
 
     Raises:
         UnavailableError: `disk_full`, `disk_failed`: it is not formatted.
         UsageError: `bad_backup`: there is no later epoch.
     """
-    salt = int.from_bytes(standing.group_id[:2], "big")
+    salt = int.from_bytes(hard_state.group_id[:2], "big")
     epoch, link = forked_epoch(epoch_in(snapshot, STATE_FORMAT), salt), snapshot.id.link
     if epoch is None:
         raise UsageError("the group in the file has forked too often", code="bad_backup")
     configuration = Configuration(
-        epoch, standing.configuration.members, closed_lsn=link.lsn, closed_hash=link.hash
+        epoch, hard_state.configuration.members, closed_lsn=link.lsn, closed_hash=link.hash
     )
-    begun = standing._replace(last_normal=(epoch, 0), configuration=configuration)
-    format_group(disk, standing)
+    begun = hard_state._replace(last_normal=(epoch, 0), configuration=configuration)
+    format_group(disk, hard_state)
     journal = Journal(disk)
     journal.write_snapshot(snapshot)
     journal.begin_anew(snapshot.id, (), begun)

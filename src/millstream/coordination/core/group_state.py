@@ -16,17 +16,17 @@ from typing import Final
 
 from millstream.coordination.core.namespace.admission import (
     NAMESPACE_COMMANDS,
+    ClientRequest,
     Parser,
-    Wish,
     admit,
 )
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands.subscriptions import (
     FROM_THE_START,
     Begun,
+    SubscribeRequest,
     subscribe,
 )
-from millstream.coordination.core.namespace.commands.subscriptions import Wish as Hearing
 from millstream.coordination.core.namespace.machine import Namespace
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.refused import Refused
@@ -72,12 +72,12 @@ class GroupState(Namespace):
         return super().read(body, session)
 
     def subscribe(
-        self, subscriber: Subscriber, wish: Hearing, lsn: int, confirm: Callable[[Path], None],
-        begun: Begun = FROM_THE_START,
+        self, subscriber: Subscriber, request: SubscribeRequest, lsn: int,
+        confirm: Callable[[Path], None], begun: Begun = FROM_THE_START,
     ) -> Reply:  # fmt: skip
         """Begin subscriptions (`subscriptions`); OK without a value if they have begun."""
         try:
-            subscribe(self.state, self.audience, subscriber, wish, lsn, confirm, begun)
+            subscribe(self.state, self.audience, subscriber, request, lsn, confirm, begun)
         except Refused as refused:
             if refused.code == Code.NOTPRIMARY.value:
                 return Reply(0, Code.NOTPRIMARY)
@@ -103,7 +103,7 @@ class GroupState(Namespace):
 def _of_either(name: bytes) -> Parser:
     of_registers = REGISTER_COMMANDS[name]
 
-    def parse(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:
+    def parse(argv: Sequence[bytes], stamp: int) -> ClientRequest | bytes | None:
         if any(word.startswith(b"/") for word in argv[1:3]):
             return admit(argv, stamp)
         return of_registers(argv, stamp)

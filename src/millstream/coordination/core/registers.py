@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final
 
 from millstream.coordination.core import sorted_map
-from millstream.coordination.core.namespace.admission import Parser, Wish
+from millstream.coordination.core.namespace.admission import ClientRequest, Parser
 from millstream.coordination.core.sorted_map import SortedMap
 from millstream.vsr.core.entries import Body, Entry
 from millstream.vsr.core.snapshots import Pieces
@@ -27,9 +27,9 @@ from millstream.vsr.core.versions import NEVER, Version, version_of
 __all__ = ["KEY_BYTES_MAX", "REGISTER_COMMANDS", "VALUE_BYTES_MAX", "Registers"]
 
 KEY_BYTES_MAX: Final = 1024
-"""Of a register's name."""
+"""Most bytes of the name of a register."""
 VALUE_BYTES_MAX: Final = 1024 * 1024
-"""Of what a register holds."""
+"""Most bytes of the value of a register."""
 
 _LENGTH: Final = Struct(">I")
 _VERSION: Final = Struct(">IIQ")
@@ -96,28 +96,28 @@ def _not_understood(argv: Sequence[bytes]) -> bytes:
 # ---- how clients write the commands
 
 
-def _set(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
+def _set(argv: Sequence[bytes], _stamp: int) -> ClientRequest | bytes:
     if len(argv) != 3:
         return error("BADARG", "SET key value")
     _, key, value = argv
     if len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
         return _too_big()
-    return Wish(True, (b"SET", key, value), key)
+    return ClientRequest(True, (b"SET", key, value), key)
 
 
-def _cas(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
+def _cas(argv: Sequence[bytes], _stamp: int) -> ClientRequest | bytes:
     if len(argv) != 4:
         return error("BADARG", "CAS key expected value")
     _, key, expected, value = argv
     if len(key) > KEY_BYTES_MAX or max(len(expected), len(value)) > VALUE_BYTES_MAX:
         return _too_big()
-    return Wish(True, (b"CAS", key, expected, value), key)
+    return ClientRequest(True, (b"CAS", key, expected, value), key)
 
 
-def _get(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
+def _get(argv: Sequence[bytes], _stamp: int) -> ClientRequest | bytes:
     if len(argv) == 2:
         key = argv[1]
-        return _too_big() if len(key) > KEY_BYTES_MAX else Wish(False, (b"GET", key), key)
+        return _too_big() if len(key) > KEY_BYTES_MAX else ClientRequest(False, (b"GET", key), key)
     options = [word.upper() for word in argv[2:]]
     is_stale = options[-1:] == [b"STALEREAD"]
     wanted = options[: len(options) - is_stale]
@@ -126,7 +126,7 @@ def _get(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:
     key = argv[1]
     if len(key) > KEY_BYTES_MAX:
         return _too_big()
-    return Wish(False, (b"GET", key, *wanted), key, is_stale)
+    return ClientRequest(False, (b"GET", key, *wanted), key, is_stale)
 
 
 def _too_big() -> bytes:

@@ -55,7 +55,7 @@ class JobRow(NamedTuple):
     doc_id: str
     rev: str
     doc: dict[str, Any] | None
-    """None: the document was deleted."""
+    """The document. None: it was deleted."""
 
 
 class Left(NamedTuple):
@@ -99,11 +99,10 @@ class JobRows:
     def _moved(self, _: int) -> None:
         self._happened.set()
 
-    def _standing(self) -> dict[int, int]:
+    def _active(self) -> dict[int, int]:
         """Return the active partitions, each with a number that changes with its history."""
-        active = PartitionState.ACTIVE
         every = self._bucket.partitions
-        return {each.partition_id: each.epoch for each in every if each.state is active}
+        return {p.partition_id: p.epoch for p in every if p.state is PartitionState.ACTIVE}
 
     async def tell(self) -> AsyncGenerator[JobRow | Left, None]:
         """Yield documents, and for partitions which documents remain; to be cancelled.
@@ -112,26 +111,24 @@ class JobRows:
             ConditionError: `bucket_not_found`: the bucket is no longer served.
         """
         while True:
-            standing = self._standing()
-            elsewhere = frozenset(range(self.partition_count)) - standing.keys()
+            active = self._active()
+            elsewhere = frozenset(range(self.partition_count)) - active.keys()
             yield Left(elsewhere, frozenset())
             try:
-                async with aclosing(self._told(standing)) as there:
+                async with aclosing(self._rows_of(active)) as there:
                     async for told in there:
                         yield told
             except UnavailableError:  # a partition moves, or has moved
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._happened.wait(), LOOK_AGAIN_S)
 
-    async def _told(self, standing: dict[int, int]) -> AsyncGenerator[JobRow | Left, None]:
+    async def _rows_of(self, active: dict[int, int]) -> AsyncGenerator[JobRow | Left, None]:
         """Yield the documents of these partitions until the active set or a history changes."""
         maker = RowMaker(self._bucket.uuid, _QUERY)
-        walk = self._changes.open(
-            self._changes.start_of(0), restarts=True, numbers=sorted(standing)
-        )
+        walk = self._changes.open(self._changes.start_of(0), restarts=True, numbers=sorted(active))
         found: set[str] | None = set()
         try:
-            while self._standing() == standing:
+            while self._active() == active:
                 self._happened.clear()
                 async for piece in walk.pieces():
                     for row in maker.rows(piece.frames):
@@ -140,7 +137,7 @@ class JobRows:
                             found.add(told.doc_id)
                         yield told
                 if found is not None:
-                    yield Left(frozenset(standing), frozenset(found))
+                    yield Left(frozenset(active), frozenset(found))
                     found = None
                 await self._happened.wait()
         finally:

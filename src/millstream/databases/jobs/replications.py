@@ -194,7 +194,7 @@ class Replications:
     # -- the database of jobs
 
     async def prepare(self) -> None:
-        """Create the database of jobs if there is none."""
+        """Create the database of jobs if it does not exist."""
         await self._documents.prepare()
 
     # -- status
@@ -213,14 +213,14 @@ class Replications:
             )
             for name, once in self._once.items()
         ]
-        for name, standing in self._scheduler.jobs.items():
+        for name, job_state in self._scheduler.jobs.items():
             job, doc_id, since_ns = self._of(name)
             if job is not None:
                 info = figures_of(self._scheduler.run_of(name))
-                if standing.state == "crashing":
-                    info = {"error": standing.reason, "crashes": standing.crashes}
+                if job_state.state == "crashing":
+                    info = {"error": job_state.reason, "crashes": job_state.crashes}
                 found.append(
-                    _told(name, job, doc_id, standing.state, since_ns, info, standing.history)
+                    _told(name, job, doc_id, job_state.state, since_ns, info, job_state.history)
                 )
         return sorted(found, key=lambda one: str(one["id"]))
 
@@ -238,7 +238,7 @@ class Replications:
     def metrics(self) -> dict[str, float]:
         """Return the statistics of all replications; names as in `kv.core.statistics`."""
         states = self._documents.over()
-        states.update(standing.state for standing in self._scheduler.jobs.values())
+        states.update(job_state.state for job_state in self._scheduler.jobs.values())
         states["running"] += len(self._once)
         states["pending"] += states.pop("initializing", 0)
         return {
@@ -255,10 +255,10 @@ class Replications:
             )
             for name, once in self._once.items()
         ]
-        for name, standing in self._scheduler.jobs.items():
+        for name, job_state in self._scheduler.jobs.items():
             job, doc_id, _ = self._of(name)
-            if standing.state == "running" and job is not None:
-                run, since_ns = self._scheduler.run_of(name), int(standing.since_ms) * _NS_PER_MS
+            if job_state.state == "running" and job is not None:
+                run, since_ns = self._scheduler.run_of(name), int(job_state.since_ms) * _NS_PER_MS
                 found.append(task_of(name, job, run, doc_id, since_ns=since_ns, now_ns=now_ns))
         return found
 

@@ -107,7 +107,7 @@ class ReplicatorDocuments:
         self._tasks = Tasks()
 
     async def prepare(self) -> None:
-        """Create the database of jobs if there is none."""
+        """Create the database of jobs if it does not exist."""
         async with self._making:
             await self._make()
 
@@ -128,7 +128,7 @@ class ReplicatorDocuments:
     # -- following the database
 
     async def follow(self, scheduler: Scheduler) -> None:
-        """Let the scheduler run the jobs of documents; to be cancelled."""
+        """Run the jobs of documents with the scheduler, until cancelled."""
         try:
             while True:
                 self._is_up.clear()
@@ -215,14 +215,14 @@ class ReplicatorDocuments:
 
     def ended(self, name: str, scheduler: Scheduler) -> None:
         """A run of a job has ended."""
-        known, standing = self._by_name.get(name), scheduler.jobs.get(name)
-        if known is None or standing is None or standing.state not in OVER:
+        known, job_state = self._by_name.get(name), scheduler.jobs.get(name)
+        if known is None or job_state is None or job_state.state not in OVER:
             return
-        known.state = standing.state
+        known.state = job_state.state
         known.told = (
-            {"error": standing.reason} if standing.reason else figures_of(scheduler.run_of(name))
+            {"error": job_state.reason} if job_state.reason else figures_of(scheduler.run_of(name))
         )
-        known.ended_ns, known.crashes = self._clock_ns(), standing.crashes
+        known.ended_ns, known.crashes = self._clock_ns(), job_state.crashes
         del self._by_name[name]
         scheduler.forget(name)
         self._tasks.start(self._keep(known), name=f"state of replication {name}")
@@ -259,16 +259,16 @@ class ReplicatorDocuments:
         return [self._shown(self._known[doc_id], scheduler) for doc_id in sorted(self._known)]
 
     def _shown(self, known: Known, scheduler: Scheduler) -> dict[str, Any]:
-        standing, job = scheduler.jobs.get(known.name), known.job
+        job_state, job = scheduler.jobs.get(known.name), known.job
         state, told, updated_ns, crashes = (
             known.state, known.told, known.ended_ns, known.crashes,
         )  # fmt: skip
-        if not state and standing is not None:
-            state, crashes = standing.state, standing.crashes
-            updated_ns = int(standing.since_ms * 1_000_000)
+        if not state and job_state is not None:
+            state, crashes = job_state.state, job_state.crashes
+            updated_ns = int(job_state.since_ms * 1_000_000)
             told = figures_of(scheduler.run_of(known.name))
-            if standing.state == "crashing":
-                told = {"error": standing.reason}
+            if job_state.state == "crashing":
+                told = {"error": job_state.reason}
         return {
             "database": REPLICATOR,
             "doc_id": known.doc_id,

@@ -62,7 +62,7 @@ class _Lane(NamedTuple):
     """Partitions that are read together."""
 
     node: NodeAt | None
-    """None: they are on this node."""
+    """The node with the partitions. None: this node."""
     numbers: Sequence[int]
 
 

@@ -105,7 +105,7 @@ class NodeChanges:
             await self._told(router, set(router.others()), is_made=True)
 
     async def _told(self, router: Router, nodes: set[NodeAt], *, is_made: bool) -> None:
-        """Let other nodes count the purge, too, as far as they answer."""
+        """Count the purge at other nodes too, as far as they answer."""
 
         async def tell(node: NodeAt) -> None:
             try:

@@ -79,7 +79,7 @@ async def scanned(
 
 
 def _described(bucket: Bucket, key: bytes, now_ns: Callable[[], int]) -> bytes | None:
-    """Return a document with its stored metadata; None if there is none."""
+    """Return a document with its stored metadata; None if it does not exist."""
     partition = active_copy(bucket, key)
     partition.live(key, now_ns())
     entry = partition.entry(key)

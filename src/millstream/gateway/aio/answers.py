@@ -29,7 +29,7 @@ __all__ = [
     "DATABASE_PATH",
     "DESIGN",
     "GUESTS",
-    "HOST",
+    "NODE_API",
     "OBJECT_BYTES_MAX",
     "OLD",
     "SHARES",
@@ -54,7 +54,7 @@ _PIECE_BYTES: Final = 64 * 1024
 """Inflated at once."""
 _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
-HOST: Final = web.AppKey("host", NodeApi)
+NODE_API: Final = web.AppKey("node_api", NodeApi)
 OLD: Final = web.AppKey("old", OldRevisions)
 """Contents of revisions that newer ones took the place of."""
 GUESTS: Final = web.AppKey("guests", Guests)
@@ -72,9 +72,9 @@ STILL: Final[web.RequestKey[Callable[[], bool]]] = web.RequestKey(
 """Key under which a request says whether who asks would still be let in: for what lasts."""
 DATABASE: Final = "db"
 DATABASE_PATH: Final = "/{db:(?:[A-Za-z0-9][^/]*|_users|_replicator|_global_changes)}"
-"""Where a bucket is a database; its name is percent-encoded."""
+"""The path of a database; the name is percent-encoded."""
 DESIGN: Final = DATABASE_PATH + "/{design:_design(?:/|%2F)[^/]+}"
-"""The same of a design document, whose slash may be percent-encoded, too."""
+"""The path of a design document, whose slash may be percent-encoded."""
 
 
 def answer(
@@ -181,7 +181,7 @@ def require(
     Raises:
         AccessError: `unauthorized` (nobody is logged in), `forbidden`.
     """
-    if request.app[HOST].users.is_empty:
+    if request.app[NODE_API].users.is_empty:
         return
     user = request[USER]
     if user is None:

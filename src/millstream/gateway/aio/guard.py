@@ -27,7 +27,7 @@ from millstream.errors import AccessError, MillstreamError, UsageError, http_sta
 from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import (
     GUESTS,
-    HOST,
+    NODE_API,
     SIGNER,
     STILL,
     TOKENS,
@@ -51,7 +51,8 @@ _LOG = logging.getLogger(__name__)
 _FORM_TYPES: Final = frozenset(
     {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""}
 )
-"""Of bodies that a page of another site can have a browser send without asking."""
+"""Content types that a page of another site can make a browser send without a preflight request.
+"""
 _SCHEMES: Final = ("basic", "bearer")
 
 
@@ -101,8 +102,8 @@ def _unreadable(error: Exception) -> UsageError:
 
 @web.middleware
 async def _share(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let pages of the sites that the operator named see answers."""
-    origins, origin = request.app[HOST].origins, request.headers.get("Origin")
+    """Allow the pages of the sites that the operator named to read answers."""
+    origins, origin = request.app[NODE_API].origins, request.headers.get("Origin")
     wanted = request.headers.get("Access-Control-Request-Method")
     if request.method == "OPTIONS" and wanted is not None:
         headers = preflight_headers(origin, wanted, origins)
@@ -121,23 +122,23 @@ async def add_shared_headers(request: web.Request, response: web.StreamResponse)
     response.headers.setdefault("Content-Security-Policy", "sandbox")
     response.headers.setdefault("Cache-Control", "must-revalidate")
     response.headers.update(
-        answer_headers(request.headers.get("Origin"), request.app[HOST].origins)
+        answer_headers(request.headers.get("Origin"), request.app[NODE_API].origins)
     )
 
 
 @web.middleware
 async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
-    host, origin = request.app[HOST], request.headers.get("Origin")
+    api, origin = request.app[NODE_API], request.headers.get("Origin")
     refuse_foreign_page(
         request.method,
         request.headers.get("Host", ""),
-        None if is_allowed(origin, host.origins) else origin,
-        hosts=host.hosts,
-        has_users=not host.users.is_empty,
+        None if is_allowed(origin, api.origins) else origin,
+        hosts=api.hosts,
+        has_users=not api.users.is_empty,
     )
-    request[USER], request[STILL] = None, lambda: host.users.is_empty
-    if not host.users.is_empty:
-        request[USER] = user = await _user_of(request, host.users)
+    request[USER], request[STILL] = None, lambda: api.users.is_empty
+    if not api.users.is_empty:
+        request[USER] = user = await _user_of(request, api.users)
         if user is not None and GUESTS in request.app:
             request.app[GUESTS].recognise(request.protocol, user.name)  # type: ignore[arg-type]
     return await handler(request)

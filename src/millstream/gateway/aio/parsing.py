@@ -31,9 +31,9 @@ __all__ = [
 
 SMALL_TEXT_BYTES: Final = 64 * 1024
 QUICK_BODY_BYTES_MAX: Final = 8 * 1024
-"""Of a request that is understood in the loop: conditions take 8 us each to be understood."""
+"""Most bytes of a request that is parsed in the loop: parsing a condition takes 8 us."""
 BRANCHES_QUICK_MAX: Final = 128
-"""Of a document whose text is made in the loop."""
+"""Most branches of a document whose text is made in the loop."""
 _Result = TypeVar("_Result")
 _thread: Final = ThreadPoolExecutor(1, thread_name_prefix="documents")
 
@@ -66,7 +66,7 @@ async def shallow(text: bytes, depth: int) -> bytes:
 
 
 def is_heavy(document: StoredDocument) -> bool:
-    """Return whether a document is so large, or has so many branches, that its text takes long."""
+    """Return whether the text of a document takes long, by its size and its branches."""
     return document.frame_bytes > LARGE_BYTES or len(document.tree.branches) > BRANCHES_QUICK_MAX
 
 

@@ -73,7 +73,7 @@ def hold(size: int) -> None:
 
 @web.middleware
 async def hold_in_room(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let what a request holds go when it ends."""
+    """Release the memory that a request holds when it ends."""
     held = _Held(request.app[ROOM])
     token = _held.set(held)
     try:

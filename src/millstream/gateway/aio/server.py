@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
-from millstream.gateway.aio.answers import GUESTS, HOST, OLD, SHARES, SIGNER, TOKENS, answer
+from millstream.gateway.aio.answers import GUESTS, NODE_API, OLD, SHARES, SIGNER, TOKENS, answer
 from millstream.gateway.aio.databases import (
     bucket_pages,
     coverage_pages,
@@ -79,7 +79,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1024 * 1024
 HEADER_BYTES_MAX: Final = 32 * 1024
-"""Of the request line, and of each header: a token of a thousand partitions fits in."""
+"""Most bytes of the request line, and of each header: a token of a thousand partitions fits."""
 IDLE_SECONDS: Final = 75.0
 STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
@@ -104,16 +104,16 @@ DATALESS_PAGES: Final = (
     node_pages, session_pages, user_pages, user_document_pages, part_pages, index_pages,
     view_pages, design_pages, dataless_pages,
 )  # fmt: skip
-"""Those of a node without data: they need no more than a `CommonNodeApi`."""
+"""The pages of a node without data: they need no more than a `CommonNodeApi`."""
 
 
 def make_application(
-    host: CommonNodeApi, refusal: Refusal | None = None, tokens: TokenApi | None = None
+    api: CommonNodeApi, refusal: Refusal | None = None, tokens: TokenApi | None = None
 ) -> web.Application:
     """Return the pages around a node.
 
     Args:
-        host: a `NodeApi`, or of a node without data what it has.
+        api: a `NodeApi`; of a node without data a `CommonNodeApi`.
         refusal: how a node without data refuses what it has not.
         tokens: judges those that clients show; None: none are taken.
     """
@@ -121,7 +121,7 @@ def make_application(
     application = web.Application(
         middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
-    application[HOST] = cast("NodeApi", host)
+    application[NODE_API] = cast("NodeApi", api)
     application[OLD] = OldRevisions()
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
@@ -231,17 +231,15 @@ class HttpServer:
 
     def __init__(
         self,
-        host: CommonNodeApi,
+        api: CommonNodeApi,
         refusal: Refusal | None = None,
         tokens: TokenApi | None = None,
         guests: Guests | None = None,
         shares: LoopShares | None = None,
     ) -> None:
         self._shares = shares or LoopShares(asyncio.get_running_loop())
-        application = make_application(host, refusal, tokens)
-        self._guests = guests or Guests(
-            lambda: not host.users.is_empty, asyncio.get_running_loop()
-        )
+        application = make_application(api, refusal, tokens)
+        self._guests = guests or Guests(lambda: not api.users.is_empty, asyncio.get_running_loop())
         application[GUESTS] = self._guests
         application[SHARES] = self._shares
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)

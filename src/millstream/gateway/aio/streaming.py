@@ -58,7 +58,7 @@ class Turns:
         self._end_s = self._loop.time() + TURN_SECONDS
 
     async def give(self) -> None:
-        """Let others work if this one has worked for `TURN_SECONDS`."""
+        """Let other tasks run if this one has run for `TURN_SECONDS`."""
         if self._loop.time() > self._end_s:
             await asyncio.sleep(0)
             self._end_s = self._loop.time() + TURN_SECONDS
@@ -96,7 +96,7 @@ class WhileThere:
 
 
 def _hold(piece: Piece) -> Piece:
-    """Have the request hold a large piece, and what it was made of."""
+    """Reserve memory for a large piece and its source in the name of the request."""
     if len(piece) > WHOLE_BYTES_MAX:
         hold(len(piece) * _COPIES)
     return piece
@@ -130,7 +130,7 @@ async def stream(
 
 
 def _share(request: web.Request) -> None:
-    """Have kv clients leave the answer its share of the loop."""
+    """Reserve the answer's share of the loop beside kv clients."""
     shares = request.app.get(SHARES)
     if shares is not None:
         shares.share()
@@ -175,6 +175,6 @@ async def send_pieces(
 
 
 def _cut(request: web.Request) -> None:
-    """End the connection, so that nobody takes the beginning for the whole."""
+    """End the connection, so that the client does not take a part for the whole."""
     if request.transport is not None:
         request.transport.abort()

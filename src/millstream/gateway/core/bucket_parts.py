@@ -91,7 +91,7 @@ class WantedHistories(WantedPart, frozen=True):
     """
 
     positions: list[Position] = []
-    """Of each partition; empty: now."""
+    """The position of each partition; empty: now."""
     wait_s: float = 0.0
 
 

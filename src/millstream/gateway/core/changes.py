@@ -67,7 +67,8 @@ class ChangesQuery:
 
     feed: Feed = "normal"
     since: Vector | int | None = 0
-    """None: now. A descending feed begins at the end, whatever is given, as in CouchDB."""
+    """The start. None: now. A descending feed begins at the end whatever is given, as in CouchDB.
+    """
     limit: int | None = None
     descending: bool = False
     all_docs: bool = False

@@ -70,7 +70,7 @@ class ChangedDocument:
 
     @property
     def seqno(self) -> int:
-        """Of the change."""
+        """The seqno of the change."""
         return seqno_of(self._described)
 
     @property

@@ -64,7 +64,7 @@ class Rendered(NamedTuple):
     """An answer of an update function."""
 
     code: int | None
-    """None: the status of the change."""
+    """The status code. None: the status of the change."""
     headers: dict[str, str]
     body: bytes
 

@@ -49,9 +49,9 @@ class SentUser(NamedTuple):
     rev: str | None
     is_deleted: bool
     password: str | None
-    """None: it stays unchanged."""
+    """The new password. None: it stays unchanged."""
     roles: list[str]
-    """In the form of records, sorted."""
+    """The roles in the form of records, sorted."""
 
 
 # -- roles

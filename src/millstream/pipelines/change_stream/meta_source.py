@@ -119,18 +119,18 @@ class MetaReader(DataSourceReader):
 def _rows(client: Client, offset: Offset | None) -> list[dict[str, Any]]:
     map_ = client.cluster_map
     rows = []
-    for standing in client.positions():
-        node = map_.nodes[map_.owners[standing.partition_id]]
-        position = None if offset is None else offset.entry(standing.partition_id).seqno
+    for copy in client.positions():
+        node = map_.nodes[map_.owners[copy.partition_id]]
+        position = None if offset is None else offset.entry(copy.partition_id).seqno
         rows.append(
             {
-                "partition": standing.partition_id,
+                "partition": copy.partition_id,
                 "node": f"{node.host}:{node.port}",
-                "state": standing.state.name.lower(),
-                "uuid": f"{standing.uuid:012x}",
-                **{name: getattr(standing, name) for name in _SEQNOS},
+                "state": copy.state.name.lower(),
+                "uuid": f"{copy.uuid:012x}",
+                **{name: getattr(copy, name) for name in _SEQNOS},
                 "position": position,
-                "lag": None if position is None else max(0, standing.high_seqno - position),
+                "lag": None if position is None else max(0, copy.high_seqno - position),
             }
         )
     return rows

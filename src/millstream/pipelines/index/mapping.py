@@ -64,7 +64,7 @@ class MapSpec(msgspec.Struct, frozen=True):
 
 
 class Failures(msgspec.Struct):
-    """Where maps failed in one partition: the last failures, and how many more by tree."""
+    """Failures of map functions in one partition: the last ones, and the number of others."""
 
     last: list[MapFailure] = []
     before: dict[int, int] = {}

@@ -119,12 +119,12 @@ class ShardRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the shard has ended."""
         return not self._thread.is_alive()
 
     @property
     def is_broken(self) -> bool:
-        """Whether it failed, other than by a node without views."""
+        """Whether the shard failed, except because its node has no views."""
         return self.failure is not None and getattr(self.failure, "code", "") != _NO_VIEWS
 
     def wake(self) -> int:

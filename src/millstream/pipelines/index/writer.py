@@ -234,7 +234,7 @@ class IndexWriter:
         return self._highs
 
     def _follow_nodes(self) -> None:
-        """Let tasks, and the keeper of leases, use the current nodes."""
+        """Pass the current nodes to the tasks and to the keeper of leases."""
         hosts = hosts_of(self._given_hosts, self._control.cluster_map)
         if hosts != self._spec.source.hosts:
             source = replace(self._spec.source, hosts=hosts)

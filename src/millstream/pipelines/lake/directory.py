@@ -95,7 +95,7 @@ class BackupDirectory:
         return found
 
     def writing(self) -> AbstractContextManager[None]:
-        """Be the only writer while the block runs; see `only_writer`."""
+        """Be the only writer during the block; see `only_writer`."""
         return only_writer(self.path)
 
     def new_data(self, id_: int) -> str:

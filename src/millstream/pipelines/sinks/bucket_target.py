@@ -154,7 +154,7 @@ class BucketTarget:
         self._kept[partition] = lambda: keys
 
     def drop_tombstones(self, partition: int, seqno: int) -> int:
-        """Forget entries at or below these positions: their documents need no repair any more."""
+        """Delete entries at or below these positions: their documents need no more repair."""
         return self._rings[partition].drop(seqno)
 
     def commit(self, batch_id: int) -> None:

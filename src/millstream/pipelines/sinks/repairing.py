@@ -91,7 +91,7 @@ class Row(NamedTuple):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it is a tombstone: a deletion or an expiration."""
+        """Whether the change is a tombstone: a deletion or an expiration."""
         return self.op != OP_PUT
 
 

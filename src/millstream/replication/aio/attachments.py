@@ -53,7 +53,7 @@ class Related:
 
     @property
     def content_type(self) -> str:
-        """Of a request that sends it on."""
+        """The content type of a request that sends the attachment."""
         if self.parts is None:
             return "application/json"
         return f'multipart/related; boundary="{_BOUNDARY}"'

@@ -22,7 +22,7 @@ __all__ = ["BUFFER_BYTES_MAX", "HEAD_BYTES_MAX", "HEAD_LINES_MAX", "Part", "Part
 
 BUFFER_BYTES_MAX: Final = 64 * 1024
 HEAD_BYTES_MAX: Final = 16 * 1024
-"""Of one line of a head."""
+"""Most bytes of one line of a head."""
 HEAD_LINES_MAX: Final = 64
 _LINE_END: Final = b"\r\n"
 

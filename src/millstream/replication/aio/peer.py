@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_BYTES_MAX", "ERROR_BYTES_MAX", "HttpPeer", "Peer", "http_peers"]
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of an answer that is kept whole; documents are asked for in smaller groups then."""
+"""Most bytes of an answer that is kept whole; after that, documents are requested in smaller
+groups."""
 ERROR_BYTES_MAX: Final = 64 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
 _JSON: Final = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -330,9 +331,9 @@ class _Way(NamedTuple):
 
     proxy: str | None = None
     headers: Mapping[str, str] = {}
-    """For the proxy, beside those for the end."""
+    """Headers for the proxy, in addition to those for the peer."""
     proxy_headers: Mapping[str, str] | None = None
-    """Of the request that opens a tunnel: nobody but the proxy reads it."""
+    """Headers of the request that opens a tunnel: only the proxy reads them."""
 
 
 def _way(end: Endpoint) -> _Way:

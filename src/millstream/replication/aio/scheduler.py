@@ -23,7 +23,7 @@ from millstream.replication.aio.runner import Runner
 from millstream.replication.core.jobs import Job
 from millstream.replication.core.reports import Totals
 from millstream.replication.core.running import Run
-from millstream.replication.core.scheduling import OVER, Schedule, Standing
+from millstream.replication.core.scheduling import OVER, JobState, Schedule
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["OpenPeers", "Scheduler"]
@@ -66,7 +66,7 @@ class Scheduler:
         self._happened = asyncio.Event()
 
     @property
-    def jobs(self) -> Mapping[str, Standing]:
+    def jobs(self) -> Mapping[str, JobState]:
         """How all jobs are, by name."""
         return self._schedule.jobs
 

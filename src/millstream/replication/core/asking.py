@@ -117,7 +117,7 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some changes, and where their reader stands behind them."""
+    """Some changes, and the position of their reader after them."""
 
     rows: tuple[Row, ...]
     place: Place
@@ -231,7 +231,7 @@ class Changes(NamedTuple):
     puller: str = ""
     """Uuid of the target: records are wanted, too."""
     takes_parts: bool = False
-    """Also parts of records, in the middle of a snapshot."""
+    """The answer may also contain parts of records in the middle of a snapshot."""
 
 
 class Diff(NamedTuple):

@@ -64,7 +64,7 @@ _MISSING_STUB: Final = "missing_stub"
 SUSPECTS_MAX: Final = 10
 """Documents of a batch that may fail alone before any request like theirs went well."""
 ATTEMPTS_OF_SUSPECTS_MAX: Final = 2
-"""Of a smaller request: the whole one was tried `ATTEMPTS_MAX` times before."""
+"""Attempts of a smaller request. The whole one was tried `ATTEMPTS_MAX` times before."""
 
 
 class Done(NamedTuple):
@@ -77,8 +77,8 @@ class Done(NamedTuple):
     """Ids of documents of which the source did not have what it had named."""
     statistics: Statistics
     leaves: Mapping[str, tuple[str, ...]] = {}
-    """By id, the leaves of documents that failed or are missing; without those whose row may not
-    name all of them."""
+    """The leaves of documents that failed or are missing, by id, except where their row may not
+    name all."""
 
     @property
     def refused(self) -> frozenset[str]:

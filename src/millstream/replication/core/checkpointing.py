@@ -83,7 +83,7 @@ def checkpoint(pair: Pair, wanted: Checkpoint) -> Steps[Entry | None]:
 
 
 def _is_same(source: Info, before: Info) -> bool:
-    """Whether it is the database that it was; a Millstream one may have rolled back meanwhile."""
+    """Whether it is the same database as before; it may have rolled back since."""
     if source.uuid or before.uuid:
         return source.uuid == before.uuid
     return source.instance_start_time == before.instance_start_time

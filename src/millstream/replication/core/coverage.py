@@ -67,9 +67,9 @@ __all__ = [
 HOPS_MAX: Final = 8
 """Databases that a record may have come through."""
 RECORDS_MAX: Final = 1000
-"""Of one database."""
+"""Most records of one database."""
 PER_LOG_MAX: Final = 8
-"""Of one log: downstream databases that lag need older ones."""
+"""Most records of one log. Downstream databases that lag need older ones."""
 RECORD_DAYS_MAX: Final = 90
 _DAY_MS: Final = 86_400_000
 
@@ -82,11 +82,11 @@ class Record(NamedTuple):
     log: str
     """Name of the log between origin and the first database on the way."""
     ckpt: str
-    """Its checkpoint, which the origin must know."""
+    """The checkpoint of the record, which the origin must know."""
     place: Place
     """Up to where the holder has the origin."""
     stamp: Vector
-    """From where on this is so, on the holder."""
+    """The position at the holder from which on this is true."""
     members: tuple[Member, ...] = ()
     """All of which a document had to pass."""
     exceptions: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Record(NamedTuple):
     """Uuids of the databases that it came through."""
     hops: int = 1
     purge_epoch: int = 0
-    """Of the holder."""
+    """The purge epoch of the holder."""
     created_ms: float = 0
 
     @property
@@ -401,7 +401,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 
 def record_of_json(form: Any) -> Record | None:
-    """Reverse `record_to_json`; None if it is no record, whoever wrote it."""
+    """Reverse `record_to_json`; None if it is not a record."""
     try:
         vector = vector_from_json(form["vec"]) if "vec" in form else None
         record = Record(

@@ -323,7 +323,7 @@ def _said(value: Any) -> str:
 
 
 def records_of(forms: Sequence[Any]) -> tuple[Record, ...]:
-    """Read records; those that are none are left out."""
+    """Read records; invalid ones are left out."""
     found = map(record_of_json, forms)
     return tuple(record for record in found if record is not None)
 

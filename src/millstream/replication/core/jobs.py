@@ -70,11 +70,11 @@ class Member(NamedTuple):
     ids: tuple[str, ...] = ()
     """Sorted; of kind `ids` only."""
     signature: str = ""
-    """Of kind `content` only: a hash of code, selector and parameters."""
+    """Only for the kind `content`: a hash of code, selector and parameters."""
 
     @property
     def looks_inside(self) -> bool:
-        """Whether it judges revisions, not names."""
+        """Whether the filter examines revisions, not names."""
         return self.kind == "content"
 
     def implies(self, other: Member) -> bool:

@@ -46,18 +46,18 @@ __all__ = [
 ]
 
 HISTORY_ENTRIES_MAX: Final = 64
-"""Of one log; thinning leaves fewer."""
+"""Most entries of the history in one log. Thinning leaves fewer."""
 EXCEPTIONS_MAX: Final = 100
 """Documents that a target may have refused while its log is still complete but for them."""
 REFUSED_MAX: Final = 10_000
 """Documents that a target refused whose ids the newest entries have, to try them again."""
 REFUSED_BYTES_MAX: Final = 1024 * 1024
-"""Of those ids in one entry, in UTF-8."""
+"""Most bytes of the ids of refused documents in one entry, in UTF-8."""
 LEAVES_BYTES_MAX: Final = 1024 * 1024
 """Most bytes of revisions of refused documents in one entry."""
 _WHOLE_ENTRIES: Final = 2
-"""Of a history, newest first, that have all such ids: a run begins at one of them, unless a side
-was restored."""
+"""The newest entries of a history have all such ids: this many. A run begins at one of them unless
+a side was restored."""
 _VERSION: Final = 4
 
 
@@ -83,13 +83,13 @@ class Entry(NamedTuple):
     place: Place
     """Up to where the target has the source."""
     target_vec: Vector | None = None
-    """Where the target stood, durably, after all that was written."""
+    """The durable position of the target after all that was written."""
     is_closed: bool = False
     is_complete: bool = False
     exceptions: tuple[str, ...] = ()
     """Ids of documents that the target does not have as the source had them."""
     purge_epoch: int = 0
-    """Of the target."""
+    """The purge epoch of the target."""
     base: str = "0"
     """Id of the coverage record that the run began at."""
     told: Mapping[str, Any] = {}
@@ -97,7 +97,7 @@ class Entry(NamedTuple):
     dropped: int = 0
     """Refusals of documents that are not among the exceptions since these were too many."""
     leaves: Mapping[str, tuple[str, ...]] = {}
-    """By id of an exception, what was refused of it, if a filter examines documents."""
+    """What was refused of an exception, by its id, if a filter examines documents."""
 
 
 class Log(NamedTuple):
@@ -108,7 +108,7 @@ class Log(NamedTuple):
     source_uuid: str = ""
     target_uuid: str = ""
     members: tuple[Mapping[str, Any], ...] = ()
-    """Its filter, in the form that coverage records have."""
+    """The filter of the job, in the form that coverage records have."""
 
 
 class Match(NamedTuple):
@@ -123,7 +123,7 @@ EMPTY: Final = Log(())
 
 
 def parse_log(body: Mapping[str, Any] | None) -> Log:
-    """Return what a log document says, whoever wrote it; without entries if it says nothing."""
+    """Return the content of a log document; without entries if it is not valid."""
     if body is None:
         return EMPTY
     history = body.get("history")
@@ -145,7 +145,7 @@ def parse_log(body: Mapping[str, Any] | None) -> Log:
 
 
 def entry_of_json(form: Any) -> Entry | None:
-    """Return an entry of a history, of PouchDB's too; None if it is none."""
+    """Return an entry of a history, also of PouchDB's; None if it is not valid."""
     if not isinstance(form, Mapping) or not isinstance(form.get("session_id"), str):
         return None
     seq = form.get("recorded_seq", form.get("last_seq"))
@@ -239,7 +239,7 @@ def _is_held(entry: Entry | None, present: Present) -> bool:
 
 
 def compare(source: Log, target: Log) -> Match | None:
-    """Return the newest checkpoint that both sides have, None if they share none."""
+    """Return the newest checkpoint that both sides have; None if they share none."""
     ours = {entry.ckpt_id: entry for entry in reversed(source.entries)}
     theirs = {entry.ckpt_id: entry for entry in reversed(target.entries)}
     for from_source, from_target in _walk(source.entries, target.entries):

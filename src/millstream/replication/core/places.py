@@ -31,7 +31,7 @@ __all__ = ["NOWHERE", "Place", "Present", "leading_number", "place_of"]
 
 
 class Place(NamedTuple):
-    """Where a reader stands, as the source says it, and as a vector if the source tells one."""
+    """A position of a reader, as the source gives it, and as a vector if it has one."""
 
     seq: Any
     """JSON that only the source understands; 0 is the beginning."""
@@ -93,7 +93,7 @@ class Present(NamedTuple):
 
     @property
     def end(self) -> Vector:
-        """Where a reader stands that holds everything."""
+        """The position of a reader that has everything."""
         seqnos = (history.high_seqno for history in self.histories)
         return vector_at(self.origin, self.histories, seqnos, self.purge_epoch)
 

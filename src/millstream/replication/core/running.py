@@ -55,7 +55,7 @@ __all__ = [
 GOING_BACK_MAX: Final = 10
 """How often a run goes back without a checkpoint in between before it fails."""
 MISSING_MAX: Final = 3
-"""So often a run goes back for a document that the source named and does not have."""
+"""A run goes back at most this often for a document that the source named and does not have."""
 UNRECORDED_MAX: Final = 3
 """Checkpoints in a row that may fail before the run fails."""
 FAILURES_TOLD: Final = 10
@@ -63,7 +63,7 @@ FAILURES_TOLD: Final = 10
 RETRIED_AT_ONCE: Final = 100
 """Refused documents that are tried again with one request for their changes."""
 RETRY_REFUSED_MIN_MS: Final = 60_000
-"""So long after a refusal a continuous run tries the document again."""
+"""A continuous run tries a refused document again after this time."""
 RETRY_REFUSED_MAX_MS: Final = 3_600_000
 
 
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     """How a run ended."""
 
     error: MillstreamError | None = None
-    """None: it read everything that there was."""
+    """None: it read all changes."""
 
 
 class Run:

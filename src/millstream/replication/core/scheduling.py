@@ -35,8 +35,8 @@ __all__ = [
     "RUNNING_MAX",
     "TURN_MS",
     "Event",
+    "JobState",
     "Schedule",
-    "Standing",
     "State",
     "Turn",
     "crashes_after",
@@ -78,14 +78,14 @@ class Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class Standing:
+class JobState:
     """How one job is."""
 
     state: State = "initializing"
     since_ms: float = 0
     """When it came into this state."""
     crashes: int = 0
-    """In a row."""
+    """Number of crashes in a row."""
     until_ms: float = 0
     """When a crashed one may run again."""
     reason: str = ""
@@ -116,10 +116,10 @@ class Schedule:
 
     def __init__(self, running_max: int = RUNNING_MAX) -> None:
         self._running_max = running_max
-        self._jobs: dict[str, Standing] = {}
+        self._jobs: dict[str, JobState] = {}
 
     @property
-    def jobs(self) -> Mapping[str, Standing]:
+    def jobs(self) -> Mapping[str, JobState]:
         """All of them by name."""
         return self._jobs
 
@@ -134,7 +134,7 @@ class Schedule:
             return
         if known is None and len(self._jobs) >= JOBS_MAX:
             raise UsageError(f"a node has at most {JOBS_MAX} jobs", code="too_many_jobs")
-        self._jobs[name] = Standing(since_ms=now_ms, history=(Event(now_ms, "added"),))
+        self._jobs[name] = JobState(since_ms=now_ms, history=(Event(now_ms, "added"),))
 
     def remove(self, name: str) -> None:
         """Forget a job."""
@@ -192,5 +192,5 @@ class Schedule:
             times += [min(running, default=0.0) + TURN_MS]
         return min(times, default=None)
 
-    def _move(self, job: Standing, state: State, now_ms: float) -> None:
+    def _move(self, job: JobState, state: State, now_ms: float) -> None:
         job.state, job.since_ms = state, now_ms

@@ -79,7 +79,7 @@ class Chain(NamedTuple):
     dropped: int = 0
     """Refusals that are not among the exceptions: these were too many."""
     leaves: Mapping[str, tuple[str, ...]] = {}
-    """By id of an exception, what was refused of it, where that is known."""
+    """What was refused of an exception, by its id, where that is known."""
 
 
 class Started(NamedTuple):

@@ -24,9 +24,9 @@ Value = TypeVar("Value")
 Steps = Generator[Ask | Pause, Any, Value]
 Done = Callable[[Any, MillstreamError | None], None]
 ATTEMPTS_MAX: Final = 5
-"""Of one request."""
+"""Most attempts of one request."""
 RETRY_MIN_MS: Final = 250
-"""Before the second attempt; twice as long before each further one."""
+"""Delay before the second attempt. It doubles before each further one."""
 
 
 class Effect(NamedTuple):

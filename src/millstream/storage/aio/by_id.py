@@ -314,7 +314,7 @@ class LmdbByIdMap:
             self._write_origin(_DURABLE)
 
     def distrust(self) -> None:
-        """Have the next start build the map anew: what it says is not so."""
+        """Let the next start rebuild the map: its content is wrong."""
         self._is_damaged, self._is_sealed = True, False
         if not self._is_unchanged:
             (self._path / "origin").unlink(missing_ok=True)

@@ -58,7 +58,7 @@ before by-id is brought up, unless it is asked."""
 MERGED_KEYS_MAX: Final = 64 * 1024
 """Keys of one dictionary of merged changes."""
 BOUND_BYTES_MAX: Final = 300
-"""Of a bound of a page: more than any key has, and no more than the map takes."""
+"""Most bytes of a bound of a page: more than any key has, and at most what the map takes."""
 RUN_KEYS_MAX: Final = 8 * 1024
 """Keys of one sorted run of what is recent."""
 SORTED_AT_ONCE_MAX: Final = 512
@@ -102,10 +102,10 @@ class ByIdMap(Protocol):
         """Return the checksum of the pages, and of which state they are. Blocks; in any thread."""
 
     def seal(self, found: tuple[int, str]) -> None:
-        """Have the next start compare the pages with a checksum, if nothing has changed since."""
+        """Let the next start compare the pages with a checksum, if nothing has changed since."""
 
     def distrust(self) -> None:
-        """Have the next start build the map anew: what it says is not so."""
+        """Let the next start rebuild the map: its content is wrong."""
 
     def close(self, *, is_durable: bool) -> None:
         """Close; `is_durable`: make everything durable first, so that a new boot may trust it."""
@@ -280,7 +280,7 @@ class ById:
         """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
 
     def begin_at(self, segment: int) -> None:
-        """Say which segment is written: what is noted from now on is there or in later ones."""
+        """Set the segment being written: records noted from now on are in it or later."""
         self._first_segment = segment
 
     def note(

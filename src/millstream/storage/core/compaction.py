@@ -216,7 +216,7 @@ class Compaction:
             raise disk_error(error, self._disk.describe(self._name), is_final=True) from error
 
     def remove_old(self) -> None:
-        """Remove the files whose numbers the new segment stands for; once it is installed."""
+        """Remove the files that the new segment replaces, once it is installed."""
         for number in self.run[:-1]:
             self._disk.remove(segment_name(number))
         self._log.forget(self.run[:-1])

@@ -45,7 +45,7 @@ class LiveLog:
         self.log = log
         self.summaries = summaries
         self._marks: dict[int, _KnownMark] = {}
-        """By partition: what `newest_mark` found in a sealed segment last."""
+        """What `newest_mark` found last in a sealed segment, by partition."""
 
     def ranges(
         self, partition_id: int, after: int, upto: int, before: int = UINT64_MAX

@@ -65,7 +65,7 @@ class LogCheck:
     """Whether a start uses the by-id map: `current`, `behind` or `rebuilt`."""
     by_id_keys: int = 0
     sidecars: dict[Place, _Sidecar] = field(default_factory=dict)
-    """Of the newest records of their keys, by their places."""
+    """The sidecars of the newest records of their keys, by the places of the records."""
     partitions: list[PartitionCheck] = field(default_factory=list)
 
 

@@ -95,7 +95,7 @@ class Marking:
         ]
         spans = (live.log.span(live.log.numbers[-1], p) for p in range(len(known)))
         self._sealed_below = [span[0] if span is not None else UINT64_MAX for span in spans]
-        """By partition, the first seqno that is in no sealed segment."""
+        """The first seqno that is in no sealed segment, by partition."""
         self.touched: set[int] = set()
         """The segments in which something is marked, perhaps since long ago."""
         self.marked = list(known)

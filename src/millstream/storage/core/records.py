@@ -92,7 +92,7 @@ ENVELOPE_BYTES: Final = 25
 FRAME_ENVELOPE: Final = Struct(">I15xHI")
 """Checksum, and the lengths of lineage and sidecar: what it takes to find the frame."""
 FRAME_IN_BODY: Final = ENVELOPE_BYTES - 4
-"""Where a frame begins behind a record's checksum, but for lineage and sidecar."""
+"""Offset of a frame after the checksum of a record, without lineage and sidecar."""
 _CHECKED: Final = Struct(">IBHQHI")
 _SEQNO: Final = Struct(">Q")
 _frame_seqno: Final = Struct(">24xQ").unpack_from
@@ -232,7 +232,7 @@ class Record(NamedTuple):
 
     @property
     def sidecar(self) -> bytes:
-        """What stands between lineage and payload."""
+        """The bytes between lineage and payload."""
         begin = self.at + ENVELOPE_BYTES + self.lineage_bytes
         return self.buffer[begin : begin + self.sidecar_bytes]
 
@@ -335,7 +335,7 @@ def record(
 
 
 def record_head(kind: int, partition_id: int, payload: Iterable[bytes]) -> bytes:
-    """Return the envelope of a record whose payload stands behind it, piece by piece."""
+    """Return the envelope of a record whose payload follows in pieces."""
     pieces = tuple(payload)
     length = ENVELOPE_BYTES + sum(map(len, pieces))
     head = _CHECKED.pack(length, kind, partition_id, 0, 0, 0)

@@ -216,7 +216,7 @@ def _replay_columns(
 
 
 def _replay_in_order(live: LiveLog, by_id: ById, tail: list[tuple[int, int]]) -> None:
-    """Replay record by record: what a rollback kills is what stands before it."""
+    """Replay record by record: a rollback voids records before it."""
     log = live.log
     for number, begin in tail:
         index = log.open_index if log.is_open(number) else log.index_of(number)[0]

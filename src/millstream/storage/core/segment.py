@@ -80,7 +80,7 @@ _DIRECTORY: Final = Struct(">HIIIIIQQ")
 DIRECTORY_ENTRY_BYTES: Final = 38
 _FLAG_OF: Final = (0, TOMBSTONE)
 _opcode_and_seqno = Struct(">xB22xQ").unpack_from
-"""Of a frame."""
+"""Opcode and seqno of a frame."""
 _IS_SWAPPED: Final = sys.byteorder == "little"
 
 
@@ -108,7 +108,7 @@ class Header(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first number that the segment stands for."""
+        """The first number that the segment represents."""
         return self.rewriting.first or self.number
 
 
@@ -145,7 +145,7 @@ class Columns:
 
     def __init__(self, file: File | None = None) -> None:
         self.file = file
-        """Where the records stand, whatever is done to the segment of that number."""
+        """The file with the records; it stays valid if the segment of that number is replaced."""
         self.seqnos = array("Q")
         self.previous = array("Q")
         self.offsets = array("I")
@@ -283,7 +283,7 @@ def _encode_footer(footer: Footer) -> bytes:
 
 
 def decode_footer(data: bytes) -> Footer | None:
-    """Return the footer in the last 48 bytes of a file; None if that is none."""
+    """Return the footer in the last 48 bytes of a file; None if there is none."""
     if len(data) != FOOTER_BYTES:
         return None
     magic, *fields, checksum = _FOOTER.unpack(data)

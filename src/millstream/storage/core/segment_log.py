@@ -574,7 +574,7 @@ class SegmentLog(SegmentFiles):
         return self._last.identity()
 
     def close(self) -> None:
-        """Close all files; the log must not be used any more."""
+        """Close all files. The log must not be used any more."""
         self._is_failed = True
         self._last.close()
         if self._reached is not None:

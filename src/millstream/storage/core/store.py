@@ -463,7 +463,7 @@ class LogStore:
         return self._live.superseded(partition_id, after, at)
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
-        """Return the newest mark <= `seqno` not below history_seqno, 0 if there is none."""
+        """Return the newest mark <= `seqno` and >= history_seqno; 0 if there is none."""
         mark = self._live.newest_mark(partition_id, seqno)
         return mark if mark >= self._summaries[partition_id].low_points.history_seqno else 0
 

@@ -103,7 +103,7 @@ class PartitionSummary:
         self.top = max(self.top, seqno)
 
     def on_entry(self, entry: FailoverEntry) -> None:
-        """A new history branch began: this copy follows nobody in it."""
+        """A new history branch began: this copy follows no other one in it."""
         self.range_end = 0
         self.failover_log = with_new_entry(self.failover_log, entry)
         self.last_branch = max(self.last_branch, entry.branch)

@@ -73,7 +73,7 @@ class ColumnCache:
         self._old: dict[int, _Kept] = {}
 
     def has_room(self, rows: int) -> bool:
-        """Whether a tree of so many rows may be kept."""
+        """Whether a tree of this many rows may be kept."""
         return rows * _ROW_BYTES <= self._half_max
 
     def get(self, keys: Sequence[int]) -> list[_Kept | None]:
@@ -110,7 +110,7 @@ class Columns:
         self._cache, self._kind, self._maker = cache, kind, maker
 
     def fit(self, rows: int) -> bool:
-        """Whether a tree of so many rows is read by columns."""
+        """Whether a tree of this many rows is read by columns."""
         return self._cache.has_room(rows)
 
     def count(self, number: int, mask: Mask) -> int | None:

@@ -20,7 +20,8 @@ __all__ = ["FILTERED_BYTES_MAX", "FILTERED_MAX", "FilteredCache", "Key", "Kind"]
 FILTERED_MAX: Final = 65_536
 """Subtrees of one index whose counts and partials under a mask are kept."""
 FILTERED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of their partials; most have a few bytes, some reduces make kilobytes of each subtree."""
+"""Most bytes of the partials that are kept. Most partials have a few bytes, some reduces make
+kilobytes of each subtree."""
 _SHARE_OF_ONE: Final = 16
 
 Kind = int

@@ -503,7 +503,7 @@ def _touched(visit: _Visit) -> list[_Visit]:
 
 
 def _is_next(visit: _Visit, after: _Visit) -> bool:
-    """Whether nothing stands between two visits of one level, of which the second is later."""
+    """Whether two visits of one level, the second one later, are adjacent."""
     parent, above = visit.parent, after.parent
     if parent is above or parent is None or above is None:
         return after.slot - visit.slot <= 1

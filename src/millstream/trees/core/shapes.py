@@ -63,7 +63,7 @@ class NodeSource(Protocol):
     """Where nodes are kept."""
 
     def read(self, number: int) -> bytes:
-        """Return the bytes of a node; CorruptionError where there is none of that number."""
+        """Return the bytes of a node; raises CorruptionError if that node does not exist."""
 
 
 class Reducer(Protocol):

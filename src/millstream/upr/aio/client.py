@@ -6,12 +6,12 @@
             await consumer.save()
 
 Invariants:
-1. Events of a partition come in order; `standing` names what holds once the event in hand is
+1. Events of a partition come in order; `progress` is what holds once the current event is
    applied, so `save` belongs after applying it.
 2. A rollback is told once, when the source has accepted the point gone back to: the newest one
    not above the source's answer that a reader can restore exactly who kept every change it was
    sent. Everything of that partition above the seqno told is void.
-3. Streams that end, and those of a lost connection, are requested again from the standing. A
+3. Streams that end, and those of a lost connection, are requested again from the progress. A
    bucket that was re-created, lost rights and a broken protocol are errors.
 4. A slow reader slows the source down: bytes are acknowledged when their events were taken.
 
@@ -35,7 +35,7 @@ from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.checkpoints import CheckpointStore
 from millstream.upr.aio.link import TIMEOUT_S
 from millstream.upr.aio.streams import PORT_DEFAULT, Access, BucketStreams, Session
-from millstream.upr.core.checkpoint import Checkpoint, Standing
+from millstream.upr.core.checkpoint import Checkpoint, StreamProgress
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
     BarrierReached,
@@ -116,7 +116,7 @@ class Consumer:
         user: user name; None on a node without users.
         password: that user's.
         partitions: which to follow; all by default.
-        checkpoints: where standings are loaded from at the start and saved by `save`.
+        checkpoints: where progress is loaded from at the start and saved by `save`.
         start: where to begin a partition without a checkpoint: the `beginning`, or `now`.
         until_now: end when everything that was there at the start has been read.
         tls: context of an encrypted connection; None for plain.
@@ -152,7 +152,7 @@ class Consumer:
         self._checkpoints = checkpoints
         self._start = start
         self._bucket_uuid = ""
-        self._standings: dict[int, Standing] = {}
+        self._progress: dict[int, StreamProgress] = {}
         self._tasks = Tasks()
         self._running: asyncio.Task[None] | None = None
         self._batches: asyncio.Queue[_Batch | ConnectionLost | None] = asyncio.Queue()
@@ -181,8 +181,8 @@ class Consumer:
         if self._bucket_uuid not in ("", self._driver.map.bucket_uuid):
             raise recreated(self._bucket)
         self._bucket_uuid = self._driver.map.bucket_uuid
-        wanted = self._driver.begin(self._partitions, self._standings)
-        await self._stand(number for number in wanted if number not in self._standings)
+        wanted = self._driver.begin(self._partitions, self._progress)
+        await self._stand(number for number in wanted if number not in self._progress)
         for cookie in self._cookies:
             self._cookies[cookie] = self._driver.awaited.add(wanted)
         self._running = self._tasks.start(self._run(), name="consumer")
@@ -200,14 +200,14 @@ class Consumer:
         """Close all connections; nothing is saved."""
         await self._tasks.stop()
 
-    def standing(self, partition_id: int) -> Standing:
-        """Return where the reader stands once the event in hand is applied."""
-        return self._standings[partition_id]
+    def progress(self, partition_id: int) -> StreamProgress:
+        """Return the progress of the reader once the current event is applied."""
+        return self._progress[partition_id]
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """All standings, for a reader that keeps them with its own state."""
-        return Checkpoint(self._bucket, self._bucket_uuid, dict(self._standings))
+        """The progress of all partitions, for a reader that stores it with its own state."""
+        return Checkpoint(self._bucket, self._bucket_uuid, dict(self._progress))
 
     async def save(self) -> None:
         """Save the checkpoint durably; call it when the event in hand is applied."""
@@ -291,8 +291,8 @@ class Consumer:
     def place(self, partition_id: int) -> tuple[Position, FailoverLog]:
         """Return from where to request a stream."""
         self._undone.pop(partition_id, None)
-        standing = self._standings[partition_id]
-        return standing.position, standing.failover_log
+        progress = self._progress[partition_id]
+        return progress.position, progress.failover_log
 
     async def handle(self, session: Session, events: Sequence[Event]) -> None:
         """Give events to the caller that iterates."""
@@ -306,21 +306,21 @@ class Consumer:
             self._batches.put_nowait(ConnectionLost(why))
 
     def _on_event(self, session: Session, event: Event) -> ConsumerEvent | None:
-        """Keep the standings; return what the reader is to know."""
+        """Keep the progress; return what the reader is to know."""
         match event:
             case ChangesReceived(partition_id, position, frames):
-                standing = self._standings[partition_id]
-                self._standings[partition_id] = standing._replace(position=position)
-                newest = standing.failover_log[0]
+                progress = self._progress[partition_id]
+                self._progress[partition_id] = progress._replace(position=position)
+                newest = progress.failover_log[0]
                 return Changes(partition_id, newest.uuid, newest.branch, position, frames)
             case SnapshotCompleted(partition_id, position):
-                self._standings[partition_id] = self._standings[partition_id].with_end(position)
+                self._progress[partition_id] = self._progress[partition_id].with_end(position)
                 return event
             case SnapshotStarted(partition_id, position):
-                standing = self._standings[partition_id]
-                self._standings[partition_id] = standing._replace(position=position)
+                progress = self._progress[partition_id]
+                self._progress[partition_id] = progress._replace(position=position)
             case RollbackRequired(partition_id, seqno):
-                point = self._standings[partition_id].undo_point(seqno)
+                point = self._progress[partition_id].undo_point(seqno)
                 session.core.undone_to(partition_id, point)
                 self._undone[partition_id] = point
             case _:
@@ -332,12 +332,12 @@ class Consumer:
 
     def _on_opened(self, event: StreamOpened) -> RolledBack | None:
         partition_id, position, log, _ = event
-        standing = self._standings[partition_id]._replace(failover_log=log)
+        progress = self._progress[partition_id]._replace(failover_log=log)
         point = self._undone.pop(partition_id, None)
         if point is None:
-            self._standings[partition_id] = standing._replace(position=position)
+            self._progress[partition_id] = progress._replace(position=position)
             return None
-        self._standings[partition_id] = standing.undone_to(position)
+        self._progress[partition_id] = progress.undone_to(position)
         return RolledBack(partition_id, point, log[0].uuid, log[0].branch, position)
 
     def _note_barriers(self) -> None:
@@ -349,13 +349,13 @@ class Consumer:
     # -- the beginning
 
     async def _stand(self, partition_ids: Iterable[int]) -> None:
-        """Give partitions their first standing.
+        """Set the first progress of partitions.
 
         Raises:
             RoutingError: no node serves one at present.
         """
         if self._start == "beginning":
-            self._standings.update((number, Standing()) for number in partition_ids)
+            self._progress.update((number, StreamProgress()) for number in partition_ids)
             return
         new = list(partition_ids)
         for node, numbers in self._driver.by_node(new).items():
@@ -367,11 +367,11 @@ class Consumer:
                     log = decode_failover_log(packet.value)
                     high = highs.get(number, 0)
                     position = position_at(log, high, high, high) if high else Position()
-                    self._standings[number] = Standing(
+                    self._progress[number] = StreamProgress(
                         position, log, (high,) if high else (), high
                     )
         for number in new:
-            if number not in self._standings:
+            if number not in self._progress:
                 raise RoutingError(f"no node serves partition {number} at present; try again")
 
     def _take(self, checkpoint: Checkpoint | None) -> None:
@@ -384,4 +384,4 @@ class Consumer:
                 code="wrong_checkpoint",
             )
         self._bucket_uuid = checkpoint.bucket_uuid
-        self._standings = dict(checkpoint.standings)
+        self._progress = dict(checkpoint.progress)

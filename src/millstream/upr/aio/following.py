@@ -187,7 +187,7 @@ class BucketReader:
         await done
 
     def _send_cookies(self, session: Session) -> None:
-        """Have a node say when it has sent what barriers wait for."""
+        """Ask a node to report when it has sent what barriers wait for."""
         try:
             self._driver.send_cookies(session.source)
         except LocalProtocolError as error:
@@ -317,7 +317,7 @@ class BucketReader:
         return judge(self._bookkeepers[number].kept, *history)
 
     async def _write(self, effects: Sequence[Effect]) -> None:
-        """Hand effects to the sink; whoever is cancelled meanwhile waits for the end of it."""
+        """Pass effects to the sink. A cancelled caller still waits until this has ended."""
         if not effects:
             return
         async with self._writing:

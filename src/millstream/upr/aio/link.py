@@ -27,7 +27,7 @@ from millstream.wire.replies import error_of
 __all__ = ["UNIX", "Link"]
 
 UNIX: Final = "unix:"
-"""Before the path, in the address of a socket of this machine."""
+"""Prefix of the path in the address of a Unix socket."""
 TIMEOUT_S: Final = 10.0
 SILENCE_S: Final = 65.0
 """Longest silence of the node, which says it is alive every 20 s."""
@@ -97,7 +97,7 @@ class Link:
         )
 
     async def close(self) -> None:
-        """Close the connection; harmless if there is none."""
+        """Close the connection. Harmless if there is none."""
         writer, self._writer, self._reader = self._writer, None, None
         if writer is not None:
             writer.close()

@@ -33,8 +33,7 @@ __all__ = ["GATHER_S", "StreamConnection", "StreamSession"]
 GATHER_S: Final = 0.001
 """The longest that changes gather before they are sent, if some were sent just before."""
 LOOK_SHARE: Final = 4
-"""They do not gather as long as looking after a few at a time takes less than one part in so many
-of the time."""
+"""Work is not gathered while small rounds take less than one part in this many of the time."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ class StreamSession:
         return [(prefix + name, text) for name, text in self._producer.statistics()]
 
     def progress(self, partition_id: int) -> tuple[str, int] | None:
-        """Return what the stream of a partition does and how far it is, None if there is none."""
+        """Return the state and position of a partition's stream; None if it has none."""
         return self._producer.progress(partition_id)
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ _LINES: Final = "CREATE TABLE IF NOT EXISTS millstream_lines (bytes INTEGER NOT 
 
 
 class Sink(Protocol):
-    """Holds what a reader builds, with the place it stands at and its ring."""
+    """Holds what a reader builds, with its position and its ring."""
 
     def load(self) -> Mapping[int, Stored]:
         """Return places and rings by partition, as last written."""
@@ -59,7 +59,7 @@ class Sink(Protocol):
         """Perform effects; a kill may leave any beginning of them."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close files."""
 
 
 @contextlib.contextmanager

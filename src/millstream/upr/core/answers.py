@@ -74,6 +74,6 @@ class Answers:
         return due
 
     def forget(self, partition_id: int) -> None:
-        """The stream is over: nothing of it is answered any more."""
+        """The stream has ended: its requests are no longer answered."""
         self._markers.discard(partition_id)
         self._states.discard(partition_id)

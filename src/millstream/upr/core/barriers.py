@@ -61,7 +61,7 @@ class Barriers:
         self._cycle: _Barrier | None = None
         self._cycles = 0
         self.is_idle = True
-        """Nothing waits: steps need not be told."""
+        """Nothing waits: steps need not be reported."""
         self.is_due = False
         """There is something to take."""
 
@@ -95,7 +95,7 @@ class Barriers:
         self._look()
 
     def on_end(self, partition_id: int) -> None:
-        """A stream has ended: nobody waits for it any more."""
+        """A stream has ended: nothing waits for it any more."""
         for barrier in self._all():
             barrier.awaited.pop(partition_id, None)
         self._look()

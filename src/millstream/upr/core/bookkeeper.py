@@ -132,7 +132,7 @@ class Sweep(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Store where the reader stands."""
+    """Store the position of the reader."""
 
     partition_id: int
     kept: Kept

@@ -32,22 +32,28 @@ from millstream.model.position import (
     position_to_json,
 )
 
-__all__ = ["ENDS_MAX", "Checkpoint", "Standing", "checkpoint_from_json", "checkpoint_to_json"]
+__all__ = [
+    "ENDS_MAX",
+    "Checkpoint",
+    "StreamProgress",
+    "checkpoint_from_json",
+    "checkpoint_to_json",
+]
 
 ENDS_MAX: Final = 16
 _VERSION: Final = 1
 
 
-class Standing(NamedTuple):
-    """Where a reader stands in one partition, and what it can go back to."""
+class StreamProgress(NamedTuple):
+    """The position of a reader in one partition, and the positions it can go back to."""
 
     position: Position = Position()
     failover_log: FailoverLog = ()
     ends: tuple[int, ...] = ()
     began_at: int = 0
 
-    def with_end(self, position: Position) -> Standing:
-        """Return the standing at the end of a complete snapshot."""
+    def with_end(self, position: Position) -> StreamProgress:
+        """Return the progress at the end of a complete snapshot."""
         ends = (*self.ends, position.seqno)
         if len(ends) > ENDS_MAX:
             # Every second one of the older half goes, so that some old point always remains.
@@ -59,22 +65,22 @@ class Standing(NamedTuple):
         """Return the newest seqno not above `seqno` that the reader can restore exactly."""
         return max((end for end in self.ends if end <= seqno), default=min(seqno, self.began_at))
 
-    def undone_to(self, position: Position) -> Standing:
-        """Return the standing after going back to a position that `undo_point` gave."""
+    def undone_to(self, position: Position) -> StreamProgress:
+        """Return the progress after going back to a position that `undo_point` gave."""
         ends = tuple(end for end in self.ends if end <= position.seqno)
         began_at = min(self.began_at, position.seqno)
         return self._replace(position=position, ends=ends, began_at=began_at)
 
 
 class Checkpoint(NamedTuple):
-    """Standings of the partitions of one bucket."""
+    """Progress of the partitions of one bucket."""
 
     bucket: str
     bucket_uuid: str
-    standings: dict[int, Standing]
+    progress: dict[int, StreamProgress]
 
 
-class _StandingForm(msgspec.Struct):
+class _ProgressForm(msgspec.Struct):
     position: list[str | int]
     failover_log: list[tuple[str, int, int]] = []
     ends: list[int] = []
@@ -85,7 +91,7 @@ class _CheckpointForm(msgspec.Struct):
     v: int
     bucket: str
     bucket_uuid: str
-    partitions: dict[str, _StandingForm]
+    partitions: dict[str, _ProgressForm]
 
 
 _decode_form = msgspec.json.Decoder(_CheckpointForm).decode
@@ -94,13 +100,13 @@ _decode_form = msgspec.json.Decoder(_CheckpointForm).decode
 def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
     """Return the JSON text of a checkpoint."""
     partitions = {
-        str(partition_id): _StandingForm(
-            position_to_json(standing.position),
-            [(f"{entry.uuid:012x}", entry.seqno, entry.branch) for entry in standing.failover_log],
-            list(standing.ends),
-            standing.began_at,
+        str(partition_id): _ProgressForm(
+            position_to_json(progress.position),
+            [(f"{entry.uuid:012x}", entry.seqno, entry.branch) for entry in progress.failover_log],
+            list(progress.ends),
+            progress.began_at,
         )
-        for partition_id, standing in sorted(checkpoint.standings.items())
+        for partition_id, progress in sorted(checkpoint.progress.items())
     }
     form = _CheckpointForm(_VERSION, checkpoint.bucket, checkpoint.bucket_uuid, partitions)
     return msgspec.json.encode(form)
@@ -120,15 +126,15 @@ def checkpoint_from_json(text: bytes, *, name: str) -> Checkpoint:
         form = _decode_form(text)
         if form.v != _VERSION:
             raise ValueError(f"version {form.v}, this program reads {_VERSION}")
-        standings = {
-            _partition_id(number): _standing(standing)
-            for number, standing in form.partitions.items()
+        progress = {
+            _partition_id(number): _progress_of(progress)
+            for number, progress in form.partitions.items()
         }
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError(
             f"{name} is not a checkpoint: {error}; move it away to start again"
         ) from error
-    return Checkpoint(form.bucket, form.bucket_uuid, standings)
+    return Checkpoint(form.bucket, form.bucket_uuid, progress)
 
 
 def _partition_id(text: str) -> int:
@@ -138,8 +144,8 @@ def _partition_id(text: str) -> int:
     return number
 
 
-def _standing(form: _StandingForm) -> Standing:
+def _progress_of(form: _ProgressForm) -> StreamProgress:
     log = tuple(
         FailoverEntry(int(uuid, 16), seqno, branch) for uuid, seqno, branch in form.failover_log
     )
-    return Standing(position_from_json(form.position), log, tuple(form.ends), form.began_at)
+    return StreamProgress(position_from_json(form.position), log, tuple(form.ends), form.began_at)

@@ -164,7 +164,7 @@ class ConsumerCore:
         self.configure(noop_interval_s=noop_interval_s, consumer_name=consumer_name)
 
     def configure(self, *, noop_interval_s: int = 20, consumer_name: bytes = b"") -> None:
-        """Say how the streams of a connection should be, that is open or being opened."""
+        """Set the options of the streams of a connection that is open or being opened."""
         for key, value in (
             ("enable_noop", "true"),
             ("set_noop_interval", str(noop_interval_s)),
@@ -236,11 +236,11 @@ class ConsumerCore:
 
     @property
     def unacked_bytes(self) -> int:
-        """Of stream messages that the source was not told yet to have been handled."""
+        """Number of bytes of stream messages that were not acknowledged to the source yet."""
         return self._unacked_bytes
 
     def count(self, size: int) -> None:
-        """Have bytes acknowledged that the source sent and that were not given to the core."""
+        """Acknowledge bytes that the source sent and that were not passed to the core."""
         self._unacked_bytes += size
 
     def acknowledge(self, partition_id: int, complete_end: int, persisted_end: int) -> None:
@@ -277,7 +277,7 @@ class ConsumerCore:
         self._out.append(self._answers.to_state(partition_id, status))
 
     def position(self, partition_id: int) -> Position:
-        """Return where the reader stands once it has applied all events returned."""
+        """Return the position of the reader once it has applied all returned events."""
         return self._followers[partition_id].position
 
     def failover_log(self, partition_id: int) -> FailoverLog:
@@ -378,7 +378,7 @@ class ConsumerCore:
         return at
 
     def _cut_described(self, data: bytes, events: list[Event]) -> int:
-        """Do what `_cut` does where each change stands behind its description."""
+        """Do what `_cut` does where each change follows its description."""
         at, end = 0, len(data)
         while end - at >= HEADER_BYTES:
             if is_of_a_pair(data, at):

@@ -72,9 +72,10 @@ class Settings:
         self.window_bytes = 0
         """Flow control window; 0: no flow control."""
         self.consumer_name = ""
-        """Of the node whose copies the streams asked for from here on feed; empty: of none."""
+        """The node whose copies are fed by the streams that are requested after this; empty: none.
+        """
         self.marker_version = "1.0"
-        """Of the streams asked for from here on."""
+        """The marker version of the streams that are requested after this."""
         self.has_noop = False
         self.noop_interval_ms = NOOP_INTERVAL_MS_DEFAULT
         self.sends_end_on_close = False
@@ -117,7 +118,7 @@ class Settings:
         return Status.SUCCESS
 
     def _set_own(self, name: str, text: str) -> bool:
-        """Apply a key of our own; False: it is none."""
+        """Apply a key of our own. False: the key is not one of them."""
         match name:
             case "durable_only":
                 self.is_durable_only = _boolean(text)

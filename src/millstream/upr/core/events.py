@@ -81,7 +81,7 @@ class RollbackRequired(NamedTuple):
 
 
 class StreamEnded(NamedTuple):
-    """The stream is over (`reason`: a StreamEndReason); the position stands."""
+    """The stream has ended (`reason`: a StreamEndReason). The position stays."""
 
     partition_id: int
     position: Position

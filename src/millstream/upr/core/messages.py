@@ -65,9 +65,9 @@ _ENDS: Final = Struct(">QQ")
 _NAMED: Final = 1
 """Flag of BARRIER: the value names those that take part."""
 COOKIE_BYTES_MAX: Final = 64
-"""Of a barrier."""
+"""Most bytes of the cookie of a barrier."""
 _DIGITS_MAX: Final = 20
-"""Of a number of 64 bits."""
+"""Most digits of a number of 64 bits."""
 _LAYOUTS: Final[Mapping[int, tuple[int, bool, bool]]] = {
     Opcode.DCP_CLOSE_STREAM: (0, False, False),
     Opcode.DCP_GET_FAILOVER_LOG: (0, False, False),

@@ -76,10 +76,11 @@ STUCK_MS_MAX: Final = 600_000
 _TICK_MS_MAX: Final = 60_000
 _UNLIMITED: Final = 1 << 62
 _MARKER_BYTES: Final = 44
-"""Of a snapshot marker of version 1, which may come in front of a step's changes."""
+"""Size of a snapshot marker of version 1, which may precede the changes of a step."""
 _REST_ITEMS: Final = STREAM_STEP_ITEMS_MAX // 4
 _REST_BYTES: Final = STREAM_STEP_BYTES_MAX // 4
-"""Of a write: not enough for one more stream's turn, which would be cut short by it."""
+"""A rest of a write that is too small for the turn of one more stream, which it would cut short.
+"""
 _U32: Final = Struct(">I")
 _U64: Final = Struct(">Q")
 
@@ -116,7 +117,7 @@ class StreamFigures(NamedTuple):
 
     streams: int
     backfilling: int
-    """Those that read the log."""
+    """Number of streams that read the log."""
     lag: int
     """Seqnos that the one farthest behind has still to be sent."""
     unacked_bytes: int
@@ -171,7 +172,7 @@ class Producer:
         """Messages that the window had no room for, the rest of one step at most."""
         self._barriers = Barriers()
         self._acknowledged: dict[int, _Acknowledged] = {}
-        """By partition, of streams that feed a copy."""
+        """Acknowledgements of the streams that feed a copy, by partition."""
         self._may_acknowledge = may_take_over
         self._take_overs = TakeOvers(bucket, is_allowed=may_take_over)
         self._replies: list[bytes] = []
@@ -447,7 +448,7 @@ class Producer:
         self._is_dirty = True  # its turn at the log is free
 
     def _leave(self, stream: Stream) -> None:
-        """Say that a copy does not follow by this stream any longer."""
+        """Note that this stream no longer feeds a copy."""
         acknowledged = self._acknowledged.pop(stream.partition_id, None)
         if acknowledged is not None:
             self._bucket.on_left(acknowledged.name, stream.partition_id, stream)
@@ -539,7 +540,7 @@ class Producer:
     # -- the end
 
     def close(self) -> None:
-        """Give up all streams; nothing is written any more."""
+        """Close all streams. Nothing is written any more."""
         for stream in self._streams.values():
             stream.abandon()
             self._leave(stream)
@@ -564,7 +565,7 @@ class Producer:
         )
 
     def progress(self, partition_id: int) -> tuple[str, int] | None:
-        """Return what the stream of a partition does and how far it is, None if there is none."""
+        """Return the state and position of a partition's stream; None if it has none."""
         stream = self._streams.get(partition_id)
         return (stream.status, stream.sent) if stream else None
 

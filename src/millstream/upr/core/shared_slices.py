@@ -105,6 +105,6 @@ class SharedSlices:
         return frames, shared
 
     def clear(self) -> None:
-        """Forget all: nobody is left to share with."""
+        """Drop all slices: no other stream is left to share them with."""
         self._kept.clear()
         self.kept_bytes = 0

@@ -115,11 +115,11 @@ class PartitionSource(Protocol):
 
     @property
     def is_durable_known(self) -> bool:
-        """Whether it is known what lasts."""
+        """Whether it is known which changes are durable."""
 
     @property
     def awaits_majority(self) -> bool:
-        """Whether it is not known now what lasts, and soon will be."""
+        """Whether it is not known now which changes are durable, but will be soon."""
 
     def check_durable(self) -> None:
         """Raise `UnavailableError`, `majority_unknown`, where it is not known what lasts."""
@@ -192,7 +192,7 @@ class BucketSource(Protocol):
 
     @property
     def shared_slices(self) -> SharedSlices | None:
-        """Slices that others are sent, too; None while nobody else streams."""
+        """Slices that other streams send too; None while there is no other stream."""
 
     def lease_hold(self, lease_id: int, partition_id: int, start: int) -> Hold | None:
         """Return the hold of a lease on a partition; None: not held (any more).
@@ -215,7 +215,7 @@ class BucketSource(Protocol):
         """The stream is over."""
 
     def begin_take_over(self, partition_id: int) -> bool:
-        """Let one stream take the partition over; False: another one does already."""
+        """Begin the takeover of the partition by one stream. False: another one does it."""
 
     def end_take_over(self, partition_id: int) -> None:
         """That stream is over; writes held back for it are accepted again."""

@@ -148,7 +148,7 @@ class TakeOverStream(Stream):
         return is_near and self._is_impatient and self.phase is Phase.SENDING
 
     def _ask(self) -> bytes:
-        """Have the reader change its state."""
+        """Ask the reader to change its state."""
         if self.source.last_branch > self.source.failover_log[0].branch:
             return self.end(StreamEndReason.STATE_CHANGED)  # another copy is being promoted
         is_first = self.phase in _BEFORE_ANNOUNCED
@@ -207,7 +207,7 @@ class TakeOverStream(Stream):
 
     @property
     def epoch(self) -> int:
-        """Of the partition, as far as the stream goes along with it."""
+        """The epoch of the partition, as far as the stream follows it."""
         return self._epoch
 
     def on_stopped(self, *, has_stopped: bool) -> bytes:

@@ -201,7 +201,7 @@ class ClientTable:
         return True
 
     def expire(self, sessions: Iterable[int]) -> None:
-        """End these sessions, whoever they belong to."""
+        """End these sessions, whichever principal they have."""
         for session in sessions:
             self._sessions.pop(session, None)
 

@@ -78,7 +78,7 @@ class Image(NamedTuple):
     None if its file is damaged.
     """
 
-    standing: HardState
+    hard_state: HardState
     log: tuple[Entry | Damaged, ...] = ()
     lost: bool = False
     base: Link = GENESIS
@@ -279,14 +279,14 @@ class Install(NamedTuple):
     op: int
     keep_lsn: int
     suffix: tuple[Entry, ...]
-    standing: HardState
+    hard_state: HardState
 
 
 class WriteHardState(NamedTuple):
     """Replace the hard state."""
 
     op: int
-    standing: HardState
+    hard_state: HardState
 
 
 class WriteSnapshot(NamedTuple):
@@ -313,7 +313,7 @@ class InstallSnapshot(NamedTuple):
     op: int
     snapshot: Snapshot
     suffix: tuple[Entry, ...]
-    standing: HardState
+    hard_state: HardState
 
 
 DiskEffect = Append | Install | WriteHardState | WriteSnapshot | AdoptSnapshot | InstallSnapshot

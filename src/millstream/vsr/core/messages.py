@@ -111,7 +111,7 @@ class PrepareOk(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The primary is alive: how much is committed, how many more members may fail now."""
+    """The primary is alive: how much is committed, and how many more members may fail now."""
 
     commit_lsn: int
     commit_hash: bytes
@@ -298,7 +298,7 @@ class SnapshotPart(NamedTuple):
 
 
 class TooOld(NamedTuple):
-    """What you asked for is in no log here any more. This stable snapshot stands for it."""
+    """The requested entries are no longer in the log. This snapshot replaces them."""
 
     snapshot: SnapshotId
 

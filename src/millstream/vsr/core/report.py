@@ -50,7 +50,7 @@ class Report(NamedTuple):
     repaired: int
     """Damaged entries of the log that were replaced since the start of the process."""
     is_diverged: bool
-    """Its state once differed from that of the others. It fetched theirs, or is about to."""
+    """Its state once differed from that of the others. It fetched theirs, or will."""
     is_data_lost: bool
     """More members than may fail have lost their logs. The group does not go on by itself."""
     contradiction: str = ""
@@ -62,9 +62,9 @@ class Report(NamedTuple):
     trouble: str = ""
     """Why it cannot do its work, if it cannot."""
     trouble_ms: float = 0.0
-    """For how long, in milliseconds."""
+    """How long it has been in trouble, in milliseconds."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it cannot do its work for longer than an ordinary fail-over takes."""
+        """Whether the member has been unable to work for longer than a usual fail-over takes."""
         return self.trouble_ms >= STUCK_MS

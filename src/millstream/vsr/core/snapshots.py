@@ -160,7 +160,7 @@ class Pieces:
         return found
 
     def number(self, size: int = 8) -> int:
-        """Return the next number of so many bytes."""
+        """Return the next number, of this many bytes."""
         return int.from_bytes(self.take(size), "big")
 
     def text(self) -> bytes:

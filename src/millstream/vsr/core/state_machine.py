@@ -43,7 +43,7 @@ class StateMachine(Protocol):
 
     @property
     def format_max(self) -> int:
-        """The highest state format that this program understands."""
+        """The highest state format that this program supports."""
 
     def use_format(self, number: int) -> None:
         """Execute entries, and freeze, in this state format from now on.

@@ -42,6 +42,6 @@ def version_of(header: Header) -> Version:
 
 
 def parse_version(text: bytes) -> Version | None:
-    """Return the version that a client wrote, None if it is none."""
+    """Return the version that a client wrote; None if it is not a version."""
     found = _TEXT.match(text)
     return Version(*map(int, found.groups())) if found else None

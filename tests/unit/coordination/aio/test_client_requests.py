@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.core.backend import Where
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.effects import FIRST_GROUP
 from millstream.vsr.core.effects import Code, Reply
 from millstream.vsr.core.entries import Body, Kind
@@ -67,7 +67,7 @@ async def test_a_number_that_two_groups_have_is_nobodys(tmp_path: Path) -> None:
     replies = asyncio.Queue[Reply]()
     requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"v")), replies.put_nowait)
     assert (await replies.get()).code is Code.OK
-    pool.directory.note(second.group_id, Seen(0, 1, (b"o" * 16,), 0.0))
+    pool.directory.note(second.group_id, GroupStatus(0, 1, (b"o" * 16,), 0.0))
     requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"w")), replies.put_nowait)
     requests.read(FIRST_GROUP, Body(argv=(b"GET", b"k")), replies.put_nowait)
     assert [(await replies.get()).code for _ in range(2)] == [Code.CONFLICT] * 2

@@ -14,7 +14,7 @@ from millstream.coordination.aio import groups as module
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
-from millstream.coordination.core.namespace.commands.subscriptions import Wish
+from millstream.coordination.core.namespace.commands.subscriptions import SubscribeRequest
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.pool.effects import GroupChanged
 from millstream.coordination.core.pool.group_check import REACHED
@@ -189,7 +189,7 @@ async def test_who_listens_to_a_group_that_goes_is_told(tmp_path: Path) -> None:
 
     def subscribe() -> None:
         lsn = runner.replica.commit_lsn
-        reply = machine.subscribe(subscriber, Wish(((b"ns",),)), lsn, lambda _: None)
+        reply = machine.subscribe(subscriber, SubscribeRequest(((b"ns",),)), lsn, lambda _: None)
         assert reply == Reply(0, Code.OK, b"", lsn)
 
     subscribe()

@@ -51,10 +51,10 @@ def test_a_restored_group_begins_behind_the_snapshot_in_a_later_epoch(tmp_path: 
     journal = Journal(OsDisk(tmp_path))
     image = journal.image
     journal.close()
-    assert image.standing is not None
+    assert image.hard_state is not None
     assert image.base == snapshot.id.link
     assert image.snapshot == snapshot
-    configuration = image.standing.configuration
+    configuration = image.hard_state.configuration
     assert generation(configuration.epoch) > generation(0)
     assert configuration.is_fork
     assert configuration.members == (ME,)

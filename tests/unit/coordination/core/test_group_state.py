@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
-from millstream.coordination.core.namespace.admission import Wish
+from millstream.coordination.core.namespace.admission import ClientRequest
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.namespace.state.updates import Place, Scope
@@ -22,15 +22,15 @@ LINES = [
 
 
 def done(state: GroupState, line: tuple[bytes, ...]) -> bytes:
-    wish = GROUP_COMMANDS[line[0]](line, 3)
-    assert isinstance(wish, Wish)
-    return state.apply(entry_of(wish.argv))
+    request = GROUP_COMMANDS[line[0]](line, 3)
+    assert isinstance(request, ClientRequest)
+    return state.apply(entry_of(request.argv))
 
 
 def asked(state: GroupState, *line: bytes) -> bytes:
-    wish = GROUP_COMMANDS[line[0]](line, 0)
-    assert isinstance(wish, Wish)
-    return state.read(Body(argv=wish.argv))
+    request = GROUP_COMMANDS[line[0]](line, 0)
+    assert isinstance(request, ClientRequest)
+    return state.read(Body(argv=request.argv))
 
 
 def whole(state: GroupState) -> bytes:

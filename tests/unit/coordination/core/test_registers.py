@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.coordination.core.namespace.admission import Wish
+from millstream.coordination.core.namespace.admission import ClientRequest
 from millstream.coordination.core.registers import (
     KEY_BYTES_MAX,
     REGISTER_COMMANDS,
@@ -77,16 +77,18 @@ def test_a_frozen_state_is_that_moments_and_can_be_restored(
 # ---- how clients write the commands
 
 
-def parsed(*argv: bytes) -> Wish | bytes:
+def parsed(*argv: bytes) -> ClientRequest | bytes:
     return REGISTER_COMMANDS[argv[0].upper()](argv, 0)
 
 
 def test_what_each_command_asks() -> None:
-    assert parsed(b"set", b"k", b"v") == Wish(True, (b"SET", b"k", b"v"), b"k")
-    assert parsed(b"CAS", b"k", b"a", b"b") == Wish(True, (b"CAS", b"k", b"a", b"b"), b"k")
-    assert parsed(b"Get", b"k") == Wish(False, (b"GET", b"k"), b"k")
-    assert parsed(b"GET", b"k", b"stalerEAD") == Wish(False, (b"GET", b"k"), b"k", True)
-    meta = Wish(False, (b"GET", b"k", b"META"), b"k")
+    assert parsed(b"set", b"k", b"v") == ClientRequest(True, (b"SET", b"k", b"v"), b"k")
+    assert parsed(b"CAS", b"k", b"a", b"b") == ClientRequest(
+        True, (b"CAS", b"k", b"a", b"b"), b"k"
+    )
+    assert parsed(b"Get", b"k") == ClientRequest(False, (b"GET", b"k"), b"k")
+    assert parsed(b"GET", b"k", b"stalerEAD") == ClientRequest(False, (b"GET", b"k"), b"k", True)
+    meta = ClientRequest(False, (b"GET", b"k", b"META"), b"k")
     assert parsed(b"GET", b"k", b"meta") == meta
     assert parsed(b"GET", b"k", b"meta", b"staleread") == meta._replace(is_stale=True)
 
@@ -123,6 +125,6 @@ def test_bounds(argv: tuple[bytes, ...]) -> None:
 def test_what_is_let_in_is_understood() -> None:
     machine = Registers()
     for argv in ((b"GET", b"k"), (b"GET", b"k", b"META")):
-        wish = parsed(*argv)
-        assert isinstance(wish, Wish)
-        assert not machine.read(Body(argv=wish.argv)).startswith(b"-")
+        request = parsed(*argv)
+        assert isinstance(request, ClientRequest)
+        assert not machine.read(Body(argv=request.argv)).startswith(b"-")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.databases.documents import distributed_reads as spread_reads
+from millstream.databases.documents import distributed_reads as distributed_reads
 from millstream.databases.documents import local_node as stored_documents
 from millstream.databases.routing import TRIES_MAX
 from millstream.documents.stored import StoredDocument
@@ -23,27 +23,27 @@ from millstream.gateway.core.api.stored import (
     WrittenList,
 )
 from millstream.model.partitions import PartitionState
-from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
+from support.http.sharing_nodes import BUCKET, SharingNodes, lost, sharing_nodes
 from support.kv.running_bucket import put
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
-    monkeypatch.setattr(spread_reads, "PAUSE_S", 0)
+async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharingNodes]:
+    monkeypatch.setattr(distributed_reads, "PAUSE_S", 0)
     async with sharing_nodes(tmp_path, "abcb", "abc") as found:
-        await found["a"].spread.settings(BUCKET)
+        await found["a"].distributed.settings(BUCKET)
         yield found
 
 
-async def read(nodes: SpreadNodes, ids: list[str], at: str = "a") -> list[Any]:
-    found = nodes[at].spread.read_all(BUCKET, ids, is_durable=True)
+async def read(nodes: SharingNodes, ids: list[str], at: str = "a") -> list[Any]:
+    found = nodes[at].distributed.read_all(BUCKET, ids, is_durable=True)
     return [
         one.contents[one.winner.rev].body if isinstance(one, StoredDocument) else one
         async for one in found
     ]
 
 
-async def fill(nodes: SpreadNodes, count: int) -> list[str]:
+async def fill(nodes: SharingNodes, count: int) -> list[str]:
     ids = [f"k{number}" for number in range(count)]
     edits = [(doc_id, put(b'{"_id":"%b"}' % doc_id.encode())) for doc_id in ids]
     for node in nodes.all:
@@ -54,31 +54,33 @@ async def fill(nodes: SpreadNodes, count: int) -> list[str]:
 
 
 async def test_in_order_wherever_they_are(
-    nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await fill(nodes, 60)
     wanted = [*ids, "none", *reversed(ids)]
     assert await read(nodes, wanted) == [b"{}"] * 60 + [None] + [b"{}"] * 60
     assert sorted(nodes.network.requests(ReadStored)) == ["b", "c"]
     monkeypatch.setattr(stored_documents, "PORTION_BYTES", 300)
-    monkeypatch.setattr(spread_reads, "IDS_MAX", 20)
+    monkeypatch.setattr(distributed_reads, "IDS_MAX", 20)
     assert await read(nodes, wanted) == [b"{}"] * 60 + [None] + [b"{}"] * 60
     assert len(nodes.network.requests(ReadStored)) > 10
 
 
 async def test_who_is_asked_has_one_answer_waiting_here(
-    nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_documents, "PORTION_BYTES", 1)
     ids = await fill(nodes, 40)
-    found = nodes["a"].spread.read_all(BUCKET, [one for one in ids if nodes.owner(one) != "a"])
+    found = nodes["a"].distributed.read_all(
+        BUCKET, [one for one in ids if nodes.owner(one) != "a"]
+    )
     for number in range(10):
         await anext(found)
         assert len(nodes.network.requests(ReadStored)) <= number + 2
     await found.aclose()
 
 
-async def test_a_node_that_is_down_costs_one_attempt(nodes: SpreadNodes) -> None:
+async def test_a_node_that_is_down_costs_one_attempt(nodes: SharingNodes) -> None:
     ids = await fill(nodes, 30)
     nodes.network.down.add("b")
     found = await read(nodes, ids)
@@ -88,7 +90,7 @@ async def test_a_node_that_is_down_costs_one_attempt(nodes: SpreadNodes) -> None
     assert len(failures) == 1, "it was tried once"
 
 
-async def test_a_connection_that_is_lost_once(nodes: SpreadNodes) -> None:
+async def test_a_connection_that_is_lost_once(nodes: SharingNodes) -> None:
     ids = await fill(nodes, 10)
     nodes.network.before = lost(ReadStored)
     assert await read(nodes, ids) == [b"{}"] * 10
@@ -98,7 +100,7 @@ async def test_a_connection_that_is_lost_once(nodes: SpreadNodes) -> None:
     ]
 
 
-async def test_a_document_whose_partition_moves_is_followed(nodes: SpreadNodes) -> None:
+async def test_a_document_whose_partition_moves_is_followed(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
     partition = nodes["a"].running.bucket.partition_for(doc_id.encode()).partition_id
 
@@ -113,7 +115,7 @@ async def test_a_document_whose_partition_moves_is_followed(nodes: SpreadNodes) 
     assert await read(nodes, [doc_id], at="c") == [None], "it comes with its documents, or empty"
 
 
-async def test_nobody_has_it(nodes: SpreadNodes) -> None:
+async def test_nobody_has_it(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
     partition = nodes["a"].running.bucket.partition_for(doc_id.encode()).partition_id
     await nodes.set_state("b", partition, PartitionState.DEAD)
@@ -125,7 +127,7 @@ async def test_nobody_has_it(nodes: SpreadNodes) -> None:
     assert error.code == "not_my_partition"
 
 
-async def test_refusals_are_among_the_documents(nodes: SpreadNodes) -> None:
+async def test_refusals_are_among_the_documents(nodes: SharingNodes) -> None:
     ids = [nodes.id_at("b", "x"), nodes.id_at("b", "y")]
     refusal = Refused("CorruptionError", "bad_sidecar", "broken")
     nodes.network.answers["b"] = StoredList([refusal, None])
@@ -141,13 +143,13 @@ async def test_refusals_are_among_the_documents(nodes: SpreadNodes) -> None:
         StoredList([Stored(b"", b"")]), StoredList([Stored(b"x" * 100, b"\\0")]),
     ],
 )  # fmt: skip
-async def test_answers_that_make_no_sense(nodes: SpreadNodes, answer: Any) -> None:
+async def test_answers_that_make_no_sense(nodes: SharingNodes, answer: Any) -> None:
     nodes.network.answers["b"] = answer
     [error] = await read(nodes, [nodes.id_at("b")])
     assert error.code in ("node_failed", "bad_sidecar")
 
 
-async def test_another_document_than_was_asked_for(nodes: SpreadNodes) -> None:
+async def test_another_document_than_was_asked_for(nodes: SharingNodes) -> None:
     ids = await fill(nodes, 20)
     doc_id = next(one for one in ids if nodes.owner(one) == "b")
     kept = await nodes["b"].running.documents.kept(doc_id.encode(), is_durable=True)
@@ -158,7 +160,7 @@ async def test_another_document_than_was_asked_for(nodes: SpreadNodes) -> None:
     assert error.code == "node_failed"
 
 
-async def test_a_frame_that_is_cut_off(nodes: SpreadNodes) -> None:
+async def test_a_frame_that_is_cut_off(nodes: SharingNodes) -> None:
     ids = await fill(nodes, 20)
     doc_id = next(one for one in ids if nodes.owner(one) == "b")
     kept = await nodes["b"].running.documents.kept(doc_id.encode(), is_durable=True)
@@ -170,4 +172,4 @@ async def test_a_frame_that_is_cut_off(nodes: SpreadNodes) -> None:
 
 
 def test_a_request_has_no_more_ids_than_the_page_takes() -> None:
-    assert spread_reads.IDS_MAX <= stored_host.IDS_MAX
+    assert distributed_reads.IDS_MAX <= stored_host.IDS_MAX

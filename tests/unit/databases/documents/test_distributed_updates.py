@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream.databases.documents import distributed_updates as spread_updates
+from millstream.databases.documents import distributed_updates as distributed_updates
 from millstream.databases.routing import TRIES_MAX
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
@@ -28,15 +28,15 @@ from millstream.gateway.core.api.stored import (
 )
 from millstream.kv.core.revisions.revision_store import Made, RevisedDocuments
 from millstream.model.partitions import PartitionState
-from simulators import spread_schedules
+from simulators import document_schedules
 from support.budget import budget
-from support.http.sharing_nodes import BUCKET, SpreadNodes, lost, sharing_nodes
+from support.http.sharing_nodes import BUCKET, SharingNodes, lost, sharing_nodes
 from support.kv.running_bucket import LIMIT, put
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
-    monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
+async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharingNodes]:
+    monkeypatch.setattr(distributed_updates, "PAUSE_S", 0)
     async with sharing_nodes(tmp_path) as found:
         yield found
 
@@ -53,8 +53,8 @@ def from_peer(doc_id: str, digit: str) -> Decide:
     return decide
 
 
-async def change(nodes: SpreadNodes, *edits: tuple[str, Decide], at: str = "a") -> list[Any]:
-    return await nodes[at].spread.update(BUCKET, edits, is_durable=True)
+async def change(nodes: SharingNodes, *edits: tuple[str, Decide], at: str = "a") -> list[Any]:
+    return await nodes[at].distributed.update(BUCKET, edits, is_durable=True)
 
 
 def code_of(found: object) -> str:
@@ -63,7 +63,7 @@ def code_of(found: object) -> str:
 
 
 async def test_a_long_decision_about_a_document_of_another_node_is_made_in_a_thread(
-    nodes: SpreadNodes,
+    nodes: SharingNodes,
 ) -> None:
     threads = list[bool]()
 
@@ -77,14 +77,14 @@ async def test_a_long_decision_about_a_document_of_another_node_is_made_in_a_thr
     assert nodes.network.requests(WriteStored) == ["b"]
 
 
-async def test_a_thousand_documents_are_two_requests(nodes: SpreadNodes) -> None:
+async def test_a_thousand_documents_are_two_requests(nodes: SharingNodes) -> None:
     edits = [(f"k{number}", put(b'{"n":%d}' % number)) for number in range(1000)]
     done = await change(nodes, *edits)
     assert all(isinstance(one, Written) and one.seqno for one in done)
     assert nodes.network.requests(ReadStored, WriteStored) == ["b", "b"]
     ids = [doc_id for doc_id, _ in edits]
     nodes.network.asked.clear()
-    found = [one async for one in nodes["a"].spread.read_all(BUCKET, ids)]
+    found = [one async for one in nodes["a"].distributed.read_all(BUCKET, ids)]
     bodies = [
         one.contents[one.winner.rev].body for one in found if isinstance(one, StoredDocument)
     ]
@@ -92,8 +92,8 @@ async def test_a_thousand_documents_are_two_requests(nodes: SpreadNodes) -> None
     assert nodes.network.requests(ReadStored) == ["b"]
 
 
-async def test_portions_are_bounded(nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread_updates, "PORTION_BYTES", 1000)
+async def test_portions_are_bounded(nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed_updates, "PORTION_BYTES", 1000)
     edits = [(f"k{number}", put(b'{"n":"%b"}' % (b"x" * 300))) for number in range(20)]
     assert all(isinstance(one, Written) for one in await change(nodes, *edits))
     sizes = [len(one.changes) for _, one in nodes.network.asked if isinstance(one, WriteStored)]
@@ -102,7 +102,7 @@ async def test_portions_are_bounded(nodes: SpreadNodes, monkeypatch: pytest.Monk
 
 
 async def test_what_changes_between_reading_and_writing_is_decided_again(
-    nodes: SpreadNodes,
+    nodes: SharingNodes,
 ) -> None:
     doc_id = nodes.id_at("b")
 
@@ -120,7 +120,7 @@ async def test_what_changes_between_reading_and_writing_is_decided_again(
     assert nodes.network.requests(ReadStored, WriteStored) == ["b"] * 4
 
 
-async def test_a_clients_edit_that_comes_second_is_a_conflict(nodes: SpreadNodes) -> None:
+async def test_a_clients_edit_that_comes_second_is_a_conflict(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
 
     async def come_between(name: str, asked: Asked) -> None:
@@ -133,7 +133,7 @@ async def test_a_clients_edit_that_comes_second_is_a_conflict(nodes: SpreadNodes
     assert refusal.code == "conflict"
 
 
-async def test_a_document_that_always_changes(nodes: SpreadNodes) -> None:
+async def test_a_document_that_always_changes(nodes: SharingNodes) -> None:
     nodes.network.answers["b"] = None
     doc_id, decided = nodes.id_at("b"), 0
 
@@ -152,7 +152,7 @@ async def test_a_document_that_always_changes(nodes: SpreadNodes) -> None:
     assert decided == TRIES_MAX
 
 
-async def test_several_edits_of_a_document_see_each_other(nodes: SpreadNodes) -> None:
+async def test_several_edits_of_a_document_see_each_other(nodes: SharingNodes) -> None:
     for owner in "ab":
         doc_id = nodes.id_at(owner)
         [first, second] = await change(nodes, (doc_id, put()), (doc_id, put(b'{"n":2}')))
@@ -164,7 +164,7 @@ async def test_several_edits_of_a_document_see_each_other(nodes: SpreadNodes) ->
         assert [one.document.winner.rev[:2] for one in done] == ["2-", "3-"]
 
 
-async def test_an_owner_that_has_moved_is_found(nodes: SpreadNodes) -> None:
+async def test_an_owner_that_has_moved_is_found(nodes: SharingNodes) -> None:
     doc_id, other = nodes.id_at("b"), nodes.id_at("b", "other")
     partition = nodes["b"].running.bucket.partition_for(doc_id.encode()).partition_id
 
@@ -176,10 +176,10 @@ async def test_an_owner_that_has_moved_is_found(nodes: SpreadNodes) -> None:
     done = await change(nodes, (doc_id, put()), (other, put()))
     assert all(isinstance(one, Written) for one in done)
     assert await nodes["a"].own.read(BUCKET, doc_id) is not None
-    assert await nodes["b"].spread.read(BUCKET, doc_id) is not None
+    assert await nodes["b"].distributed.read(BUCKET, doc_id) is not None
 
 
-async def test_an_owner_that_nobody_is(nodes: SpreadNodes) -> None:
+async def test_an_owner_that_nobody_is(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
     partition = nodes["b"].running.bucket.partition_for(doc_id.encode()).partition_id
     await nodes.set_state("b", partition, PartitionState.DEAD)
@@ -191,7 +191,7 @@ async def test_an_owner_that_nobody_is(nodes: SpreadNodes) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_what_is_lost_while_reading_is_asked_again(nodes: SpreadNodes, times: int) -> None:
+async def test_what_is_lost_while_reading_is_asked_again(nodes: SharingNodes, times: int) -> None:
     nodes.network.before = lost(ReadStored, times=times)
     [made] = await change(nodes, (nodes.id_at("b"), put()))
     if times == 1:
@@ -200,7 +200,7 @@ async def test_what_is_lost_while_reading_is_asked_again(nodes: SpreadNodes, tim
         assert code_of(made) == "node_failed"
 
 
-async def test_a_change_that_was_lost_on_its_way_is_sent_again(nodes: SpreadNodes) -> None:
+async def test_a_change_that_was_lost_on_its_way_is_sent_again(nodes: SharingNodes) -> None:
     nodes.network.before = lost(WriteStored)
     [made] = await change(nodes, (nodes.id_at("b"), put()))
     assert isinstance(made, Written)
@@ -208,7 +208,7 @@ async def test_a_change_that_was_lost_on_its_way_is_sent_again(nodes: SpreadNode
 
 
 async def test_a_change_whose_answer_was_lost_is_found_and_not_made_again(
-    nodes: SpreadNodes,
+    nodes: SharingNodes,
 ) -> None:
     doc_id = nodes.id_at("b")
     nodes.network.after = lost(WriteStored)
@@ -220,7 +220,7 @@ async def test_a_change_whose_answer_was_lost_is_found_and_not_made_again(
     assert nodes.network.requests(WriteStored) == ["b"]
 
 
-async def test_a_deletion_whose_answer_was_lost_is_found(nodes: SpreadNodes) -> None:
+async def test_a_deletion_whose_answer_was_lost_is_found(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
     [made] = await change(nodes, (doc_id, put()))
     rev = made.document.winner.rev.encode()
@@ -231,7 +231,7 @@ async def test_a_deletion_whose_answer_was_lost_is_found(nodes: SpreadNodes) -> 
     assert made.document.winner.is_deleted
 
 
-async def test_what_is_another_document_afterwards_is_ambiguous(nodes: SpreadNodes) -> None:
+async def test_what_is_another_document_afterwards_is_ambiguous(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
     lose = lost(WriteStored)
 
@@ -247,7 +247,7 @@ async def test_what_is_another_document_afterwards_is_ambiguous(nodes: SpreadNod
     assert len(nodes.network.requests(WriteStored)) == 1
 
 
-async def test_what_cannot_be_looked_for_is_ambiguous(nodes: SpreadNodes) -> None:
+async def test_what_cannot_be_looked_for_is_ambiguous(nodes: SharingNodes) -> None:
     lose = lost(WriteStored)
 
     async def go_down(name: str, asked: Asked) -> None:
@@ -260,7 +260,7 @@ async def test_what_cannot_be_looked_for_is_ambiguous(nodes: SpreadNodes) -> Non
     assert code_of(refusal) == "ambiguous"
 
 
-async def test_a_lost_change_whose_partition_comes_here_is_ambiguous(nodes: SpreadNodes) -> None:
+async def test_a_lost_change_whose_partition_comes_here_is_ambiguous(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("b")
     partition = nodes["b"].running.bucket.partition_for(doc_id.encode()).partition_id
     lose = lost(WriteStored)
@@ -286,7 +286,7 @@ async def test_a_lost_change_whose_partition_comes_here_is_ambiguous(nodes: Spre
         WrittenList([Placed(1)] * 2),
     ],
 )
-async def test_answers_that_make_no_sense(nodes: SpreadNodes, answer: Any) -> None:
+async def test_answers_that_make_no_sense(nodes: SharingNodes, answer: Any) -> None:
     nodes.network.answers["b"] = answer
     [refusal] = await change(nodes, (nodes.id_at("b"), put()))
     assert code_of(refusal) == "node_failed"
@@ -294,7 +294,7 @@ async def test_answers_that_make_no_sense(nodes: SpreadNodes, answer: Any) -> No
 
 @pytest.mark.parametrize("answer", [Done(), StoredList([]), WrittenList([Placed(1)] * 2)])
 async def test_a_write_that_is_answered_with_nonsense_is_looked_for(
-    nodes: SpreadNodes, answer: Any
+    nodes: SharingNodes, answer: Any
 ) -> None:
     async def answer_writes(name: str, asked: Asked) -> None:
         nodes.network.answers.clear()
@@ -307,7 +307,7 @@ async def test_a_write_that_is_answered_with_nonsense_is_looked_for(
     assert nodes.network.requests(WriteStored) == ["b"]
 
 
-async def test_refusals_concern_their_own_document(nodes: SpreadNodes) -> None:
+async def test_refusals_concern_their_own_document(nodes: SharingNodes) -> None:
     def refuse(document: StoredDocument | None) -> StoredDocument | None:
         raise UsageError("no", code="bad_request")
 
@@ -322,11 +322,11 @@ async def test_refusals_concern_their_own_document(nodes: SpreadNodes) -> None:
     assert done[2].seqno > 0
 
 
-def nodes_partition(nodes: SpreadNodes, doc_id: str) -> int:
+def nodes_partition(nodes: SharingNodes, doc_id: str) -> int:
     return nodes["a"].running.bucket.partition_for(doc_id.encode()).partition_id
 
 
-async def test_what_the_owner_refuses_is_told(nodes: SpreadNodes) -> None:
+async def test_what_the_owner_refuses_is_told(nodes: SharingNodes) -> None:
     nodes["b"].running.bucket.writes.refuses = lambda _: True  # type: ignore[method-assign]
     [refusal] = await change(nodes, (nodes.id_at("b"), put()))
     assert code_of(refusal) == "temporarily_unavailable"
@@ -337,8 +337,8 @@ async def test_what_the_owner_refuses_is_told(nodes: SpreadNodes) -> None:
 async def test_what_is_told_is_so_while_connections_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
-    told = await spread_schedules.run(tmp_path, seed)
+    monkeypatch.setattr(distributed_updates, "PAUSE_S", 0)
+    told = await document_schedules.run(tmp_path, seed)
     assert told["made"] > 20
 
 
@@ -351,9 +351,9 @@ def _write_anyway(
 PLANTS: dict[str, tuple[type[Any], str, Any]] = {
     "versions are not compared": (RevisedDocuments, "replace", _write_anyway),
     "what was lost is forgotten": (
-        spread_updates._Edit, "lost", property(lambda _: None, lambda _, error: None)
+        distributed_updates._Edit, "lost", property(lambda _: None, lambda _, error: None)
     ),
-    "whatever is there was made": (spread_updates._Edit, "is_as_sent", lambda *_: True),
+    "whatever is there was made": (distributed_updates._Edit, "is_as_sent", lambda *_: True),
 }  # fmt: skip
 
 
@@ -361,12 +361,12 @@ PLANTS: dict[str, tuple[type[Any], str, Any]] = {
 async def test_mistakes_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str
 ) -> None:
-    monkeypatch.setattr(spread_updates, "PAUSE_S", 0)
+    monkeypatch.setattr(distributed_updates, "PAUSE_S", 0)
     monkeypatch.setattr(*PLANTS[plant], raising=False)
 
     async def run_all() -> None:
         for seed in range(20):
-            await spread_schedules.run(tmp_path / str(seed), seed)
+            await document_schedules.run(tmp_path / str(seed), seed)
 
     with pytest.raises(AssertionError, match="a change"):
         await run_all()

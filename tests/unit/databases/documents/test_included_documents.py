@@ -216,8 +216,8 @@ async def texts(source, asked):
 async def test_documents_of_both_nodes_come_in_order(nodes):
     ids = [f"k{n}" for n in range(20)]
     edits = [(one, put(b'{"n":"%b"}' % one.encode())) for one in ids]
-    await nodes["a"].spread.update(BUCKET, edits, is_durable=True)
-    await nodes["a"].spread.update(BUCKET, [("gone", put())], is_durable=True)
+    await nodes["a"].distributed.update(BUCKET, edits, is_durable=True)
+    await nodes["a"].distributed.update(BUCKET, [("gone", put())], is_durable=True)
     gone = nodes[nodes.owner("gone")].running.bucket.partition_for(b"gone")
     gone.delete(b"gone", 0, time.time_ns())
     no_ids = ["none", "_local/x", "\ud7ff", "gone", "\ud800", *IMPOSSIBLE]
@@ -237,7 +237,7 @@ async def test_documents_of_both_nodes_come_in_order(nodes):
 
 
 async def test_attachments_of_another_node_come_from_there(nodes):
-    doc_id, host = nodes.id_at("b"), nodes["b"].spread
+    doc_id, host = nodes.id_at("b"), nodes["b"].distributed
     table = {"t": {"content_type": "image/png", "data": "Zmlyc3Q="}}
     kept = await keep_inline(host, BUCKET, table)
     sent = parse_sent(msgspec.json.encode({"_attachments": table}))

@@ -16,7 +16,7 @@ from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.api.documents import Written
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.partitions import PartitionState
-from support.http.sharing_nodes import Network, SpreadNode
+from support.http.sharing_nodes import Network, SharingNode
 from support.kv.running_bucket import opened, put
 
 
@@ -28,7 +28,7 @@ async def running(tmp_path: Path) -> AsyncIterator[BucketEngine]:
 
 
 def documents_of(running: BucketEngine) -> DistributedDocuments:
-    return SpreadNode("a", running, Network()).spread
+    return SharingNode("a", running, Network()).distributed
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

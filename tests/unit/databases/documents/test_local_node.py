@@ -45,16 +45,16 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
 from millstream.wire.frames import seqno_of
 from support.http.revised_documents import with_leaf
-from support.http.sharing_nodes import BUCKET, UUID, SpreadNodes, sharing_nodes
-from support.views.spread_nodes import BUCKET as PARTS
-from support.views.spread_nodes import Node
-from support.views.spread_nodes import SpreadNodes as FalseNodes
+from support.http.sharing_nodes import BUCKET, UUID, SharingNodes, sharing_nodes
+from support.views.distributed_nodes import BUCKET as PARTS
+from support.views.distributed_nodes import DistributedNodes as FalseNodes
+from support.views.distributed_nodes import Node
 
 REV = "1-" + "a" * 32
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[SpreadNodes]:
+async def nodes(tmp_path: Path) -> AsyncIterator[SharingNodes]:
     async with sharing_nodes(tmp_path, "aaab") as found:
         yield found
 
@@ -64,7 +64,7 @@ def packed(*blobs: bytes, body: bytes = b"{}") -> Packed:
 
 
 async def write(
-    nodes: SpreadNodes, doc_id: str, version: Version | None, what: Packed
+    nodes: SharingNodes, doc_id: str, version: Version | None, what: Packed
 ) -> Placed | Changed | Lacking | Refused:
     asked = WriteStored(UUID, [Change(doc_id, version, *what)], True)
     answer = await nodes["a"].stored.answer(BUCKET, asked)
@@ -73,20 +73,20 @@ async def write(
     return one
 
 
-async def read(nodes: SpreadNodes, *ids: str) -> list[Stored | Refused | None]:
+async def read(nodes: SharingNodes, *ids: str) -> list[Stored | Refused | None]:
     answer = await nodes["a"].stored.answer(BUCKET, ReadStored(UUID, list(ids), True))
     assert isinstance(answer, StoredList)
     return answer.documents
 
 
-async def version_of(nodes: SpreadNodes, doc_id: str) -> Version:
+async def version_of(nodes: SharingNodes, doc_id: str) -> Version:
     [found] = await read(nodes, doc_id)
     assert isinstance(found, Stored)
     return Kept(0, found.frame, found.side).version
 
 
 async def test_a_change_is_written_on_the_version_that_it_was_decided_on(
-    nodes: SpreadNodes,
+    nodes: SharingNodes,
 ) -> None:
     doc_id = nodes.id_at("a")
     assert await write(nodes, doc_id, Version(1, 1), packed()) == Changed()
@@ -98,7 +98,7 @@ async def test_a_change_is_written_on_the_version_that_it_was_decided_on(
     assert isinstance(await write(nodes, doc_id, version, packed(body=b'{"n":1}')), Placed)
 
 
-async def test_what_is_no_change_of_a_document_is_refused_alone(nodes: SpreadNodes) -> None:
+async def test_what_is_no_change_of_a_document_is_refused_alone(nodes: SharingNodes) -> None:
     good = nodes.id_at("a")
     changes = [
         Change("", None, *packed()), Change("_bad", None, *packed()),
@@ -112,7 +112,7 @@ async def test_what_is_no_change_of_a_document_is_refused_alone(nodes: SpreadNod
     assert isinstance(answer.changes[-1], Placed)
 
 
-async def test_bytes_have_to_be_here_before_they_are_named(nodes: SpreadNodes) -> None:
+async def test_bytes_have_to_be_here_before_they_are_named(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("a")
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -131,7 +131,7 @@ async def test_bytes_have_to_be_here_before_they_are_named(nodes: SpreadNodes) -
     assert isinstance(await write(nodes, doc_id, version, with_bytes), Placed), "no news"
 
 
-async def test_an_answer_is_bounded(nodes: SpreadNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_bounded(nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_documents, "PORTION_BYTES", 1)
     ids = [nodes.id_at("a", prefix) for prefix in "xyz"]
     for doc_id in ids:
@@ -140,14 +140,14 @@ async def test_an_answer_is_bounded(nodes: SpreadNodes, monkeypatch: pytest.Monk
     assert len(await read(nodes, "none", nodes.id_at("b"), "_bad", *ids)) == 4
 
 
-async def test_what_is_read(nodes: SpreadNodes) -> None:
+async def test_what_is_read(nodes: SharingNodes) -> None:
     [nothing, elsewhere] = await read(nodes, nodes.id_at("a"), nodes.id_at("b"))
     assert nothing is None
     assert isinstance(elsewhere, Refused)
     assert elsewhere.code == "not_my_partition"
 
 
-async def test_another_bucket_of_the_name_is_not_meant(nodes: SpreadNodes) -> None:
+async def test_another_bucket_of_the_name_is_not_meant(nodes: SharingNodes) -> None:
     with pytest.raises(ConditionError) as caught:
         await nodes["a"].stored.answer(BUCKET, Commit("11"))
     assert caught.value.code == "bucket_not_found"
@@ -155,18 +155,18 @@ async def test_another_bucket_of_the_name_is_not_meant(nodes: SpreadNodes) -> No
         await nodes["a"].stored.answer("none", Commit(UUID))
 
 
-async def test_local_documents_of_others_are_not_answered(nodes: SpreadNodes) -> None:
+async def test_local_documents_of_others_are_not_answered(nodes: SharingNodes) -> None:
     there = nodes.id_at("b", "_local/l").removeprefix("_local/")
     for asked in (ReadLocal(UUID, there), WriteLocal(UUID, there, b"{}", None)):
         with pytest.raises(UnavailableError) as caught:
             await nodes["a"].stored.answer(BUCKET, asked)
         assert caught.value.code == "not_my_partition"
-    await nodes["b"].spread.write_local(BUCKET, there, b"{}", None)
+    await nodes["b"].distributed.write_local(BUCKET, there, b"{}", None)
     answer = await nodes["a"].stored.answer(BUCKET, ListLocals(UUID, ""))
     assert answer.documents == []  # type: ignore[union-attr]
 
 
-async def test_a_partition_that_is_stopped_is_not_written(nodes: SpreadNodes) -> None:
+async def test_a_partition_that_is_stopped_is_not_written(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("a")
     number = nodes["a"].running.bucket.partition_for(doc_id.encode()).partition_id
     await nodes.set_state("a", number, PartitionState.DEAD)

@@ -12,7 +12,7 @@ from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.api.stored import Done, encode
 from millstream.gateway.core.bucket_parts import Histories, PartHistory
 from millstream.model.position import FailoverEntry, FailoverLog
-from support.views.spread_nodes import BUCKET, SpreadNodes
+from support.views.distributed_nodes import BUCKET, DistributedNodes
 
 
 @pytest.fixture(autouse=True)
@@ -20,12 +20,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "PAUSES_S", (0.0, 0.0))
 
 
-async def epoch_of(nodes: SpreadNodes, at: str = "a") -> int:
+async def epoch_of(nodes: DistributedNodes, at: str = "a") -> int:
     return (await nodes[at].changes.whole(BUCKET)).purge_epoch()
 
 
 async def test_each_partition_is_said_by_its_owner() -> None:
-    nodes = SpreadNodes.false("aba")
+    nodes = DistributedNodes.false("aba")
     for number in range(3):
         nodes.write(number, "abc"[: number + 1])
     one, other = [await nodes[name].changes.whole(BUCKET) for name in "ab"]
@@ -37,7 +37,7 @@ async def test_each_partition_is_said_by_its_owner() -> None:
 
 
 async def test_a_node_that_is_away_or_has_not_what_the_map_says() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes["b"].is_dead = True
     with pytest.raises(MillstreamError) as caught:
         await epoch_of(nodes)
@@ -66,7 +66,7 @@ def histories(*numbers: int, log: FailoverLog = LOG) -> bytes:
     ],
 )  # fmt: skip
 async def test_an_answer_about_other_partitions_is_no_answer(answer: bytes) -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes["b"].on_chunk = lambda page, data: answer
     with pytest.raises(MillstreamError) as caught:
         await epoch_of(nodes)
@@ -74,7 +74,7 @@ async def test_an_answer_about_other_partitions_is_no_answer(answer: bytes) -> N
 
 
 async def test_the_purge_epoch_never_becomes_what_it_was() -> None:
-    nodes = SpreadNodes.false("abb")
+    nodes = DistributedNodes.false("abb")
     seen = [await epoch_of(nodes)]
     assert seen[0] & SPREAD_EPOCH
     assert not may_hide(seen[0])
@@ -95,7 +95,7 @@ async def test_the_purge_epoch_never_becomes_what_it_was() -> None:
 
 
 async def test_a_purge_needs_all_owners_and_no_other_node() -> None:
-    nodes = SpreadNodes.false("abc")
+    nodes = DistributedNodes.false("abc")
     nodes.move(2, "b")
     nodes["c"].is_dead = True
     async with nodes["a"].changes.purging(BUCKET):

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 
 from millstream.databases import routing as bucket_places
-from millstream.databases.scans import distributed_feeds as spread_feeds
-from millstream.databases.scans import distributed_scans as spread_scans
+from millstream.databases.scans import distributed_feeds as distributed_feeds
+from millstream.databases.scans import distributed_scans as distributed_scans
 from millstream.databases.scans.distributed_feeds import DistributedWalk
 from millstream.documents.tokens import parse_token
 from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.kv.core.revisions.changes_feed import Piece
 from millstream.wire.frames import change_of, description_bytes, seqno_of
 from support.budget import budget
-from support.views.spread_nodes import BUCKET, SpreadNodes
+from support.views.distributed_nodes import BUCKET, DistributedNodes
 
 PAUSES = (0.0, 0.0, 0.0)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bucket_places, spread_feeds, spread_scans):
+    for module in (bucket_places, distributed_feeds, distributed_scans):
         monkeypatch.setattr(module, "PAUSES_S", PAUSES)
 
 
-async def begun(nodes: SpreadNodes, at: str = "a", since: Any = 0) -> DistributedWalk:
+async def begun(nodes: DistributedNodes, at: str = "a", since: Any = 0) -> DistributedWalk:
     database = await nodes[at].changes.whole(BUCKET)
     walk = database.open(database.start_of(since), restarts=False)
     assert isinstance(walk, DistributedWalk)
@@ -52,7 +52,7 @@ def since_of(walk: DistributedWalk) -> Any:
     return parse_token(walk.tokens.text().decode())
 
 
-def all_of(nodes: SpreadNodes) -> list[tuple[int, int]]:
+def all_of(nodes: DistributedNodes) -> list[tuple[int, int]]:
     return sorted(
         (number, write.seqno)
         for number, owner in enumerate(nodes.owners)
@@ -63,7 +63,7 @@ def all_of(nodes: SpreadNodes) -> list[tuple[int, int]]:
 
 
 async def test_any_node_gives_all_changes_and_its_token_is_good_at_others() -> None:
-    nodes = SpreadNodes.false("abca")
+    nodes = DistributedNodes.false("abca")
     for number in range(4):
         nodes.write(number, "abcab")
     for name in "abc":
@@ -80,20 +80,20 @@ async def test_any_node_gives_all_changes_and_its_token_is_good_at_others() -> N
 
 
 async def test_small_answers_are_in_the_order_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes.write(0, "abc")  # CAS are seqnos here
     nodes.write(1, "abc")
     walk = await begun(nodes)
     assert await read(walk) == [(0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
     walk.close()
-    monkeypatch.setattr(spread_feeds, "ORDERED_BYTES_MAX", 0)
+    monkeypatch.setattr(distributed_feeds, "ORDERED_BYTES_MAX", 0)
     walk = await begun(nodes)
     assert await read(walk) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
     walk.close()
 
 
 async def test_who_is_inside_a_snapshot_goes_on_there_first() -> None:
-    nodes = SpreadNodes.false("abab")
+    nodes = DistributedNodes.false("abab")
     for number in range(4):
         nodes.write(number, "abcd")
     walk = await begun(nodes)
@@ -113,7 +113,7 @@ async def test_who_is_inside_a_snapshot_goes_on_there_first() -> None:
 
 
 async def test_where_all_is_here_nobody_is_asked() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes.move(1, "a")
     nodes.write(1, "ab")
     walk = await begun(nodes)
@@ -124,7 +124,7 @@ async def test_where_all_is_here_nobody_is_asked() -> None:
 
 
 async def test_a_feed_waits_for_all_nodes() -> None:
-    nodes = SpreadNodes.false("abc")
+    nodes = DistributedNodes.false("abc")
     walk = await begun(nodes)
     assert await read(walk) == []
     assert not await walk.wait(0.001)
@@ -138,7 +138,7 @@ async def test_a_feed_waits_for_all_nodes() -> None:
     await closed(nodes)
 
 
-async def closed(nodes: SpreadNodes) -> None:
+async def closed(nodes: DistributedNodes) -> None:
     """Until nobody reads any more, on any node."""
     async with asyncio.timeout(60):
         while any(  # noqa: ASYNC110 - there is no event for it
@@ -149,7 +149,7 @@ async def closed(nodes: SpreadNodes) -> None:
 
 
 async def test_a_node_that_has_nothing_new_is_not_asked_for_changes_again() -> None:
-    nodes = SpreadNodes.false("abc")
+    nodes = DistributedNodes.false("abc")
     walk = await begun(nodes)
     await read(walk)
     assert not await walk.wait(0.001)
@@ -165,8 +165,8 @@ async def test_a_node_that_has_nothing_new_is_not_asked_for_changes_again() -> N
 async def test_an_owner_that_changes_in_the_middle_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spread_feeds, "ORDERED_CHANGES_MAX", -1)
-    nodes = SpreadNodes.false("abcb")
+    monkeypatch.setattr(distributed_feeds, "ORDERED_CHANGES_MAX", -1)
+    nodes = DistributedNodes.false("abcb")
     for number in range(4):
         nodes.write(number, "abcdef")
     nodes["b"].bucket.partitions[1].forget_memory(6)  # two at a time
@@ -188,7 +188,7 @@ async def test_an_owner_that_changes_in_the_middle_is_followed(
 
 
 async def test_a_partition_that_comes_here_while_a_feed_waits() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes.write(1, "ab")
     walk = await begun(nodes)
     await read(walk)
@@ -206,7 +206,7 @@ async def test_a_partition_that_comes_here_while_a_feed_waits() -> None:
 
 
 async def test_only_the_partition_that_lost_history_goes_back() -> None:
-    nodes = SpreadNodes.false("abc")
+    nodes = DistributedNodes.false("abc")
     for number in range(3):
         nodes.write(number, "abc")
     walk = await begun(nodes)
@@ -222,7 +222,7 @@ async def test_only_the_partition_that_lost_history_goes_back() -> None:
 
 
 async def test_a_loss_in_the_middle_of_a_feed_takes_the_reader_back() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes.write(1, "abc")
     walk = await begun(nodes)
     assert await read(walk) == [(1, 1), (1, 2), (1, 3)]
@@ -235,7 +235,7 @@ async def test_a_loss_in_the_middle_of_a_feed_takes_the_reader_back() -> None:
 
 
 async def test_a_node_that_dies_ends_the_feed_unless_another_takes_its_place() -> None:
-    nodes = SpreadNodes.false("abc")
+    nodes = DistributedNodes.false("abc")
     nodes.write(1, "abc")
     walk = await begun(nodes)
     nodes["b"].is_dead = True
@@ -253,7 +253,7 @@ async def test_a_node_that_dies_ends_the_feed_unless_another_takes_its_place() -
 
 
 async def test_a_node_that_breaks_off_is_asked_again_behind_what_came() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes.write(1, "abcdef")
     nodes["b"].bucket.partitions[1].forget_memory(6)
     count = 0
@@ -287,7 +287,7 @@ def no_frame(page: str, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("nonsense", [cut, noise, other_partition, no_frame])
 async def test_nonsense_is_refused(nonsense: Callable[[str, bytes], bytes]) -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     nodes.write(1, "abc")
     nodes["b"].on_chunk = nonsense
     with pytest.raises(MillstreamError) as caught:
@@ -296,7 +296,7 @@ async def test_nonsense_is_refused(nonsense: Callable[[str, bytes], bytes]) -> N
 
 
 async def test_a_partition_that_no_node_has() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     walk = await begun(nodes)
     nodes["b"].bucket.partitions[1].state = nodes["b"].bucket.partitions[0].state
     with pytest.raises(MillstreamError) as caught:
@@ -308,7 +308,7 @@ async def test_a_partition_that_no_node_has() -> None:
 
 
 async def test_another_bucket_of_the_name_is_none() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     walk = await begun(nodes)
     nodes["b"].bucket.uuid = "another"
     with pytest.raises(MillstreamError) as caught:
@@ -317,13 +317,13 @@ async def test_another_bucket_of_the_name_is_none() -> None:
 
 
 async def test_a_token_of_another_database_is_refused() -> None:
-    nodes, others = SpreadNodes.false("ab"), SpreadNodes.false("abb")
+    nodes, others = DistributedNodes.false("ab"), DistributedNodes.false("abb")
     with pytest.raises(UsageError):
         await begun(nodes, "a", since_of(await begun(others)))
 
 
 async def test_a_bucket_that_goes_away_ends_its_readers() -> None:
-    nodes = SpreadNodes.false("ab")
+    nodes = DistributedNodes.false("ab")
     walk = await begun(nodes)
     waiting = asyncio.ensure_future(walk.wait(60))
     await asyncio.sleep(0)
@@ -335,7 +335,7 @@ async def test_a_bucket_that_goes_away_ends_its_readers() -> None:
 
 
 async def test_a_purge_shows_before_what_it_made() -> None:
-    nodes = SpreadNodes.false("abc")
+    nodes = DistributedNodes.false("abc")
     nodes.write(1, "ab")
     walk = await begun(nodes)
     first = walk.tokens.purge_epoch
@@ -360,7 +360,7 @@ async def test_a_purge_shows_before_what_it_made() -> None:
 class Reader:
     """Reads now at this node, now at that one; knows the newest change of each key."""
 
-    def __init__(self, nodes: SpreadNodes, rng: Random) -> None:
+    def __init__(self, nodes: DistributedNodes, rng: Random) -> None:
         self.nodes, self.rng = nodes, rng
         self.since: Any = 0
         self.known: dict[tuple[int, bytes], int] = {}
@@ -411,8 +411,8 @@ async def test_whatever_happens_readers_have_everything_in_the_end(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = Random(seed)
-    monkeypatch.setattr(spread_feeds, "ORDERED_CHANGES_MAX", rng.choice([-1, 2048]))
-    nodes = SpreadNodes.false("abcabc")
+    monkeypatch.setattr(distributed_feeds, "ORDERED_CHANGES_MAX", rng.choice([-1, 2048]))
+    nodes = DistributedNodes.false("abcabc")
     readers = [Reader(nodes, rng) for _ in range(3)]
 
     def disturbed(page: str, data: bytes) -> bytes | None:

@@ -11,21 +11,23 @@ import pytest
 from millstream.databases import routing
 from millstream.databases.documents import local_node as own_parts
 from millstream.databases.documents.document_scan import DocumentScans
-from millstream.databases.scans import distributed_scans as spread_scans
+from millstream.databases.scans import distributed_scans as distributed_scans
 from millstream.documents.reading import PLAIN, text_of
 from millstream.errors import MillstreamError
 from millstream.model.partitions import PartitionState, partition_of
 from support.kv.running_bucket import LIMIT, NOW, opened, put
-from support.views.spread_nodes import BUCKET, SpreadNodes
+from support.views.distributed_nodes import BUCKET, DistributedNodes
 
 NAMES = sorted([f"k{n:02}" for n in range(40)] + ["_design/d", "é"], key=str.encode)
 OWNERS = "abab"
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpreadNodes]:
+async def nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[DistributedNodes]:
     """Both have all documents; what is not to be a node's is dead there."""
-    for module in (routing, spread_scans):
+    for module in (routing, distributed_scans):
         monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(own_parts, "FOUND_BYTES", 1)  # a message each
     running = {name: await opened(tmp_path / name) for name in "ab"}
@@ -33,7 +35,7 @@ async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         edits = [(name.encode(), put(b'{"n":"%b"}' % name.encode())) for name in NAMES]
         edits.append((b"gone", put(b'{"_deleted":true}')))
         await engine.documents.update(edits, LIMIT, is_durable=True)
-    made = SpreadNodes(running, OWNERS)
+    made = DistributedNodes(running, OWNERS)
     for number, owner in enumerate(OWNERS):
         other = "b" if owner == "a" else "a"
         await running[other].copies.set_state(number, PartitionState.DEAD)
@@ -42,13 +44,13 @@ async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         await engine.stop()
 
 
-async def ids(nodes: SpreadNodes, at: str = "a", *, first: bytes = b"", last: bytes = b"\xff",
+async def ids(nodes: DistributedNodes, at: str = "a", *, first: bytes = b"", last: bytes = b"\xff",
               descending: bool = False) -> list[str]:  # fmt: skip
     found = nodes[at].documents.scan(BUCKET, first, last, descending=descending)
     return [doc_id async for doc_id, _ in found]
 
 
-async def test_documents_come_in_order_with_all_that_they_are(nodes: SpreadNodes) -> None:
+async def test_documents_come_in_order_with_all_that_they_are(nodes: DistributedNodes) -> None:
     for at in "ab":
         assert await ids(nodes, at) == NAMES
         assert await ids(nodes, at, descending=True) == NAMES[::-1]
@@ -60,7 +62,7 @@ async def test_documents_come_in_order_with_all_that_they_are(nodes: SpreadNodes
         assert text.endswith(b'"n":"%b"}' % doc_id.encode())
 
 
-async def test_keys_of_kv_are_listed_wherever_they_are(nodes: SpreadNodes) -> None:
+async def test_keys_of_kv_are_listed_wherever_they_are(nodes: DistributedNodes) -> None:
     made = [name.encode() for name in NAMES]
     for number in range(20):
         for key in (b"\xff%d" % number, b"_%d" % number):
@@ -73,7 +75,7 @@ async def test_keys_of_kv_are_listed_wherever_they_are(nodes: SpreadNodes) -> No
         assert await ids(nodes, at) == NAMES
 
 
-async def test_figures_are_sums(nodes: SpreadNodes) -> None:
+async def test_figures_are_sums(nodes: DistributedNodes) -> None:
     one, other = [await nodes[at].documents.info(BUCKET) for at in "ab"]
     assert (one.document_count, one.deleted_count) == (len(NAMES), 1)
     assert one.update_seq == other.update_seq
@@ -82,7 +84,7 @@ async def test_figures_are_sums(nodes: SpreadNodes) -> None:
     assert one.file_bytes > 0
 
 
-async def test_texts_for_queries(nodes: SpreadNodes) -> None:
+async def test_texts_for_queries(nodes: DistributedNodes) -> None:
     scans = DocumentScans(nodes["a"].changes.router, lambda: NOW)
     found = scans.documents(BUCKET, "k10", "k20", descending=True, conflicts=False)
     texts = [one async for one in found]
@@ -92,7 +94,7 @@ async def test_texts_for_queries(nodes: SpreadNodes) -> None:
     assert [doc_id async for doc_id, _ in everything] == [n for n in NAMES if n[0] != "_"]
 
 
-async def move(nodes: SpreadNodes, number: int, to: str) -> None:
+async def move(nodes: DistributedNodes, number: int, to: str) -> None:
     before = nodes.owners[number]
     await nodes[before].running.copies.set_state(number, PartitionState.DEAD)
     await nodes[to].running.copies.set_state(number, PartitionState.ACTIVE)
@@ -101,7 +103,9 @@ async def move(nodes: SpreadNodes, number: int, to: str) -> None:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-async def test_a_scan_goes_on_where_partitions_went(nodes: SpreadNodes, descending: bool) -> None:
+async def test_a_scan_goes_on_where_partitions_went(
+    nodes: DistributedNodes, descending: bool
+) -> None:
     at: Any = iter([(1, "a"), (0, "b"), (3, "a")])
     seen = []
     found = nodes["a"].documents.scan(BUCKET, b"", b"\xff", descending=descending)
@@ -112,7 +116,9 @@ async def test_a_scan_goes_on_where_partitions_went(nodes: SpreadNodes, descendi
     assert seen == (NAMES[::-1] if descending else NAMES)
 
 
-async def test_a_scan_that_began_where_all_was_here_goes_on_elsewhere(nodes: SpreadNodes) -> None:
+async def test_a_scan_that_began_where_all_was_here_goes_on_elsewhere(
+    nodes: DistributedNodes,
+) -> None:
     for number in (1, 3):
         await move(nodes, number, "a")
     seen = []
@@ -125,7 +131,7 @@ async def test_a_scan_that_began_where_all_was_here_goes_on_elsewhere(nodes: Spr
 
 
 async def test_a_query_that_began_where_all_was_here_goes_on_elsewhere(
-    nodes: SpreadNodes,
+    nodes: DistributedNodes,
 ) -> None:
     for number in (1, 3):
         await move(nodes, number, "a")
@@ -141,7 +147,7 @@ async def test_a_query_that_began_where_all_was_here_goes_on_elsewhere(
 
 
 async def test_a_node_that_breaks_off_is_asked_again_and_one_that_is_dead_is_not(
-    nodes: SpreadNodes,
+    nodes: DistributedNodes,
 ) -> None:
     count = 0
 
@@ -160,7 +166,7 @@ async def test_a_node_that_breaks_off_is_asked_again_and_one_that_is_dead_is_not
 
 
 @pytest.mark.parametrize("answer", [b"\0\0\0\2\x91\x04", b"\xff" * 9, b"\0\0\0\4\x92\x02\x91\xa0"])
-async def test_nonsense(nodes: SpreadNodes, answer: bytes) -> None:
+async def test_nonsense(nodes: DistributedNodes, answer: bytes) -> None:
     is_over = answer == b"\0\0\0\2\x91\x04"
     nodes["b"].on_chunk = lambda page, data: answer if page == "WantedDocuments" else data
     if is_over:  # believed: it has nothing
@@ -171,7 +177,7 @@ async def test_nonsense(nodes: SpreadNodes, answer: bytes) -> None:
     assert caught.value.code == "node_failed"
 
 
-async def test_what_comes_out_of_order_is_refused(nodes: SpreadNodes) -> None:
+async def test_what_comes_out_of_order_is_refused(nodes: DistributedNodes) -> None:
     kept = list[bytes]()
 
     def again(page: str, data: bytes) -> bytes:

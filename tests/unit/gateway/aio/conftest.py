@@ -13,14 +13,14 @@ from support.node.token_issuer import NOW_S, RULES, claims, jwks, token
 
 
 @pytest.fixture
-async def client(open_host):
-    async with TestClient(TestServer(make_application(open_host))) as client:
+async def client(open_node):
+    async with TestClient(TestServer(make_application(open_node))) as client:
         yield client
 
 
 @pytest.fixture
-async def guarded(guarded_host):
-    async with TestClient(TestServer(make_application(guarded_host))) as client:
+async def guarded(guarded_node):
+    async with TestClient(TestServer(make_application(guarded_node))) as client:
         yield client
 
 
@@ -31,11 +31,11 @@ def token_clock():
 
 
 @pytest.fixture
-async def bearing(guarded_host, token_clock):
+async def bearing(guarded_node, token_clock):
     """The pages of a node that takes tokens, too."""
     keys = TokenKeys(RULES, "", now_s=lambda: token_clock[0], fetch=_keys)
     tokens = NodeTokens(keys, dict)
-    async with TestClient(TestServer(make_application(guarded_host, tokens=tokens))) as client:
+    async with TestClient(TestServer(make_application(guarded_node, tokens=tokens))) as client:
         yield client
     await tokens.close()
     await keys.close()
@@ -62,16 +62,16 @@ def _no_data(bucket):
 
 
 @pytest.fixture
-async def dataless(open_host):
+async def dataless(open_node):
     """The pages of a node without data, which has design documents alone."""
-    async with TestClient(TestServer(make_application(open_host, _no_data))) as client:
+    async with TestClient(TestServer(make_application(open_node, _no_data))) as client:
         yield client
 
 
 @pytest.fixture
-async def guarded_dataless(guarded_host):
+async def guarded_dataless(guarded_node):
     """The same where there are users."""
-    async with TestClient(TestServer(make_application(guarded_host, _no_data))) as client:
+    async with TestClient(TestServer(make_application(guarded_node, _no_data))) as client:
         yield client
 
 

@@ -28,8 +28,8 @@ async def test_every_request_is_one_line(guarded, caplog, body, bob):
     assert "secret" not in caplog.text
 
 
-async def test_answers_in_pieces_are_counted(client, open_host, caplog):
-    open_host.indexes.pieces = [b"x" * 50_000] * 3
+async def test_answers_in_pieces_are_counted(client, open_node, caplog):
+    open_node.indexes.pieces = [b"x" * 50_000] * 3
     with caplog.at_level(logging.DEBUG, LOGGER):
         await (await client.get("/orders/_design/s/_view/v")).read()
     ((_, _, status, size, _),) = lines(caplog)
@@ -43,7 +43,7 @@ async def test_nothing_is_logged_by_default(client, caplog, body):
     assert lines(caplog) == []
 
 
-async def test_a_client_that_left_is_a_line(client, open_host, caplog, monkeypatch):
+async def test_a_client_that_left_is_a_line(client, open_node, caplog, monkeypatch):
     monkeypatch.setattr(streaming, "GONE_CHECK_S", 0.01)
     waits, ended = asyncio.Event(), asyncio.Event()
 
@@ -54,7 +54,7 @@ async def test_a_client_that_left_is_a_line(client, open_host, caplog, monkeypat
         finally:
             asyncio.get_running_loop().call_soon(ended.set)
 
-    open_host.indexes.query = query
+    open_node.indexes.query = query
     with caplog.at_level(logging.DEBUG, LOGGER):
         asking = asyncio.ensure_future(client.get("/orders/_design/s/_view/v"))
         await waits.wait()

@@ -29,18 +29,18 @@ async def test_errors_are_json(client, body):
         "/orders/a%C3", "/orders/%ED%A0%80", "/orders/_all_docs?key=%22%FF%22",
     ],
 )  # fmt: skip
-async def test_an_address_that_is_no_text_is_refused(client, open_host, body, path):
+async def test_an_address_that_is_no_text_is_refused(client, open_node, body, path):
     for method in ("GET", "PUT", "DELETE"):
         response = await client.request(method, URL(path, encoded=True), data=b"{}")
         assert (await body(response, 400))["error"] == "bad_request"
-    assert open_host.documents.database("orders").documents == {}
+    assert open_node.documents.database("orders").documents == {}
 
 
-async def test_an_unforeseen_error_tells_nothing(client, open_host, monkeypatch, body):
+async def test_an_unforeseen_error_tells_nothing(client, open_node, monkeypatch, body):
     def fail():
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(open_host, "metrics", fail)
+    monkeypatch.setattr(open_node, "metrics", fail)
     error = await body(await client.get("/_metrics"), 500)
     assert "inside" not in error["reason"]
 
@@ -77,9 +77,9 @@ async def test_credentials_of_another_kind_are_for_somebody_else(guarded, header
 
 
 async def test_the_right_password_gets_in_whatever_failed_before_and_who_guesses_waits(
-    guarded, guarded_host, body, monkeypatch
+    guarded, guarded_node, body, monkeypatch
 ):
-    guarded_host.users.put("guessed", "right", [])  # no second administrator: all share the users
+    guarded_node.users.put("guessed", "right", [])  # no second administrator: all share the users
     monkeypatch.setattr(failed_logins, "PAUSE_S", 0.05)
     wrong = {"Authorization": encode_basic_auth("guessed", "wrong")}
     for _ in range(FAILED_LOGINS_MAX):

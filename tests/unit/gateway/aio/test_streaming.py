@@ -16,33 +16,33 @@ def pieces(count):
     return [b'{"rows":[', ROW, *[b"," + ROW] * (count - 1), b"]}\n"]
 
 
-async def test_a_short_answer_has_its_length_and_a_long_one_leaves_in_pieces(client, open_host):
-    open_host.indexes.pieces = pieces(3)
+async def test_a_short_answer_has_its_length_and_a_long_one_leaves_in_pieces(client, open_node):
+    open_node.indexes.pieces = pieces(3)
     response = await client.get(VIEW)
     assert int(response.headers["Content-Length"]) == len(await response.read())
-    open_host.indexes.pieces = pieces(500)
+    open_node.indexes.pieces = pieces(500)
     response = await client.get(VIEW)
     assert response.headers["Transfer-Encoding"] == "chunked"
     assert response.headers["ETag"] == '"e1"'
     assert response.content_type == "application/json"
     assert len(json.loads(await response.read())["rows"]) == 500
-    assert all(answer.is_closed for answer in open_host.indexes.answers)
+    assert all(answer.is_closed for answer in open_node.indexes.answers)
 
 
-async def test_an_error_before_the_first_byte_is_answered(client, open_host, body):
-    open_host.indexes.failure = UnavailableError("no", code="index_unavailable")
-    open_host.indexes.pieces = pieces(3)
+async def test_an_error_before_the_first_byte_is_answered(client, open_node, body):
+    open_node.indexes.failure = UnavailableError("no", code="index_unavailable")
+    open_node.indexes.pieces = pieces(3)
     assert (await body(await client.get(VIEW), 503))["error"] == "index_unavailable"
 
 
-async def test_an_error_in_the_middle_cuts_the_connection(client, open_host):
-    open_host.indexes.failure = UnavailableError("no", code="index_unavailable")
-    open_host.indexes.pieces = pieces(500)
+async def test_an_error_in_the_middle_cuts_the_connection(client, open_node):
+    open_node.indexes.failure = UnavailableError("no", code="index_unavailable")
+    open_node.indexes.pieces = pieces(500)
     response = await client.get(VIEW)
     assert response.status == 200
     with pytest.raises(aiohttp.ClientError):
         await response.read()
-    assert open_host.indexes.answers[0].is_closed
+    assert open_node.indexes.answers[0].is_closed
 
 
 class Endless:
@@ -63,13 +63,13 @@ class Endless:
         self.closed.set()
 
 
-async def test_no_more_is_made_than_the_client_takes(client, open_host):
+async def test_no_more_is_made_than_the_client_takes(client, open_node):
     answer = Endless()
 
     async def query(*_):
         return answer
 
-    open_host.indexes.query = query
+    open_node.indexes.query = query
     response = await client.get(VIEW)
     before = -1
     while answer.given != before:  # until everything between here and there is full
@@ -83,7 +83,7 @@ async def test_no_more_is_made_than_the_client_takes(client, open_host):
 
 
 async def test_a_client_that_leaves_while_it_waits_cancels_its_query(
-    client, open_host, monkeypatch
+    client, open_node, monkeypatch
 ):
     monkeypatch.setattr(streaming, "GONE_CHECK_S", 0.01)
     look, looks = streaming.WhileThere._look, asyncio.Queue()
@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_while_it_waits_cancels_its_query(
         finally:
             is_cancelled.set()
 
-    open_host.indexes.query = query
+    open_node.indexes.query = query
     asking = asyncio.ensure_future(client.get(VIEW))
     await waits.wait()
     for _ in range(3):

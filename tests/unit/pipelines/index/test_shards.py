@@ -11,8 +11,8 @@ from millstream.pipelines.index import shards as module
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.shards import Shards
 from millstream.pipelines.index.writer import Cycle, IndexWriter
+from simulators.index_pipeline_world import Node, placed
 from simulators.index_world import Wrong
-from simulators.spread_world import Node, placed
 from support.budget import budget
 from support.node.waiting import until
 
@@ -321,10 +321,10 @@ def test_what_was_left_out_is_not_tried_at_once(world, monkeypatch):
 
 
 def test_schedules_over_nodes_whose_partitions_move_end_right(monkeypatch):
-    spread = placed(monkeypatch)
+    world = placed(monkeypatch)
     seen = Counter()
     for seed in range(SEEDS):
-        schedule = spread(seed)
+        schedule = world(seed)
         try:
             schedule.run(40)
         except Exception as error:
@@ -357,12 +357,12 @@ def from_the_first_header(self, fence):
     [(IndexWriter, "_still_held", as_if_held), (Node, "judge", from_the_first_header)],
 )
 def test_schedules_find_mistakes(monkeypatch, owner, name, mistake):
-    spread = placed(monkeypatch)
+    world = placed(monkeypatch)
     monkeypatch.setattr(owner, name, mistake)
 
     def is_wrong(seed):
         try:
-            spread(seed).run(40)
+            world(seed).run(40)
         except (Wrong, AssertionError):
             return True
         return False

@@ -15,7 +15,7 @@ from millstream.upr.aio import client
 from millstream.upr.aio.checkpoints import FileCheckpointStore
 from millstream.upr.aio.client import BarrierReached, Changes, ConnectionLost, RolledBack
 from millstream.upr.core import driver
-from millstream.upr.core.checkpoint import Checkpoint, Standing
+from millstream.upr.core.checkpoint import Checkpoint, StreamProgress
 from millstream.upr.core.consumer import SnapshotCompleted
 from millstream.upr.core.messages import Reached
 from millstream.wire.frames import snapshot_marker, stream_end
@@ -52,7 +52,7 @@ async def events_of(consumer: Consumer) -> list[Any]:
         return [event async for event in consumer]
 
 
-async def test_changes_and_standing(source: Source) -> None:
+async def test_changes_and_progress(source: Source) -> None:
     source.script = [source.opened(0) + snapshot(0, 1, 3) + snapshot(0, 4, 6)[:-5]]
     consumer = Consumer(source.address, bucket="orders", partitions=[0])
     async with consumer:
@@ -63,10 +63,10 @@ async def test_changes_and_standing(source: Source) -> None:
         assert len(changes.frames) == 2
         done = await anext(events)
         assert done == SnapshotCompleted(0, Position(0xA, 3, 3, 3))
-        assert consumer.standing(0).ends == (3,)
+        assert consumer.progress(0).ends == (3,)
         inside = await anext(events)
         assert inside.position == Position(0xA, 4, 3, 6)
-        assert consumer.checkpoint.standings[0].position == inside.position
+        assert consumer.checkpoint.progress[0].position == inside.position
 
 
 async def test_all_partitions_by_default(source: Source) -> None:
@@ -91,15 +91,15 @@ async def test_start_now(source: Source) -> None:
     consumer = Consumer(source.address, bucket="orders", start="now", until_now=True)
     await events_of(consumer)
     assert [asked[3:4] + asked[5:] for asked in source.asked] == [(10, 0xA, 10, 10), (0, 0, 0, 0)]
-    assert consumer.standing(0).began_at == 10
+    assert consumer.progress(0).began_at == 10
 
 
 async def test_rollback_goes_to_what_the_reader_can_restore_and_is_told_once(
     source: Source, tmp_path: Path
 ) -> None:
     store = FileCheckpointStore(tmp_path / "place")
-    standing = Standing(Position(0xA, 8, 6, 9), (A,), (2, 3, 6))
-    store.save(Checkpoint("orders", "feed", {0: standing}))
+    progress = StreamProgress(Position(0xA, 8, 6, 9), (A,), (2, 3, 6))
+    store.save(Checkpoint("orders", "feed", {0: progress}))
     source.logs[0] = (B, A)
     source.script = [
         refused(0, Status.ROLLBACK, pack(">Q", 4)),
@@ -111,7 +111,7 @@ async def test_rollback_goes_to_what_the_reader_can_restore_and_is_told_once(
     assert first == RolledBack(0, 2, 0xB, 9, Position(0xA, 2, 2, 2))
     assert (changes.uuid, changes.branch) == (0xB, 9)
     assert [asked[3] for asked in source.asked] == [8, 3, 2]
-    assert consumer.standing(0).ends == (2, 5)
+    assert consumer.progress(0).ends == (2, 5)
 
 
 async def test_rollback_to_nothing(source: Source) -> None:
@@ -138,7 +138,7 @@ async def test_reader_that_began_later_goes_back_to_where_history_agrees(source:
     assert events[1].seqno == 7
 
 
-async def test_lost_connection_goes_on_from_the_standing(source: Source) -> None:
+async def test_a_lost_connection_resumes_from_its_progress(source: Source) -> None:
     source.script = [
         source.opened(0) + snapshot(0, 1, 2, 5)[:-5],
         None,
@@ -219,7 +219,7 @@ async def test_recreated_bucket_is_an_error(source: Source, tmp_path: Path) -> N
     store.save(Checkpoint("trains", "feed", {}))
     with pytest.raises(UsageError, match="is of bucket 'trains'"):
         await events_of(consumer_of(source, checkpoints=store))
-    store.save(Checkpoint("orders", "feed", {2: Standing()}))
+    store.save(Checkpoint("orders", "feed", {2: StreamProgress()}))
     with pytest.raises(UsageError, match="partitions 0 to 1, not 2"):
         await events_of(consumer_of(source, checkpoints=store))
 
@@ -233,7 +233,7 @@ async def test_saved_places_are_taken_up(source: Source, tmp_path: Path) -> None
     found = store.load()
     assert found is not None
     assert found.bucket_uuid == "feed"
-    assert found.standings[0].position == Position(0xA, 6, 6, 6)
+    assert found.progress[0].position == Position(0xA, 6, 6, 6)
     await events_of(consumer_of(source, checkpoints=store))
     assert source.asked[-1][3:] == (6, 2**64 - 1, 0xA, 6, 6)
 

@@ -7,7 +7,7 @@ from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.checkpoint import (
     ENDS_MAX,
     Checkpoint,
-    Standing,
+    StreamProgress,
     checkpoint_from_json,
     checkpoint_to_json,
 )
@@ -15,7 +15,7 @@ from millstream.upr.core.checkpoint import (
 SEQNO = st.integers(0, 2**48 - 1)
 UUID = st.integers(0, 2**48 - 1)
 STANDING = st.builds(
-    Standing,
+    StreamProgress,
     st.builds(Position, UUID, SEQNO, SEQNO, SEQNO, st.one_of(st.none(), SEQNO)),
     st.lists(st.builds(FailoverEntry, UUID, SEQNO, st.integers(0, 2**53 - 1)), max_size=5).map(
         tuple
@@ -25,9 +25,9 @@ STANDING = st.builds(
 )
 
 
-@given(standings=st.dictionaries(st.integers(0, 1023), STANDING, max_size=10))
-def test_json_keeps_everything(standings: dict[int, Standing]) -> None:
-    checkpoint = Checkpoint("orders", "feed", standings)
+@given(progress=st.dictionaries(st.integers(0, 1023), STANDING, max_size=10))
+def test_json_keeps_everything(progress: dict[int, StreamProgress]) -> None:
+    checkpoint = Checkpoint("orders", "feed", progress)
     assert checkpoint_from_json(checkpoint_to_json(checkpoint), name="f") == checkpoint
 
 
@@ -51,19 +51,19 @@ def test_other_files_are_refused_by_name(text: bytes) -> None:
 
 @given(ends=st.sets(st.integers(1, 10_000), max_size=200).map(sorted))
 def test_ends_are_bounded_and_the_newest_and_an_old_one_stay(ends: list[int]) -> None:
-    standing = Standing()
+    progress = StreamProgress()
     for end in ends:
-        standing = standing.with_end(Position(1, end, end, end))
-    assert len(standing.ends) <= ENDS_MAX
-    assert list(standing.ends) == sorted(set(standing.ends) & set(ends))
+        progress = progress.with_end(Position(1, end, end, end))
+    assert len(progress.ends) <= ENDS_MAX
+    assert list(progress.ends) == sorted(set(progress.ends) & set(ends))
     if ends:
-        assert standing.ends[-1] == ends[-1]
-        assert standing.ends[0] == ends[0]
+        assert progress.ends[-1] == ends[-1]
+        assert progress.ends[0] == ends[0]
 
 
 def test_undoing() -> None:
-    standing = Standing(ends=(10, 20, 30), began_at=10)
-    assert [standing.undo_point(seqno) for seqno in (30, 29, 20, 10, 4, 0)] == [
+    progress = StreamProgress(ends=(10, 20, 30), began_at=10)
+    assert [progress.undo_point(seqno) for seqno in (30, 29, 20, 10, 4, 0)] == [
         30,
         20,
         20,
@@ -71,7 +71,7 @@ def test_undoing() -> None:
         4,
         0,
     ]
-    gone_back = standing.undone_to(Position(1, 20, 20, 20))
+    gone_back = progress.undone_to(Position(1, 20, 20, 20))
     assert (gone_back.ends, gone_back.began_at) == ((10, 20), 10)
-    assert standing.undone_to(Position(1, 4, 4, 4)).began_at == 4
-    assert Standing(ends=(10,)).undo_point(9) == 0
+    assert progress.undone_to(Position(1, 4, 4, 4)).began_at == 4
+    assert StreamProgress(ends=(10,)).undo_point(9) == 0

@@ -92,19 +92,19 @@ async def opened() -> AsyncIterator[Group]:
 async def test_steps_are_reported_in_order_and_are_durable() -> None:
     async with opened() as group:
         entries = group.entries(5)
-        standing = STANDING._replace(view=1)
+        hard_state = STANDING._replace(view=1)
         group.journal.carry_out(Append(1, tuple(entries[:2])))
-        group.journal.carry_out(WriteHardState(2, standing))
+        group.journal.carry_out(WriteHardState(2, hard_state))
         group.journal.carry_out(Append(3, tuple(entries[2:4])))
         group.journal.carry_out(
-            Install(4, 3, tuple(entries[3:]), standing._replace(last_normal=(0, 1)))
+            Install(4, 3, tuple(entries[3:]), hard_state._replace(last_normal=(0, 1)))
         )
         await group.until_done(1, 2, 3, 4)
     group.disk.before = lambda kind, name: None
     group.disk.lose_power()
     image = Journal(group.disk).image
     assert image.headers == tuple(entry.header for entry in entries)
-    assert image.standing == standing._replace(last_normal=(0, 1))
+    assert image.hard_state == hard_state._replace(last_normal=(0, 1))
 
 
 async def test_appends_that_wait_become_one() -> None:
@@ -258,5 +258,5 @@ async def test_on_real_files_the_image_is_given_once(tmp_path) -> None:
     journal = await JournalThread.open(disk, on_done=lambda _: None, on_fatal=lambda _: None)
     image = journal.take_image()
     assert [image.entry(lsn) for lsn in range(1, 8)] == entries
-    assert journal.take_image().standing is None
+    assert journal.take_image().hard_state is None
     await journal.close()

@@ -6,10 +6,10 @@ from millstream.vsr.core.hard_state import founded
 
 
 def test_a_founded_member_has_promised_nothing() -> None:
-    standing = founded(b"g" * 16, b"b" * 16, (b"a" * 16, b"b" * 16, b"c" * 16))
-    assert (standing.view, standing.last_normal, standing.incarnation) == (0, (0, 0), 0)
-    assert standing.configuration.quorum == 2
-    assert standing.retired is None
+    hard_state = founded(b"g" * 16, b"b" * 16, (b"a" * 16, b"b" * 16, b"c" * 16))
+    assert (hard_state.view, hard_state.last_normal, hard_state.incarnation) == (0, (0, 0), 0)
+    assert hard_state.configuration.quorum == 2
+    assert hard_state.retired is None
 
 
 def test_members_are_sorted() -> None:

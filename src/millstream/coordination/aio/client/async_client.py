@@ -119,7 +119,7 @@ class AsyncClient(GroupClients):
         self, path: str, data: bytes, *, version: Version | None = None,
         token: Version | None = None,
     ) -> None:  # fmt: skip
-        """Let an element have this data.
+        """Set the data of an element.
 
         Args:
             path: of a BINARY element.
@@ -381,7 +381,7 @@ class Transaction:
         return self.add("CREATE", type, path, *data)
 
     def put(self, path: str, data: bytes) -> Self:
-        """Let an element have this data."""
+        """Set the data of an element."""
         return self.add("PUT", path, data)
 
     def delete(self, path: str) -> Self:
@@ -389,7 +389,7 @@ class Transaction:
         return self.add("DELETE", path)
 
     async def commit(self) -> list[Any]:
-        """Do all of it; return the replies as the wire has them.
+        """Commit all commands; return the replies as on the wire.
 
         Raises:
             AbortedError: nothing was done; `index` names the command, `reason` its error's code.

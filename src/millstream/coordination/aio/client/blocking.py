@@ -128,7 +128,7 @@ class BlockingClient(Blocking):
         self.close()
 
     def close(self) -> None:
-        """End the session, the connections and the thread; whoever waits gets an error."""
+        """Close the session, the connections and the thread. Waiting calls raise an error."""
         try:
             with suppress(UsageError):  # it was closed before
                 self._thread.run(self._it.close())

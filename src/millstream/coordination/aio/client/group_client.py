@@ -44,7 +44,7 @@ __all__ = ["CLOSE_S", "DEADLINE_S", "MARGIN", "Client"]
 DEADLINE_S: Final = 10.0
 """How long a call may take, unless told otherwise."""
 MARGIN: Final = 0.1
-"""Of a session's time-out: by so much clocks may differ in speed."""
+"""Assumed difference in clock speed, as a share of the time-out of a session."""
 CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
 
@@ -126,7 +126,7 @@ class Client:
     # ---- registers
 
     async def set(self, key: str | bytes, value: bytes, deadline_s: float | None = None) -> None:
-        """Let a register be `value`.
+        """Set a register to `value`.
 
         Raises:
             OutcomeUnknownError: it may have been done.
@@ -137,7 +137,7 @@ class Client:
     async def cas(
         self, key: str | bytes, expected: bytes, value: bytes, deadline_s: float | None = None
     ) -> bool:
-        """Let a register be `value` if it is `expected`; return whether it was.
+        """Set a register to `value` if it is `expected`; return whether it was.
 
         Raises:
             OutcomeUnknownError, MillstreamError: as `set`.
@@ -174,7 +174,7 @@ class Client:
         self, *words: bytes, is_change: bool, deadline_s: float | None = None,
         may_wait: bool = False, before: Sequence[Sequence[bytes]] = (),
     ) -> Any:  # fmt: skip
-        """Have any command done; return its reply.
+        """Execute a command; return its reply.
 
         Args:
             words: the command, without numbers of its own.

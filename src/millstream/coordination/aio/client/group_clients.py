@@ -96,7 +96,7 @@ class GroupClients:
         return self._groups[group]
 
     async def execute(self, *words: str | bytes, is_change: bool) -> Any:
-        """Have any command done; return its reply as the wire has it.
+        """Execute a command; return its reply as on the wire.
 
         Args:
             words: the command; without a number, which it gets if it is a change. It goes to the

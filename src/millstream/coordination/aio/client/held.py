@@ -123,7 +123,7 @@ class _Holding(_Waiting):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is surely held, by this machine's clock and with a margin."""
+        """Whether the lock is certainly held, by the clock of this machine and with a margin."""
         return self._is_ours and self._raw.sure_s > 0
 
     @property
@@ -325,7 +325,7 @@ class Election(_Holding):
         await self.release()
 
     async def leader(self) -> Leader | None:
-        """Return who leads, None if nobody does.
+        """Return the leader, None if there is none.
 
         Also None while others hold a lock on the element.
         """

@@ -26,7 +26,7 @@ from millstream.model.addresses import parse_address
 __all__ = ["LONG_BYTES", "PORT", "Link"]
 
 PORT: Final = 7379
-"""Where nodes serve clients of their groups, unless told otherwise."""
+"""The default port of nodes for clients of their groups."""
 LONG_BYTES: Final = 64 * 1024
 """If more than this was sent since the last reply, it counts whether the node takes it."""
 

@@ -124,7 +124,7 @@ class Subscription:
         self._done_lsn = self._handed_lsn
 
     async def _acknowledge(self) -> None:
-        """Let the group remember what was processed."""
+        """Tell the group what was processed."""
         lsn = self._done_lsn
         if self._durable is not None and lsn is not None and self._done:
             await self._durable.acknowledge(lsn)

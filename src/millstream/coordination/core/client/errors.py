@@ -109,7 +109,7 @@ _KINDS: Final[dict[str, type[MillstreamError]]] = {
 
 
 def kind_of(code: str) -> type[MillstreamError]:
-    """Return the class of the error that a reply's code stands for."""
+    """Return the error class for the code of a reply."""
     return _KINDS.get(code, UsageError)
 
 

@@ -1,9 +1,9 @@
-"""How clients write the commands of namespaces: what is understood becomes a wish.
+"""Parses the commands of namespaces into requests to a group.
 
 Invariants:
-1. What is logged was understood, so at work it can only be refused for what there is by then.
+1. Only valid commands are logged. A logged command is refused only because of the state.
 
-Elsewhere: understanding (`commands`), doing (`machine`), connections (`resp.session`).
+Elsewhere: parsers (`commands`), execution (`machine`), connections (`resp.session`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.vsr.core.values import error
 
-__all__ = ["NAMESPACE_COMMANDS", "Parser", "Wish", "admit", "begin_transaction", "forced"]
+__all__ = ["NAMESPACE_COMMANDS", "ClientRequest", "Parser", "admit", "begin_transaction", "forced"]
 
 
-class Wish(NamedTuple):
-    """What a command asks of the group that has `key`.
+class ClientRequest(NamedTuple):
+    """A request to the group that has `key`.
 
-    `is_stale`: content with the state of whichever member was asked. `needs_session`: one is
-    opened for it if the connection has none.
+    `is_stale`: any member may answer from its own state. `needs_session`: a session is opened if
+    the connection has none.
     """
 
     is_change: bool
@@ -36,13 +36,14 @@ class Wish(NamedTuple):
     needs_session: bool = False
 
 
-Parser = Callable[[Sequence[bytes], int], Wish | bytes | None]
-"""Takes a command's words and its client's time stamp (0: none); gives the wish, an error, or None
-if the connection itself answers these words."""
+Parser = Callable[[Sequence[bytes], int], ClientRequest | bytes | None]
+"""Parses the words of a command and the time stamp of its client (0: none).
+
+Returns the request, an error, or None if the connection itself answers these words."""
 
 
-def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
-    """Return what a command asks for, or why it makes no sense; `stamp`: the client's ms."""
+def admit(argv: Sequence[bytes], stamp: int) -> ClientRequest | bytes:
+    """Return the request of a command, or an error reply. `stamp`: the time of the client, ms."""
     words = (argv[0].upper(), *argv[1:])
     try:
         call = parse(words, _ALL)
@@ -50,25 +51,25 @@ def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
         return refused.value
     logged = (b"%d" % stamp, *words) if call.is_change else words
     key = joined(call.paths[0]) if call.paths else b""
-    return Wish(call.is_change, logged, key, call.is_stale, call.needs_session)
+    return ClientRequest(call.is_change, logged, key, call.is_stale, call.needs_session)
 
 
-def forced(wish: Wish | bytes) -> Wish | bytes:
-    """Return a wish that passes the locks of others; where there are none, the same.
+def forced(request: ClientRequest | bytes) -> ClientRequest | bytes:
+    """Return the request with FORCE, which overrides the locks of others, where locks exist.
 
-    There are none of registers, nor where a namespace is made. An error stays what it is.
+    Registers and the commands that create namespaces have no locks. An error is returned as is.
     """
-    if isinstance(wish, bytes):
-        return wish
-    argv = wish.argv
-    if wish.is_change:
+    if isinstance(request, bytes):
+        return request
+    argv = request.argv
+    if request.is_change:
         is_open = not argv[0].isdigit() or argv[1] == b"CREATENAMESPACE"
-        return wish if is_open else wish._replace(argv=(argv[0], FORCE, *argv[1:]))
+        return request if is_open else request._replace(argv=(argv[0], FORCE, *argv[1:]))
     is_open = argv[0] == b"GET" and not argv[1].startswith(b"/")
-    return wish if is_open else wish._replace(argv=(FORCE, *argv))
+    return request if is_open else request._replace(argv=(FORCE, *argv))
 
 
-def _admit_config(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:
+def _admit_config(argv: Sequence[bytes], stamp: int) -> ClientRequest | bytes | None:
     """CONFIG of elements, the group or all groups; that of a Redis server names none of them.
 
     What a node was started with it says by itself; that it is not to be changed is said here.

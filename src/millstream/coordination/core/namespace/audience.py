@@ -12,7 +12,7 @@ Invariants:
 3. It ends between two entries: the LSN in an `overrun` is that of the last one queued whole.
 
 Elsewhere: updates kept to go on from (`marks`), who may subscribe (`subscriptions`), how messages
-look on the wire (the front).
+look on the wire (`resp`).
 
 Source: V2R2, "Subscribe to an element".
 """
@@ -117,7 +117,7 @@ class Subscriber:
         )  # fmt: skip
 
     def take(self, bytes_max: int) -> list[Message]:
-        """Return messages to be sent, about so many bytes of them; they wait no more."""
+        """Remove and return messages to send, about this many bytes of them."""
         taken, size = [], 0
         while self._waiting and size < bytes_max:
             message = self._waiting.popleft()
@@ -137,7 +137,7 @@ class Subscriber:
         return self._waiting_bytes
 
     def belong_to(self, asker: Asker, *, may_hear: bool) -> None:
-        """Be somebody else's connection, who may hear less than was heard before, or nothing."""
+        """Make this the connection of another user, who may receive less, or nothing."""
         self.asker = asker
         for audience, subscription in list(self.subscriptions.values()):
             audience.look_at(subscription, may_hear=may_hear)
@@ -150,7 +150,7 @@ class Subscriber:
         )
 
     def say(self, path: bytes, payload: bytes) -> None:
-        """Let a message wait."""
+        """Queue a message."""
         self._waiting.append(Message(path, payload))
         self._waiting_bytes += len(payload)
         if len(self._waiting) == 1:
@@ -194,12 +194,12 @@ class Audience:
         return self._lsn
 
     def reach(self, lsn: int) -> None:
-        """Note up to where the state is: entries that did nothing, or nobody listened to."""
+        """Note the position of the state, also after entries without effect or subscribers."""
         self._lsn = max(self._lsn, lsn)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody listens."""
+        """Whether there are no subscribers."""
         return not self._at
 
     def __contains__(self, place: Place) -> bool:
@@ -315,7 +315,7 @@ class Audience:
         return remark(op, lsn, self.version_at(lsn))
 
     def tick(self, now_ms: float, lsn: int) -> None:
-        """Say how far the state is, which is up to `lsn`, where nothing was said for long."""
+        """Send the position `lsn` to subscribers that got no message for a long time."""
         self.reach(lsn)
         for there in self._at.values():
             for subscription in there.values():

@@ -94,7 +94,7 @@ _STAMP_MAX: Final = (1 << 64) - 1
 
 
 def _stamp_in(text: bytes) -> int:
-    """Return a client's time in ms; 0 for what is none, or has no room in the state."""
+    """Return the time of a client in ms; 0 if it is no number or too large for the state."""
     stamp = int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else 0
     return stamp if stamp <= _STAMP_MAX else 0
 
@@ -104,7 +104,7 @@ class Namespace:
 
     def __init__(self, audience: Audience | None = None) -> None:
         self.audience = audience if audience is not None else Audience()
-        """Who listens on this member; that is no part of the state."""
+        """The subscribers at this member. They are not part of the state."""
         self.audience.may_hear = self._may_hear
         self._begin()
 
@@ -117,7 +117,7 @@ class Namespace:
 
     @property
     def format_max(self) -> int:
-        """The highest state format that this program understands."""
+        """The highest state format that this program supports."""
         return STATE_FORMAT
 
     def use_format(self, number: int) -> None:
@@ -202,7 +202,7 @@ class Namespace:
         return state.settings.least_number(holds, b"NAMESPACE.SESSION.HEARTBEAT.DURATION")
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
-        """Let everything go that was of these sessions alone; then see who may have it."""
+        """Release everything that only these sessions held, then offer it to waiting sessions."""
         header = entry.header
         self.end(Job(self.state, Asker(), version_of(header), header.ts_ms), sessions)
 
@@ -253,7 +253,7 @@ class Namespace:
         return answers
 
     def offers(self, start: bytes = b"") -> Iterator[Offer]:
-        """Yield what ends if nobody comes for it in time, from a name on, in order."""
+        """Yield offers that end if they are not taken in time, from a name on, in order."""
         elements = self.state.elements
         for name, wait in self.state.synchronisation.waits.offers(start):
             yield Offer(elements.path(wait.elements[0]), wait.session, wait.offer, name)
@@ -278,5 +278,5 @@ class Namespace:
         return self.state.tables.freeze()
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
-        """Let the state be what `freeze` wrote."""
+        """Replace the state with the one that `freeze` wrote."""
         return self.state.tables.restore(pieces)

@@ -38,9 +38,9 @@ __all__ = [
     "Do",
     "Name",
     "NameKeeper",
+    "NameStatus",
     "Names",
     "Roots",
-    "Standing",
     "Step",
     "begin_deletion",
     "confirm",
@@ -55,18 +55,18 @@ __all__ = [
 ]
 
 UNDO_MS: Final = 60_000.0
-"""After so long a reservation that nobody has confirmed is undone."""
+"""A reservation that is not confirmed is undone after this time."""
 AGAIN_MS: Final = 5000.0
-"""So long an answer is waited for before a step is said again."""
+"""A step is repeated if there is no answer after this time."""
 STEPS_MAX: Final = 100
-"""That are on their way at once."""
+"""Most steps in progress at once."""
 NAMES_MAX: Final = 2048
-"""Of namespaces of an instance: every node is told of all of them."""
+"""Most namespaces of an instance: every node has all of their names."""
 OWN: Final = 0
 """Stands for the system group where others have a group's number; no group has it."""
 
 
-class Standing(Enum):
+class NameStatus(Enum):
     """Of a name, in the system group."""
 
     RESERVED = b"reserved"
@@ -79,7 +79,7 @@ class Name(NamedTuple):
 
     gid: int
     id: Version
-    standing: Standing
+    status: NameStatus
     deletion: Version = NEVER
     is_forced: bool = False
     passes_locks: bool = False
@@ -92,17 +92,17 @@ class Names(Protocol):
         """Return what is known of it."""
 
     def put(self, key: bytes, name: Name, /) -> None:
-        """Know that of it."""
+        """Set the record of a name."""
 
     def delete(self, key: bytes, /) -> object:
-        """Know nothing of it."""
+        """Remove the record of a name."""
 
 
 class Roots(Protocol):
     """The roots of a target group, and the ids that it refuses."""
 
     def id_of(self, root: bytes) -> Version | None:
-        """Return under which id a root was created; None if there is none of this name."""
+        """Return the id under which a root was created; None if there is no root of this name."""
 
     def refusal_of(self, refused: Version) -> Answer | None:
         """Return what is answered to an id that is refused; None if it is not."""
@@ -114,7 +114,7 @@ class Roots(Protocol):
         """Create a root that is not there."""
 
     def remove(self, root: bytes, is_forced: bool) -> Answer:
-        """Remove a root with all that is below (GONE), or say what stands in the way."""
+        """Remove a root with everything below it (GONE), or return what prevents it."""
 
 
 class Answer(Enum):
@@ -123,15 +123,15 @@ class Answer(Enum):
     CREATED = b"CREATED"
     """The root is there, under this id."""
     GONE = b"GONE"
-    """It is not, and never will be."""
+    """It does not exist, and never will."""
     NOTEMPTY = b"NOTEMPTY"
     """It stays, and this deletion is refused: there are elements."""
     LOCKED = b"LOCKED"
-    """The same: somebody holds a lock."""
+    """It stays, and this deletion is refused: a lock is held."""
     TOOBIG = b"TOOBIG"
-    """The same: there are more elements than one entry deletes."""
+    """It stays, and this deletion is refused: there are more elements than one entry deletes."""
     DELETED = b"DELETED"
-    """It was there under this id, and was deleted."""
+    """It existed under this id, and was deleted."""
 
 
 class Do(Enum):
@@ -161,10 +161,10 @@ class Step(NamedTuple):
 
 
 def reserve(names: Names, root: bytes, gid: int, version: Version) -> Name:
-    """Reserve a name that nobody has; the reservation's id is the version of the entry."""
+    """Reserve a free name. The id of the reservation is the version of the entry."""
     known = names.get(root)
     if known is None:
-        known = Name(gid, version, Standing.RESERVED)
+        known = Name(gid, version, NameStatus.RESERVED)
         names.put(root, known)
     return known
 
@@ -174,8 +174,8 @@ def begin_deletion(
 ) -> Name | None:
     """Note that a namespace is being deleted; a name that is only reserved stays what it is."""
     known = names.get(root)
-    if known and known.standing is Standing.CONFIRMED:
-        known = Name(known.gid, known.id, Standing.DELETING, version, is_forced, passes_locks)
+    if known and known.status is NameStatus.CONFIRMED:
+        known = Name(known.gid, known.id, NameStatus.DELETING, version, is_forced, passes_locks)
         names.put(root, known)
     return known
 
@@ -183,8 +183,8 @@ def begin_deletion(
 def confirm(names: Names, root: bytes, reservation: Version) -> Name | None:
     """Note that the root exists."""
     known = names.get(root)
-    if known and known.id == reservation and known.standing is Standing.RESERVED:
-        known = known._replace(standing=Standing.CONFIRMED)
+    if known and known.id == reservation and known.status is NameStatus.RESERVED:
+        known = known._replace(status=NameStatus.CONFIRMED)
         names.put(root, known)
     return known
 
@@ -202,7 +202,7 @@ def keep(names: Names, root: bytes, reservation: Version, deletion: Version) -> 
     """Note that a deletion was refused."""
     known = names.get(root)
     if known and (known.id, known.deletion) == (reservation, deletion):
-        known = known._replace(standing=Standing.CONFIRMED)
+        known = known._replace(status=NameStatus.CONFIRMED)
         names.put(root, known)
     return known
 
@@ -256,12 +256,12 @@ def _refuse(roots: Roots, refused: Version, answer: Answer) -> Answer:
 
 
 def step_of(root: bytes, name: Name, is_late: bool) -> Step | None:
-    """Return what has to be asked of the target; `is_late`: nobody confirmed it in time."""
-    if name.standing is Standing.DELETING:
+    """Return the request to send to the target. `is_late`: it was not confirmed in time."""
+    if name.status is NameStatus.DELETING:
         return Step(
             name.gid, Do.DROP, root, name.id, name.deletion, name.is_forced, name.passes_locks
         )  # fmt: skip
-    if name.standing is Standing.RESERVED and is_late:
+    if name.status is NameStatus.RESERVED and is_late:
         return Step(name.gid, Do.UNDO, root, name.id)
     return None
 

@@ -35,7 +35,7 @@ from millstream.coordination.core.namespace.names import (
     Do,
     Name,
     NameKeeper,
-    Standing,
+    NameStatus,
     Step,
     step_after,
 )
@@ -115,7 +115,7 @@ def wanted_of(words: tuple[bytes, ...], principal: bytes, reply: bytes) -> Wante
     versions = [parse_version(text) for text in begun[2:4]]
     if versions[0] is None:
         return None
-    name = Name(int(begun[1]), versions[0], Standing.RESERVED)
+    name = Name(int(begun[1]), versions[0], NameStatus.RESERVED)
     if begun[0] == AWAITED:
         return Wanted(root, is_creation, name, None)
     if is_creation:
@@ -269,7 +269,7 @@ def _value_of(chain: _Chain, wanted: Wanted) -> bytes:
 
 def _settled(wanted: Wanted, name: Name | None) -> bytes | None:
     """Return what is told of a name that another request was at; None: it is still."""
-    if name is not None and (name.id, name.standing) == (wanted.name.id, Standing.RESERVED):
+    if name is not None and (name.id, name.status) == (wanted.name.id, NameStatus.RESERVED):
         return None
     if wanted.is_creation:
         return _EXISTS if name is not None else _UNDONE

@@ -73,7 +73,7 @@ class Begin(NamedTuple):
 
 
 class End(NamedTuple):
-    """The session of an attach is not used any more."""
+    """The session of an attach is no longer used."""
 
     attach: int
 
@@ -107,7 +107,7 @@ class Connection:
         self._jobs: dict[int, Job] = {}
         """Jobs by tag."""
         self._running: dict[int, tuple[int, Packet, Job]] = {}
-        """By ticket: tag, request, and the job."""
+        """Tag, request and job, by ticket."""
         self._waiting: dict[int, deque[Packet]] = {}
         """Requests that wait for others of their fid, by fid; the first one is under way."""
         self._effects: list[Effect] = []

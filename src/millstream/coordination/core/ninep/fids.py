@@ -231,7 +231,7 @@ class Desk:
         opened.names += names
 
     def forget_names(self, opened: Opened) -> None:
-        """Let an open directory be listed again from its beginning."""
+        """Make an open directory be listed from its beginning again."""
         self.kept_bytes -= sum(map(len, opened.names))
         opened.names, opened.token = [], b""
         opened.position = opened.next_offset = 0

@@ -42,7 +42,7 @@ CONTROL_FILES: Final = {
     b".acl": 0o666, b".attr": 0o444, b".config": 0o666, b".ctl": 0o666, b".data": 0o666,
     b".value": 0o666, b".version": 0o444,
 }  # fmt: skip
-"""By name, and which bits of the element's mode count."""
+"""The files by name, with the permission bits of the element that apply."""
 _DIR: Final = 0x80
 _APPEND: Final = 0x40
 _OPEN_MODE: Final = 0o666
@@ -70,7 +70,7 @@ class About(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
-        """Whether it contains files."""
+        """Whether the file contains files."""
         return stat.S_ISDIR(self.mode)
 
 

@@ -39,7 +39,7 @@ ERRNOS: Final = {
     "INTERRUPTED": errno.EINTR,
     "NOMEM": errno.ENOMEM,
 }  # fmt: skip
-"""By code of the API, and codes that only files have."""
+"""Error texts by the codes of the API, and codes that only files have."""
 
 
 class NinepError(Exception):

@@ -20,14 +20,14 @@ from millstream.coordination.core.pool.file_format import Fork
 from millstream.coordination.core.pool.messages import Sighting
 from millstream.vsr.core.configuration import Configuration, generation
 
-__all__ = ["Directory", "Seen"]
+__all__ = ["Directory", "GroupStatus"]
 
 
 _OLD_MS: Final = 86_400_000.0
 """How old a word is that was kept over a restart: at least so much may have passed."""
 
 
-class Seen(NamedTuple):
+class GroupStatus(NamedTuple):
     """What was heard of a group last; `said_ms` by this node's clock."""
 
     epoch: int
@@ -46,11 +46,11 @@ class Directory:
     """Of one node."""
 
     def __init__(self) -> None:
-        self._seen: dict[bytes, Seen] = {}
+        self._seen: dict[bytes, GroupStatus] = {}
         self.forks_total = 0
         """How often a later fork of a group was heard of: what is to be kept has changed."""
 
-    def note(self, group_id: bytes, seen: Seen) -> bool:
+    def note(self, group_id: bytes, seen: GroupStatus) -> bool:
         """Take a word about a group; return whether the group has moved on."""
         known = self._seen.get(group_id)
         if known is not None and (known.epoch, known.view) >= (seen.epoch, seen.view):
@@ -74,9 +74,9 @@ class Directory:
         """Take what was kept."""
         for group_id, epoch, members in forks:
             if group_id in groups:
-                self.note(group_id, Seen(epoch, 0, members, now_ms - _OLD_MS))
+                self.note(group_id, GroupStatus(epoch, 0, members, now_ms - _OLD_MS))
 
-    def get(self, group_id: bytes) -> Seen | None:
+    def get(self, group_id: bytes) -> GroupStatus | None:
         """Return the last word about a group."""
         return self._seen.get(group_id)
 
@@ -104,4 +104,4 @@ class Directory:
         """Take what another node has heard of groups that are known here."""
         for group_id, epoch, view, members, age_ms, elements in sightings:
             if group_id in groups and members:
-                self.note(group_id, Seen(epoch, view, members, now_ms - age_ms, elements))
+                self.note(group_id, GroupStatus(epoch, view, members, now_ms - age_ms, elements))

@@ -19,7 +19,7 @@ from millstream.coordination.core.pool.admin_arguments import (
     group_id_in,
     shown,
 )
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.file_format import Phase
 from millstream.coordination.core.pool.heartbeats import Heartbeats
 from millstream.coordination.core.pool.replies import coord_of, group_entry, value_of
@@ -86,7 +86,7 @@ class Discovery:
 
     # ---- where groups are
 
-    def is_news(self, seen: Seen) -> bool:
+    def is_news(self, seen: GroupStatus) -> bool:
         """Return whether a group's primary has said this lately."""
         return self.state.now_ms - seen.said_ms < max(
             FRESH_MS, FRESH_ROUNDS * self._heartbeats.round_ms

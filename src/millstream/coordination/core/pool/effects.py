@@ -8,7 +8,7 @@ Invariants:
    each, once it is durable, is reported by `DiskDone` with its number, in the order in which they
    were asked for. One that fails stops the process.
 2. What the pool says to others was durable before it asked for `Say`.
-3. Every `Admin` gets one `AdminReply`, every `Ask...` one `GroupReplied` or `Told` with its
+3. Every `Admin` gets one `AdminReply`, every `Ask...` one `GroupReplied` or `Answered` with its
    ticket: also when the group is closed meanwhile (code NOTPRIMARY) or cannot answer.
 
 Elsewhere: deciding (`pool`), what travels (`messages`), one group (`vsr.core.effects`), doing (the
@@ -42,6 +42,7 @@ __all__ = [
     "FIRST_GROUP",
     "Admin",
     "AdminReply",
+    "Answered",
     "AskBackup",
     "AskGroup",
     "AskLog",
@@ -66,7 +67,6 @@ __all__ = [
     "Say",
     "Stray",
     "TellFork",
-    "Told",
     "Warn",
 ]
 
@@ -142,7 +142,7 @@ class GroupReplied(NamedTuple):
     reply: Reply
 
 
-class Told(NamedTuple):
+class Answered(NamedTuple):
     """The answer to one of the other questions: their docstrings say what `answer` is.
 
     A `Refusal` stands for an error.
@@ -166,7 +166,7 @@ class Posted(NamedTuple):
 
 
 PoolEvent = (
-    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Posted | Marked
+    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Answered | Posted | Marked
     | Timer | DiskDone
 )  # fmt: skip
 
@@ -212,7 +212,7 @@ class FormatGroup(NamedTuple):
     """Format a group's folder, unless it is formatted; durably."""
 
     op: int
-    standing: HardState
+    hard_state: HardState
 
 
 class OpenGroup(NamedTuple):
@@ -285,7 +285,7 @@ class AskRestore(NamedTuple):
 
     ticket: int
     founding: Founding
-    standing: HardState
+    hard_state: HardState
     file: str
 
 

@@ -112,8 +112,8 @@ def check_group(
     _fill(found, surveyed)
     found.damage = _damage(found, surveyed)
     if surveyed.root is not None and reached is not None:
-        standing = surveyed.root.standing
-        point = ReachedFile(reached, standing.node_id, standing.group_id).found()
+        hard_state = surveyed.root.hard_state
+        point = ReachedFile(reached, hard_state.node_id, hard_state.group_id).found()
         found.damage = found.damage or older_than(disk, surveyed, point)
     return found
 
@@ -126,11 +126,11 @@ def _goes_at_the_next_start(folder: str, group_id: bytes, known: Known | None) -
 
 
 def _fill(found: GroupCheck, surveyed: Survey) -> None:
-    image, standing = surveyed.image, surveyed.image.standing
-    if standing is None:
+    image, hard_state = surveyed.image, surveyed.image.hard_state
+    if hard_state is None:
         return
-    found.node_id, found.commit_hint = standing.node_id.hex(), standing.commit_hint
-    found.epoch, found.view = standing.configuration.epoch, standing.view
+    found.node_id, found.commit_hint = hard_state.node_id.hex(), hard_state.commit_hint
+    found.epoch, found.view = hard_state.configuration.epoch, hard_state.view
     found.first_lsn, found.last_lsn = image.base.lsn + 1, image.op_lsn
     found.snapshot = image.snapshot_id.number if image.snapshot_id else 0
     found.faulty = sum(1 for _ in image.faulty())
@@ -140,14 +140,14 @@ def _fill(found: GroupCheck, surveyed: Survey) -> None:
 
 
 def _damage(found: GroupCheck, surveyed: Survey) -> str:
-    image, standing = surveyed.image, surveyed.image.standing
-    if standing is None:
+    image, hard_state = surveyed.image, surveyed.image.hard_state
+    if hard_state is None:
         return (
             "both copies of the superblock are damaged, and with them what this member has "
             "promised: replace it in its group by a new one, never bring back an older copy"
         )
-    if standing.group_id.hex() != found.folder.removesuffix(RESTORED):
-        return f"these are the files of group {standing.group_id.hex()}: move them back"
+    if hard_state.group_id.hex() != found.folder.removesuffix(RESTORED):
+        return f"these are the files of group {hard_state.group_id.hex()}: move them back"
     if image.is_journal_lost:
         return "the log is lost: the next start recovers it from the other members"
     if found.faulty:

@@ -170,9 +170,9 @@ class GroupCommands:
             self._groups.restored(founding)
             self._requests.answer(ticket, value_of(answer))
 
-        standing = founded(group_id, self.state.id, founding.members)
+        hard_state = founded(group_id, self.state.id, founding.members)
         question = self._continuations.next_ticket(restored)
-        self.state.effects.append(AskRestore(question, founding, standing, file))
+        self.state.effects.append(AskRestore(question, founding, hard_state, file))
 
     # ---- changing a group
 
@@ -246,7 +246,7 @@ class GroupCommands:
         )
 
     def move_primary(self, ticket: int, words: Words) -> None:
-        """Let another member lead."""
+        """Make another member the primary."""
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN GROUP MOVE-PRIMARY <group> <node>")
         group_id, node = (
@@ -262,7 +262,7 @@ class GroupCommands:
         )
 
     def force(self, ticket: int, words: Words) -> None:
-        """Let a group that has lost its majority for good go on from the member here."""
+        """Force a group that has lost its majority for good to continue with the member here."""
         group_id = self._discovery.open_here(first_of(words))
         is_confirmed = len(words) == 3 and words[1].upper() == b"CONFIRM" and words[0] == words[2]
         if len(words) > 1 and not is_confirmed:
@@ -319,7 +319,7 @@ class GroupCommands:
             raise RefusedError("NOTEMPTY", text)
 
     def _has_lost_its_number(self, group_id: bytes) -> bool:
-        """Return whether it never began, and another group has its number: nobody leads it."""
+        """Return whether the group never began and another group has its number."""
         others = len(self.state.tables.numbered(self.state.tables.number_of(group_id))) > 1
         return others and not self._discovery.has_begun(group_id)
 

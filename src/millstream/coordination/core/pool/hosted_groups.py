@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from millstream.coordination.core.pool.continuations import Continuations
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.effects import (
     DropGroup,
     FormatGroup,
@@ -56,7 +56,7 @@ MOVES: Final[dict[Phase | None, frozenset[Phase]]] = {
     Phase.FORMED: frozenset((Phase.OPEN,)),
     Phase.OPEN: frozenset(),
 }
-"""From the phase of a group here (None: it is not here) to the next. Any may go to deleted."""
+"""The next phases, by the phase of a group here (None: not here). Each may change to deleted."""
 
 
 class HostedGroups:
@@ -74,11 +74,11 @@ class HostedGroups:
         self._incarnations = incarnations
         self._membership = membership
         self.formed: dict[bytes, dict[bytes, None]] = {}
-        """Of groups that are not open here yet: the nodes that have formatted them."""
+        """The nodes that have formatted a group which is not open here yet, by group."""
         self.refusals: dict[bytes, str] = {}
         """Groups that are being founded from here, and why a member will not; empty: it may."""
         self.acknowledged: dict[bytes, dict[bytes, None]] = {}
-        """Of groups that are being deleted from here: the nodes that will refuse them."""
+        """The nodes that will refuse a group which is being deleted here, by group."""
 
     def tick(self) -> None:
         """Repeat what others may have missed."""
@@ -137,13 +137,13 @@ class HostedGroups:
 
     def _format(self, group_id: bytes, *, is_founder: bool) -> None:
         founding = self.state.tables.foundings[group_id]
-        standing = founded(group_id, self.state.id, founding.members, founding.has_journal)
+        hard_state = founded(group_id, self.state.id, founding.members, founding.has_journal)
         if not is_founder:
-            nobody = standing.configuration._replace(members=())
-            standing = standing._replace(configuration=nobody)
+            nobody = hard_state.configuration._replace(members=())
+            hard_state = hard_state._replace(configuration=nobody)
         self._enter(group_id, Phase.FORMATTING, is_founder=is_founder)
         number = self._continuations.next_number(lambda: self._formatted(group_id))
-        self.state.effects.append(FormatGroup(number, standing))
+        self.state.effects.append(FormatGroup(number, hard_state))
 
     def _formatted(self, group_id: bytes) -> None:
         hosted = self.state.hosted.get(group_id)
@@ -268,7 +268,7 @@ class HostedGroups:
             return False
         members = replica.configuration.members
         elements = self.state.elements.get(replica.group_id, 0)
-        seen = Seen(
+        seen = GroupStatus(
             replica.configuration.epoch, replica.view, members, self.state.now_ms, elements
         )
         return self.state.directory.note(replica.group_id, seen)

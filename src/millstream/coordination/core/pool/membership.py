@@ -133,7 +133,7 @@ class Membership:
         state.is_changed = True
 
     def be_removed(self) -> None:
-        """Be alone for ever: an administrator has removed this node."""
+        """Leave the pool forever: an administrator has removed this node."""
         self._be_alone()
         self.joining, self.join_refusal = (), REMOVED
         self.state.effects.append(Warn(REMOVED))

@@ -35,6 +35,7 @@ from millstream.coordination.core.pool.discovery import Discovery
 from millstream.coordination.core.pool.effects import (
     FIRST_GROUP,
     Admin,
+    Answered,
     GroupChanged,
     GroupReplied,
     Heard,
@@ -45,7 +46,6 @@ from millstream.coordination.core.pool.effects import (
     PoolEvent,
     Posted,
     Stray,
-    Told,
     Warn,
 )
 from millstream.coordination.core.pool.file_format import (
@@ -199,7 +199,7 @@ class Pool:
                 self._give_up_waiting()
             case Admin(argv=argv) if argv[:1] and argv[0].upper() in READS:
                 self._admin.on_admin(event)
-            case Told(ticket, answer) if self._continuations.is_read(ticket):
+            case Answered(ticket, answer) if self._continuations.is_read(ticket):
                 self._continuations.on_answer(ticket, answer)
             case Posted():
                 self.board.post(event)
@@ -256,7 +256,7 @@ class Pool:
                 self._admin.on_admin(event)
             case GroupReplied(ticket, reply):
                 self._continuations.on_answer(ticket, reply)
-            case Told(ticket, answer):
+            case Answered(ticket, answer):
                 self._continuations.on_answer(ticket, answer)
             case Posted():
                 self.gossip.on_posted(event)

@@ -63,7 +63,7 @@ class PoolCommands:
         self._discovery = discovery
         self._requests = requests
         self._rounds: dict[int, int] = {}
-        """For commands that ask whether a node is alive: how often it was asked."""
+        """How often a node was asked by a command that checks whether it is alive, by ticket."""
 
     def tick(self) -> None:
         """Ask again who is to be removed, and all the others."""

@@ -78,9 +78,9 @@ class ReplicaCommands:
         then: Callable[[Reply], None],
         instead: Callable[[], None] | None = None,
     ) -> None:
-        """Have the replica do something; go on if it did, else tell why not.
+        """Send a request to the replica. Continue if it succeeds, else report the error.
 
-        `instead` is done, if there is one, where only a primary with a quorum could do it.
+        `instead`, if given, is called where only a primary with a quorum could succeed.
         """
 
         def take(reply: Reply) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from millstream.coordination.core.pool.boot_stamps import starts
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.incarnations import RefusedProcess
 from millstream.coordination.core.pool.messages import Founding, NodeInfo
 from millstream.coordination.core.pool.tables import PoolTables
@@ -48,7 +48,7 @@ def value_of(thing: Any) -> bytes:
 
 
 def group_entry(
-    tables: PoolTables, founding: Founding, seen: Seen | None, now_ms: float
+    tables: PoolTables, founding: Founding, seen: GroupStatus | None, now_ms: float
 ) -> dict[str, Any]:
     """Return where a group is: what discovery tells of it."""
     members = seen.members if seen is not None else founding.members

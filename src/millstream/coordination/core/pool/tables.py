@@ -147,7 +147,7 @@ class PoolTables:
         return self.me.node_id in self.tombstones
 
     def leave(self, me: NodeInfo, hosted: Iterable[bytes]) -> None:
-        """Be alone again, in a new pool, with what is here."""
+        """Leave the pool: be a new pool of one node, with the groups that are here."""
         kept = {group_id: self.foundings[group_id] for group_id in hosted}
         self.me, self.nodes, self.foundings = me, {me.node_id: me}, kept
         self.pool_ids = (fresh_pool_id(me),)

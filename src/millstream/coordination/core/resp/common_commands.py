@@ -41,7 +41,7 @@ from millstream.vsr.core.values import (
 if TYPE_CHECKING:
     from millstream.coordination.core.resp.session import Handler, RespSession
 
-__all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX", "TOKEN_NAME"]
+__all__ = ["CONNECTION_COMMANDS", "NAME_BYTES_MAX", "TOKEN_NAME"]
 
 NAME_BYTES_MAX: Final = 256
 """Most bytes of a connection's name."""
@@ -52,8 +52,8 @@ TOKEN_NAME: Final = b"TOKEN"
 # ---- greeting and log-in
 
 
-def _hello(front: RespSession, argv: list[bytes]) -> bytes | None:
-    version = argv[1] if len(argv) > 1 else b"%d" % front.protocol
+def _hello(resp: RespSession, argv: list[bytes]) -> bytes | None:
+    version = argv[1] if len(argv) > 1 else b"%d" % resp.protocol
     if version not in (b"2", b"3"):
         return error("NOPROTO", "protocols 2 and 3 are spoken here")
     words, login, name = argv[2:], None, None
@@ -69,150 +69,150 @@ def _hello(front: RespSession, argv: list[bytes]) -> bytes | None:
         return _bad_name()
 
     def greet() -> None:
-        front.protocol = int(version)
+        resp.protocol = int(version)
         if name is not None:
-            front.name = name
-        front.say(_greeting(front))
+            resp.name = name
+        resp.say(_greeting(resp))
 
     if login is None:
         greet()
     else:
-        _check(front, *login, greet)
+        _check(resp, *login, greet)
     return None
 
 
-def _greeting(front: RespSession) -> bytes:
+def _greeting(resp: RespSession) -> bytes:
     return mapping(
         (
             (b"server", bulk(b"millstream")),
             (b"version", bulk(__version__.encode())),
-            (b"proto", integer(front.protocol)),
-            (b"id", integer(front.number)),
+            (b"proto", integer(resp.protocol)),
+            (b"id", integer(resp.number)),
             (b"mode", bulk(b"coordination")),
             (b"modules", array(())),
         )
     )
 
 
-def _auth(front: RespSession, argv: list[bytes]) -> bytes | None:
+def _auth(resp: RespSession, argv: list[bytes]) -> bytes | None:
     if len(argv) != 3:
         return error("BADARG", "AUTH name password, or AUTH TOKEN token")
-    _check(front, argv[1], argv[2], lambda: front.say(OK))
+    _check(resp, argv[1], argv[2], lambda: resp.say(OK))
     return None
 
 
-def _check(front: RespSession, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
+def _check(resp: RespSession, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
     """Check a password, or a token for the user name `TOKEN`."""
 
     def checked(found: Principal | str) -> None:
         if isinstance(found, str):
-            front.say(error("NOAUTH", found))
+            resp.say(error("NOAUTH", found))
         else:
-            front.log_in(found)
+            resp.log_in(found)
             then()
 
     def known(found: Principal | str) -> None:
-        front.unblock(lambda: checked(found))
+        resp.unblock(lambda: checked(found))
 
-    front.is_blocked = True
+    resp.is_blocked = True
     if name.upper() == TOKEN_NAME:
-        front.give_up = front.guard.check_token(secret, known)
+        resp.give_up = resp.guard.check_token(secret, known)
     else:
         text = (name.decode("utf-8", "replace"), secret.decode("utf-8", "replace"))
-        front.give_up = front.guard.check(*text, known, front.source)
-    if front.give_up is None:
-        front.is_blocked = False
-        front.say(error("BUSY", "too many are logging in; try again, or another node"))
+        resp.give_up = resp.guard.check(*text, known, resp.source)
+    if resp.give_up is None:
+        resp.is_blocked = False
+        resp.say(error("BUSY", "too many are logging in; try again, or another node"))
 
 
 # ---- the connection
 
 
-def _ping(front: RespSession, argv: list[bytes]) -> bytes:
+def _ping(resp: RespSession, argv: list[bytes]) -> bytes:
     if len(argv) > 2:
         return error("BADARG", "PING [message]")
-    if front.protocol == 2 and front.listener.is_on:
+    if resp.protocol == 2 and resp.listener.is_on:
         return array((bulk(b"pong"), bulk(b"".join(argv[1:]))))
     return bulk(argv[1]) if len(argv) == 2 else status(b"PONG")
 
 
-def _echo(_front: RespSession, argv: list[bytes]) -> bytes:
+def _echo(_resp: RespSession, argv: list[bytes]) -> bytes:
     return bulk(argv[1]) if len(argv) == 2 else error("BADARG", "ECHO message")
 
 
-def _quit(front: RespSession, _argv: list[bytes]) -> bytes:
-    front.listener.end()
-    front.is_closing = True
+def _quit(resp: RespSession, _argv: list[bytes]) -> bytes:
+    resp.listener.end()
+    resp.is_closing = True
     return OK
 
 
-def _reset(front: RespSession, _argv: list[bytes]) -> bytes:
-    front.detach()
-    front.listener.end()
-    front.transaction = None
-    front.log_in(None)
-    front.protocol, front.name, front.gid = 2, b"", None
+def _reset(resp: RespSession, _argv: list[bytes]) -> bytes:
+    resp.detach()
+    resp.listener.end()
+    resp.transaction = None
+    resp.log_in(None)
+    resp.protocol, resp.name, resp.gid = 2, b"", None
     return status(b"RESET")
 
 
 # ---- transactions
 
 
-def _multi(front: RespSession, argv: list[bytes]) -> bytes:
+def _multi(resp: RespSession, argv: list[bytes]) -> bytes:
     if len(argv) > 1:
         return error("BADARG", "MULTI")
-    if front.transaction is not None:
+    if resp.transaction is not None:
         return error("ERR", "MULTI within MULTI; EXEC or DISCARD ends it")
-    front.transaction = begin_transaction()
+    resp.transaction = begin_transaction()
     return OK
 
 
-def _discard(front: RespSession, _argv: list[bytes]) -> bytes:
-    if front.transaction is None:
+def _discard(resp: RespSession, _argv: list[bytes]) -> bytes:
+    if resp.transaction is None:
         return error("ERR", "DISCARD without MULTI")
-    front.transaction = None
+    resp.transaction = None
     return OK
 
 
-def _exec(front: RespSession, argv: list[bytes]) -> bytes | None:
-    if front.transaction is None:
+def _exec(resp: RespSession, argv: list[bytes]) -> bytes | None:
+    if resp.transaction is None:
         return error("ERR", "EXEC without MULTI")
     if len(argv) > 1:
         return error("BADARG", "EXEC")
-    words, front.transaction = front.transaction.words(), None
+    words, resp.transaction = resp.transaction.words(), None
     if isinstance(words, bytes):
         return words
     if len(words) == 1:
         return array(())
-    wish = admit(words, front.prefixes.stamp)
-    front.wish(forced(wish) if front.prefixes.passes_locks else wish, front.prefixes)
+    request = admit(words, resp.prefixes.stamp)
+    resp.submit(forced(request) if resp.prefixes.passes_locks else request, resp.prefixes)
     return None
 
 
 # ---- compatibility
 
 
-def _select(_front: RespSession, argv: list[bytes]) -> bytes:
+def _select(_resp: RespSession, argv: list[bytes]) -> bytes:
     return OK if argv[1:] == [b"0"] else error("BADARG", "there is only SELECT 0")
 
 
-def _client(front: RespSession, argv: list[bytes]) -> bytes:
+def _client(resp: RespSession, argv: list[bytes]) -> bytes:
     match [word.upper() for word in argv[1:2]], argv[2:]:
         case [b"SETINFO"], [_, _]:
             return OK
         case [b"SETNAME"], [name]:
             if not _is_name(name):
                 return _bad_name()
-            front.name = name
+            resp.name = name
             return OK
         case [b"GETNAME"], []:
-            return bulk(front.name) if front.name else NULL
+            return bulk(resp.name) if resp.name else NULL
         case [b"ID"], []:
-            return integer(front.number)
+            return integer(resp.number)
         case [b"INFO"], []:
-            user = front.principal.name if front.principal else "anonymous"
-            shown = f"id={front.number} user={user} resp={front.protocol} name="
-            return bulk(shown.encode() + front.name)
+            user = resp.principal.name if resp.principal else "anonymous"
+            shown = f"id={resp.number} user={user} resp={resp.protocol} name="
+            return bulk(shown.encode() + resp.name)
     return error("BADARG", "CLIENT SETINFO, SETNAME, GETNAME, ID or INFO")
 
 
@@ -227,7 +227,7 @@ def _bad_name() -> bytes:
 # ---- the node
 
 
-def _command(_front: RespSession, argv: list[bytes]) -> bytes:
+def _command(_resp: RespSession, argv: list[bytes]) -> bytes:
     match [word.upper() for word in argv[1:2]]:
         case []:
             return array(())
@@ -240,51 +240,51 @@ def _command(_front: RespSession, argv: list[bytes]) -> bytes:
     return error("BADARG", "COMMAND [COUNT or DOCS]")
 
 
-def _info(front: RespSession, argv: list[bytes]) -> bytes:
+def _info(resp: RespSession, argv: list[bytes]) -> bytes:
     wanted = {word.decode("ascii", "replace").lower() for word in argv[1:]} - {"all", "default"}
     lines: list[str] = []
     server = {"server_name": "millstream", "version": __version__}
-    for section, figures in {"Server": server, **front.backend.figures()}.items():
+    for section, figures in {"Server": server, **resp.backend.figures()}.items():
         if not wanted or section.lower() in wanted:
             lines += [f"# {section}", *(f"{name}:{value}" for name, value in figures.items()), ""]
     return bulk("\r\n".join(lines).encode())
 
 
-def _config(front: RespSession, argv: list[bytes]) -> bytes:
+def _config(resp: RespSession, argv: list[bytes]) -> bytes:
     match [argv[1].upper(), argv[2].upper(), *argv[3:]] if len(argv) > 2 else []:
         case [b"GET", b"NODE", pattern] if len(pattern) <= PATTERN_BYTES_MAX:
-            return _of_node(front, pattern)
+            return _of_node(resp, pattern)
         case [b"GET", _]:
             return mapping(())
     return error("BADARG", "CONFIG GET|SET|UNSET path|GROUP|GLOBAL|NODE key ..., or GET pattern")
 
 
-def _of_node(front: RespSession, pattern: bytes) -> bytes:
-    if front.principal is not None and not front.principal.is_admin:
+def _of_node(resp: RespSession, pattern: bytes) -> bytes:
+    if resp.principal is not None and not resp.principal.is_admin:
         return error("NOPERM", "CONFIG of a node is for administrators")
-    found = sorted(front.backend.settings().items())
+    found = sorted(resp.backend.settings().items())
     return mapping([(key, bulk(value)) for key, value in found if in_key_pattern(key, pattern)])
 
 
-def _vds(front: RespSession, argv: list[bytes]) -> bytes | None:
-    words, asker = tuple(argv), front.asker(0)
+def _vds(resp: RespSession, argv: list[bytes]) -> bytes | None:
+    words, asker = tuple(argv), resp.asker(0)
     if not (argv[1:2] and argv[1].startswith(b"/") and argv[1] != b"/"):
-        return front.backend.vds(words, asker)
-    slot = front.slot()
-    front.backend.when_known(argv[1], lambda: slot.fill(front.backend.vds(words, asker)))
+        return resp.backend.vds(words, asker)
+    slot = resp.slot()
+    resp.backend.when_known(argv[1], lambda: slot.fill(resp.backend.vds(words, asker)))
     return None
 
 
-def _admin(front: RespSession, argv: list[bytes]) -> bytes | None:
-    if front.principal is not None and not front.principal.is_admin:
+def _admin(resp: RespSession, argv: list[bytes]) -> bytes | None:
+    if resp.principal is not None and not resp.principal.is_admin:
         return error("NOPERM", "ADMIN is for administrators")
     if [word.upper() for word in argv[1:2]] == [b"USER"]:
-        return user_command(front, argv[2:])
-    front.backend.admin(tuple(argv), front.slot().fill)
+        return user_command(resp, argv[2:])
+    resp.backend.admin(tuple(argv), resp.slot().fill)
     return None
 
 
-FRONT_COMMANDS: Final[Mapping[bytes, Handler]] = {
+CONNECTION_COMMANDS: Final[Mapping[bytes, Handler]] = {
     b"HELLO": _hello,
     b"AUTH": _auth,
     b"PING": _ping,

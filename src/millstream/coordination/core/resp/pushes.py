@@ -73,7 +73,7 @@ class Listener:
         return not self.subscriber.waiting and not self._notices
 
     def take(self, bytes_max: int, protocol: int) -> bytes:
-        """Return messages to be sent, of about so many bytes."""
+        """Remove and return messages to send, about this many bytes."""
         messages = self.subscriber.take(bytes_max)
         taken = b"".join([render_message(*message, protocol) for message in messages])
         if protocol == 3 and self._notices:
@@ -108,7 +108,7 @@ class Listener:
             told(None)
 
     def forget(self, gid: int) -> None:
-        """Forget the notices of a session that is not used here any more."""
+        """Remove the notices of a session that is no longer used here."""
         self._notices.pop(gid, None)
         for told in self._waiters.pop(gid, []):
             told(None)

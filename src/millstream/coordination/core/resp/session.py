@@ -1,7 +1,7 @@
 """One client's connection: its requests are understood, asked of the groups, answered in order.
 
-    front.feed(data); front.advance()      # bytes that came
-    front.take_output()                    # bytes to send, whenever `on_output` was called
+    resp.feed(data); resp.advance()      # bytes that came
+    resp.take_output()                    # bytes to send, whenever `on_output` was called
 
 Invariants:
 1. Replies leave in the order of their requests, whatever the order in which they are known.
@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from millstream.coordination.core.backend import NO_LOGIN, Backend, Done, Guard, Principal
-from millstream.coordination.core.namespace.admission import Parser, Wish, forced
+from millstream.coordination.core.namespace.admission import ClientRequest, Parser, forced
 from millstream.coordination.core.namespace.commands.transactions import Transaction
 from millstream.coordination.core.namespace.state.access_lists import ADMINS
 from millstream.coordination.core.namespace.state.run import Asker
@@ -112,28 +112,28 @@ class Session:
 class Slot:
     """The place of a reply that is not known yet."""
 
-    __slots__ = ("_front", "_protocol", "gid", "text")
+    __slots__ = ("_protocol", "_resp", "gid", "text")
 
-    def __init__(self, front: RespSession, gid: int, protocol: int) -> None:
-        self._front, self.gid, self._protocol = front, gid, protocol
+    def __init__(self, resp: RespSession, gid: int, protocol: int) -> None:
+        self._resp, self.gid, self._protocol = resp, gid, protocol
         self.text = b""
 
     def done(self, reply: Reply) -> None:
         """Take a group's reply."""
-        front = self._front
+        resp = self._resp
         if reply.code is Code.SESSIONMOVED:
-            front.note_moved(self.gid)
-        if front.is_overfull:
+            resp.note_moved(self.gid)
+        if resp.is_overfull:
             reply = _NOT_READ
-        value = reply.value if reply.code is Code.OK else front.refusal(self.gid, reply)
-        front.note_seen(self.gid, reply.lsn)
+        value = reply.value if reply.code is Code.OK else resp.refusal(self.gid, reply)
+        resp.note_seen(self.gid, reply.lsn)
         self.fill(value)
-        front.landed(len(value))
+        resp.landed(len(value))
 
     def fill(self, value: bytes) -> None:
         """Take the reply."""
         self.text = render(value, self._protocol)
-        self._front.filled(self)
+        self._resp.filled(self)
 
 
 _NOT_READ: Final = Reply(0, Code.BUSY)
@@ -203,7 +203,7 @@ class RespSession:
         self._flying = 0
         self._reads_max = READS_FIRST
         self._is_changing = False
-        self._held: tuple[Wish, Prefixes] | None = None
+        self._held: tuple[ClientRequest, Prefixes] | None = None
         self.transaction: Transaction | None = None
         """What is collected since MULTI."""
         self._seen: dict[int, int] = {}
@@ -378,7 +378,7 @@ class RespSession:
             self._reads_max = min(self._reads_max + 1, OUT_BYTES_MAX // (size + 1) + 1)
         if self._held is not None and not self._flying:
             held, self._held = self._held, None
-            self.unblock(lambda: self.wish(*held))
+            self.unblock(lambda: self.submit(*held))
 
     def note_seen(self, gid: int, lsn: int) -> None:
         """Remember how new a state this client has been shown."""
@@ -415,8 +415,8 @@ class RespSession:
             return self.say(BARRED)
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
             return self.say(self.transaction.queue(argv))
-        wish = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
-        return self._handle(name, argv) if wish is None else self._wish(wish, NO_PREFIXES)
+        request = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
+        return self._handle(name, argv) if request is None else self._submit(request, NO_PREFIXES)
 
     def _handle(self, name: bytes, argv: list[bytes]) -> None:
         handler = self._handlers.get(name)
@@ -445,13 +445,13 @@ class RespSession:
         if self.listener.bars(name, self.protocol):
             return self.say(BARRED)
         parse = self._vocabulary.get(name)
-        wish = None
+        request = None
         if parse is not None:
             if self.is_stranger:
                 return self.say(NO_LOGIN)
-            wish = parse(argv[at:], prefixes.stamp)
-        if wish is not None:
-            return self._wish(forced(wish) if prefixes.passes_locks else wish, prefixes)
+            request = parse(argv[at:], prefixes.stamp)
+        if request is not None:
+            return self._submit(forced(request) if prefixes.passes_locks else request, prefixes)
         if prefixes.gid is not None:
             self.gid = prefixes.gid
         self.prefixes = prefixes
@@ -460,48 +460,48 @@ class RespSession:
         finally:
             self.prefixes = NO_PREFIXES
 
-    def wish(self, wish: Wish | bytes, prefixes: Prefixes = NO_PREFIXES) -> None:
+    def submit(self, request: ClientRequest | bytes, prefixes: Prefixes = NO_PREFIXES) -> None:
         """Give a valid command to a group, or answer an invalid one."""
-        is_refused = not isinstance(wish, bytes) and self.is_stranger  # perhaps since it waits
-        return self.say(NO_LOGIN) if is_refused else self._wish(wish, prefixes)
+        is_refused = not isinstance(request, bytes) and self.is_stranger  # perhaps since it waits
+        return self.say(NO_LOGIN) if is_refused else self._submit(request, prefixes)
 
-    def _wish(self, wish: Wish | bytes, prefixes: Prefixes) -> None:
+    def _submit(self, request: ClientRequest | bytes, prefixes: Prefixes) -> None:
         """Do it for somebody who has logged in, or need not."""
-        if isinstance(wish, bytes):
-            return self.say(wish)
+        if isinstance(request, bytes):
+            return self.say(request)
         # There, access lists decide; and everybody may ask who they are.
-        is_of_namespace = wish.key.startswith(b"/") or wish.argv[0] == b"ACL"
+        is_of_namespace = request.key.startswith(b"/") or request.argv[0] == b"ACL"
         if self.principal is not None and not self.principal.is_admin and not is_of_namespace:
-            what = f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}"
+            what = f"{_shown(request.key)} {'w' if request.is_change else 'r'}"
             return self.say(error("NOPERM", what))
         gid = prefixes.gid
         if gid is None:
-            gid = self.backend.group_of(wish.key)
+            gid = self.backend.group_of(request.key)
         self.gid = gid
         session = self.sessions.get(gid)
         if session is not None and session.is_moved:
             return self.say(error("SESSIONMOVED", "another connection has resumed it"))
-        if session is None and (prefixes.csn is not None or wish.needs_session):
-            return self.open_first(gid, lambda: self.wish(wish, prefixes))
+        if session is None and (prefixes.csn is not None or request.needs_session):
+            return self.open_first(gid, lambda: self.submit(request, prefixes))
         if self._flying and (
-            wish.is_change is not self._is_changing
-            or (self._flying >= self._reads_max and not wish.is_change)
+            request.is_change is not self._is_changing
+            or (self._flying >= self._reads_max and not request.is_change)
         ):
-            self._held, self.is_blocked = (wish, prefixes), True
+            self._held, self.is_blocked = (request, prefixes), True
             return None
-        self._is_changing = wish.is_change
+        self._is_changing = request.is_change
         self._flying += 1
         slot = Slot(self, gid, self.protocol)
         self._slots.append(slot)
-        return self.ask(gid, wish, prefixes, slot.done)
+        return self.ask(gid, request, prefixes, slot.done)
 
-    def ask(self, gid: int, wish: Wish, prefixes: Prefixes, done: Done) -> None:
+    def ask(self, gid: int, request: ClientRequest, prefixes: Prefixes, done: Done) -> None:
         """Ask a group, in the session that is used here if there is one; `done` gets its reply."""
         session = self.sessions.get(gid)
         self._is_heard = session is not None  # it says so itself
-        body = Body(self._principal, self._groups, wish.argv)
-        if not wish.is_change:
-            seen = max(self._seen.get(gid, 0), prefixes.seen) if wish.is_stale else None
+        body = Body(self._principal, self._groups, request.argv)
+        if not request.is_change:
+            seen = max(self._seen.get(gid, 0), prefixes.seen) if request.is_stale else None
             return self.backend.read(gid, body, done, seen, session.number if session else 0)
         if session is None:
             return self.backend.request(gid, body, done)
@@ -570,11 +570,11 @@ class RespSession:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether nobody is logged in though log-in is required."""
+        """Whether login is required and the client has not logged in."""
         return self.principal is None and self.guard.asks
 
     def log_in(self, principal: Principal | None) -> None:
-        """Be this user from now on, or nobody. Sessions of another user are not used any more."""
+        """Set the user, or none. Sessions of another user are no longer used."""
         before, self.principal = self.principal, principal
         self._principal, self._groups = b"", _NO_GROUPS
         if principal is not None:

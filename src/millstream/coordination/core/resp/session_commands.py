@@ -36,43 +36,43 @@ _USAGE: Final = (
 )
 
 
-def group_asked(front: RespSession, argv: list[bytes], at: int) -> tuple[int, list[bytes]] | None:
+def group_asked(resp: RespSession, argv: list[bytes], at: int) -> tuple[int, list[bytes]] | None:
     """Return which group a command without a path is about, and its words without that.
 
     It is said by NAMESPACE and a root, from word number `at` on; else it is the group used last.
     None if that makes no sense.
     """
-    if front.prefixes.gid is not None:
-        return front.prefixes.gid, argv
+    if resp.prefixes.gid is not None:
+        return resp.prefixes.gid, argv
     upper = [word.upper() for word in argv]
     if b"NAMESPACE" in upper[at:]:
         at = upper.index(b"NAMESPACE", at)
         root = argv[at + 1] if at + 1 < len(argv) else b""
         if not root.startswith(b"/"):
             return None
-        front.gid = front.backend.group_of(root)
-        return front.gid, argv[:at] + argv[at + 2 :]
-    return front.gid if front.gid is not None else front.backend.group_of(b""), argv
+        resp.gid = resp.backend.group_of(root)
+        return resp.gid, argv[:at] + argv[at + 2 :]
+    return resp.gid if resp.gid is not None else resp.backend.group_of(b""), argv
 
 
-def session_command(front: RespSession, argv: list[bytes]) -> bytes | None:
+def session_command(resp: RespSession, argv: list[bytes]) -> bytes | None:
     """Carry out SESSION."""
     name = argv[1].upper() if len(argv) > 1 else b""
-    if name == b"LIST" and front.principal is not None and not front.principal.is_admin:
+    if name == b"LIST" and resp.principal is not None and not resp.principal.is_admin:
         return error("NOPERM", "SESSION LIST is for administrators")
-    found = group_asked(front, argv, 2)
+    found = group_asked(resp, argv, 2)
     if found is None:
         return error("BADARG", _USAGE)
     gid, argv = found
     if name == b"OPEN":
-        return _open(front, gid, argv[2:])
+        return _open(resp, gid, argv[2:])
     if name == b"RESUME" and len(argv) == 4:
-        return _resume(front, gid, argv[2], argv[3])
+        return _resume(resp, gid, argv[2], argv[3])
     if name == b"LIST" and len(argv) < 4:
-        return _list(front, gid, argv[2:])
+        return _list(resp, gid, argv[2:])
     if name not in (b"PING", b"INFO", b"CLOSE") or len(argv) != 2:
         return error("BADARG", _USAGE)
-    session = front.sessions.get(gid)
+    session = resp.sessions.get(gid)
     if session is None:
         return error("SESSIONEXPIRED", "this connection has no session; SESSION OPEN opens one")
     if session.is_moved:
@@ -80,35 +80,35 @@ def session_command(front: RespSession, argv: list[bytes]) -> bytes | None:
     if name == b"INFO":
         return _shown(session, is_whole=True)
     if name == b"PING":
-        _ping(front, gid, session)
+        _ping(resp, gid, session)
         return None
-    _close(front, gid, session)
+    _close(resp, gid, session)
     return None
 
 
-def _ping(front: RespSession, gid: int, session: Session) -> None:
-    slot = front.slot(gid)
+def _ping(resp: RespSession, gid: int, session: Session) -> None:
+    slot = resp.slot(gid)
 
     def known(reply: Reply) -> None:
         if reply.code is not Code.OK:
-            return slot.fill(front.refusal(gid, reply))
+            return slot.fill(resp.refusal(gid, reply))
         session.ttl_ms = int(reply.value.split()[0])  # INFO says it
         return slot.fill(status(b"PONG"))
 
-    front.backend.resume(gid, session.instance, session.number, session.secret, known)
+    resp.backend.resume(gid, session.instance, session.number, session.secret, known)
 
 
-def _list(front: RespSession, gid: int, words: list[bytes]) -> bytes | None:
+def _list(resp: RespSession, gid: int, words: list[bytes]) -> bytes | None:
     after = _CLIENT_ID.match(words[0]) if words else None
     if words and after is None:
         return error("BADARG", "SESSION LIST [client_id of the last one shown]")
-    slot = front.slot(gid)
+    slot = resp.slot(gid)
 
     def known(reply: Reply) -> None:
         is_there = reply.code is Code.OK
-        slot.fill(reply.value if is_there else front.refusal(gid, reply))
+        slot.fill(reply.value if is_there else resp.refusal(gid, reply))
 
-    front.backend.list_sessions(gid, int(after[2]) if after else 0, known)
+    resp.backend.list_sessions(gid, int(after[2]) if after else 0, known)
     return None
 
 
@@ -121,7 +121,7 @@ def _shown(session: Session, *, is_whole: bool) -> bytes:
     return mapping(pairs)
 
 
-def _open(front: RespSession, gid: int, words: list[bytes]) -> bytes | None:
+def _open(resp: RespSession, gid: int, words: list[bytes]) -> bytes | None:
     options = {name.upper(): value for name, value in zip(words[::2], words[1::2], strict=False)}
     ttl = options.pop(b"TTL", b"%d" % TIME_OUT_MS)
     instance = options.pop(b"INSTANCE", None)
@@ -130,57 +130,57 @@ def _open(front: RespSession, gid: int, words: list[bytes]) -> bytes | None:
     if instance is not None and not _INSTANCE.match(instance):
         return error("BADARG", "an instance is 32 hexadecimal digits")
     ttl_ms = min(max(int(ttl), TIME_OUT_MS_MIN), TIME_OUT_MS)
-    of_client = bytes.fromhex(instance.decode()) if instance else front.chance_bytes(ID_BYTES)
+    of_client = bytes.fromhex(instance.decode()) if instance else resp.chance_bytes(ID_BYTES)
 
     def opened(refused: bytes | None) -> None:
-        front.say(refused or _shown(front.sessions[gid], is_whole=True))
+        resp.say(refused or _shown(resp.sessions[gid], is_whole=True))
 
-    front.open_session(gid, of_client, ttl_ms, opened)
+    resp.open_session(gid, of_client, ttl_ms, opened)
     return None
 
 
-def _resume(front: RespSession, gid: int, client_id: bytes, secret: bytes) -> bytes | None:
+def _resume(resp: RespSession, gid: int, client_id: bytes, secret: bytes) -> bytes | None:
     found = _CLIENT_ID.match(client_id)
     if found is None:
         return error("BADARG", "a client_id is an instance, a hyphen and a number")
     instance, number = bytes.fromhex(found[1].decode()), int(found[2])
-    used_at = front.attached.get((gid, number))
+    used_at = resp.attached.get((gid, number))
     used = used_at.sessions[gid] if used_at else None
     if used is not None and used.instance == instance and compare_digest(used.secret, secret):
-        front.attach(gid, Session(instance, number, secret, used.ttl_ms, used.csn))
+        resp.attach(gid, Session(instance, number, secret, used.ttl_ms, used.csn))
 
     def resumed(reply: Reply) -> None:
-        if front.is_stranger:
-            front.say(NO_LOGIN)
+        if resp.is_stranger:
+            resp.say(NO_LOGIN)
         elif reply.code is Code.OK:
             ttl, csn = map(int, reply.value.split())
-            here = front.sessions.get(gid)
+            here = resp.sessions.get(gid)
             used_csn = here.csn if here is not None and here.number == number else 0
-            front.attach(gid, Session(instance, number, secret, ttl, max(csn, used_csn)))
-            front.say(_shown(front.sessions[gid], is_whole=False))
+            resp.attach(gid, Session(instance, number, secret, ttl, max(csn, used_csn)))
+            resp.say(_shown(resp.sessions[gid], is_whole=False))
         else:
-            front.say(front.refusal(gid, reply))
+            resp.say(resp.refusal(gid, reply))
 
-    front.is_blocked = True
-    front.backend.resume(
-        gid, instance, number, secret, lambda reply: front.unblock(lambda: resumed(reply))
+    resp.is_blocked = True
+    resp.backend.resume(
+        gid, instance, number, secret, lambda reply: resp.unblock(lambda: resumed(reply))
     )
     return None
 
 
-def _close(front: RespSession, gid: int, session: Session) -> None:
+def _close(resp: RespSession, gid: int, session: Session) -> None:
     def closed(reply: Reply) -> None:
         if reply.code in (Code.OK, Code.SESSIONEXPIRED):
-            front.detach(gid)
-            front.say(b"+OK")
+            resp.detach(gid)
+            resp.say(b"+OK")
         else:
-            front.say(front.refusal(gid, reply))
+            resp.say(resp.refusal(gid, reply))
 
-    front.is_blocked = True
-    front.backend.request(
+    resp.is_blocked = True
+    resp.backend.request(
         gid,
         Body(),
-        lambda reply: front.unblock(lambda: closed(reply)),
+        lambda reply: resp.unblock(lambda: closed(reply)),
         Kind.SESSION_CLOSE,
         session.instance,
         session.number,

@@ -27,21 +27,21 @@ _USAGE: Final = (
 _OPTIONS: Final = (b"PASSWORD", b"ROLES", b"GROUPS")
 
 
-def user_command(front: RespSession, words: Sequence[bytes]) -> bytes | None:
+def user_command(resp: RespSession, words: Sequence[bytes]) -> bytes | None:
     """Carry out what follows ADMIN USER."""
     name = words[0].upper() if words else b""
-    guard = front.guard
+    guard = resp.guard
     if name == b"SET" and len(words) > 1:
         change = _change(words[1:])
         if isinstance(change, bytes):
             return change
-        guard.set_user(change, front.slot().fill)
+        guard.set_user(change, resp.slot().fill)
         return None
     if name == b"DEL" and len(words) == 2:
-        guard.delete_user(_text(words[1]), front.slot().fill)
+        guard.delete_user(_text(words[1]), resp.slot().fill)
         return None
     if name == b"LIST" and len(words) == 1:
-        guard.list_users(front.slot().fill)
+        guard.list_users(resp.slot().fill)
         return None
     return error("BADARG", _USAGE)
 

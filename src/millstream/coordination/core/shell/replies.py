@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Whether it is an error."""
+        """Whether the reply is an error."""
         return self.sign == b"-"
 
     @property

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from millstream.access.users import Right
 from millstream.errors import AccessError, ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, OLD, USER, answer, read_object, require
+from millstream.gateway.aio.answers import NODE_API, OLD, USER, answer, read_object, require
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.model.limits import KEY_BYTES_MAX, PARTITIONS_DEFAULT
 from millstream.model.partitions import key_from_text, text_of_key
@@ -30,7 +30,7 @@ _BUCKET_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
 
 
 def _may_see(request: web.Request, name: str) -> bool:
-    if request.app[HOST].users.is_empty:
+    if request.app[NODE_API].users.is_empty:
         return True
     user = request[USER]
     if user is None:
@@ -46,14 +46,14 @@ def _shown(status: BucketStatus) -> dict[str, Any]:
 
 
 async def _list(request: web.Request) -> web.Response:
-    statuses = request.app[HOST].bucket_statuses()
+    statuses = request.app[NODE_API].bucket_statuses()
     return answer({"buckets": [_shown(s) for s in statuses if _may_see(request, s.name)]})
 
 
 async def _one(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     is_seen = _may_see(request, name)
-    for status in request.app[HOST].bucket_statuses():
+    for status in request.app[NODE_API].bucket_statuses():
         if status.name == name and is_seen:
             return answer(_shown(status))
     raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
@@ -72,7 +72,7 @@ async def _keys(request: web.Request) -> web.Response:
         raise UsageError(f"limit is 1 to {KEYS_MAX}", code="bad_request")
     left, found = int(text), list[str]()
     end = prefix + b"\xff" * (KEY_BYTES_MAX + 1)
-    async with aclosing(request.app[HOST].documents.keys(name, start, end)) as keys:
+    async with aclosing(request.app[NODE_API].documents.keys(name, start, end)) as keys:
         async for key in keys:
             found.append(text_of_key(key))
             left -= 1
@@ -100,20 +100,20 @@ async def _create(request: web.Request) -> web.Response:
     quota = content.get("memory_quota_bytes")
     if quota is not None and (not isinstance(quota, int) or isinstance(quota, bool)):
         raise UsageError('"memory_quota_bytes" must be a number', code="bad_memory_quota")
-    status = await request.app[HOST].create_bucket(name, partitions, quota)
+    status = await request.app[NODE_API].create_bucket(name, partitions, quota)
     return answer(_shown(status), status=201)
 
 
 async def _delete(request: web.Request) -> web.Response:
     require(request, "admin")
-    await request.app[HOST].delete_bucket(request.match_info["name"])
+    await request.app[NODE_API].delete_bucket(request.match_info["name"])
     return answer({"ok": True})
 
 
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
-    request.app[HOST].compact_bucket(request.match_info["name"])
-    settings = await request.app[HOST].documents.settings(request.match_info["name"])
+    request.app[NODE_API].compact_bucket(request.match_info["name"])
+    settings = await request.app[NODE_API].documents.settings(request.match_info["name"])
     request.app[OLD].forget(settings.uuid)
     return answer({"ok": True}, status=202)
 
@@ -123,7 +123,7 @@ async def _index_replicas(request: web.Request) -> web.Response:
     wanted = (await read_object(request)).get("wanted")
     if not isinstance(wanted, bool):
         raise UsageError('the body must hold "wanted", true or false')
-    await request.app[HOST].set_index_replicas(request.match_info["name"], wanted)
+    await request.app[NODE_API].set_index_replicas(request.match_info["name"], wanted)
     return answer({"ok": True})
 
 

@@ -25,7 +25,7 @@ from millstream.errors import UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     answer,
     read_body,
     require,
@@ -36,9 +36,9 @@ from millstream.replication.core.places import Place
 __all__ = ["CLAIMS_MAX", "COVERAGE_BYTES_MAX", "routes"]
 
 COVERAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of records or claims in a request: a vector of a thousand partitions takes 100 KB."""
+"""Most bytes of records or claims in a request: a vector of a thousand partitions takes 100 KB."""
 CLAIMS_MAX: Final = 2000
-"""In one request."""
+"""Most claims in one request."""
 
 
 class _Storing(msgspec.Struct):
@@ -61,7 +61,7 @@ async def _records(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
     origins = request.query.getall("origin", [])
-    found = await request.app[HOST].coverage.records(bucket, origins)
+    found = await request.app[NODE_API].coverage.records(bucket, origins)
     return answer({"records": [record_to_json(record) for record in found]})
 
 
@@ -70,7 +70,7 @@ async def _store(request: web.Request) -> web.Response:
     require(request, "write", bucket)
     asked = await _body(request, _Storing)
     records = [record for record in map(record_of_json, asked.records) if record is not None]
-    await request.app[HOST].coverage.store(bucket, records, asked.removed)
+    await request.app[NODE_API].coverage.store(bucket, records, asked.removed)
     return answer({"ok": True}, status=201)
 
 
@@ -81,7 +81,7 @@ async def _verify(request: web.Request) -> web.Response:
     if len(asked.claims) > CLAIMS_MAX:
         raise UsageError(f"at most {CLAIMS_MAX} claims are verified at a time", code="bad_request")
     claims = [_claim(each) for each in asked.claims]
-    found = await request.app[HOST].coverage.verify(bucket, claims)
+    found = await request.app[NODE_API].coverage.verify(bucket, claims)
     return answer({"vectors": [None if one is None else vector_to_json(one) for one in found]})
 
 

@@ -24,7 +24,7 @@ from millstream.errors import AccessError, ConditionError, MillstreamError, Usag
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     OLD,
     USER,
     answer,
@@ -79,7 +79,7 @@ def _shown(info: DatabaseInfo) -> dict[str, Any]:
 async def _info(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    return answer(_shown(await request.app[HOST].documents.info(name)))
+    return answer(_shown(await request.app[NODE_API].documents.info(name)))
 
 
 def _partitions(q: str) -> int:
@@ -97,7 +97,7 @@ async def _create(request: web.Request) -> web.Response:
     if options.get("partitioned", "false") != "false":
         raise UsageError("there are no partitioned databases here", code="not_supported")
     partitions = _partitions(options.get("q", str(DATABASE_PARTITIONS)))
-    await request.app[HOST].create_bucket(name, partitions)
+    await request.app[NODE_API].create_bucket(name, partitions)
     return answer({"ok": True}, status=201, headers={"Location": f"/{quote(name, safe='')}"})
 
 
@@ -109,7 +109,7 @@ async def _delete(request: web.Request) -> web.Response:
             "document instead?",
             code="bad_request",
         )
-    await request.app[HOST].delete_bucket(request.match_info[DATABASE])
+    await request.app[NODE_API].delete_bucket(request.match_info[DATABASE])
     return answer({"ok": True})
 
 
@@ -119,7 +119,7 @@ async def _delete(request: web.Request) -> web.Response:
 async def _security(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    return raw_answer((await request.app[HOST].documents.settings(name)).security + b"\n")
+    return raw_answer((await request.app[NODE_API].documents.settings(name)).security + b"\n")
 
 
 async def _set_security(request: web.Request) -> web.Response:
@@ -130,7 +130,7 @@ async def _set_security(request: web.Request) -> web.Response:
         raise UsageError("Request body must be a JSON object", code="bad_request")
     for group in ("admins", "members"):
         _check_names(group, content.get(group, {}))
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     await documents.set_security(request.match_info[DATABASE], msgspec.json.encode(content))
     return answer({"ok": True})
 
@@ -147,7 +147,7 @@ def _check_names(group: str, value: object) -> None:
 async def _revs_limit(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    return answer((await request.app[HOST].documents.settings(name)).revs_limit)
+    return answer((await request.app[NODE_API].documents.settings(name)).revs_limit)
 
 
 async def _set_revs_limit(request: web.Request) -> web.Response:
@@ -158,14 +158,14 @@ async def _set_revs_limit(request: web.Request) -> web.Response:
             f"Rev limit must be an integer from 1 to {REVS_LIMIT_MAX}", code="bad_request"
         )
     name = request.match_info[DATABASE]
-    await request.app[HOST].documents.set_revs_limit(name, int(text))
+    await request.app[NODE_API].documents.set_revs_limit(name, int(text))
     return answer({"ok": True})
 
 
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
-    request.app[HOST].compact_bucket(request.match_info[DATABASE])
-    settings = await request.app[HOST].documents.settings(request.match_info[DATABASE])
+    request.app[NODE_API].compact_bucket(request.match_info[DATABASE])
+    settings = await request.app[NODE_API].documents.settings(request.match_info[DATABASE])
     request.app[OLD].forget(settings.uuid)
     return answer({"ok": True}, status=202)
 
@@ -174,11 +174,11 @@ async def _compact(request: web.Request) -> web.Response:
 
 
 def _readable(request: web.Request) -> list[str]:
-    """Return the names of the databases that whoever asks may read, sorted."""
-    host, user = request.app[HOST], request[USER]
-    if user is None and not host.users.is_empty:
+    """Return the names of the databases that the user may read, sorted."""
+    api, user = request.app[NODE_API], request[USER]
+    if user is None and not api.users.is_empty:
         raise AccessError("log in first", code="unauthorized")
-    names = [status.name for status in host.bucket_statuses()]
+    names = [status.name for status in api.bucket_statuses()]
     return sorted(n for n in names if user is None or user.may("read", n))
 
 
@@ -250,7 +250,7 @@ async def _one(request: web.Request, name: str, is_there: bool) -> dict[str, Any
     if not is_there:
         return {"key": name, "error": "not_found"}
     try:
-        return {"key": name, "info": _shown(await request.app[HOST].documents.info(name))}
+        return {"key": name, "info": _shown(await request.app[NODE_API].documents.info(name))}
     except MillstreamError as error:
         gone = isinstance(error, ConditionError)
         return {"key": name, "error": "not_found" if gone else "unavailable"}

@@ -22,7 +22,7 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     DESIGN,
-    HOST,
+    NODE_API,
     answer,
     design_of,
     raw_answer,
@@ -59,7 +59,7 @@ async def _get(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
     require(request, "read", bucket, instead="design")
     refuse_document_options(request.query)
-    found = await request.app[HOST].designs.read(bucket, name)
+    found = await request.app[NODE_API].designs.read(bucket, name)
     wanted = request.query.get("rev")
     if wanted:
         checked_rev(wanted)
@@ -80,7 +80,7 @@ async def _put(request: web.Request) -> web.Response:
     refuse_document_options(request.query)
     sent = parse_document(await read_body(request, DESIGN_BYTES_MAX), f"_design/{name}")
     rev = named_rev(request.query, request.headers.get("If-Match"), sent.rev)
-    designs, is_durable = request.app[HOST].designs, not is_batch(request.query)
+    designs, is_durable = request.app[NODE_API].designs, not is_batch(request.query)
     if sent.is_deleted:
         written = await designs.write(bucket, name, None, rev, is_durable=is_durable)
     else:
@@ -93,7 +93,7 @@ async def _delete(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
     require(request, "design", bucket)
     rev = named_rev(request.query, request.headers.get("If-Match"))
-    written = await request.app[HOST].designs.write(
+    written = await request.app[NODE_API].designs.write(
         bucket, name, None, rev, is_durable=not is_batch(request.query)
     )
     return _written(request, written, 200)
@@ -103,7 +103,7 @@ async def _copy(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
     require(request, "design", bucket)
     target, rev = parse_destination(request.headers.get("Destination"))
-    designs = request.app[HOST].designs
+    designs = request.app[NODE_API].designs
     found = await designs.read(bucket, name)
     if found is None or found.is_deleted:
         raise ConditionError("deleted" if found else "missing", code="not_found")
@@ -123,7 +123,7 @@ async def _design_docs(request: web.Request) -> web.Response:
         options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
     query = parse_query(options)
     query.check(has_reduce=False)
-    designs = await request.app[HOST].designs.all(bucket)
+    designs = await request.app[NODE_API].designs.all(bucket)
     return answer(
         list_documents([Listed(f"_design/{d.name}", d.rev, d.body) for d in designs], query)
     )

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, answer, read_object, require
+from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
 from millstream.model.bucket_map import (
     bucket_map_from_json,
     bucket_map_to_json,
@@ -30,14 +30,14 @@ _ABSENT = PartitionState.ABSENT.name.lower()
 
 
 def _shown(request: web.Request, name: str) -> dict[str, Any]:
-    host = request.app[HOST]
-    copies, placed = host.partition_statuses(name), host.bucket_map(name)
+    api = request.app[NODE_API]
+    copies, placed = api.partition_statuses(name), api.bucket_map(name)
     if placed is None:
         raise ConditionError(
             f"bucket {name!r} has no map: this node is alone with it", code="map_not_found"
         )
     bucket_map, node_name = placed
-    uuid = next(status.uuid for status in host.bucket_statuses() if status.name == name)
+    uuid = next(status.uuid for status in api.bucket_statuses() if status.name == name)
     left_over = [
         copy.partition
         for copy, row in zip(copies, bucket_map.rows, strict=True)
@@ -70,7 +70,7 @@ async def _put(request: web.Request) -> web.Response:
         raise UsageError('"uuid" of the bucket is missing', code="bad_bucket_uuid")
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise UsageError('"partitions" must be a number', code="bad_partitions")
-    await request.app[HOST].set_bucket_map(name, uuid, partitions, bucket_map, this)
+    await request.app[NODE_API].set_bucket_map(name, uuid, partitions, bucket_map, this)
     return answer(_shown(request, name))
 
 

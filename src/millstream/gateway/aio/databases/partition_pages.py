@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, answer, read_object, require
+from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
 from millstream.gateway.aio.databases.promotion_pages import checked_branch
 from millstream.gateway.core.api.node import PartitionStatus
 from millstream.model.partitions import PartitionState
@@ -37,7 +37,7 @@ def _shown(status: PartitionStatus) -> dict[str, Any]:
 def _of(request: web.Request) -> tuple[str, int]:
     """Return the bucket and the partition that a request names."""
     name, number = request.match_info["name"], request.match_info["number"]
-    known = request.app[HOST].partition_statuses(name)
+    known = request.app[NODE_API].partition_statuses(name)
     if not number.isascii() or not number.isdigit() or int(number) >= len(known):
         message = f"bucket {name!r} has no partition {number!r}, only 0 to {len(known) - 1}"
         raise ConditionError(message, code="partition_not_found")
@@ -46,20 +46,20 @@ def _of(request: web.Request) -> tuple[str, int]:
 
 async def _list(request: web.Request) -> web.Response:
     require(request, "admin")
-    statuses = request.app[HOST].partition_statuses(request.match_info["name"])
+    statuses = request.app[NODE_API].partition_statuses(request.match_info["name"])
     return answer({"partitions": list(map(_shown, statuses))})
 
 
 async def _one(request: web.Request) -> web.Response:
     require(request, "admin")
     name, number = _of(request)
-    return answer(_shown(request.app[HOST].partition_statuses(name)[number]))
+    return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
 
 
 async def _set_state(request: web.Request) -> web.Response:
     require(request, "admin")
     name, number = _of(request)
-    content, host = await read_object(request), request.app[HOST]
+    content, api = await read_object(request), request.app[NODE_API]
     state = _STATES.get(str(content.get("state")))
     if state is None:
         raise UsageError(f'"state" must be one of {", ".join(_STATES)}', code="bad_state")
@@ -70,18 +70,18 @@ async def _set_state(request: web.Request) -> web.Response:
         message = '"take_over" is of a copy that becomes active, in the branch there is'
         raise UsageError(message, code="bad_state")
     if is_take_over:
-        await host.take_over(name, number)
+        await api.take_over(name, number)
     elif "branch" not in content:
-        await host.set_partition_state(name, number, state)
+        await api.set_partition_state(name, number, state)
     elif state is not PartitionState.ACTIVE:
         raise UsageError('"branch" is of a copy that becomes active', code="bad_state")
-    elif not await host.activate(name, checked_branch(content["branch"]), {number: 0}):
+    elif not await api.activate(name, checked_branch(content["branch"]), {number: 0}):
         raise ConditionError(
             f"partition {number} has not promised that branch, or another one since: begin the "
             "promotion again",
             code="not_promised",
         )
-    return answer(_shown(request.app[HOST].partition_statuses(name)[number]))
+    return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
 
 
 async def _roll_back(request: web.Request) -> web.Response:
@@ -90,8 +90,8 @@ async def _roll_back(request: web.Request) -> web.Response:
     seqno = (await read_object(request)).get("seqno")
     if not isinstance(seqno, int) or isinstance(seqno, bool) or seqno < 0:
         raise UsageError('"seqno" must be a number from 0 up', code="bad_seqno")
-    await request.app[HOST].roll_back_partition(name, number, seqno)
-    return answer(_shown(request.app[HOST].partition_statuses(name)[number]))
+    await request.app[NODE_API].roll_back_partition(name, number, seqno)
+    return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
 
 
 def routes() -> list[web.RouteDef]:

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import HOST, answer, read_object, require
+from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
 from millstream.model.limits import UINT53_MAX
 from millstream.model.standing import Standing, standing_to_json
 
@@ -56,7 +56,7 @@ def _listed(content: object, standings: list[Standing]) -> list[Any]:
 def _result(
     request: web.Request, branch: int, word: str, asked: list[int], done: list[int]
 ) -> web.Response:
-    standings = request.app[HOST].standings(request.match_info["name"])
+    standings = request.app[NODE_API].standings(request.match_info["name"])
     shown = {p: standing_to_json(standings[p]) for p in asked}
     refused = [shown[p] for p in asked if p not in set(done)]
     return answer({"branch": branch, word: [shown[p] for p in done], "refused": refused})
@@ -64,24 +64,24 @@ def _result(
 
 async def _standings(request: web.Request) -> web.Response:
     require(request, "admin")
-    standings = request.app[HOST].standings(request.match_info["name"])
+    standings = request.app[NODE_API].standings(request.match_info["name"])
     return answer({"standings": list(map(standing_to_json, standings))})
 
 
 async def _promise(request: web.Request) -> web.Response:
     require(request, "admin")
-    name, host = request.match_info["name"], request.app[HOST]
-    standings, content = host.standings(name), await read_object(request)
+    name, api = request.match_info["name"], request.app[NODE_API]
+    standings, content = api.standings(name), await read_object(request)
     branch = checked_branch(content.get("branch"))
     listed, most = _listed(content.get("partitions"), standings), len(standings) - 1
     asked = sorted({checked_number(number, "partitions", most) for number in listed})
-    return _result(request, branch, "promised", asked, await host.promise(name, branch, asked))
+    return _result(request, branch, "promised", asked, await api.promise(name, branch, asked))
 
 
 async def _activate(request: web.Request) -> web.Response:
     require(request, "admin")
-    name, host = request.match_info["name"], request.app[HOST]
-    standings, content = host.standings(name), await read_object(request)
+    name, api = request.match_info["name"], request.app[NODE_API]
+    standings, content = api.standings(name), await read_object(request)
     branch = checked_branch(content.get("branch"))
     ends = {}
     for one in _listed(content.get("partitions"), standings):
@@ -89,9 +89,7 @@ async def _activate(request: web.Request) -> web.Response:
             raise UsageError('each of "partitions" needs "partition" and "complete_end"')
         p = checked_number(one.get("partition"), "partition", len(standings) - 1)
         ends[p] = checked_number(one.get("complete_end"), "complete_end", UINT53_MAX)
-    return _result(
-        request, branch, "active", sorted(ends), await host.activate(name, branch, ends)
-    )
+    return _result(request, branch, "active", sorted(ends), await api.activate(name, branch, ends))
 
 
 def routes() -> list[web.RouteDef]:

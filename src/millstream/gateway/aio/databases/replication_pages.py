@@ -23,7 +23,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import DATABASE, HOST, answer, read_object, require
+from millstream.gateway.aio.answers import DATABASE, NODE_API, answer, read_object, require
 from millstream.gateway.core.api.replications import REPLICATOR
 from millstream.replication.core.jobs import parse_job
 from millstream.replication.core.reports import job_name
@@ -43,22 +43,22 @@ async def guard_replicator(request: web.Request, handler: Handler) -> web.Stream
         require(request, "admin")
         is_itself = request.path.strip("/") == REPLICATOR and request.method == "PUT"
         if request.method in _WRITING and not is_itself:
-            await request.app[HOST].replications.prepare()
+            await request.app[NODE_API].replications.prepare()
     return await handler(request)
 
 
 async def _replicate(request: web.Request) -> web.Response:
     require(request, "admin")
     form = await read_object(request)
-    host = request.app[HOST].replications
+    api = request.app[NODE_API].replications
     if form.get("cancel") is True:
         name = _named(form)
-        await host.cancel(name)
+        await api.cancel(name)
         return answer({"ok": True, "_local_id": name})
     job = parse_job(form)
     if job.continuous:
-        return answer({"ok": True, "_local_id": await host.begin(job)}, status=202)
-    return answer(await host.run(job))
+        return answer({"ok": True, "_local_id": await api.begin(job)}, status=202)
+    return answer(await api.run(job))
 
 
 def _named(form: dict[str, Any]) -> str:
@@ -71,25 +71,25 @@ def _named(form: dict[str, Any]) -> str:
 
 async def _jobs(request: web.Request) -> web.Response:
     require(request, "admin")
-    found = request.app[HOST].replications.jobs()
+    found = request.app[NODE_API].replications.jobs()
     return answer(_page(request, "jobs", found))
 
 
 async def _job(request: web.Request) -> web.Response:
     require(request, "admin")
-    found = request.app[HOST].replications.jobs()
+    found = request.app[NODE_API].replications.jobs()
     return answer(_one(found, "id", request.match_info["id"]))
 
 
 async def _docs(request: web.Request) -> web.Response:
     require(request, "admin")
-    found = request.app[HOST].replications.documents()
+    found = request.app[NODE_API].replications.documents()
     return answer(_page(request, "docs", found))
 
 
 async def _doc(request: web.Request) -> web.Response:
     require(request, "admin")
-    found = request.app[HOST].replications.documents()
+    found = request.app[NODE_API].replications.documents()
     return answer(_one(found, "doc_id", request.match_info["id"]))
 
 

@@ -38,7 +38,7 @@ __all__ = [
 
 PIECE_BYTES: Final = 256 * 1024
 BASE64_PIECE_CHARACTERS: Final = PIECE_BYTES
-"""Of the data in a document that are decoded at a time: a multiple of four."""
+"""Characters of data in a document that are decoded at a time: a multiple of four."""
 _GZIP_LEVEL: Final = 8
 _SMALL: Final = 8 * 1024
 _GZIP_WINDOW: Final = 31
@@ -200,7 +200,7 @@ def content_type_of(entry: Mapping[str, Any]) -> str:
 
 
 async def _decoded(data: object) -> AsyncIterator[bytes]:
-    """Yield the bytes of an attachment that stands in its document; raises as `decoded`."""
+    """Yield the bytes of an inline attachment; raises as `decoded`."""
     if not isinstance(data, str):
         decoded(data)  # which refuses it
         return

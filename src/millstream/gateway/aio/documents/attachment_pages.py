@@ -22,7 +22,7 @@ from millstream.documents.reading import open_leaves
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, OLD
+from millstream.gateway.aio.answers import NODE_API, OLD
 from millstream.gateway.aio.documents.attaching import PIECE_BYTES, content_of, keep
 from millstream.gateway.aio.documents.document_pages import (
     DOCUMENT_PATHS,
@@ -58,7 +58,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
     bucket, doc_id = document_of(request)
     may_read(request, bucket, doc_id)
     name = checked_name(request.match_info[_NAME])
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     document = await documents.read(bucket, doc_id, is_durable="rev" in request.query)
     rev = named_rev(request.query, None)
     if rev is not None:
@@ -124,7 +124,7 @@ async def _put(request: web.Request) -> web.Response:
         )
     said = Said(said_md5(request.headers.get("Content-MD5", "")))
     kept = await keep(
-        request.app[HOST].documents, bucket, _body(request), kind,
+        request.app[NODE_API].documents, bucket, _body(request), kind,
         "gzip" if encoding == "gzip" else "", said,
     )  # fmt: skip
     return await _change(request, {name: kept})
@@ -155,7 +155,7 @@ async def _change(request: web.Request, kept: Mapping[str, Attachment]) -> web.R
     bucket, doc_id = document_of(request)
     name = request.match_info[_NAME]
     rev = named_rev(request.query, request.headers.get("If-Match"))
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     document = await documents.read(bucket, doc_id)
     before: Content | None = None
     if document is not None and document.exists:

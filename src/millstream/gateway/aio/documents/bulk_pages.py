@@ -41,7 +41,7 @@ from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     OLD,
     answer,
     raw_answer,
@@ -85,14 +85,14 @@ REVISIONS_ASKED_MAX: Final = 100_000
 READ_TOGETHER_MAX: Final = 500
 """Documents that are asked for at a time."""
 ROWS_ENCODED_MAX: Final = 1000
-"""Of the answer to `_bulk_docs`, at a time."""
+"""Rows of the answer to `_bulk_docs` that are encoded at a time."""
 REVISIONS_QUICK_MAX: Final = 128
 """Revisions of one document that are compared in the loop."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
 _DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
-"""In a body with many documents: one that is too deep still is, when what lies deeper is left
-out."""
+"""Depth up to which a body with many documents is decoded. A document that is too deep stays too
+deep if the rest is left out."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
 
@@ -198,7 +198,7 @@ async def _edits(
         UsageError: an id or a special member is illegal where clients write, or a replicated
             document has no revision: the whole request is refused.
     """
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     may = _Rights(request, bucket)
     edits, told = list[Edit](), list[dict[str, Any] | None]()
     stays = list[tuple[int, str, bytes | None, int | None]]()
@@ -312,7 +312,7 @@ async def _full_commit(request: web.Request) -> web.Response:
     """
     bucket = request.match_info[DATABASE]
     require(request, "write", bucket)
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     await documents.commit(bucket)
     info = await documents.info(bucket)
     said = {"ok": True, "instance_start_time": info.instance_start_time}
@@ -356,7 +356,7 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     asked = await revs_by_id(request)
     found: dict[str, dict[str, list[str]]] = {}
     turns = Turns()
-    async with aclosing(_known(request.app[HOST].documents, bucket, list(asked))) as known:
+    async with aclosing(_known(request.app[NODE_API].documents, bucket, list(asked))) as known:
         async for doc_id, document in known:
             await turns.give()
             if isinstance(document, MillstreamError):
@@ -413,7 +413,7 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
         if isinstance(content.get(name), bool):
             given.setdefault(name, "true" if content[name] else "false")
     shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     getting = _Getting(
         documents, request.app[OLD], bucket, (await documents.settings(bucket)).uuid, shown,
         latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),

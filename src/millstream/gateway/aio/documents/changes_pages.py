@@ -35,7 +35,7 @@ from millstream.errors import UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     STILL,
     read_object,
     require,
@@ -64,9 +64,9 @@ __all__ = ["routes"]
 
 ROWS_PER_STEP: Final = 128
 DOCUMENTS_PER_STEP: Final = 50
-"""Of rows with documents, or whose documents are looked at."""
+"""Rows with documents that are made in one step."""
 QUICK_FRAME_BYTES_MAX: Final = 16 * 1024
-"""Of a change whose row is made in the loop: it may have as many branches as go into that."""
+"""Most bytes of a change whose row is made in the loop. This bounds its number of branches."""
 COUNTED_CHANGES_MAX: Final = 2048
 """Up to so many seqnos `pending` is exact; else it is their number, at least that of the rows."""
 DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -231,7 +231,7 @@ class _Answer:
         return [*out, b"".join(small)]
 
     def _frame(self, seq: bytes) -> tuple[bytes, bytes]:
-        """Return what stands before and behind the text of a row."""
+        """Return the text before and after the text of a row."""
         feed = self._query.feed
         if feed == "continuous":
             return b'{"seq":' + seq, b"\n"
@@ -273,7 +273,7 @@ class _Answer:
                 yield one
 
     async def _pending(self) -> int:
-        """Return how many rows are above where the client stands."""
+        """Return the number of rows above the position of the client."""
         lag = self._walk.lag()
         if not lag or lag > COUNTED_CHANGES_MAX:
             return lag
@@ -311,7 +311,7 @@ def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
 async def _with_heartbeats(
     pieces: AsyncIterator[TextPiece], query: ChangesQuery
 ) -> AsyncGenerator[TextPiece, None]:
-    """Yield what is not empty, and a heartbeat where there was nothing for so long."""
+    """Yield non-empty pieces, and a heartbeat after each interval without one."""
     loop = asyncio.get_running_loop()
     beat, last_s = _HEARTBEATS.get(query.feed, b"\n"), loop.time()
     async for piece in pieces:
@@ -329,7 +329,7 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     require(request, "read", bucket)
     last_id, body = request.headers.get("Last-Event-ID"), await _body(request)
     query = await understood(request, parse_changes, request.query, body, last_id)
-    database = await request.app[HOST].changes.whole(bucket)
+    database = await request.app[NODE_API].changes.whole(bucket)
     passes = await understood(request, _filter_of, request, bucket, query.filter)
     told: Told | None = None
     if query.puller is not None:
@@ -351,14 +351,14 @@ async def _changes(request: web.Request) -> web.StreamResponse:
 async def _told(
     request: web.Request, bucket: str, puller: Puller, end: Vector
 ) -> Sequence[Record]:  # fmt: skip
-    return await request.app[HOST].coverage.emitted(bucket, end, puller)
+    return await request.app[NODE_API].coverage.emitted(bucket, end, puller)
 
 
 def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf | None:
     """Return who makes the texts of documents, None where nothing is to be read for them."""
     if not query.include_docs or not (query.attachments or query.encoding_info):
         return None
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     shown = Shown(conflicts=query.conflicts, encoding_info=query.encoding_info)
 
     async def text(changed: ChangedDocument, leaf: Leaf) -> Sequence[TextPiece]:
@@ -374,7 +374,7 @@ def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf 
 
 def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
     """Return who says which documents pass, by their texts; None: what they hold is no matter."""
-    functions = request.app[HOST].functions
+    functions = request.app[NODE_API].functions
     if asked.kind == "selector":
         selector = parse_selector(asked.selector)
 

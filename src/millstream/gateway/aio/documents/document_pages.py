@@ -39,7 +39,7 @@ from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     OLD,
     answer,
     raw_answer,
@@ -104,7 +104,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
     bucket, doc_id = document_of(request)
     may_read(request, bucket, doc_id)
     options = parse_options(request.query)
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     is_durable = options.rev is not None or options.open_revs is not None
     found = await documents.read(bucket, doc_id, is_durable=is_durable)
     if found is not None and is_durable:
@@ -179,7 +179,7 @@ async def _several(
     options: DocumentOptions,
 ) -> web.StreamResponse:
     """Answer with the revisions that `open_revs` names."""
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     if (found is None or not found.exists) and not options.open_revs:
         raise ConditionError("missing", code="not_found")
     asked = options.open_revs or None
@@ -242,7 +242,10 @@ async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
         sent, kept = await parsed(await read_body(request, DOCUMENT_BYTES_MAX)), {}
         if sent.attachments:
             kept = await keep_inline(
-                request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
+                request.app[NODE_API].documents,
+                bucket,
+                sent.attachments,
+                is_replicated=is_replicated,
             )
     if sent.id is not None:
         checked_id(sent.id)  # another one than that of the address says nothing, as in CouchDB
@@ -253,7 +256,7 @@ async def _edit_of(request: web.Request, bucket: str, doc_id: str) -> Edit:
 
 
 async def _post(request: web.Request) -> web.Response:
-    """Store a document whose id stands in it, or is made here."""
+    """Store a document whose id is in its body, or is generated here."""
     bucket = request.match_info[DATABASE]
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
@@ -264,7 +267,7 @@ async def _post(request: web.Request) -> web.Response:
     is_replicated = request.query.get("new_edits", "true") == "false"
     if sent.attachments:
         kept = await keep_inline(
-            request.app[HOST].documents, bucket, sent.attachments, is_replicated=is_replicated
+            request.app[NODE_API].documents, bucket, sent.attachments, is_replicated=is_replicated
         )
     return await _write(request, bucket, Edit(doc_id, sent, kept, is_replicated), 201)
 
@@ -283,14 +286,14 @@ async def _copy(request: web.Request) -> web.Response:
     target, target_rev = _destination(request.headers.get("Destination"))
     may_write(request, bucket, target)
     options = parse_options(request.query)
-    found = await request.app[HOST].documents.read(bucket, doc_id)
+    found = await request.app[NODE_API].documents.read(bucket, doc_id)
     leaf = _asked_leaf(found, options)
     assert found is not None, "it has the leaf"
     await prepare(found)
     content = found.contents[leaf.rev]
     sent = await parsed(text_of(target, found, leaf, PLAIN))
     sent = sent._replace(rev=target_rev, path=None)
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     kept = dict(content.attachments)
     for name, one in content.attachments.items():
         if not one.sha256:  # the value of a document that is no JSON

@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import HOST
+from millstream.gateway.aio.answers import NODE_API
 from millstream.gateway.aio.documents.attaching import (
     PIECE_BYTES,
     content_type_of,
@@ -71,7 +71,7 @@ async def part_of(
     is_replicated: bool = False,
 ) -> tuple[Sent, dict[str, Attachment]]:
     """Return what one multipart/related holds; raises as `read_related`, and as its reader."""
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     first = await _next(reader)
     if first is None:
         raise UsageError("the multipart body is empty", code="bad_request")

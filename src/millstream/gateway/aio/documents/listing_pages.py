@@ -25,7 +25,7 @@ from millstream.errors import UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     read_body,
     require,
 )
@@ -59,7 +59,7 @@ async def _all_docs(request: web.Request) -> web.StreamResponse:
     if request.method == "POST":
         options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
     with WhileThere(request):
-        pieces = (await _listing(request.app[HOST], bucket, _parsed(options))).pieces()
+        pieces = (await _listing(request.app[NODE_API], bucket, _parsed(options))).pieces()
         async with aclosing(pieces):
             return await stream(request, pieces, {"Cache-Control": "must-revalidate"})
 
@@ -72,13 +72,13 @@ async def _queries(request: web.Request) -> web.StreamResponse:
         _parsed(common | options)
         for options in multi_options(await read_body(request, QUERY_BODY_BYTES_MAX))
     ]
-    host = request.app[HOST]
+    api = request.app[NODE_API]
 
     async def results() -> AsyncIterator[Piece]:
         before = b'{"results":['
         for query in asked:
             yield before
-            async for piece in (await _listing(host, bucket, query)).pieces():
+            async for piece in (await _listing(api, bucket, query)).pieces():
                 yield piece
             before = b","
         yield b"]}\n" if asked else before + b"]}\n"
@@ -102,10 +102,10 @@ def _key(value: Any) -> bytes:
     return value.encode(errors="surrogatepass")
 
 
-async def _listing(host: NodeApi, bucket: str, query: Query) -> _Listing:
+async def _listing(api: NodeApi, bucket: str, query: Query) -> _Listing:
     """Return an answer; what changes beside it is not in its `update_seq`."""
-    seq = (await host.changes.whole(bucket)).latest().text() if query.update_seq else None
-    return _Listing(host.documents, bucket, query, seq)
+    seq = (await api.changes.whole(bucket)).latest().text() if query.update_seq else None
+    return _Listing(api.documents, bucket, query, seq)
 
 
 class _Listing:

@@ -23,7 +23,7 @@ from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     answer,
     raw_answer,
     read_body,
@@ -84,7 +84,7 @@ def _of(request: web.Request) -> tuple[str, str]:
 
 async def _get(request: web.Request) -> web.Response:
     bucket, doc_id = _of(request)
-    found = await request.app[HOST].documents.read_local(bucket, doc_id)
+    found = await request.app[NODE_API].documents.read_local(bucket, doc_id)
     if found is None:
         raise ConditionError("missing", code="not_found")
     return raw_answer(local_text(found) + b"\n")
@@ -103,7 +103,7 @@ async def _put(request: web.Request) -> web.Response:
     body, rev = parse_local(await read_body(request, LOCAL_BYTES_MAX), doc_id)
     if rev is None:
         rev = _number(request.query.get("rev"))
-    number = await request.app[HOST].documents.write_local(bucket, doc_id, body, rev)
+    number = await request.app[NODE_API].documents.write_local(bucket, doc_id, body, rev)
     return _written(doc_id, number, 201)
 
 
@@ -111,7 +111,7 @@ async def _delete(request: web.Request) -> web.Response:
     bucket, doc_id = _of(request)
     require(request, "write", bucket)
     rev = _number(request.query.get("rev"))
-    await request.app[HOST].documents.write_local(bucket, doc_id, None, rev)
+    await request.app[NODE_API].documents.write_local(bucket, doc_id, None, rev)
     return _written(doc_id, 0, 200)
 
 
@@ -122,7 +122,7 @@ async def _copy(request: web.Request) -> web.Response:
     target = header.removeprefix("_local/")
     if not target or target == header:
         raise UsageError("Destination must be _local/ID", code="bad_request")
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     found = await documents.read_local(bucket, doc_id)
     if found is None:
         raise ConditionError("missing", code="not_found")
@@ -141,7 +141,7 @@ async def _list(request: web.Request) -> web.Response:
         options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
     query = parse_query(options)
     query.check(has_reduce=False)
-    found = await request.app[HOST].documents.locals(bucket)
+    found = await request.app[NODE_API].documents.locals(bucket)
     listed = [Listed(f"_local/{one.id}", f"0-{one.rev}", one.body) for one in found]
     shown = list_documents(sorted(listed, key=lambda one: one.id.encode()), query)
     return answer(shown | {"total_rows": None, "offset": None})

@@ -18,7 +18,7 @@ from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     OLD,
     answer,
     read_body,
@@ -44,12 +44,12 @@ async def _purge(request: web.Request) -> web.Response:
 
         return decide
 
-    ids, documents = list(map(checked_id, asked)), request.app[HOST].documents
+    ids, documents = list(map(checked_id, asked)), request.app[NODE_API].documents
     if ids:
         made = list[Written | MillstreamError]()
         uuid = (await documents.settings(bucket)).uuid
         try:
-            async with request.app[HOST].changes.purging(bucket):
+            async with request.app[NODE_API].changes.purging(bucket):
                 for begin in range(0, len(ids), PORTION_EDITS):
                     portion = ids[begin : begin + PORTION_EDITS]
                     edits = [(doc_id, decide_of(doc_id, asked[doc_id])) for doc_id in portion]
@@ -74,7 +74,7 @@ async def _purge(request: web.Request) -> web.Response:
 async def _purged_infos_limit(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    return answer((await request.app[HOST].documents.purges(name)).limit)
+    return answer((await request.app[NODE_API].documents.purges(name)).limit)
 
 
 async def _set_purged_infos_limit(request: web.Request) -> web.Response:
@@ -86,14 +86,14 @@ async def _set_purged_infos_limit(request: web.Request) -> web.Response:
             code="bad_request",
         )
     name = request.match_info[DATABASE]
-    await request.app[HOST].documents.set_purged_infos_limit(name, int(text))
+    await request.app[NODE_API].documents.set_purged_infos_limit(name, int(text))
     return answer({"ok": True})
 
 
 async def _purged_infos(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    infos = (await request.app[HOST].documents.purges(name)).infos
+    infos = (await request.app[NODE_API].documents.purges(name)).infos
     return answer({"purged_infos": [info._asdict() for info in infos]})
 
 

@@ -25,7 +25,7 @@ from aiohttp import web
 from millstream.documents.reading import Shown, text_of
 from millstream.documents.sent import checked_id, parse_sent
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import DESIGN, HOST, design_of, read_body, require
+from millstream.gateway.aio.answers import DESIGN, NODE_API, design_of, read_body, require
 from millstream.gateway.aio.documents.attaching import keep_inline
 from millstream.gateway.aio.documents.writing import Edit, Stored, user_context, write_one
 from millstream.gateway.core.documents import is_batch
@@ -40,7 +40,7 @@ from millstream.gateway.core.function_calls import (
 __all__ = ["UPDATE_BODY_BYTES_MAX", "routes"]
 
 UPDATE_BODY_BYTES_MAX: Final = 1024 * 1024
-"""Of a request that calls an update function, which sees it as one text."""
+"""Most bytes of a request that calls an update function, which gets it as one text."""
 _PATH: Final = DESIGN + "/_update/{function:[^/]+}"
 _ID: Final = "id"
 _SHOWN: Final = Shown(conflicts=True)
@@ -56,7 +56,7 @@ async def _update(request: web.Request) -> web.Response:
     seen = msgspec.json.encode(await _seen(request, bucket, doc_id))
     document = None if doc_id is None else await _present(request, bucket, doc_id)
     function = request.match_info["function"]
-    wanted = await request.app[HOST].functions.update(bucket, design, function, document, seen)
+    wanted = await request.app[NODE_API].functions.update(bucket, design, function, document, seen)
     answer = rendered(wanted.answer)
     headers, code = answer.headers, 200
     if wanted.document is not None:
@@ -69,9 +69,9 @@ async def _update(request: web.Request) -> web.Response:
 async def _seen(request: web.Request, bucket: str, doc_id: str | None) -> dict[str, Any]:
     """Return the request as the function sees it."""
     body = (await read_body(request, UPDATE_BODY_BYTES_MAX)).decode(errors="replace")
-    host, path = request.app[HOST], seen_path(request.rel_url.raw_path)
-    settings = await host.documents.settings(bucket)
-    database = await host.changes.whole(bucket)
+    api, path = request.app[NODE_API], seen_path(request.rel_url.raw_path)
+    settings = await api.documents.settings(bucket)
+    database = await api.changes.whole(bucket)
     return {
         "info": {"db_name": bucket, "update_seq": database.latest().text()},
         "id": doc_id,
@@ -92,8 +92,8 @@ async def _seen(request: web.Request, bucket: str, doc_id: str | None) -> dict[s
 
 
 async def _present(request: web.Request, bucket: str, doc_id: str) -> bytes | None:
-    """Return a document as it is now, None where there is none."""
-    found = await request.app[HOST].documents.read(bucket, doc_id)
+    """Return the current document; None if it does not exist."""
+    found = await request.app[NODE_API].documents.read(bucket, doc_id)
     if found is None or not found.exists or found.winner.is_deleted:
         return None
     return text_of(doc_id, found, found.winner, _SHOWN)
@@ -107,7 +107,7 @@ async def _write(
         raise UsageError("the document of an update function needs an _id", code="illegal_docid")
     doc_id, kept = checked_id(sent.id), {}
     if sent.attachments:
-        kept = await keep_inline(request.app[HOST].documents, bucket, sent.attachments)
+        kept = await keep_inline(request.app[NODE_API].documents, bucket, sent.attachments)
     edit = Edit(doc_id, sent, kept)
     return doc_id, await write_one(request, bucket, edit, is_durable=not is_batch(request.query))
 

@@ -34,12 +34,12 @@ from millstream.documents.updating import (
     replicated_all,
 )
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.gateway.aio.answers import HOST, OLD, USER, require
+from millstream.gateway.aio.answers import NODE_API, OLD, USER, require
 from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.documents import Decide
 from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.user_documents import shown_roles
-from millstream.views.core.design.design_code import Revised
+from millstream.views.core.design.design_code import DocumentChange
 
 __all__ = [
     "PORTION_EDITS", "QUICK_REVISIONS_MAX", "TOGETHER_MAX", "VALIDATION_TRIES_MAX", "Edit",
@@ -53,7 +53,7 @@ PORTION_EDITS: Final = 400
 TOGETHER_MAX: Final = 400
 """Changes of one document that are decided and stored together."""
 QUICK_REVISIONS_MAX: Final = 128
-"""Of those, revisions that are brought into a tree in the loop: some 2 ms."""
+"""Most revisions of a request that are merged into a tree in the loop: some 2 ms."""
 _DESIGN: Final = "_design/"
 _MOVED: Final = "moved"
 """Code of the refusal of a change whose document is not as it was validated."""
@@ -88,11 +88,11 @@ class _Pending:
         self.rev = ""
         self.before: StoredDocument | None = None
         self.after: StoredDocument | None = None
-        """As decided last; None: nothing was to be changed."""
+        """The document as decided last. None: it does not change."""
         self.expected: list[str] | None = None
         """Leaves of the document that was validated; None: nothing was."""
         self.is_large = len(edit.sent.body) > LARGE_BYTES and not edit.is_replicated
-        """Its signature takes long, and is known when the change is decided."""
+        """The signature takes long, and is known when the change is decided."""
         self._signed: tuple[dict[str, Any], str] | None = None
 
     def change(self, document: StoredDocument | None) -> Change:
@@ -175,7 +175,7 @@ def _moved() -> MillstreamError:
 
 
 def leaves_of(document: StoredDocument | None) -> list[str]:
-    """Return the leaves of a document, none where there is none."""
+    """Return the leaves of a document; none if it does not exist."""
     return [] if document is None or not document.exists else document.tree.leaf_revs()
 
 
@@ -201,15 +201,15 @@ async def write(
 async def _write(
     request: web.Request, bucket: str, edits: Sequence[Edit], *, is_durable: bool
 ) -> list[Stored | MillstreamError]:
-    host = request.app[HOST]
-    settings = await host.documents.settings(bucket)
+    api = request.app[NODE_API]
+    settings = await api.documents.settings(bucket)
     done: list[Stored | MillstreamError | None] = [None] * len(edits)
     pending = [_Pending(edit, settings.revs_limit) for edit in edits]
     for at, edit in enumerate(edits):
         if edit.doc_id.startswith(_DESIGN):
             done[at] = await _design_refusal(request, bucket, edit)
     open_ones = [at for at, refusal in enumerate(done) if refusal is None]
-    validates = await host.functions.validates(bucket)
+    validates = await api.functions.validates(bucket)
     vain, together_max = 0, TOGETHER_MAX
     while open_ones and vain < VALIDATION_TRIES_MAX:
         now = open_ones
@@ -255,7 +255,7 @@ async def _sign(
         if not one.is_large or one.expected is not None:
             continue
         try:
-            await one.sign(await request.app[HOST].documents.read(bucket, one.edit.doc_id))
+            await one.sign(await request.app[NODE_API].documents.read(bucket, one.edit.doc_id))
         except MillstreamError as error:
             done[at] = error
 
@@ -273,7 +273,7 @@ async def _change_alone(
     wanted: list[tuple[str, Decide]] = [
         (pending[at].edit.doc_id, pending[at].decide) for at in now
     ]
-    documents = request.app[HOST].documents
+    documents = request.app[NODE_API].documents
     answers = await documents.update(bucket, wanted, is_durable=is_durable) if wanted else []
     for at, answer in zip(now, answers, strict=True):
         if not isinstance(answer, MillstreamError):
@@ -298,7 +298,7 @@ async def _change_together(
     wanted: list[tuple[str, Decide]] = [
         (one.pending[0].edit.doc_id, one.decision) for one in joint
     ]
-    answers = await request.app[HOST].documents.update(bucket, wanted, is_durable=is_durable)
+    answers = await request.app[NODE_API].documents.update(bucket, wanted, is_durable=is_durable)
     told: list[Sequence[Stored | MillstreamError | None]] = []
     for one, answer in zip(joint, answers, strict=True):
         if not isinstance(answer, MillstreamError):
@@ -336,7 +336,7 @@ async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> Mill
         require(request, "design", bucket)
         if not edit.sent.is_deleted and not edit.is_replicated:
             name = edit.doc_id.removeprefix(_DESIGN)
-            await request.app[HOST].designs.check(bucket, name, dict(edit.sent.content))
+            await request.app[NODE_API].designs.check(bucket, name, dict(edit.sent.content))
     except MillstreamError as error:
         return error
     return None
@@ -351,11 +351,11 @@ async def _validate(
     security: bytes,
 ) -> None:
     """Ask the functions of the database; refusals go into `done`."""
-    host = request.app[HOST]
-    asked, changes = list[int](), list[Revised]()
+    api = request.app[NODE_API]
+    asked, changes = list[int](), list[DocumentChange]()
     wanted = [at for at in open_ones if not pending[at].edit.doc_id.startswith(_DESIGN)]
     ids = [pending[at].edit.doc_id for at in wanted]
-    async with aclosing(host.documents.read_all(bucket, ids)) as found:
+    async with aclosing(api.documents.read_all(bucket, ids)) as found:
         for at in wanted:
             one = pending[at]
             try:
@@ -370,10 +370,10 @@ async def _validate(
                 continue
             if change.document is not None:
                 asked.append(at)
-                changes.append(_revised(one.edit.doc_id, change, document))
+                changes.append(_change_of(one.edit.doc_id, change, document))
     if not changes:
         return
-    refusals = await host.functions.validate(
+    refusals = await api.functions.validate(
         bucket, changes, msgspec.json.encode(user_context(request, bucket)), security
     )
     for at, refusal in zip(asked, refusals, strict=True):
@@ -381,21 +381,21 @@ async def _validate(
             done[at] = refusal
 
 
-def _revised(doc_id: str, change: Change, before: StoredDocument | None) -> Revised:
+def _change_of(doc_id: str, change: Change, before: StoredDocument | None) -> DocumentChange:
     after = change.document
     assert after is not None, "a change"
     leaf = after.tree.leaf(change.rev)
     assert leaf is not None, "what was written is a leaf"
     new = text_of(doc_id, after, leaf, _WITH_PATH)
     if before is None or not before.exists or before.winner.rev not in before.contents:
-        return Revised(new, None)
-    return Revised(new, text_of(doc_id, before, before.winner))
+        return DocumentChange(new, None)
+    return DocumentChange(new, text_of(doc_id, before, before.winner))
 
 
 def user_context(request: web.Request, bucket: str) -> dict[str, Any]:
     """Return who asks, as functions of design documents see it."""
     user = request[USER]
     if user is None:
-        is_open = request.app[HOST].users.is_empty
+        is_open = request.app[NODE_API].users.is_empty
         return {"db": bucket, "name": None, "roles": ["_admin"] if is_open else []}
     return {"db": bucket, "name": user.name, "roles": shown_roles(user.roles)}

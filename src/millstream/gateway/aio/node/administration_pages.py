@@ -20,7 +20,7 @@ from aiohttp import web
 
 from millstream.documents.sent import DOCUMENT_ID_BYTES_MAX
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, answer, require
+from millstream.gateway.aio.answers import NODE_API, answer, require
 from millstream.gateway.aio.databases.database_pages import DATABASE_PARTITIONS
 from millstream.gateway.aio.documents.bulk_pages import BULK_BYTES_MAX
 from millstream.gateway.core.attachments import ATTACHMENT_BYTES_MAX
@@ -44,9 +44,9 @@ _AS_COUCHDB: Final = {
 
 def _nodes(request: web.Request) -> dict[str, bool]:
     """Return whether a node answers, by its name; the one that is asked first."""
-    config = request.app[HOST].cluster_config(None)
+    config = request.app[NODE_API].cluster_config(None)
     assert config is not None, "a node knows itself"
-    silent = request.app[HOST].silent_nodes()
+    silent = request.app[NODE_API].silent_nodes()
     nodes = msgspec.json.decode(config)["nodesExt"]
     found: dict[str, bool] = {}
     for node in sorted(nodes, key=lambda node: not node.get("thisNode", False)):
@@ -91,7 +91,7 @@ async def _name(request: web.Request) -> web.Response:
 
 async def _stats(request: web.Request) -> web.Response:
     _require_this(request)
-    metrics = request.app[HOST].metrics()
+    metrics = request.app[NODE_API].metrics()
     shown: dict[str, Any] = {
         "millstream": {
             "node": _described(metrics.node, NODE_FIGURES),
@@ -128,7 +128,7 @@ def _one(name: str, value: Figure, meaning: str) -> dict[str, Any]:
 
 def _settings(request: web.Request) -> dict[str, dict[str, str]]:
     """Return settings by section and name, with CouchDB's names."""
-    host = request.app[HOST]
+    host = request.app[NODE_API]
     address, _, port = (host.addresses().get("http") or "").rpartition(":")
     return {
         "chttpd": {

@@ -15,17 +15,17 @@ from typing import Final, NoReturn, cast
 from aiohttp import web
 
 from millstream.errors import AccessError, MillstreamError
-from millstream.gateway.aio.answers import HOST, USER
+from millstream.gateway.aio.answers import NODE_API, USER
 
 __all__ = ["REFUSAL", "Refusal", "routes"]
 
 Refusal = Callable[[str], MillstreamError]
-"""Given the name of a bucket, perhaps of one that there is not: why a page is not answered."""
+"""Given the name of a bucket, which may not exist: why a page is not answered."""
 REFUSAL: Final[web.AppKey[Refusal]] = web.AppKey("refusal", cast("type[Refusal]", Callable))
 
 
 async def _refuse(request: web.Request) -> NoReturn:
-    if not request.app[HOST].users.is_empty and request[USER] is None:
+    if not request.app[NODE_API].users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")
     steps = request.path.strip("/").split("/")
     is_own = steps[0] == "_millstream" and len(steps) > 2

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from millstream.errors import AccessError
-from millstream.gateway.aio.answers import HOST, USER, answer, require
+from millstream.gateway.aio.answers import NODE_API, USER, answer, require
 from millstream.gateway.core.api.node import NodeApi
 from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Figure, Histogram
 from millstream.version import __version__
@@ -32,7 +32,7 @@ async def _welcome(request: web.Request) -> web.Response:
         {
             "couchdb": "Welcome",
             "version": __version__,
-            "uuid": request.app[HOST].uuid,
+            "uuid": request.app[NODE_API].uuid,
             "vendor": {"name": "Millstream", "version": __version__},
             "features": [],
         }
@@ -40,27 +40,27 @@ async def _welcome(request: web.Request) -> web.Response:
 
 
 async def _up(request: web.Request) -> web.Response:
-    """Say whether the node serves all its buckets; strangers learn no names."""
-    host = request.app[HOST]
-    failed = [status.name for status in host.bucket_statuses() if status.state == "failed"]
+    """Report whether the node serves all its buckets. Clients without login get no names."""
+    api = request.app[NODE_API]
+    failed = [status.name for status in api.bucket_statuses() if status.state == "failed"]
     if not failed:
         return answer({"status": "ok"})
     found: dict[str, Any] = {"status": "failed_buckets", "buckets_failed": len(failed)}
-    if host.users.is_empty or request[USER] is not None:
+    if api.users.is_empty or request[USER] is not None:
         found["failed_buckets"] = failed
     return answer(found, status=503)
 
 
 async def _node(request: web.Request) -> web.Response:
-    host = request.app[HOST]
-    if not host.users.is_empty and request[USER] is None:
+    api = request.app[NODE_API]
+    if not api.users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")
-    buckets = host.bucket_statuses()
+    buckets = api.bucket_statuses()
     return answer(
         {
-            "uuid": host.uuid,
+            "uuid": api.uuid,
             "version": __version__,
-            "listeners": host.addresses(),
+            "listeners": api.addresses(),
             "buckets": len(buckets),
             "failed_buckets": [status.name for status in buckets if status.state == "failed"],
         }
@@ -70,12 +70,12 @@ async def _node(request: web.Request) -> web.Response:
 class _NodeCollector(Collector):
     """The node's figures in the form of the Prometheus library."""
 
-    def __init__(self, host: NodeApi) -> None:
-        self._host = host
+    def __init__(self, api: NodeApi) -> None:
+        self._api = api
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its present value."""
-        metrics = self._host.metrics()
+        metrics = self._api.metrics()
         for name, value in metrics.node.items():
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield kind(f"millstream_{name}", NODE_FIGURES[name], value)
@@ -111,7 +111,7 @@ def _bucket_family(name: str, meaning: str, found: dict[str, Figure]) -> Metric:
 async def _metrics(request: web.Request) -> web.Response:
     require(request, "admin")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(request.app[HOST]))
+    registry.register(_NodeCollector(request.app[NODE_API]))
     return web.Response(
         body=generate_latest(registry),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from millstream.access.users import Right
 from millstream.errors import AccessError
-from millstream.gateway.aio.answers import HOST, STILL, USER, answer
+from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.version import __version__
 
@@ -37,23 +37,23 @@ _END: Final = b"\n\n\n\n"
 """Behind each map of a stream."""
 _RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
 _VERSION: Final = f"7.0.0-0000-millstream-{__version__}"
-"""In the form that SDKs parse: the server whose pages these are like."""
+"""The version in the form that SDKs parse, of the server whose pages these imitate."""
 
 
 def _need_login(request: web.Request) -> None:
-    if not request.app[HOST].users.is_empty and request[USER] is None:
+    if not request.app[NODE_API].users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")
 
 
 def _may_see(request: web.Request, name: str) -> bool:
     user = request[USER]
-    is_open = request.app[HOST].users.is_empty
+    is_open = request.app[NODE_API].users.is_empty
     return is_open or (user is not None and any(user.may(right, name) for right in _RIGHTS))
 
 
 def _seen(request: web.Request) -> list[BucketStatus]:
     _need_login(request)
-    return [one for one in request.app[HOST].bucket_statuses() if _may_see(request, one.name)]
+    return [one for one in request.app[NODE_API].bucket_statuses() if _may_see(request, one.name)]
 
 
 async def _not_here(_: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ async def _no_collections(_: web.Request) -> web.Response:
 
 def _map(request: web.Request, name: str | None) -> dict[str, Any] | None:
     """Return the map of a bucket that is served here, None if there is none; None: the nodes."""
-    config = request.app[HOST].cluster_config(name)
+    config = request.app[NODE_API].cluster_config(name)
     if config is None:
         return None
     found: dict[str, Any] = msgspec.json.decode(config)
@@ -89,7 +89,7 @@ def _nodes(request: web.Request, config: dict[str, Any]) -> list[dict[str, Any]]
     """Return the nodes of a map with their health, as far as this node knows it."""
     shown = []
     alone = len(config["nodesExt"]) == 1
-    silent = request.app[HOST].silent_nodes()
+    silent = request.app[NODE_API].silent_nodes()
     for node in config["nodesExt"]:
         is_this = alone or node.get("thisNode", False)
         host, services = node["hostname"], node["services"]
@@ -138,7 +138,7 @@ def _bucket(request: web.Request, status: BucketStatus) -> dict[str, Any] | None
 
 async def _pools(request: web.Request) -> web.Response:
     _need_login(request)
-    host, user = request.app[HOST], request[USER]
+    host, user = request.app[NODE_API], request[USER]
     pool = {"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}
     return answer(
         {

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.answers import (
-    HOST,
+    NODE_API,
     SIGNER,
     TOKENS,
     USER,
@@ -39,7 +39,7 @@ FORM_BYTES_MAX: Final = 4096
 
 async def _show(request: web.Request) -> web.Response:
     user = request[USER]
-    is_open = request.app[HOST].users.is_empty
+    is_open = request.app[NODE_API].users.is_empty
     context: dict[str, Any] = {"name": None, "roles": ["_admin"] if is_open else []}
     tokens = request.app[TOKENS]
     handlers = ["cookie", "default"] + ["jwt"] * (tokens is not None and tokens.is_taking)
@@ -82,7 +82,7 @@ async def _log_in(request: web.Request) -> web.Response:
         return answer({"ok": True, "name": shown.name, "roles": shown_roles(shown.roles)})
     if not isinstance(name, str) or not isinstance(password, str):
         raise UsageError('the body must hold "name" and "password"')
-    users = request.app[HOST].users
+    users = request.app[NODE_API].users
     source = request.remote or "?"
     user = await users.log_in(name, password, source)
     if user is None:
@@ -103,7 +103,7 @@ async def _log_in(request: web.Request) -> web.Response:
 async def _log_out(request: web.Request) -> web.Response:
     shown = request.cookies.get(COOKIE_NAME)
     if shown:
-        request.app[SIGNER].revoke(shown, request.app[HOST].users.get)
+        request.app[SIGNER].revoke(shown, request.app[NODE_API].users.get)
     response = answer({"ok": True})
     response.del_cookie(COOKIE_NAME, path="/")
     return response

@@ -30,7 +30,7 @@ from aiohttp import web
 
 from millstream.access.users import User
 from millstream.errors import AccessError, ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, USER, answer, raw_answer, read_body, require
+from millstream.gateway.aio.answers import NODE_API, USER, answer, raw_answer, read_body, require
 from millstream.gateway.core.documents import (
     as_etag,
     document_text,
@@ -69,11 +69,11 @@ _CONFLICT: Final = "Document update conflict."
 
 def _is_admin(request: web.Request) -> bool:
     user = request[USER]
-    return request.app[HOST].users.is_empty or (user is not None and user.is_admin)
+    return request.app[NODE_API].users.is_empty or (user is not None and user.is_admin)
 
 
 def _is_own(request: web.Request, name: str | None) -> bool:
-    """Whether a document is that of whoever asks; nobody logged in is refused."""
+    """Whether a document is that of the requesting user. Clients without login are refused."""
     user = request[USER]
     if user is None:
         raise AccessError("log in first", code="unauthorized")
@@ -93,7 +93,7 @@ async def _info(request: web.Request) -> web.Response:
     return answer(
         {
             "db_name": USERS_DATABASE,
-            "doc_count": len(request.app[HOST].users.names),
+            "doc_count": len(request.app[NODE_API].users.names),
             "doc_del_count": 0,
             "update_seq": "0",
             "purge_seq": "0",
@@ -110,7 +110,7 @@ async def _all_docs(request: web.Request) -> web.Response:
         options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
     query = parse_query(options)
     query.check(has_reduce=False)
-    users = request.app[HOST].users.all()
+    users = request.app[NODE_API].users.all()
     documents = [listed(user) for user in users.values()]
     documents.sort(key=lambda one: one.id.encode())
     return answer(list_documents(documents, query))
@@ -119,7 +119,7 @@ async def _all_docs(request: web.Request) -> web.Response:
 async def _get(request: web.Request) -> web.Response:
     name = user_name(request.match_info[_ID])
     may = _is_admin(request) or _is_own(request, name)
-    user = request.app[HOST].users.all().get(name or "") if may else None
+    user = request.app[NODE_API].users.all().get(name or "") if may else None
     if user is None:
         raise ConditionError("missing", code="not_found")
     document = listed(user)
@@ -148,13 +148,13 @@ async def _put(request: web.Request) -> web.Response:
     rev = named_rev(request.query, request.headers.get("If-Match"), sent.rev)
     if sent.is_deleted:
         return await _remove(request, name, rev)
-    host = request.app[HOST]
+    api = request.app[NODE_API]
     change = partial(
-        host.users.change, name, password=sent.password, rights=rights_of(sent.roles),
+        api.users.change, name, password=sent.password, rights=rights_of(sent.roles),
         groups=groups_of(sent.roles), expect=_expected(sent, rev, is_admin=_is_admin(request)),
     )  # fmt: skip
     user = await asyncio.to_thread(change)
-    host.drop_user(user.name)
+    api.drop_user(user.name)
     return _written(listed(user).id, rev_of(user), 201)
 
 
@@ -181,15 +181,15 @@ async def _delete(request: web.Request) -> web.Response:
 
 
 async def _remove(request: web.Request, name: str, rev: str | None) -> web.Response:
-    host = request.app[HOST]
+    api = request.app[NODE_API]
 
     def expect(present: User | None) -> None:
         if present is not None and rev != rev_of(present):
             raise ConditionError(_CONFLICT, code="conflict")
 
-    if not await asyncio.to_thread(host.users.delete, name, expect):
+    if not await asyncio.to_thread(api.users.delete, name, expect):
         raise ConditionError("missing", code="not_found")
-    host.drop_user(name)
+    api.drop_user(name)
     assert rev is not None, "it was that of a record"
     return _written(USER_PREFIX + name, gone_rev(rev), 200)
 

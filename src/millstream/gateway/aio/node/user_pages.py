@@ -16,7 +16,7 @@ from aiohttp import web
 
 from millstream.access.users import User
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import HOST, answer, read_object, require
+from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
 
 __all__ = ["routes"]
 
@@ -27,7 +27,7 @@ def _shown(user: User) -> dict[str, Any]:
 
 def _found(request: web.Request) -> User:
     name = request.match_info["name"]
-    user = request.app[HOST].users.get(name)
+    user = request.app[NODE_API].users.get(name)
     if user is None:
         raise ConditionError(f"no user {name!r}", code="user_not_found")
     return user
@@ -35,7 +35,7 @@ def _found(request: web.Request) -> User:
 
 async def _list(request: web.Request) -> web.Response:
     require(request, "admin")
-    users = request.app[HOST].users
+    users = request.app[NODE_API].users
     found = [user for name in users.names if (user := users.get(name)) is not None]
     return answer({"users": [_shown(user) for user in found]})
 
@@ -54,18 +54,18 @@ async def _put(request: web.Request) -> web.Response:
         raise UsageError('the body must hold "name" and "password"')
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise UsageError('"roles" must be a list of texts', code="bad_role")
-    host = request.app[HOST]
-    user = await asyncio.to_thread(host.users.put, name, password, roles)
-    host.drop_user(name)
+    api = request.app[NODE_API]
+    user = await asyncio.to_thread(api.users.put, name, password, roles)
+    api.drop_user(name)
     return answer(_shown(user), status=201)
 
 
 async def _delete(request: web.Request) -> web.Response:
     require(request, "admin")
     user = _found(request)
-    host = request.app[HOST]
-    await asyncio.to_thread(host.users.delete, user.name)
-    host.drop_user(user.name)
+    api = request.app[NODE_API]
+    await asyncio.to_thread(api.users.delete, user.name)
+    api.drop_user(user.name)
     return answer({"ok": True})
 
 

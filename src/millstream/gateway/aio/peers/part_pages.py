@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import HOST, read_object, require
+from millstream.gateway.aio.answers import NODE_API, read_object, require
 from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.node import PartRequest
 
@@ -29,7 +29,7 @@ async def _part(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
     asked = _asked(await read_object(request))
     with WhileThere(request):
-        found = await request.app[HOST].indexes.part(request.match_info["name"], asked)
+        found = await request.app[NODE_API].indexes.part(request.match_info["name"], asked)
         try:
             headers = {"ETag": f'"{found.head["etag"]}"'} if "etag" in found.head else {}
             return await stream(

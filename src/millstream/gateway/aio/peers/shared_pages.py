@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from millstream.gateway.aio.answers import HOST, answer, require
+from millstream.gateway.aio.answers import NODE_API, answer, require
 
 __all__ = ["routes"]
 
 
 async def _list(request: web.Request) -> web.Response:
     require(request, "admin")
-    return answer(request.app[HOST].shared.listed())
+    return answer(request.app[NODE_API].shared.listed())
 
 
 async def _bucket(request: web.Request) -> web.Response:
     require(request, "admin")
-    return answer(await request.app[HOST].shared.bucket(request.match_info["name"]))
+    return answer(await request.app[NODE_API].shared.bucket(request.match_info["name"]))
 
 
 def routes() -> list[web.RouteDef]:

@@ -23,7 +23,7 @@ from typing import Final
 from aiohttp import web
 
 from millstream.errors import MillstreamError, UnavailableError, UsageError
-from millstream.gateway.aio.answers import HOST, answer, read_body, require
+from millstream.gateway.aio.answers import NODE_API, answer, read_body, require
 from millstream.gateway.aio.documents.attaching import PIECE_BYTES
 from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.stored import (
@@ -46,7 +46,7 @@ _BLOB: Final = "/_millstream/buckets/{name}/blobs/{sha256:[0-9a-f]{64}}"
 async def _stored(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
     asked = decode_asked(await read_body(request, REQUEST_BYTES_MAX))
-    node, name = request.app[HOST].stored, request.match_info["name"]
+    node, name = request.app[NODE_API].stored, request.match_info["name"]
     found: Answer
     with WhileThere(request):
         if isinstance(asked, Streamed):
@@ -64,7 +64,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
     begin, end = _number(request.query, "begin"), _number(request.query, "end")
     if begin > end:
         raise UsageError("begin must not be larger than end")
-    pieces = request.app[HOST].stored.open_blob(
+    pieces = request.app[NODE_API].stored.open_blob(
         request.match_info["name"], _name_of(request), begin, end
     )
     return await stream(request, pieces, {}, content_type=_BINARY)
@@ -72,7 +72,7 @@ async def _get(request: web.Request) -> web.StreamResponse:
 
 async def _put(request: web.Request) -> web.Response:
     require(request, "admin")
-    kept = await request.app[HOST].stored.put_blob(request.match_info["name"], _body(request))
+    kept = await request.app[NODE_API].stored.put_blob(request.match_info["name"], _body(request))
     if kept.sha256 != _name_of(request):
         raise UsageError("these bytes have another name", code="bad_blob")
     return answer({"ok": True})

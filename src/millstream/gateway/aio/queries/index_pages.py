@@ -29,13 +29,13 @@ import msgspec
 from aiohttp import web
 
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import BODY_SECONDS, HOST, answer, read_body, require
+from millstream.gateway.aio.answers import BODY_SECONDS, NODE_API, answer, read_body, require
 from millstream.gateway.core.api.node import WriterCall
 
 __all__ = ["PARTS_BYTES_MAX", "routes"]
 
 PARTS_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of what is said of a commit: parts and names of files."""
+"""Most bytes of the description of a commit: parts and names of files."""
 PIECE_BYTES: Final = 256 * 1024
 _INDEX: Final = "/_millstream/indexes/{bucket}/{design}"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
@@ -81,7 +81,7 @@ async def _offers(request: web.Request) -> web.Response:
     bucket = request.match_info["bucket"]
     require(request, "design", bucket)
     said = _as(await _object(request), _Asking)
-    return answer({"offers": await request.app[HOST].indexes.offers(bucket, said.building)})
+    return answer({"offers": await request.app[NODE_API].indexes.offers(bucket, said.building)})
 
 
 async def _load(request: web.Request) -> web.Response:
@@ -105,7 +105,7 @@ async def _stage(request: web.Request) -> web.Response:
     fence = request.query.get("fence", "")
     if not fence.isdecimal():
         raise UsageError("say under which fencing number: ?fence=N")
-    await request.app[HOST].indexes.stage(
+    await request.app[NODE_API].indexes.stage(
         bucket, design, int(fence), request.match_info["run"], _pieces(request)
     )
     return answer({"ok": True}, status=201)
@@ -129,7 +129,7 @@ async def _written(
     request: web.Request, call: WriterCall, arguments: dict[str, Any]
 ) -> web.Response:
     bucket, design = request.match_info["bucket"], request.match_info["design"]
-    return answer(await request.app[HOST].indexes.write(bucket, design, call, arguments))
+    return answer(await request.app[NODE_API].indexes.write(bucket, design, call, arguments))
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

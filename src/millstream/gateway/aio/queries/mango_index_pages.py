@@ -23,7 +23,7 @@ from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     answer,
     read_object,
     require,
@@ -42,7 +42,7 @@ _OPTIONS: Final = frozenset({"index", "type", "name", "ddoc", "w", "partitioned"
 _LANGUAGE: Final = "query"
 
 
-async def indexes_of_bucket(host: CommonNodeApi, bucket: str) -> list[Index]:
+async def indexes_of_bucket(api: CommonNodeApi, bucket: str) -> list[Index]:
     """Return the JSON indexes of a bucket, by design document and name.
 
     Raises:
@@ -50,7 +50,7 @@ async def indexes_of_bucket(host: CommonNodeApi, bucket: str) -> list[Index]:
     """
     return [
         index
-        for design in await host.designs.all(bucket)
+        for design in await api.designs.all(bucket)
         for index in indexes_of(design.name, read_design(design.body))
     ]
 
@@ -58,7 +58,7 @@ async def indexes_of_bucket(host: CommonNodeApi, bucket: str) -> list[Index]:
 async def _list(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="design")
-    found = [ALL_DOCS, *await indexes_of_bucket(request.app[HOST], bucket)]
+    found = [ALL_DOCS, *await indexes_of_bucket(request.app[NODE_API], bucket)]
     limit, skip = _parameter(request, "limit", len(found), 1), _parameter(request, "skip", 0, 0)
     shown = [index.as_json() for index in found[skip : skip + limit]]
     return answer({"total_rows": len(found), "indexes": shown})
@@ -180,7 +180,7 @@ async def _read(request: web.Request, design: str) -> tuple[str | None, dict[str
     Raises:
         UsageError: `invalid_ddoc_lang`: it has views of another language.
     """
-    found = await request.app[HOST].designs.read(request.match_info[DATABASE], design)
+    found = await request.app[NODE_API].designs.read(request.match_info[DATABASE], design)
     if found is None or found.is_deleted:
         return None, {"language": _LANGUAGE}
     content = read_design(found.body)
@@ -196,7 +196,7 @@ async def _read(request: web.Request, design: str) -> tuple[str | None, dict[str
 async def _write(
     request: web.Request, design: str, rev: str | None, content: dict[str, Any] | None
 ) -> None:
-    bucket, designs = request.match_info[DATABASE], request.app[HOST].designs
+    bucket, designs = request.match_info[DATABASE], request.app[NODE_API].designs
     if content is not None:
         await designs.check(bucket, design, content)
     body = None if content is None else msgspec.json.encode(content)

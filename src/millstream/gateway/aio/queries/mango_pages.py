@@ -24,7 +24,7 @@ from aiohttp import web
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
-    HOST,
+    NODE_API,
     answer,
     read_object,
     require,
@@ -49,7 +49,7 @@ async def _find(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     find, plan = await _planned(request)
     with WhileThere(request):
-        pieces = _answered(request.app[HOST], bucket, find, plan)
+        pieces = _answered(request.app[NODE_API], bucket, find, plan)
         async with aclosing(pieces):
             return await stream(request, pieces, {})
 
@@ -64,7 +64,7 @@ async def _planned(request: web.Request) -> tuple[Find, Plan]:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
     asked = await read_object(request)
-    indexes = await indexes_of_bucket(request.app[HOST], bucket)
+    indexes = await indexes_of_bucket(request.app[NODE_API], bucket)
 
     def plan() -> tuple[Find, Plan]:
         find = parse_find(asked)
@@ -77,7 +77,7 @@ async def _planned(request: web.Request) -> tuple[Find, Plan]:
 
 
 async def _answered(
-    host: NodeApi, bucket: str, find: Find, plan: Plan
+    api: NodeApi, bucket: str, find: Find, plan: Plan
 ) -> AsyncGenerator[bytes, None]:
     """Yield an answer's text."""
     loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ async def _answered(
         return
     read = _all_documents if plan.index.is_all_docs else _rows_of_index
     before, turns = b'{"docs":[\r\n', Turns()
-    async with aclosing(read(host, bucket, find, plan)) as rows:
+    async with aclosing(read(api, bucket, find, plan)) as rows:
         async for place, text in rows:
             shown = await worked_out(
                 find.selector, len(text), partial(selection.take, place, text)
@@ -105,11 +105,11 @@ async def _answered(
     yield selection.tail(loop.time() - started)
 
 
-async def _all_documents(host: NodeApi, bucket: str, find: Find, plan: Plan) -> _Rows:
+async def _all_documents(api: NodeApi, bucket: str, find: Find, plan: Plan) -> _Rows:
     low, high = plan.ids
     if find.after is not None:
         low, high = (low, find.after.id) if find.descending else (find.after.id, high)
-    documents = host.scan.documents(
+    documents = api.scan.documents(
         bucket, low, high, descending=find.descending, conflicts=find.conflicts
     )
     async with aclosing(documents) as found:
@@ -117,9 +117,9 @@ async def _all_documents(host: NodeApi, bucket: str, find: Find, plan: Plan) -> 
             yield Place(None, doc_id), text
 
 
-async def _rows_of_index(host: NodeApi, bucket: str, find: Find, plan: Plan) -> _Rows:
+async def _rows_of_index(api: NodeApi, bucket: str, find: Find, plan: Plan) -> _Rows:
     index = plan.index
-    found = await host.indexes.query(bucket, index.design, index.name, _options(find, plan))
+    found = await api.indexes.query(bucket, index.design, index.name, _options(find, plan))
     try:
         async for piece in found:
             for row in rows_in(piece):

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 async def worked_out(selector: Selector, text_bytes: int, call: Callable[[], _Result]) -> _Result:
-    """Return what a call returns that applies a selector to a document of so many bytes."""
+    """Return the result of a call that applies a selector to a document of this many bytes."""
     if text_bytes * selector.steps_per_byte <= STEPS_IN_LOOP_MAX:
         return call()
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)

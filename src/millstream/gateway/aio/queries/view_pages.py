@@ -23,7 +23,7 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     DESIGN,
-    HOST,
+    NODE_API,
     USER,
     answer,
     design_of,
@@ -97,19 +97,19 @@ async def _results(request: web.Request, queries: list[dict[str, Any]]) -> Async
 
 async def _asked(request: web.Request, options: Mapping[str, Any]) -> ViewAnswer:
     bucket, name = design_of(request)
-    host = request.app[HOST]
+    api = request.app[NODE_API]
     try:
-        return await host.indexes.query(bucket, name, request.match_info["view"], options)
+        return await api.indexes.query(bucket, name, request.match_info["view"], options)
     except (ConditionError, UsageError) as error:
         raise await _named(request, error) from error
 
 
 async def _named(request: web.Request, error: MillstreamError) -> MillstreamError:
-    """Say of a design document why it does not answer: it was deleted, or cannot be used."""
+    """Raise why a design document does not answer: it was deleted, or cannot be used."""
     if error.code in _UNUSABLE:
         return MillstreamError(str(error), code="compilation_error")
     if error.code == "missing":
-        found = await request.app[HOST].designs.read(*design_of(request))
+        found = await request.app[NODE_API].designs.read(*design_of(request))
         if found is not None and found.is_deleted:
             return ConditionError("deleted", code="not_found")
     return error
@@ -125,7 +125,7 @@ async def _info(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
     require(request, "read", bucket)
     try:
-        info = await request.app[HOST].indexes.info(bucket, name)
+        info = await request.app[NODE_API].indexes.info(bucket, name)
     except (ConditionError, UsageError) as error:
         raise await _named(request, error) from error
     return answer({"name": name, "view_index": info})
@@ -134,25 +134,25 @@ async def _info(request: web.Request) -> web.Response:
 async def _compact(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "design", bucket)
-    await request.app[HOST].indexes.compact(bucket, request.match_info["name"])
+    await request.app[NODE_API].indexes.compact(bucket, request.match_info["name"])
     return answer({"ok": True}, status=202)
 
 
 async def _clean_up(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "design", bucket)
-    await request.app[HOST].indexes.cleanup(bucket)
+    await request.app[NODE_API].indexes.cleanup(bucket)
     return answer({"ok": True}, status=202)
 
 
 async def _tasks(request: web.Request) -> web.Response:
-    host, user = request.app[HOST], request[USER]
-    if user is None and not host.users.is_empty:
+    api, user = request.app[NODE_API], request[USER]
+    if user is None and not api.users.is_empty:
         raise AccessError("log in first", code="unauthorized")
-    tasks = await host.indexes.tasks()
+    tasks = await api.indexes.tasks()
     found = [t for t in tasks if user is None or user.may("read", str(t.get("database")))]
     is_admin = user is None or user.may("admin", "")
-    return answer(found + (host.replication_tasks() if is_admin else []))
+    return answer(found + (api.replication_tasks() if is_admin else []))
 
 
 async def _temporary(request: web.Request) -> web.Response:
@@ -163,7 +163,7 @@ async def _temporary(request: web.Request) -> web.Response:
 
 
 async def _rendered(request: web.Request) -> web.Response:
-    """Say what there is in place of show and list functions and rewrites."""
+    """Answer that show and list functions and rewrites are not supported."""
     bucket, _ = design_of(request)
     require(request, "read", bucket)
     reason = (

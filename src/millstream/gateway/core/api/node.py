@@ -25,7 +25,7 @@ from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
-from millstream.views.core.design.design_code import Revised, Updated
+from millstream.views.core.design.design_code import DocumentChange, Updated
 
 __all__ = [
     "BucketStatus",
@@ -89,7 +89,7 @@ class PartitionStatus:
     places: tuple[str | None, ...]
     """The map's row: the node of the active copy, then replicas; empty without a map."""
     follows: FollowStatus | None
-    """None: no source."""
+    """The source of the copy. None: it has no source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class NodeMetrics:
 
     node: Mapping[str, float]
     buckets: Mapping[str, Figures]
-    """By the name of the bucket."""
+    """The figures by the name of the bucket."""
 
 
 class DesignApi(Protocol):
@@ -172,7 +172,7 @@ class FunctionApi(Protocol):
     """
 
     async def validate(
-        self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
+        self, bucket: str, changes: Sequence[DocumentChange], user: bytes, security: bytes
     ) -> list[MillstreamError | None]:
         """Run all validation functions on changes; return why each is rejected, None if it is not.
 

@@ -43,7 +43,7 @@ class ReplicationApi(Protocol):
         """
 
     async def prepare(self) -> None:
-        """Create the database of jobs if there is none."""
+        """Create the database of jobs if it does not exist."""
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs that run or wait to be scheduled."""

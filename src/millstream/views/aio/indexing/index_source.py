@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from millstream.upr.aio.link import Link
 
-__all__ = ["IndexerSpec", "SourceStanding", "SourceStandings", "ask_standings", "open_source"]
+__all__ = ["IndexerSpec", "ReadableCopies", "ReadableCopy", "ask_copies", "open_source"]
 
 _POSITIONS: Final = Struct(">HB5x8Q")
 _ACTIVE: Final = frozenset({1})
@@ -42,7 +42,7 @@ class IndexerSpec(NamedTuple):
     folder: Path
 
 
-class SourceStanding(NamedTuple):
+class ReadableCopy(NamedTuple):
     """A copy of a partition that can be read."""
 
     judged: Judged
@@ -50,11 +50,11 @@ class SourceStanding(NamedTuple):
 
     @property
     def uuid(self) -> int:
-        """Of the newest history."""
+        """The uuid of the newest history."""
         return self.judged.log[0].uuid
 
 
-class SourceStandings(dict[int, SourceStanding]):
+class ReadableCopies(dict[int, ReadableCopy]):
     """Those of some partitions; never changed, so that the same object says: nothing happened.
 
     `reply`: what the source said, empty if not all of it could be understood.
@@ -62,7 +62,7 @@ class SourceStandings(dict[int, SourceStanding]):
 
     __slots__ = ("reply",)
 
-    def __init__(self, found: Mapping[int, SourceStanding] = MappingProxyType({})) -> None:
+    def __init__(self, found: Mapping[int, ReadableCopy] = MappingProxyType({})) -> None:
         super().__init__(found)
         self.reply = b""
 
@@ -91,13 +91,13 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
         )
 
 
-async def ask_standings(
+async def ask_copies(
     link: Link,
     partitions: Iterable[int],
-    known: SourceStandings | None = None,
+    known: ReadableCopies | None = None,
     *,
     is_active_only: bool = False,
-) -> SourceStandings:
+) -> ReadableCopies:
     """Return how the copies of partitions are; those that cannot be read are left out.
 
     Args:
@@ -112,10 +112,10 @@ async def ask_standings(
         AccessError: a right was lost.
         RemoteProtocolError: an answer that is none.
     """
-    known = known or SourceStandings()
+    known = known or ReadableCopies()
     numbers = sorted(partitions)
     if not numbers:
-        return SourceStandings()
+        return ReadableCopies()
     value = b"".join(number.to_bytes(2, "big") for number in numbers)
     packet = await link.demand(request(Opcode.POSITIONS, value=value), "positions")
     if packet.value == known.reply:
@@ -135,9 +135,9 @@ async def ask_standings(
     for number, answer in zip(new, await link.ask_all(asks), strict=True):
         if answer.status == Status.SUCCESS:
             logs[number] = decode_branch_log(answer.value)
-    found = SourceStandings(
+    found = ReadableCopies(
         {
-            number: SourceStanding(Judged(logs[number], high, purge), is_active=state == 1)
+            number: ReadableCopy(Judged(logs[number], high, purge), is_active=state == 1)
             for number, state, _, _, high, *_, purge in rows
             if number in logs
         }

@@ -9,7 +9,7 @@ Invariants:
    now. It is an error if no source can be reached.
 3. A partition that is read from a source because it is active there is not read from a replica:
    that copy may have been active until a moment ago, and lacks what was written since.
-4. As long as no source reports anything new, `StandingsAsker.ask` returns the same object.
+4. As long as no source reports anything new, `CopiesAsker.ask` returns the same object.
 
 Elsewhere: the answer of one source (`index_source`), who reads (`reading`, `indexing`).
 """
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.views.aio.indexing.index_source import (
     IndexerSpec,
-    SourceStandings,
-    ask_standings,
+    ReadableCopies,
+    ask_copies,
     open_source,
 )
 from millstream.views.core.query.wait_for import Wanted, judge
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from millstream.upr.aio.link import Link
     from millstream.views.core.index.header import Header
 
-__all__ = ["Line", "Lines", "Source", "StandingsAsker", "divided", "open_lines"]
+__all__ = ["CopiesAsker", "Line", "Lines", "Source", "divided", "open_lines"]
 
 
 class Source(NamedTuple):
@@ -53,7 +53,7 @@ class Line(NamedTuple):
     """A connection to a source, and the state of its copies."""
 
     link: Link
-    standings: SourceStandings
+    copies: ReadableCopies
 
 
 class Lines(NamedTuple):
@@ -63,9 +63,9 @@ class Lines(NamedTuple):
     failures: list[MillstreamError]
 
     @property
-    def standings(self) -> SourceStandings:
+    def copies(self) -> ReadableCopies:
         """The states reported by all sources together."""
-        return joined([line.standings for line in self.opened])
+        return joined([line.copies for line in self.opened])
 
     async def close(self) -> None:
         """End all connections."""
@@ -85,14 +85,14 @@ def divided(sources: Sequence[Source], partitions: Iterable[int]) -> list[tuple[
     return found[::-1]
 
 
-def joined(every: Sequence[SourceStandings]) -> SourceStandings:
+def joined(every: Sequence[ReadableCopies]) -> ReadableCopies:
     """Combine the reports of several sources.
 
     The report of a single source is returned as it is.
     """
     if len(every) == 1:
         return every[0]
-    return SourceStandings({p: one for standings in every for p, one in standings.items()})
+    return ReadableCopies({p: one for copies in every for p, one in copies.items()})
 
 
 async def open_lines(
@@ -109,8 +109,8 @@ async def open_lines(
             link = source.link_to()
             try:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
-                standings = await ask_standings(link, here, is_active_only=source.is_active_only)
-                lines.opened.append(Line(link, standings))
+                copies = await ask_copies(link, here, is_active_only=source.is_active_only)
+                lines.opened.append(Line(link, copies))
             except MillstreamError as error:
                 await link.close()
                 lines.failures.append(error)
@@ -130,7 +130,7 @@ class _Asked:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.standings = SourceStandings()
+        self.copies = ReadableCopies()
         self.failure: MillstreamError | None = None
         self._link: Link | None = None
 
@@ -146,7 +146,7 @@ class _Asked:
                 await self._ask_once(spec, partitions)
             self.failure = None
         except MillstreamError as error:
-            self.failure, self.standings = error, SourceStandings()
+            self.failure, self.copies = error, ReadableCopies()
 
     async def _ask_once(self, spec: IndexerSpec, partitions: Collection[int]) -> None:
         link, self._link = self._link, None
@@ -155,8 +155,8 @@ class _Asked:
         try:
             if is_new:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
-            self.standings = await ask_standings(
-                link, partitions, self.standings, is_active_only=self.source.is_active_only
+            self.copies = await ask_copies(
+                link, partitions, self.copies, is_active_only=self.source.is_active_only
             )
         except BaseException:  # cancelled as well: an answer may still come
             await link.close()
@@ -169,7 +169,7 @@ class _Asked:
             self._link = None
 
 
-class StandingsAsker:
+class CopiesAsker:
     """Knows the copies at all sources. Questions that arrive together are asked once."""
 
     def __init__(self, spec: IndexerSpec, sources: Sequence[Source]) -> None:
@@ -180,8 +180,8 @@ class StandingsAsker:
         """One asker for each source."""
         self._is_closed = False
         self._count = 0
-        self._parts: list[SourceStandings] = []
-        self.standings = SourceStandings()
+        self._parts: list[ReadableCopies] = []
+        self.copies = ReadableCopies()
         """The last answer."""
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
@@ -194,7 +194,7 @@ class StandingsAsker:
         for asked in before:
             await asked.close()
 
-    async def ask(self, partitions: Collection[int]) -> SourceStandings:
+    async def ask(self, partitions: Collection[int]) -> ReadableCopies:
         """Return the current state of the copies.
 
         Raises:
@@ -204,17 +204,17 @@ class StandingsAsker:
         before = self._count
         async with self._asking:
             if self._count > before + 1:  # one was begun and answered meanwhile
-                return self.standings
+                return self.copies
             asked = await self._ask_all(partitions)
             failed = [each.failure for each, _ in asked if each.failure is not None]
             if failed and len(failed) == len(asked):
                 raise failed[0]
             self._count += 1
-            parts = [each.standings for each, _ in asked]
+            parts = [each.copies for each, _ in asked]
             is_same = len(parts) == len(self._parts)
             if not is_same or any(a is not b for a, b in zip(parts, self._parts, strict=True)):
-                self._parts, self.standings = parts, joined(parts)
-            return self.standings
+                self._parts, self.copies = parts, joined(parts)
+            return self.copies
 
     async def _ask_all(self, partitions: Collection[int]) -> list[tuple[_Asked, set[int]]]:
         """Ask the sources. Start again if they are replaced meanwhile."""
@@ -246,13 +246,13 @@ class StandingsAsker:
             position = header.positions.get(partition)
             if position is None:
                 raise RoutingError(f"partition {partition} is not indexed here")
-            standing = self.standings.get(partition)
+            copy = self.copies.get(partition)
             verdict = judge(
                 each,
                 position,
                 header.failover_logs.get(partition, ()),
-                standing.judged.log if standing else None,
-                standing.judged.purge_seqno if standing else 0,
+                copy.judged.log if copy else None,
+                copy.judged.purge_seqno if copy else 0,
             )
             if verdict == "waiting":
                 late.append(partition)

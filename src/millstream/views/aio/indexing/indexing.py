@@ -5,7 +5,7 @@
     await indexer.set_partitions(active=range(64))
     await indexer.add(index, mapper)
     await indexer.updated(signature, partitions, timeout_s)      # update=true
-    await indexer.reached(signature, wanted, timeout_s)          # at=
+    await indexer.wait_for_positions(signature, wanted, timeout_s)          # at=
     await indexer.stop()
 
 Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a
@@ -47,7 +47,7 @@ from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.indexing.cleaning import Cleaning
 from millstream.views.aio.indexing.index_source import IndexerSpec
-from millstream.views.aio.indexing.index_sources import Source, StandingsAsker
+from millstream.views.aio.indexing.index_sources import CopiesAsker, Source
 from millstream.views.aio.indexing.reading import GroupReader, Regroup, first_of
 from millstream.views.aio.indexing.served_index import (
     SLOW_S,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
-    from millstream.views.aio.indexing.index_source import SourceStandings
+    from millstream.views.aio.indexing.index_source import ReadableCopies
     from millstream.views.aio.indexing.served_index import ChangeMapper
     from millstream.views.core.index.header import Header
     from millstream.views.core.index.index import Index
@@ -98,7 +98,7 @@ class BucketIndexer:
     ) -> None:
         self._spec = spec
         self._sources = tuple(sources)
-        self._asker = StandingsAsker(spec, sources)
+        self._asker = CopiesAsker(spec, sources)
         self._executor = executor
         self._indexes: dict[str, ServedIndex] = {}
         self._groups: dict[str, GroupReader] = {}
@@ -163,7 +163,7 @@ class BucketIndexer:
         return served.signature
 
     def set_automatic(self, signature: str, is_automatic: bool) -> None:
-        """Set whether an index is kept fresh even if nobody waits."""
+        """Set whether an index is kept fresh without queries."""
         self._indexes[signature].is_automatic = is_automatic
         self._news.set()
 
@@ -205,7 +205,7 @@ class BucketIndexer:
             UnavailableError: the source does not answer; also what `work` raises.
         """
         served = self._served(signature)
-        judged = {p: standing.judged for p, standing in (await self._ask()).items()}
+        judged = {p: copy.judged for p, copy in (await self._ask()).items()}
         before = served.index.newest
         result = await served.change(lambda: work(judged))
         if served.index.newest is not before:
@@ -295,28 +295,26 @@ class BucketIndexer:
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
-                standings = await self._ask()
+                copies = await self._ask()
         except TimeoutError:
             raise not_reached({}, {}, ()) from None
-        if served.is_known_to_have(partitions, standings):
+        if served.is_known_to_have(partitions, copies):
             return
-        absent = [p for p in partitions if standings.lacks(p, is_active=p in self._active)]
+        absent = [p for p in partitions if copies.lacks(p, is_active=p in self._active)]
         if absent:
             raise self._asker.failure_of(absent[0]) or RoutingError(
                 f"partition {absent[0]} is not served from here now: ask again with the new map"
             )
         wanted = {
-            p: Wanted(
-                Position(standings[p].uuid, *[standings[p].judged.high_seqno] * 3), is_token=True
-            )
+            p: Wanted(Position(copies[p].uuid, *[copies[p].judged.high_seqno] * 3), is_token=True)
             for p in partitions
         }
         left_s = timeout_s - (time.monotonic() - began)
-        current = {p: standings[p].judged for p in partitions}
-        header = await self._until_reached(served, wanted, left_s, current)
-        served.note_that_it_has(partitions, standings, header)
+        current = {p: copies[p].judged for p in partitions}
+        header = await self._wait_until(served, wanted, left_s, current)
+        served.note_that_it_has(partitions, copies, header)
 
-    async def reached(
+    async def wait_for_positions(
         self, signature: str, wanted: Mapping[int, Wanted], timeout_s: float
     ) -> None:
         """Wait until an index has reached a vector.
@@ -328,9 +326,9 @@ class BucketIndexer:
             ConditionError: `seq_unreachable`.
             AccessError, StreamError: the source will never be read again as it is.
         """
-        await self._until_reached(self._served(signature), wanted, timeout_s, {})
+        await self._wait_until(self._served(signature), wanted, timeout_s, {})
 
-    async def _until_reached(
+    async def _wait_until(
         self,
         served: ServedIndex,
         wanted: Mapping[int, Wanted],
@@ -392,7 +390,7 @@ class BucketIndexer:
         return [self._progress_of(served, highs) for served in self._indexes.values()]
 
     def _highs(self) -> dict[int, int]:
-        return {p: each.judged.high_seqno for p, each in self._asker.standings.items()}
+        return {p: each.judged.high_seqno for p, each in self._asker.copies.items()}
 
     def _progress_of(self, served: ServedIndex, highs: Mapping[int, int]) -> IndexProgress:
         group = self._groups.get(served.group)
@@ -591,10 +589,10 @@ class BucketIndexer:
                     await self._ask()
                 for group in self._groups.values():
                     if not group.is_first:
-                        group.look(self._asker.standings)
+                        group.look(self._asker.copies)
                 for served in self._indexes.values():
                     served.tell()  # a history that is gone will not be reached
             await asyncio.sleep(LOOK_S)
 
-    async def _ask(self) -> SourceStandings:
+    async def _ask(self) -> ReadableCopies:
         return await self._asker.ask(self._active | self._passive)

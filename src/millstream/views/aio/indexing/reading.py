@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.errors import AccessError, MillstreamError, StreamError, UnavailableError
 from millstream.upr.core.consumer import WINDOW_BYTES
 from millstream.views.aio.indexing.first_rows import FirstRows
-from millstream.views.aio.indexing.index_source import IndexerSpec, SourceStanding
+from millstream.views.aio.indexing.index_source import IndexerSpec, ReadableCopy
 from millstream.views.aio.indexing.index_sources import Lines, Source, divided, open_lines
 from millstream.views.aio.indexing.served_index import Gathered
 from millstream.views.core.design.documents import Changes
@@ -49,7 +49,7 @@ CONNECT_PAUSE_S: Final = 0.5
 
 
 class Regroup(Exception):
-    """The indexes of a group do not belong together any more."""
+    """The indexes of a group must no longer share a connection."""
 
 
 _Work = list[tuple["ServedIndex", "FirstRows"]]
@@ -114,16 +114,16 @@ class GroupReader:
             self.task.cancel()
 
     def end_if_idle(self) -> None:
-        """End the group if nobody waits for its indexes and none is to be kept fresh."""
+        """End the group if no query waits for its indexes and none of them is kept fresh."""
         if not any(served.is_automatic or served.waiting for served in self.served):
             self.end()
 
-    def look(self, standings: Mapping[int, SourceStanding]) -> None:
+    def look(self, copies: Mapping[int, ReadableCopy]) -> None:
         """Start again if other partitions can be read now, or an index has to be built."""
         wanted = {p for served in self.served for p in served.places}
-        highs = {p: each.judged.high_seqno for p, each in standings.items()}
+        highs = {p: each.judged.high_seqno for p, each in copies.items()}
         is_behind = any(served.is_to_be_built(highs) for served in self.served)
-        if self._followed and (is_behind or wanted & standings.keys() - self._followed):
+        if self._followed and (is_behind or wanted & copies.keys() - self._followed):
             self.end()
 
     async def run(self) -> None:
@@ -145,12 +145,12 @@ class GroupReader:
     async def _follow(self) -> None:
         lines = await self._open(p for served in self.served for p in served.places)
         try:
-            standings = lines.standings
-            await self._judge(standings)
-            starts = {p: place for p, place in lowest(self._members()).items() if p in standings}
+            copies = lines.copies
+            await self._judge(copies)
+            starts = {p: place for p, place in lowest(self._members()).items() if p in copies}
             self._check_served(lines, starts)
             self._followed = frozenset(starts)
-            judged = {partition: each.judged for partition, each in standings.items()}
+            judged = {partition: each.judged for partition, each in copies.items()}
             feeds: list[tuple[Link, Feed]] = []
             for link, here in lines.opened:
                 ours = {p: place for p, place in starts.items() if p in here}
@@ -185,9 +185,9 @@ class GroupReader:
     def _connection_name(self) -> bytes:
         return f"millstream:index:{self.name[:100]}:{secrets.token_hex(6)}".encode()
 
-    async def _judge(self, standings: Mapping[int, SourceStanding]) -> None:
+    async def _judge(self, copies: Mapping[int, ReadableCopy]) -> None:
         """Roll indexes back where the sources say so."""
-        judged = {partition: each.judged for partition, each in standings.items()}
+        judged = {partition: each.judged for partition, each in copies.items()}
         rolled_back = [
             await served.roll_back(judged)
             for served in list(self.served)
@@ -295,9 +295,9 @@ class GroupReader:
         try:
             lines = await open_lines([source], self._spec, partitions)
             if build is None:
-                self._check_served(lines, lines.standings)
-                await self._judge(lines.standings)
-                build = self._builds[source.address] = FirstBuild(lines.standings)
+                self._check_served(lines, lines.copies)
+                await self._judge(lines.copies)
+                build = self._builds[source.address] = FirstBuild(lines.copies)
             link = lines.opened[0].link
             await link.write(build.connect(self._connection_name()))
             await self._map_first(link, build, work)
@@ -359,7 +359,7 @@ class GroupReader:
         left_out = {p for build in self._builds.values() for p in build.left_out}
         lines = await self._open(whole)
         await lines.close()
-        judged = {partition: each.judged for partition, each in lines.standings.items()}
+        judged = {partition: each.judged for partition, each in lines.copies.items()}
         for served, rows in work:
             if served in self.served:
                 try:

@@ -236,7 +236,7 @@ class ServedIndex:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was never read for, so that it has to be built from sorted rows."""
+        """Whether the index was never read for. Then it is built from sorted rows."""
         header = self.index.newest
         has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
         return not has_begun and not self._was_built
@@ -258,21 +258,21 @@ class ServedIndex:
             return None
         return sum(max(0, highs[p] - position.seqno) for p, position in positions.items())
 
-    def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
-        """Whether it was found to have all of these positions, and has not changed since."""
+    def is_known_to_have(self, partitions: Collection[int], copies: object) -> bool:
+        """Whether the index is known to have all of these positions, and has not changed since."""
         known = self._has_all
         return (
             known is not None
-            and known[0] is standings
+            and known[0] is copies
             and known[1] is self.index.newest
             and known[2].issuperset(partitions)
         )
 
     def note_that_it_has(
-        self, partitions: Collection[int], standings: object, header: Header
+        self, partitions: Collection[int], copies: object, header: Header
     ) -> None:
         """Remember what `is_known_to_have` tells."""
-        self._has_all = (standings, header, frozenset(partitions))
+        self._has_all = (copies, header, frozenset(partitions))
 
     @property
     def is_slow(self) -> bool:
@@ -300,9 +300,9 @@ class ServedIndex:
             self._own_thread = None
 
     def note_end(self, error: BaseException | None) -> None:
-        """Note that it is not read for any more.
+        """Note that the index is no longer read for.
 
-        An error makes it be read for again after a pause.
+        After an error it is read for again after a pause.
         """
         self.retry_at = 0.0
         if error is None:

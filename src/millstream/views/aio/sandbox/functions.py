@@ -46,7 +46,7 @@ from millstream.views.core.design.design_documents import Functions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from millstream.views.core.design.design_code import DesignCode, Revised
+    from millstream.views.core.design.design_code import DesignCode, DocumentChange
 
 __all__ = ["CHILDREN_MAX", "SLOW_FOR_S", "SLOW_MAX", "FunctionPool", "compile_functions"]
 
@@ -141,7 +141,7 @@ class FunctionPool:
     # -- functions
 
     async def validate(
-        self, code: DesignCode, changes: Sequence[Revised], user: bytes, security: bytes
+        self, code: DesignCode, changes: Sequence[DocumentChange], user: bytes, security: bytes
     ) -> list[MillstreamError | None]:
         """Ask `validate_doc_update` about changes; return why each is refused, None if it is not.
 

@@ -119,7 +119,7 @@ _Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
 _mapped_of: Final[Callable[[tuple[_Rows, Sequence[MapError]]], Mapped]] = partial(
     tuple.__new__, Mapped
 )
-"""Makes one from a tuple of its parts, in half the constructor's time."""
+"""Makes one from a tuple of its parts, twice as fast as the constructor."""
 _MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
 _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _CALL_REPLY: Final = msgspec.json.Decoder(list[Any])

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from millstream.views.aio.serving.hosted_bucket import HostedBucket
 
-__all__ = ["Spread"]
+__all__ = ["DistributedQueries"]
 
 
-class Spread:
+class DistributedQueries:
     """The other nodes, as the index process of this one asks them.
 
     Args:

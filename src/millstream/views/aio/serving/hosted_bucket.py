@@ -264,7 +264,7 @@ class HostedBucket:
                 self._give_up(hosted, error)
 
     async def _retire(self, signature: str) -> None:
-        """Close an index once nobody reads it. Its files stay."""
+        """Close an index once no query reads it. Its files stay."""
         hosted = self._open.pop(signature)
         await self._indexer.remove(signature)
         self._close_later(hosted)
@@ -438,7 +438,7 @@ class HostedBucket:
             await self._indexer.updated(hosted.signature, partitions, timeout_s)
         if query.at is not None:
             left_s = timeout_s - (time.monotonic() - began)
-            await self._indexer.reached(hosted.signature, query.at, left_s)
+            await self._indexer.wait_for_positions(hosted.signature, query.at, left_s)
 
     async def _until_whole(
         self, hosted: HostedIndex, partitions: Collection[int], timeout_s: float

@@ -167,7 +167,7 @@ class HostedIndex:
         return self._users > 0
 
     async def until_unused(self) -> None:
-        """Return once nobody reads it."""
+        """Return once no query reads the index."""
         while self._users:
             await self._unused.wait()
 

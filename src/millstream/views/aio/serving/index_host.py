@@ -25,7 +25,7 @@ from millstream.errors import ConditionError, UsageError
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.views.aio.sandbox.mapping import open_mapper
 from millstream.views.aio.serving.bucket_order import BucketOrder
-from millstream.views.aio.serving.distributed_queries import Spread
+from millstream.views.aio.serving.distributed_queries import DistributedQueries
 from millstream.views.aio.serving.gathering import NOBODY, NodeAccess
 from millstream.views.aio.serving.hosted_bucket import HostedBucket
 from millstream.views.aio.serving.index_server import Answer
@@ -56,7 +56,7 @@ class IndexHost:
         reduce_limit: ReduceLimit = "true",
     ) -> None:
         self._reduce_limit = reduce_limit
-        self._spread = Spread(access)
+        self._distributed = DistributedQueries(access)
         self._access = access
         self._path = path
         self._kv = kv
@@ -81,7 +81,7 @@ class IndexHost:
     async def stop(self) -> None:
         """Finish what is being committed, and close everything."""
         self._lag.stop()
-        await self._spread.close()
+        await self._distributed.close()
         await asyncio.gather(*(bucket.stop() for bucket in self._buckets.values()))
         self._executor.shutdown()
 
@@ -119,7 +119,7 @@ class IndexHost:
         asked = (arguments["design"], arguments["view"], arguments["options"])
         partitions = arguments.get("partitions")
         if partitions is None and bucket.order.nodes:
-            return await self._spread.query(bucket, *asked)
+            return await self._distributed.query(bucket, *asked)
         return await bucket.query(*asked, partitions, arguments.get("form", "json"))
 
     async def _prepare(self, arguments: dict[str, Any]) -> Answer:

@@ -32,7 +32,7 @@ __all__ = [
     "BROKEN",
     "VALIDATE",
     "DesignCode",
-    "Revised",
+    "DocumentChange",
     "Updated",
     "missing",
     "read_code",
@@ -51,7 +51,7 @@ BROKEN: Final = {
 """Failures of the child, and what they say of the function."""
 
 
-class Revised(NamedTuple):
+class DocumentChange(NamedTuple):
     """A change that is to be validated: JSON texts, `old` None for a new document."""
 
     new: bytes
@@ -63,7 +63,8 @@ class Updated(NamedTuple):
 
     document: dict[str, Any] | None
     answer: dict[str, Any]
-    """Has `code`, `headers`, and one of `body`, `base64` and `json`, if the function gave them."""
+    """Has `code`, `headers`, and one of `body`, `base64` and `json`, if the function returned
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class DesignCode:
     updates: frozenset[str]
     views: frozenset[str]
     faults: Mapping[str, str]
-    """By member: why its functions cannot be run."""
+    """Why the functions of a member cannot be run, by member."""
 
     @property
     def id(self) -> str:

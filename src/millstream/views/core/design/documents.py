@@ -35,7 +35,7 @@ from millstream.wire.mcbp import HEADER_BYTES, Opcode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Changes", "Documents", "Seen", "document_id", "document_text"]
+__all__ = ["Changes", "Documents", "MapInput", "document_id", "document_text"]
 
 _FIELDS: Final = Struct(">xBHBxHI12xQQ")
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
@@ -50,7 +50,7 @@ _ATTACHED: Final = (
 _encode: Final = msgspec.json.encode
 
 
-Seen = tuple[int, bytes, bytes | None]
+MapInput = tuple[int, bytes, bytes | None]
 """Partition and id of a changed document, and its text, None where it was deleted."""
 
 
@@ -66,9 +66,9 @@ class Changes:
 
     def __init__(self, frames: Sequence[bytes], sides: Sequence[bytes]) -> None:
         self.frames, self.sides = frames, sides
-        self._seen: dict[tuple[bool, bool, bool], list[Seen]] = {}
+        self._seen: dict[tuple[bool, bool, bool], list[MapInput]] = {}
 
-    def seen_by(self, documents: Documents) -> list[Seen]:
+    def inputs_for(self, documents: Documents) -> list[MapInput]:
         """Return the documents, as `documents` makes them; not to be changed."""
         seen = self._seen.get(documents.kind)
         if seen is None:
@@ -102,7 +102,7 @@ class Documents:
         self.kind = (include_design, local_seq, attachments)
         """Two of one bucket and kind make equal documents of equal changes."""
 
-    def of(self, frames: Iterable[bytes], sides: Iterable[bytes]) -> list[Seen]:
+    def of(self, frames: Iterable[bytes], sides: Iterable[bytes]) -> list[MapInput]:
         """Return the documents of changes, in order, without keys that are no document ids.
 
         This is a hot path.
@@ -112,7 +112,7 @@ class Documents:
             sides: the side of each change.
         """
         unpack, digits_of = _FIELDS.unpack_from, self._digits_of
-        seen: list[Seen] = []
+        seen: list[MapInput] = []
         for frame, lineage in zip(frames, sides, strict=True):
             opcode, key_bytes, extras_bytes, partition, body, seqno, generation = unpack(frame)
             at = HEADER_BYTES + extras_bytes
@@ -125,7 +125,7 @@ class Documents:
                 quoted = b'"%b"' % key
             text = None
             if opcode == _MUTATION and not lineage[0]:
-                text = self._revised(key, frame, lineage, seqno)
+                text = self._text_with_revision(key, frame, lineage, seqno)
             elif opcode == _MUTATION:
                 value = frame[at + key_bytes : HEADER_BYTES + body]
                 rest = _rest_of(value)
@@ -138,7 +138,9 @@ class Documents:
             seen.append((partition, key, text))
         return seen
 
-    def _revised(self, key: bytes, frame: bytes, side: bytes, seqno: int) -> bytes | None:
+    def _text_with_revision(
+        self, key: bytes, frame: bytes, side: bytes, seqno: int
+    ) -> bytes | None:
         """Return the winner of a document that has a sidecar, with its conflicts."""
         document = load(self._bucket_uuid, key, frame, side)
         if not document.exists or document.winner.is_deleted:

@@ -216,7 +216,7 @@ class _Reading:
 
     def __init__(self, place: Place) -> None:
         self.start = place.position
-        """Where the next part begins."""
+        """The start of the next part."""
         self.log = place.failover_log
         self.position = place.position
         self.complete: Position | None = None

@@ -133,7 +133,7 @@ def not_reached(
 
 
 def unreachable(wanted: Mapping[int, Wanted], partitions: Collection[int]) -> ConditionError:
-    """Return the error of a query for changes that are in no history any more."""
+    """Return the error of a query for changes that are no longer in any history."""
     shown = ", ".join(
         f"partition {partition} at {position_to_json(wanted[partition].position)}"
         for partition in sorted(partitions)[:_SHOWN_MAX]

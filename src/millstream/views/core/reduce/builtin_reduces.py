@@ -71,7 +71,7 @@ class Rule(Protocol):
 
     @property
     def needs_texts(self) -> bool:
-        """Whether it looks at values or texts. If not, rows need not be decoded."""
+        """Whether the reduce uses values or texts. If not, rows need not be decoded."""
 
     @property
     def is_limited(self) -> bool:

@@ -129,7 +129,7 @@ class CarefulFiles:
         self.sync_directory()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that nothing refers to any more. Missing files are no error."""
+        """Remove files that nothing refers to. Missing files are no error."""
         for name in names:
             self._forget(name)
             with suppress(FileNotFoundError):

@@ -121,7 +121,7 @@ class Root(NamedTuple):
     """One superblock write; `sequence` grows by one with each."""
 
     sequence: int
-    standing: HardState
+    hard_state: HardState
     snapshot: SnapshotId | None
     """The stable one: what the log may be cut for."""
     layout: Layout
@@ -265,20 +265,21 @@ def decode_snapshot(content: bytes) -> Snapshot | None:
 class DurableImage:
     """What a restart finds; it has been made durable, and the journal goes on behind it."""
 
-    standing: HardState | None
-    """None: lost. This node id is dead, its member must be replaced by a new one."""
+    hard_state: HardState | None
+    """None: lost. This node id is dead; its member must be replaced by a new one."""
     base: Link = GENESIS
     """The entry before the first one of the log."""
     headers: tuple[Header, ...] = ()
-    """Of all entries behind `base`."""
+    """The headers of all entries after `base`."""
     bodies: tuple[bytes | None, ...] = ()
-    """Of the same entries; None: faulty, it may have been acknowledged and must be fetched."""
+    """The bodies of the same entries. None: damaged; it may have been acknowledged and is fetched.
+    """
     snapshot: Snapshot | None = None
     """The stable one; `snapshot_id` without it: it must be fetched."""
     snapshot_id: SnapshotId | None = None
     """What the superblock names."""
     is_journal_lost: bool = False
-    """Nothing can be said of the log: it is not empty, though it is here. The hard state holds."""
+    """The log cannot be read, so nothing is known about it. The hard state is valid."""
 
     @property
     def link(self) -> Link:
@@ -300,10 +301,10 @@ class DurableImage:
     @property
     def for_replica(self) -> Image:
         """The same, as a replica takes it; the hard state must be there."""
-        assert self.standing is not None
+        assert self.hard_state is not None
         if self.is_journal_lost:
-            return Image(self.standing, lost=True)
-        return Image(self.standing, self.log, False, self.base, self.snapshot_id, self.snapshot)
+            return Image(self.hard_state, lost=True)
+        return Image(self.hard_state, self.log, False, self.base, self.snapshot_id, self.snapshot)
 
     @property
     def log(self) -> tuple[Entry | Damaged, ...]:

@@ -80,12 +80,16 @@ __all__ = [
 SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """A segment that has reached it is followed by a new one; only whole ones are removed."""
 AHEAD_SHARE: Final = 16
-"""At most this part of a segment is filled with zeros ahead. The header file is not: there, one
-damaged bit behind the last slot would look like a slot that was one."""
+"""At most this part of a segment is filled with zeros ahead.
+
+The header file is not filled: there, one damaged bit after the last slot would look like a damaged
+slot.
+"""
 SEGMENTS_FEW: Final = 64
 """If a log has so many, an end of it that is replaced takes small ones before it along."""
 MOVED_ENTRIES_MAX: Final = 4096
-"""Of small segments that become one; and at most as many bytes as a segment has."""
+"""Most entries of small segments that are merged into one; also at most the bytes of one segment.
+"""
 _MOVED_AT_ONCE: Final = 64
 _NUMBERED: Final = re.compile(r"(?:journal|headers)-([0-9]+)")
 _SNAPSHOT: Final = re.compile(r"snapshot-([0-9]+)")
@@ -96,7 +100,7 @@ def is_formatted(disk: Disk) -> bool:
     return SUPERBLOCK in disk.names()
 
 
-def format_group(disk: Disk, standing: HardState) -> None:
+def format_group(disk: Disk, hard_state: HardState) -> None:
     """Make the files of a group that this node is a member of from now on; once.
 
     Raises:
@@ -105,7 +109,7 @@ def format_group(disk: Disk, standing: HardState) -> None:
     assert not is_formatted(disk), "a second time would deny what the first one promised"
     files = CarefulFiles(disk)
     files.replace(header_file_name(1), b"")
-    root = Root(1, standing._replace(commit_hint=0), None, Layout(GENESIS, 1, ()))
+    root = Root(1, hard_state._replace(commit_hint=0), None, Layout(GENESIS, 1, ()))
     copies = [encode_root(root, copy).ljust(COPY_BYTES, b"\0") for copy in (0, 1)]
     files.replace(SUPERBLOCK + ".new", b"".join(copies))
     files.rename(SUPERBLOCK + ".new", SUPERBLOCK)
@@ -186,7 +190,9 @@ class Journal:
             slots = b"".join(data for _, data in sorted(found.slots.items()))
             headers = self._new_file(header_file_name, slots)
             self._files.sync_directory()
-            self._flip(root.standing, layout._replace(headers=headers), root.snapshot, self.op_lsn)
+            self._flip(
+                root.hard_state, layout._replace(headers=headers), root.snapshot, self.op_lsn
+            )
         elif found.slots:
             parts = [(index * SLOT_BYTES, data) for index, data in found.slots.items()]
             self._files.write(header_file_name(layout.headers), parts)
@@ -199,18 +205,18 @@ class Journal:
         match effect:
             case Append(_, entries):
                 self.append(entries)
-            case Install(_, keep_lsn, suffix, standing):
-                self.install(keep_lsn, suffix, standing)
-            case WriteHardState(_, standing):
-                self.write_standing(standing)
+            case Install(_, keep_lsn, suffix, hard_state):
+                self.install(keep_lsn, suffix, hard_state)
+            case WriteHardState(_, hard_state):
+                self.write_hard_state(hard_state)
             case WriteSnapshot(_, snapshot):
                 self.write_snapshot(snapshot)
             case AdoptSnapshot(_, snapshot_id, cut_lsn):
                 self.adopt_snapshot(snapshot_id)
                 self.truncate_prefix(cut_lsn)
-            case InstallSnapshot(_, snapshot, suffix, standing):
+            case InstallSnapshot(_, snapshot, suffix, hard_state):
                 self.write_snapshot(snapshot)
-                self.begin_anew(snapshot.id, suffix, standing)
+                self.begin_anew(snapshot.id, suffix, hard_state)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Make entries durable behind the last one.
@@ -220,7 +226,7 @@ class Journal:
         """
         assert entries
         assert not self._is_lost
-        link = log_entries.check_chain(self._link, self.root.standing.group_id, entries)
+        link = log_entries.check_chain(self._link, self.root.hard_state.group_id, entries)
         end = self._end
         if end is None or end.offset >= self._segment_bytes_max:
             end = self._open_segment()
@@ -247,26 +253,25 @@ class Journal:
         self._files.append(segment_name(segment), begin, data, self._ahead_max)
         return slots, Place(segment, begin + len(data))
 
-    def write_standing(self, standing: HardState) -> None:
+    def write_hard_state(self, hard_state: HardState) -> None:
         """Make promises durable."""
-        self._flip(standing, self.root.layout, self.root.snapshot, self.op_lsn)
+        self._flip(hard_state, self.root.layout, self.root.snapshot, self.op_lsn)
 
-    def install(self, keep_lsn: int, suffix: Sequence[Entry], standing: HardState) -> None:
-        """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
+    def install(self, keep_lsn: int, suffix: Sequence[Entry], hard_state: HardState) -> None:
+        """Replace the log: its own entries up to `keep_lsn`, then `suffix`.
 
-        Takes effect, with the hard state, as a whole or not at all. Of a lost log nothing is kept.
-        But if all is kept, and what is behind it was born in this view, the hard state may be
-        there before the suffix, as if this log's owner had taken over the view first, and then
-        missed what its primary added. The other way round there would be a lie.
+        Takes effect, with the hard state, as a whole or not at all. Nothing of a lost log is kept.
+        If everything is kept and the entries after it were created in this view, the hard state
+        may become durable before them: these entries are lost if the process ends in between.
         """
         if self._is_lost:
             assert keep_lsn == 0
-            self.begin_anew(None, suffix, standing)
+            self.begin_anew(None, suffix, hard_state)
             return
         layout = self.root.layout
         assert layout.base.lsn <= keep_lsn <= self.op_lsn
-        if keep_lsn == self.op_lsn and (not suffix or is_of_the_view(suffix, standing)):
-            self.write_standing(standing)
+        if keep_lsn == self.op_lsn and (not suffix or is_of_the_view(suffix, hard_state)):
+            self.write_hard_state(hard_state)
             if suffix:
                 self.append(suffix)
             return
@@ -276,7 +281,9 @@ class Journal:
             keep_lsn, suffix = keep_lsn - len(moved), (*moved, *suffix)
             kept = kept[: -len(moved) * SLOT_BYTES]
         link = _slot_at(kept, keep_lsn - layout.base.lsn - 1).header.link if kept else layout.base
-        self._replace_log(layout.base, kept, keep_lsn, link, suffix, standing, self.root.snapshot)
+        self._replace_log(
+            layout.base, kept, keep_lsn, link, suffix, hard_state, self.root.snapshot
+        )
 
     def _small_segments_up_to(self, lsn: int, slots: bytes) -> list[Entry]:
         """Return what the last segments up to an LSN hold, of too many; what is whole of it."""
@@ -301,11 +308,11 @@ class Journal:
         return moved
 
     def begin_anew(
-        self, snapshot: SnapshotId | None, suffix: Sequence[Entry], standing: HardState
+        self, snapshot: SnapshotId | None, suffix: Sequence[Entry], hard_state: HardState
     ) -> None:
-        """Let the log be `suffix` behind a snapshot, or the very beginning, and nothing else."""
+        """Replace the log by `suffix` after a snapshot, or after the very beginning."""
         base = GENESIS if snapshot is None else snapshot.link
-        self._replace_log(base, b"", base.lsn, base, suffix, standing, snapshot)
+        self._replace_log(base, b"", base.lsn, base, suffix, hard_state, snapshot)
 
     def _replace_log(
         self,
@@ -314,23 +321,23 @@ class Journal:
         keep_lsn: int,
         link: Link,
         suffix: Sequence[Entry],
-        standing: HardState,
+        hard_state: HardState,
         snapshot: SnapshotId | None,
     ) -> None:
         segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
         slots, end = kept, None
         with self._begun():
             if suffix:
-                link = log_entries.check_chain(link, standing.group_id, suffix)
+                link = log_entries.check_chain(link, hard_state.group_id, suffix)
                 number = self._new_file(segment_name, b"")
                 new, end = self._write_entries(Place(number, 0), suffix)
                 slots, segments = kept + new, (*segments, Extent(number, keep_lsn + 1, 0))
             headers = self._new_file(header_file_name, slots)
             self._files.sync_directory()
         op_lsn = keep_lsn + len(suffix)
-        if not standing.is_voting:
+        if not hard_state.is_voting:
             self._is_lost = False  # and with it goes what it had committed
-        self._flip(standing, Layout(base, headers, segments), snapshot, op_lsn)
+        self._flip(hard_state, Layout(base, headers, segments), snapshot, op_lsn)
         self.op_lsn, self._link, self._end, self._is_lost = op_lsn, link, end, False
         self._remove_old()
 
@@ -358,9 +365,9 @@ class Journal:
         self._files.rename(name + ".new", name)
 
     def adopt_snapshot(self, snapshot: SnapshotId) -> None:
-        """Let a snapshot that was written be the stable one, which a start begins with."""
+        """Make a written snapshot the stable one, from which a start begins."""
         assert snapshot_name(snapshot.number) in self._files.names()
-        self._flip(self.root.standing, self.root.layout, snapshot, self.op_lsn)
+        self._flip(self.root.hard_state, self.root.layout, snapshot, self.op_lsn)
         self._remove_old()
 
     def truncate_prefix(self, lsn: int) -> None:
@@ -402,25 +409,25 @@ class Journal:
         return self._number
 
     def _flip(
-        self, standing: HardState, layout: Layout, snapshot: SnapshotId | None, op_lsn: int
+        self, hard_state: HardState, layout: Layout, snapshot: SnapshotId | None, op_lsn: int
     ) -> None:
         """Write the superblock, both copies: from here on this is what a start finds."""
         sequence, old, _, _ = self.root
-        assert (standing.group_id, standing.node_id) == (old.group_id, old.node_id)
-        assert standing.incarnation >= old.incarnation
-        assert standing.last_normal >= old.last_normal
-        assert _epoch_and_view(standing) >= _epoch_and_view(old)
-        hint = max(old.commit_hint, min(standing.commit_hint, op_lsn))
+        assert (hard_state.group_id, hard_state.node_id) == (old.group_id, old.node_id)
+        assert hard_state.incarnation >= old.incarnation
+        assert hard_state.last_normal >= old.last_normal
+        assert _epoch_and_view(hard_state) >= _epoch_and_view(old)
+        hint = max(old.commit_hint, min(hard_state.commit_hint, op_lsn))
         if hint > op_lsn and not self._is_lost:
-            assert not standing.is_voting, "a new log is shorter than what is committed"
+            assert not hard_state.is_voting, "a new log is shorter than what is committed"
             hint = op_lsn
-        root = Root(sequence + 1, standing._replace(commit_hint=hint), snapshot, layout)
+        root = Root(sequence + 1, hard_state._replace(commit_hint=hint), snapshot, layout)
         for copy in (0, 1):
             self._write_copy(root, copy)
         self._root = root
 
     def _change(self, layout: Layout) -> None:
-        self._flip(self.root.standing, layout, self.root.snapshot, self.op_lsn)
+        self._flip(self.root.hard_state, layout, self.root.snapshot, self.op_lsn)
 
     def _write_copy(self, root: Root, copy: int) -> None:
         data = encode_root(root, copy)
@@ -466,14 +473,14 @@ def older_than(disk: Disk, found: Survey, reached: ReachedPoint | None) -> str:
     )
 
 
-def _epoch_and_view(standing: HardState) -> tuple[int, int]:
-    return standing.configuration.epoch, standing.view
+def _epoch_and_view(hard_state: HardState) -> tuple[int, int]:
+    return hard_state.configuration.epoch, hard_state.view
 
 
-def is_of_the_view(entries: Iterable[Entry], standing: HardState) -> bool:
+def is_of_the_view(entries: Iterable[Entry], hard_state: HardState) -> bool:
     """Return whether all were born in the epoch and view whose log this is from now on."""
-    view = _epoch_and_view(standing)
-    return standing.last_normal == view and all(
+    view = _epoch_and_view(hard_state)
+    return hard_state.last_normal == view and all(
         (entry.header.epoch, entry.header.view) == view for entry in entries
     )
 

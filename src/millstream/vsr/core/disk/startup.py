@@ -65,7 +65,7 @@ class Survey:
     slots: dict[int, bytes] = field(default_factory=dict)
     """Index -> what the header file should have there."""
     heads: dict[Place, bytes] = field(default_factory=dict)
-    """Where in a segment -> header of an entry that was damaged there alone."""
+    """Headers of entries whose header alone was damaged, by their place in a segment."""
     is_header_file_lost: bool = False
     end: Place | None = None
     """Behind the last entry of the open segment; None: the next entry needs a new segment."""
@@ -132,7 +132,7 @@ class _Reading:
 
     def __init__(self, disk: Disk, root: Root) -> None:
         self._disk, self._root, self._layout = disk, root, root.layout
-        self._group_id = root.standing.group_id
+        self._group_id = root.hard_state.group_id
         self._segment, self._content = -1, b""
         raw = read_whole(disk, header_file_name(root.layout.headers))
         self._is_header_file_lost = raw is None
@@ -145,7 +145,7 @@ class _Reading:
     def survey(self) -> Survey:
         root, base = self._root, self._layout.base
         closed = max((extent.last_lsn for extent in self._layout.segments), default=0)
-        named = max(closed, root.standing.commit_hint) - base.lsn
+        named = max(closed, root.hard_state.commit_hint) - base.lsn
         named = max(named, len(self._slots))
         self._slots += [None] * (named - len(self._slots))
         for index in range(named):
@@ -159,10 +159,10 @@ class _Reading:
         is_doubtful = self._is_header_file_lost and (torn_bytes or None in self._bodies)
         if is_doubtful or len(headers) < len(self._headers):
             return Survey(root, DurableImage(
-                root.standing, snapshot=snapshot, snapshot_id=root.snapshot, is_journal_lost=True
+                root.hard_state, snapshot=snapshot, snapshot_id=root.snapshot, is_journal_lost=True
             ))  # fmt: skip
         image = DurableImage(
-            root.standing, base, tuple(headers), tuple(self._bodies), snapshot, root.snapshot
+            root.hard_state, base, tuple(headers), tuple(self._bodies), snapshot, root.snapshot
         )
         return Survey(
             root, image, (), self._slots_to_write(), self._heads, self._is_header_file_lost, end,

@@ -57,7 +57,7 @@ class Execution:
         """Entries of this log are known to be committed up to here."""
         self.uncommitted_bytes = 0
         self.asked_lsn = 0
-        """Where the log last asked for a snapshot, among applied entries."""
+        """The LSN of the applied entry at which the log last asked for a snapshot."""
         self.bytes_since = 0
         """Bytes of the entries applied since then."""
         self._epoch_record = _EPOCH.pack(0, 0, bytes(HASH_BYTES), 0)
@@ -184,11 +184,7 @@ class Execution:
             self._use_format(max(number_in(word) or 0 for word in (*argv_of(entry), b"0")))
 
     def _use_format(self, number: int) -> None:
-        """Have this state format from now on.
-
-        Raises:
-            CorruptionError: `unknown_state`.
-        """
+        """Switch to this state format. Raises CorruptionError: `unknown_state`."""
         state = self.state
         if number > state.machine.format_max:
             raise CorruptionError(

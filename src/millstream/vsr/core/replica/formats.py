@@ -44,7 +44,7 @@ class Formats:
         self.changes.asked_format = 0
 
     def understands(self, member: bytes, format_max: int) -> None:
-        """Note what a member understands."""
+        """Note the highest state format that a member supports."""
         self._format_of[member] = format_max
 
     def tick_primary(self) -> None:

@@ -67,14 +67,14 @@ class Learners:
         self.begin()
 
     def begin(self) -> None:
-        """Teach nobody, and have no teacher."""
+        """Start without learners and without a teacher."""
         self._pupils: dict[bytes, _Pupil] = {}
         self._teacher = b""
 
     # ---- teaching
 
     def teach(self, nodes: Iterable[bytes]) -> None:
-        """Teach the log to those of these nodes that are no members, and to nobody else."""
+        """Teach the log to those of these nodes that are not members, and to no others."""
         known = self._pupils
         self._pupils = {
             node: known.get(node, _Pupil()) for node in nodes if node not in self.state.members
@@ -95,7 +95,7 @@ class Learners:
         return state.acks.get(node, 0) if pupil is None else max(0, pupil.lsn)
 
     def format_of_pupil(self, node: bytes) -> int:
-        """Return the highest state format that a learner understands. 0: it was never heard."""
+        """Return the highest state format that a learner supports; 0 if it sent none yet."""
         pupil = self._pupils.get(node)
         return 0 if pupil is None else pupil.format_max
 

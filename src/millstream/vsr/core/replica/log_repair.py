@@ -66,7 +66,7 @@ class LogRepair:
         self.repair = Repair(self.state.log, lsn, digest, self.spare)
 
     def begin_at(self, snapshot: Snapshot | None) -> None:
-        """Let a snapshot, if there is one, stand for all up to its LSN."""
+        """Replace everything up to the LSN of a snapshot, if there is one, by the snapshot."""
         assert self.repair is not None
         if snapshot is not None:
             self.repair.use(snapshot)

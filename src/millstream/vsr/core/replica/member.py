@@ -44,7 +44,7 @@ class Status(Enum):
     INITIALIZATION = "INITIALIZATION"
     """It belongs to no epoch. It may learn the log."""
     NORMAL = "NORMAL"
-    """It leads its view, or has the log of its view's primary and follows it."""
+    """It leads its view, or has the log of the primary of its view and follows it."""
     VIEWCHANGE = "VIEWCHANGE"
     """It has promised a view, and that view has no log yet."""
     GAP = "RECOVERY/GAP"
@@ -80,9 +80,9 @@ class ReplicaState:
     effects: list[Effect] = field(default_factory=list)
     """What this step asks for, in order."""
     now_ms: float = 0.0
-    """By a clock of this process that only grows."""
+    """The time of a monotonic clock of this process."""
     wall_ms: int = 0
-    """By the clock that people see. Nothing depends on it."""
+    """The time of the wall clock. Nothing depends on it."""
     # The hard state: what a restart finds again. `Storage.hard_state` has it as one value.
     group_id: bytes = bytes(ID_BYTES)
     id: bytes = bytes(ID_BYTES)
@@ -107,13 +107,13 @@ class ReplicaState:
     lost: bool = False
     """The log is gone, and nobody knows what was acknowledged of it."""
     flushed_lsn: int = 0
-    """So far the primary has sent and written its log."""
+    """The primary has sent and written its log up to here."""
     durable_lsn: int = 0
-    """So far the log is on the disk."""
+    """The log is durable up to here."""
     commit_lsn: int = 0
-    """So far the log is committed and applied."""
+    """The log is committed and applied up to here."""
     noop_lsn: int = 0
-    """Where the primary's own view begins: nothing is read before it is committed."""
+    """The first entry of the primary's own view: reads wait until it is committed."""
     acks: dict[bytes, int] = field(default_factory=dict)
     """How far each member has acknowledged the log of this view, as its primary knows."""
     # The replicated state and its clients.
@@ -154,13 +154,13 @@ class ReplicaState:
     # ---- who
 
     def belong_to(self, configuration: Configuration) -> None:
-        """Be in this epoch."""
+        """Set the epoch."""
         self.configuration = configuration
         self.epoch, self.members = configuration.epoch, configuration.members
 
     @property
     def quorum(self) -> int:
-        """Of this epoch."""
+        """The quorum of this epoch."""
         return self.configuration.quorum
 
     @property
@@ -182,7 +182,7 @@ class ReplicaState:
     # ---- effects
 
     def send(self, receiver: bytes, payload: Payload) -> None:
-        """Say it to one other member."""
+        """Send a message to one other member."""
         assert receiver != self.id
         self.effects.append(Send(receiver, self.sealed(payload)))
 
@@ -191,7 +191,7 @@ class ReplicaState:
         return Envelope(self.group_id, self.id, self.incarnation, self.epoch, self.view, payload)
 
     def broadcast(self, payload: Payload) -> None:
-        """Say it to all other members."""
+        """Send a message to all other members."""
         envelope = self.sealed(payload)
         for member in self.members:
             if member != self.id:

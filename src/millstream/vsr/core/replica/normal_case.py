@@ -284,7 +284,7 @@ class NormalCase:
             state.broadcast(self.sign_of_life())
 
     def note_commit(self) -> None:
-        """Let the disk note how much is committed. Nothing waits for that."""
+        """Write the commit LSN to the disk as a hint. Nothing waits for it."""
         if self.state.commit_lsn - self.storage.hinted_lsn >= self.state.tuning.hint_entries_max:
             self.writing[self.storage.write_hint()] = 0
 

@@ -184,7 +184,7 @@ class Parts:
             self.normal.acknowledge()
 
     def offer_snapshot(self, receiver: bytes) -> None:
-        """What was asked for is in the log no more: say what stands for it."""
+        """Offer a snapshot in place of entries that are no longer in the log."""
         self.transfer.offer_snapshot(receiver)
 
     def found_snapshot(self, named: SnapshotId, giver: bytes) -> Snapshot | None:

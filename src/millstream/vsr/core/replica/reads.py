@@ -167,7 +167,7 @@ class Reads:
         return (self.state.incarnation & 0xFFFFFF) << 40 | self._round
 
     def on_quorum_check(self, envelope: Envelope, check: QuorumCheck) -> None:
-        """Say that this member is in the primary's view, if it is."""
+        """Confirm that this member is in the view of the primary, if it is."""
         state = self.state
         if state.status is Status.NORMAL and envelope.view == state.view:
             state.send(envelope.sender, QuorumCheckOk(check.nonce))

@@ -61,7 +61,7 @@ class Reconfiguration:
         self.begin()
 
     def begin(self) -> None:
-        """Know of no other epoch."""
+        """Start without knowledge of other epochs."""
         self._next: Configuration | None = None
         self._started: set[bytes] = set()
         self._entering: Configuration | None = None
@@ -130,7 +130,7 @@ class Reconfiguration:
             self._held_bytes += size
 
     def on_read(self, read: Asked) -> None:
-        """Answer a read, unless no quorum of this epoch will answer it any more."""
+        """Answer a read, unless no quorum of this epoch can answer any more."""
         stale = isinstance(read, Read) and read.seen is not None
         if self.state.leading and self._next is not None and not stale:
             return self.state.reply(read.ticket, Code.NOTPRIMARY)

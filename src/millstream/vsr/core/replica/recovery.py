@@ -113,7 +113,7 @@ class Recovery:
         state.send(envelope.sender, answer)
 
     def on_recovery_response(self, envelope: Envelope, response: RecoveryResponse) -> None:
-        """Take the primary's log once a quorum has answered and nobody is in a later view."""
+        """Take the log of the primary once a quorum answered and none is in a later view."""
         state = self.state
         if state.status is not Status.LOST or response.nonce != self._nonce:
             return

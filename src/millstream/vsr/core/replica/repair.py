@@ -28,7 +28,8 @@ __all__ = ["AGAIN_MS", "AGAIN_MS_MAX", "Asking", "NewEnd", "Repair", "Wanted"]
 AGAIN_MS: Final = 100.0
 """After this time without an answer the same may be asked for again."""
 AGAIN_MS_MAX: Final = 1000.0
-"""That time doubles with every try, and is twice the time of the last answer, up to this."""
+"""Longest time between two requests. It doubles with every try, from twice the last answer time.
+"""
 
 
 class Asking:
@@ -57,7 +58,7 @@ class Asking:
         return self._question is not None and now_ms - self._asked_ms < self._again_ms
 
     def forget(self) -> None:
-        """Let the next question be due at once."""
+        """Make the next request due now."""
         self._question = None
 
 
@@ -97,7 +98,7 @@ class Repair:
         self._snapshot: Snapshot | None = None
 
     def use(self, snapshot: Snapshot) -> None:
-        """Let a snapshot of this log stand for all up to its LSN."""
+        """Replace everything up to the LSN of a snapshot of this log by the snapshot."""
         assert snapshot.id.lsn <= self.lsn
         self._snapshot, self._next = snapshot, (self.lsn, self.hash)
         self.asking.forget()
@@ -113,7 +114,7 @@ class Repair:
 
     @property
     def snapshot_lsn(self) -> int | None:
-        """The LSN of the snapshot that the result begins at, None if there is none."""
+        """The LSN of the snapshot that the result begins at; None if there is none."""
         return None if self._snapshot is None else self._snapshot.id.lsn
 
     @property

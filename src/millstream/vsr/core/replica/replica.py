@@ -185,8 +185,10 @@ class Replica:
         kept: list[Effect] = []
         for effect in effects:
             match effect:
-                case Install(op, standing=standing) | InstallSnapshot(op, standing=standing):
-                    kept.append(WriteHardState(op, standing))
+                case Install(op, hard_state=hard_state) | InstallSnapshot(
+                    op, hard_state=hard_state
+                ):
+                    kept.append(WriteHardState(op, hard_state))
                 case Append(op) | WriteSnapshot(op) | AdoptSnapshot(op):
                     self._take_event(DiskDone(op))
                 case _:
@@ -404,7 +406,7 @@ class Replica:
 
     @property
     def troubled(self) -> bool:
-        """Whether it cannot do its work, perhaps only for a moment."""
+        """Whether the member cannot do its work, perhaps only for a moment."""
         return self.parts.reporting.troubled
 
     @property
@@ -442,12 +444,12 @@ class Replica:
 
     @property
     def epoch(self) -> int:
-        """Of its configuration."""
+        """The epoch of its configuration."""
         return self.state.epoch
 
     @property
     def members(self) -> tuple[bytes, ...]:
-        """Of its configuration."""
+        """The members of its configuration."""
         return self.state.members
 
     @property
@@ -482,7 +484,7 @@ class Replica:
 
     @property
     def commit_lsn(self) -> int:
-        """So far its log is committed and applied."""
+        """Its log is committed and applied up to here."""
         return self.state.commit_lsn
 
     @property

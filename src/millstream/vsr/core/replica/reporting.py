@@ -69,7 +69,7 @@ class Reporting:
 
     @property
     def troubled(self) -> bool:
-        """Whether it cannot do its work, perhaps only for a moment."""
+        """Whether the member cannot do its work, perhaps only for a moment."""
         return bool(self._trouble)
 
     def look_for_trouble(self) -> None:

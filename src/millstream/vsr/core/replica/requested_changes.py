@@ -34,13 +34,13 @@ __all__ = ["CHANGE_MS_MAX", "LAG_MAX", "MOVE_MS_MAX", "READY_BEATS", "WARM_MS", 
 LAG_MAX: Final = 1000
 """Committed entries that a member may lack and still be near enough to begin an epoch."""
 READY_BEATS: Final = 3
-"""Who has not answered for so long is not ready."""
+"""A member that has not answered for this number of heartbeats is not ready."""
 WARM_MS: Final = 5000.0
 """A change is given up if for so long nobody it waits for has come nearer."""
 CHANGE_MS_MAX: Final = 600_000.0
 """And after so long in any case."""
 MOVE_MS_MAX: Final = 5000.0
-"""So long the next primary may take to come up to the end of the log."""
+"""The next primary must reach the end of the log within this time."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class RequestedChanges:
         self.begin()
 
     def begin(self) -> None:
-        """Have been asked for nothing."""
+        """Start without a requested change."""
         self._change: _Change | None = None
         self._move: _Move | None = None
 
@@ -184,7 +184,7 @@ class RequestedChanges:
         return not self.is_silent(member) and self.lag(member) <= LAG_MAX
 
     def is_silent(self, member: bytes, since_ms: float = -inf) -> bool:
-        """Return whether it has not answered for some beats, nor for so long since a moment."""
+        """Return whether a member missed some heartbeats, and was silent since a given time."""
         state = self.state
         heard_ms = (
             state.now_ms if member == state.id else max(self.learners.heard_at(member), since_ms)
@@ -197,7 +197,7 @@ class RequestedChanges:
         )
 
     def _abandon_change(self) -> None:
-        """Answer that this is not the one any more that can tell."""
+        """Answer that this member can no longer tell the result."""
         change, later = self._change, self.reconfiguration.next_known
         if change is None:
             return
@@ -274,7 +274,7 @@ class RequestedChanges:
             self._go_on_moving()
 
     def tick(self) -> None:
-        """Answer whoever has waited for too long."""
+        """Answer requests that have waited too long."""
         change, move = self._change, self._move
         if change is not None and self.state.now_ms - change.since_ms > CHANGE_MS_MAX:
             self._abandon_change()
@@ -287,7 +287,7 @@ class RequestedChanges:
             self._go_on_moving()
 
     def learned(self) -> None:
-        """See whether so many are ready now."""
+        """Check whether enough members are ready now."""
         if self.state.leading:
             self._go_on_changing()
 
@@ -301,7 +301,7 @@ class RequestedChanges:
             self._end_change(Code.OK, b"%d" % state.epoch)
 
     def suspended(self) -> None:
-        """Give up what was asked for: nobody here can tell how it ends."""
+        """Give up requested changes: this member cannot learn how they end."""
         self._abandon_change()
         if self._move is not None and not self.views.resigned:
             self._end_move(Code.NOQUORUM)

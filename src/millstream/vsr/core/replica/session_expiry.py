@@ -79,7 +79,7 @@ class Silence:
         self.begin(0.0)
 
     def begin(self, now_ms: float) -> None:
-        """Have heard everybody just now."""
+        """Count the silence of all sessions from now on."""
         self._worked_ms = 0.0
         self._last_ms = now_ms
         self._heard: dict[int, float] = {}
@@ -90,9 +90,9 @@ class Silence:
         self._offered: dict[Offer, float] = {}
         """Since when an offer is there."""
         self._met: dict[Offer, float] = {}
-        """The same, of those that the present turn has come to."""
+        """The same, for the offers that the current pass has reached."""
         self._offers_from = b""
-        """Where it goes on."""
+        """The name at which the pass continues."""
 
     def hear(self, session: int, now_ms: float) -> None:
         """Note that a client lives."""
@@ -186,7 +186,7 @@ class SessionExpiry:
         self.begin()
 
     def begin(self) -> None:
-        """Have heard nobody."""
+        """Start without having heard from any client."""
         self._silence = Silence()
 
     def touch(self, session: int) -> None:

@@ -43,9 +43,9 @@ from millstream.vsr.core.snapshots import Making, Snapshot, SnapshotId
 __all__ = ["CUT_ENTRIES_MAX", "GIVE_UP_MS", "Snapshots"]
 
 GIVE_UP_MS: Final = 60_000.0
-"""After so long another snapshot may be taken though the last one is not stable."""
+"""After this time another snapshot may be taken although the last one is not stable."""
 CUT_ENTRIES_MAX: Final = 4096
-"""Of the log in memory that are dropped in one go."""
+"""Most entries that are dropped from the log in memory in one step."""
 
 
 class Snapshots:
@@ -59,7 +59,7 @@ class Snapshots:
         self.execution, self.storage = execution, storage
         self.normal, self.changes = normal, changes
         self.snapshot_number = 0
-        """Of the newest stable one, wherever its bytes are."""
+        """The number of the newest stable snapshot, wherever its bytes are."""
         self.asked_number = self._logged_number = 0
         self._asked_ms = 0.0
         self._is_asked_for = False
@@ -79,7 +79,7 @@ class Snapshots:
     # ---- asking for one
 
     def on_take_snapshot(self, asked: TakeSnapshot) -> None:
-        """Have one taken, whatever the size of the log; the answer comes once it is stable."""
+        """Take a snapshot whatever the size of the log; reply once it is stable."""
         state = self.state
         if not state.leading:
             state.reply(asked.ticket, Code.NOTPRIMARY)
@@ -123,19 +123,19 @@ class Snapshots:
         self.normal.add(Kind.SNAPSHOT, Body(argv=(b"%d" % self._logged_number,)))
 
     def committed(self) -> None:
-        """Have a snapshot taken if it is time."""
+        """Take a snapshot if it is time."""
         if self._is_due and self._may_ask:
             self._ask()
 
     def ask_if_leading(self) -> None:
-        """Have one taken: a member needs one that this one has not."""
+        """Take a snapshot: a member needs one that this one does not have."""
         if self._may_ask:
             self._ask()
 
     # ---- of this member alone
 
     def on_copy_state(self, asked: CopyState) -> None:
-        """Begin with a copy of the state of this moment, which nobody else agrees on."""
+        """Start with a copy of the current state, which no other member has confirmed."""
         state = self.state
         link = state.log.link_at(state.commit_lsn)
         if not state.has_state or link is None:
@@ -191,13 +191,13 @@ class Snapshots:
         return is_making or self._cut_lsn > self.state.log.base.lsn
 
     def write_snapshot(self, snapshot: Snapshot, then: Callable[[], None]) -> None:
-        """Have it put on the disk, and do `then` once it is there."""
+        """Write a snapshot to the disk, then call `then`."""
         op = self.storage.next_op()
         self._steps[op] = then
         self.state.effects.append(WriteSnapshot(op, snapshot))
 
     def adopt(self, found: SnapshotId, cut_lsn: int) -> None:
-        """Have a snapshot that was written in force on the disk."""
+        """Make a written snapshot the one that is in force on the disk."""
         op = self.storage.next_op()
         self._steps[op] = lambda: None
         self.state.effects.append(AdoptSnapshot(op, found, cut_lsn))
@@ -267,7 +267,7 @@ class Snapshots:
         self.compare()
 
     def compare(self) -> None:
-        """Let the own snapshot be stable if it is the one all agree on, else give up its state."""
+        """Make the own snapshot stable if it equals the agreed one, else give up the state."""
         made = self._made
         if self.storage.is_persisting:
             return  # what comes after the hard state would not know
@@ -303,7 +303,7 @@ class Snapshots:
     # ---- time and views
 
     def tick(self) -> None:
-        """Say again what was not heard."""
+        """Repeat messages that were not answered."""
         self._say_done()
         self.compare()
         if self._askers and self.state.now_ms - self._asked_ms > GIVE_UP_MS:

@@ -95,7 +95,7 @@ class StateTransfer:
     # ---- giving
 
     def offer_snapshot(self, receiver: bytes) -> None:
-        """Say what stands for a log that is not here any more."""
+        """Offer a snapshot in place of a log that is no longer here."""
         state = self.state
         if state.stable is not None:
             state.send(receiver, TooOld(state.stable.id))
@@ -187,7 +187,7 @@ class StateTransfer:
         return where == goal and (self.views.adopting is not None or state.current)
 
     def ask_for_goal(self) -> None:
-        """Give up a goal that nobody has the log for any more, and learn a later one."""
+        """Give up a goal whose log no member has any more, and learn a later one."""
         if not self.reconfiguration.entering:
             self.up.give_up()
 
@@ -302,7 +302,7 @@ class StateTransfer:
         return 0 if self.missing is None else self.missing.number
 
     def take_state(self, found: SnapshotId, snapshot: Snapshot | None) -> None:
-        """Let the state become that of a snapshot; None: it has to be fetched."""
+        """Replace the state by that of a snapshot. None: it has to be fetched."""
         state = self.state
         self.snapshots.forget_own_snapshots()
         state.commit_lsn, self.execution.asked_lsn, self.execution.bytes_since = (
@@ -321,7 +321,7 @@ class StateTransfer:
             self._restoring = self.execution.restore(Pieces(snapshot.parts))
 
     def restore_now(self) -> None:
-        """Do all of it: nobody waits for this member yet."""
+        """Restore everything in one step: no client waits for this member yet."""
         while self._restoring is not None:
             self.restore_some()
 
@@ -340,7 +340,7 @@ class StateTransfer:
         return self._restoring is not None
 
     def lose_state(self, right: SnapshotId) -> None:
-        """Serve nobody with a state that is not the others'; get theirs, and the log anew."""
+        """Stop serving with a state that differs from the others'; fetch their state and log."""
         state = self.state
         state.is_diverged = True
         self.snapshots.forget_own_snapshots()

@@ -32,9 +32,9 @@ class Storage:
     def __init__(self, state: ReplicaState, up: Upcalls, execution: Execution) -> None:
         self.state, self.up, self.execution = state, up, execution
         self.commit_hint = 0
-        """So much was committed before the restart, as far as the hard state says."""
+        """What was committed before the restart, as far as the hard state says."""
         self.hinted_lsn = 0
-        """So much the hard state says is committed, as it was written last."""
+        """The commit LSN in the hard state that was written last."""
         self._op = 0
         self._persist_op = 0
         self._then: Callable[[], None] | None = None
@@ -47,7 +47,7 @@ class Storage:
         (
             state.group_id, state.id, state.incarnation, state.view, state.last_normal,
             configuration, state.retired, hint,
-        ) = image.standing  # fmt: skip
+        ) = image.hard_state  # fmt: skip
         self.state.belong_to(configuration)
         self.state.incarnation += 1
         promised = self.state.members and (self.state.epoch, self.state.view) > (0, 0)
@@ -73,7 +73,7 @@ class Storage:
             self.up.take_state(image.stable, image.snapshot)
 
     def cover_holes(self, lsn: int) -> None:
-        """Let a snapshot stand for what is damaged up to its LSN."""
+        """Replace damaged entries up to the LSN of a snapshot by the snapshot."""
         state = self.state
         covered = [hole for hole in state.log.holes if hole <= lsn]
         state.log.drop_prefix(max(covered, default=state.log.base.lsn))
@@ -86,7 +86,7 @@ class Storage:
         return self._op
 
     def write(self, entries: Iterable[Entry]) -> int:
-        """Have entries at the log's end put on the disk; return the number that reports it."""
+        """Write entries to the end of the log; return the number that reports completion."""
         self._op += 1
         self.state.effects.append(Append(self._op, tuple(entries)))
         return self._op

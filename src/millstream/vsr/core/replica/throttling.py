@@ -24,11 +24,12 @@ from millstream.vsr.core.tuning import HEARTBEAT_MS
 __all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
 
 THROTTLE_MS: Final = 30_000.0
-"""So long requests are held back for one member that lags, in all, until it has caught up."""
+"""Requests are held back at most this long in all for one member that lags, until it has caught
+up."""
 CAUGHT_UP_PART: Final = 20
 """A member has caught up once it lacks no more than this part of what the log keeps."""
 THROTTLED_ENTRIES_MIN: Final = 32
-"""Let in at least with each heartbeat meanwhile."""
+"""At least this many requests are admitted with each heartbeat meanwhile."""
 
 
 class _Place(NamedTuple):
@@ -42,11 +43,11 @@ class Throttling:
     def __init__(self, state: ReplicaState, normal: NormalCase, reads: Reads) -> None:
         self.state, self.normal, self.reads = state, normal, reads
         self._waited_ms: dict[bytes, float] = {}
-        """For whom requests were held back how long, since it had caught up."""
+        """How long requests were held back for each member since it had caught up."""
         self.begin()
 
     def begin(self) -> None:
-        """Know of nobody how far it is."""
+        """Start without knowledge of the members' positions."""
         self._ticked_ms = self.state.now_ms
         self._asked_from: dict[bytes, _Place] = {}
         self._late_lsn = 0
@@ -65,7 +66,7 @@ class Throttling:
             self._asked_from[envelope.sender] = _Place(asked.lsn, state.now_ms)
 
     def tick_primary(self) -> None:
-        """Say how much is let in until the next heartbeat."""
+        """Set how much is admitted until the next heartbeat."""
         state = self.state
         if not state.leading:
             return

@@ -73,7 +73,7 @@ class Upcalls(Protocol):
         """More of the log is durable here."""
 
     def offer_snapshot(self, receiver: bytes) -> None:
-        """What was asked for is in the log no more: say what stands for it."""
+        """Offer a snapshot in place of entries that are no longer in the log."""
 
     def found_snapshot(self, named: SnapshotId, giver: bytes) -> Snapshot | None:
         """Return what was fetched if it may stand for this; else fetch it, to be asked again."""

@@ -320,7 +320,7 @@ class ViewChange:
         state.send(receiver, StartView(state.flushed_lsn, digest, *commit[:2], tuple(entries)))
 
     def on_get_view(self, envelope: Envelope, asked: GetView) -> None:
-        """Send a member this view's log, unless no quorum can follow in it any more."""
+        """Send a member the log of this view, unless no quorum can follow in it any more."""
         if self.state.leading and not self.state.deposed:
             self._start_view(envelope.sender, asked.commit_lsn)
 

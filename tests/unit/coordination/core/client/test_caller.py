@@ -350,7 +350,7 @@ class Cluster:
 
     def hang_up(self) -> None:
         if self.client:
-            self.client.front.close()
+            self.client.resp.close()
         self.client, self.is_connecting, self.requests = None, False, []
 
     def turn(self, is_calm: bool) -> None:
@@ -377,13 +377,13 @@ class Cluster:
         self.group.address = f"n:{self.leader}"
         if self.node != self.leader:
             self.group.code = Code.NOTPRIMARY
-        client.front.feed(request)
-        client.front.advance()
+        client.resp.feed(request)
+        client.resp.advance()
         if not is_calm and self.chance.random() < 0.1:
             self.hang_up()
             self.step(Lost())
             return
-        for reply in self.reader.feed(client.front.take_output()):
+        for reply in self.reader.feed(client.resp.take_output()):
             if self.client is client:
                 self.step(Received(reply))
 

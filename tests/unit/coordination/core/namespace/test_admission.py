@@ -1,8 +1,8 @@
-"""What clients write becomes a wish, or an error at once."""
+"""What clients write becomes a request, or an error at once."""
 
 from millstream.coordination.core.namespace.admission import (
     NAMESPACE_COMMANDS,
-    Wish,
+    ClientRequest,
     admit,
     begin_transaction,
     forced,
@@ -12,37 +12,39 @@ from millstream.coordination.core.registers import REGISTER_COMMANDS
 
 
 def test_changes_carry_the_client_s_time() -> None:
-    assert admit([b"put", b"/ns/a", b"x"], 17) == Wish(
+    assert admit([b"put", b"/ns/a", b"x"], 17) == ClientRequest(
         True, (b"17", b"PUT", b"/ns/a", b"x"), b"/ns/a"
     )
 
 
 def test_reads_say_whether_any_state_will_do() -> None:
     asked = admit([b"get", b"/ns/a", b"STALEREAD"], 0)
-    assert asked == Wish(False, (b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True)
+    assert asked == ClientRequest(False, (b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True)
 
 
 def test_what_is_forced_says_so_before_its_name() -> None:
     put = admit([b"put", b"/ns/a", b"x"], 17)
-    assert forced(put) == Wish(True, (b"17", b"FORCE", b"PUT", b"/ns/a", b"x"), b"/ns/a")
+    assert forced(put) == ClientRequest(True, (b"17", b"FORCE", b"PUT", b"/ns/a", b"x"), b"/ns/a")
     look = admit([b"get", b"/ns/a", b"STALEREAD"], 0)
-    assert forced(look) == Wish(False, (b"FORCE", b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True)
+    assert forced(look) == ClientRequest(
+        False, (b"FORCE", b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True
+    )
 
 
 def test_where_no_locks_are_nothing_is_forced() -> None:
-    wishes = [
+    requests = [
         admit([b"CREATENAMESPACE", b"/ns"], 0), admit([b"PUT", b"ns"], 0),
         REGISTER_COMMANDS[b"SET"]([b"SET", b"7", b"v"], 0),
         REGISTER_COMMANDS[b"GET"]([b"GET", b"k"], 0),
     ]  # fmt: skip
-    for wish in wishes:
-        assert wish is not None
-        assert forced(wish) == wish
+    for request in requests:
+        assert request is not None
+        assert forced(request) == request
 
 
 def test_what_belongs_to_a_session_asks_for_one() -> None:
     asked = admit([b"CREATE", b"BINARY", b"EPHEMERAL", b"/ns/a"], 0)
-    assert isinstance(asked, Wish)
+    assert isinstance(asked, ClientRequest)
     assert asked.needs_session
 
 
@@ -55,14 +57,16 @@ def test_what_makes_no_sense_is_answered() -> None:
 def test_commands_that_may_wait_need_a_session() -> None:
     for words in ([b"LOCK", b"/ns/a"], [b"SEMAPHORE", b"ACQUIRE", b"/ns/a"]):
         asked = NAMESPACE_COMMANDS[words[0]](words, 0)
-        assert isinstance(asked, Wish)
+        assert isinstance(asked, ClientRequest)
         assert asked.needs_session
         assert begin_transaction().queue(words) == b"+QUEUED"
 
 
 def test_configuration_of_no_element_is_none_of_ours() -> None:
     assert NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"save"], 0) is None
-    assert isinstance(NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"/ns", b"*"], 0), Wish)
+    assert isinstance(
+        NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"/ns", b"*"], 0), ClientRequest
+    )
     of_node = [b"CONFIG", b"GET", b"NODE", b"NODE.DATA"]
     assert NAMESPACE_COMMANDS[b"CONFIG"](of_node, 0) is None
     refused = NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"SET", b"NODE", b"NODE.DATA", b"/x"], 0)

@@ -14,7 +14,7 @@ from millstream.coordination.core.namespace.names import (
     Do,
     Name,
     NameKeeper,
-    Standing,
+    NameStatus,
     Step,
     step_after,
     step_of,
@@ -104,7 +104,7 @@ class World:
             unfinished = [
                 (root, name)
                 for root, name in sorted(self.names.items())
-                if name.standing is not Standing.CONFIRMED
+                if name.status is not NameStatus.CONFIRMED
             ]
             self.network += keeper.tick(unfinished, now_ms)
             while self.network:
@@ -117,7 +117,7 @@ class World:
         known = self.names.get(root)
         if what == "reserve":
             steps.reserve(self.names, root, self.chance.choice((1, 2)), version(self.lsn))
-        elif what == "create" and known and known.standing is Standing.RESERVED:
+        elif what == "create" and known and known.status is NameStatus.RESERVED:
             self.network.append(Step(known.gid, Do.CREATE, root, known.id))
         elif what == "late" and known and (step := step_of(root, known, is_late=True)):
             self.network.append(step)
@@ -153,7 +153,7 @@ class World:
             for root, reservation in target.roots.items()
         }
         assert roots == {(root, name.gid, name.id) for root, name in self.names.items()}
-        assert all(name.standing is Standing.CONFIRMED for name in self.names.values())
+        assert all(name.status is NameStatus.CONFIRMED for name in self.names.values())
 
 
 def wrong_seeds(seeds: range) -> int:
@@ -201,7 +201,7 @@ def test_the_search_finds_mistakes(mistake: str, monkeypatch: pytest.MonkeyPatch
 def test_a_name_is_reserved_once() -> None:
     names = Table()
     first = steps.reserve(names, b"/n", 1, version(5))
-    assert first == Name(1, version(5), Standing.RESERVED)
+    assert first == Name(1, version(5), NameStatus.RESERVED)
     assert steps.reserve(names, b"/n", 2, version(6)) == first
     assert steps.begin_deletion(names, b"/n", True, version(7)) == first
 
@@ -212,7 +212,7 @@ def test_an_entry_of_another_reservation_changes_nothing() -> None:
     steps.confirm(names, b"/n", version(4))
     steps.free(names, b"/n", version(4))
     steps.keep(names, b"/n", version(4), NEVER)
-    assert names[b"/n"].standing is Standing.RESERVED
+    assert names[b"/n"].status is NameStatus.RESERVED
     assert steps.confirm(names, b"/m", version(5)) is None
 
 
@@ -231,14 +231,14 @@ def test_a_refused_deletion_leaves_the_name_as_it_was() -> None:
     target.filled.clear()
     assert do(asked, names, {1: target}) is Answer.NOTEMPTY
     assert do(step_after(asked, Answer.NOTEMPTY), names, {}) is None
-    assert names[b"/n"].standing is Standing.CONFIRMED
+    assert names[b"/n"].status is NameStatus.CONFIRMED
     assert target.roots == {b"/n": version(1)}
 
 
 def test_what_is_unfinished_is_asked_again_and_not_all_at_once() -> None:
     keeper = NameKeeper()
     deleting = [
-        (b"/%04d" % n, Name(1, version(n), Standing.DELETING, version(9999)))
+        (b"/%04d" % n, Name(1, version(n), NameStatus.DELETING, version(9999)))
         for n in range(STEPS_MAX + 1)
     ]
     assert len(keeper.tick(deleting, 0.0)) == STEPS_MAX
@@ -249,7 +249,7 @@ def test_what_is_unfinished_is_asked_again_and_not_all_at_once() -> None:
 
 def test_a_reservation_has_its_time() -> None:
     keeper = NameKeeper()
-    reserved = [(b"/n", Name(1, version(1), Standing.RESERVED))]
+    reserved = [(b"/n", Name(1, version(1), NameStatus.RESERVED))]
     assert keeper.tick(reserved, 100.0) == []
     assert keeper.tick(reserved, 99.0 + UNDO_MS) == []
     assert keeper.tick(reserved, 100.0 + UNDO_MS) == [Step(1, Do.UNDO, b"/n", version(1))]

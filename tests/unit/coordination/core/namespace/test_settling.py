@@ -13,7 +13,7 @@ from millstream.coordination.core.namespace.names import (
     Answer,
     Name,
     NameKeeper,
-    Standing,
+    NameStatus,
 )
 from millstream.coordination.core.namespace.settling import (
     CHAINS_MAX,
@@ -181,7 +181,7 @@ class World:
         self.check()
         assert all(op.answers or op.is_lost for op in self.ops), "somebody still waits"
         names = list(self.groups[None].machine.state.registry.names.after(b""))
-        assert all(name.standing is Standing.CONFIRMED for _, name in names)
+        assert all(name.status is NameStatus.CONFIRMED for _, name in names)
         assert self.roots() == {(name.gid, root, name.id) for root, name in names}
 
 
@@ -283,9 +283,9 @@ def test_who_comes_after_another_one_waits_for_that() -> None:
     deletion = wanted_of((b"DELETENAMESPACE", b"/n"), b"", b"+AWAITED 2 1:2:5")
     assert awaited is not None
     assert deletion is not None
-    reserved = Name(2, Version(1, 2, 5), Standing.RESERVED)
+    reserved = Name(2, Version(1, 2, 5), NameStatus.RESERVED)
     for name, told in (
-        (reserved._replace(standing=Standing.CONFIRMED), [b"+EXISTS", b"-CONFLICT"]),
+        (reserved._replace(status=NameStatus.CONFIRMED), [b"+EXISTS", b"-CONFLICT"]),
         (None, [b"-CONFLICT", b"-ERROR_DOES_NOT_EXISTS"]),
     ):
         settler = Settler()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.messages import Founding
 from millstream.vsr.core.values import NULL, bulk, integer, items
 from simulators.pool_world import asked, group_of, joined, led
@@ -36,7 +36,7 @@ def test_two_groups_of_one_number_are_told_apart_by_their_ids() -> None:
     (node,) = world.nodes
     other = Founding(1, (b"x" * 16,), True, 1)
     node.running.tables.note_founding(other)
-    node.running.directory.note(other.group_id, Seen(0, 1, other.members, 0.0))
+    node.running.directory.note(other.group_id, GroupStatus(0, 1, other.members, 0.0))
     answer = asked(world, node, "SNAPSHOT 1")
     assert answer is not None
     assert answer.startswith(b"-CONFLICT 2 groups")

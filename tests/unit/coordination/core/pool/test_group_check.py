@@ -46,7 +46,7 @@ def end_of_journal(world: JournalWorld) -> int:
 
 def test_a_sound_group(world: JournalWorld) -> None:
     found = check(world)
-    hint = world.open.root.standing.commit_hint
+    hint = world.open.root.hard_state.commit_hint
     assert found == GroupCheck(GROUP.hex(), NODE.hex(), 0, 1, 1, 4, hint, 1)
     assert found.is_sound
 

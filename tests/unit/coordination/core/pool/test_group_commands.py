@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from millstream.coordination.core.pool.effects import (
+    Answered,
     AskGroup,
     AskRestore,
     Refusal,
-    Told,
 )
 from millstream.coordination.core.pool.group_commands import GroupCommands
 from millstream.coordination.core.pool.messages import TOMBSTONES_MAX, Founding
@@ -229,16 +229,16 @@ def test_a_restored_group_is_one_of_this_node_alone() -> None:
     (_, question) = world.questions.pop()
     assert isinstance(question, AskRestore)
     assert question.file == "/backup"
-    node.folders[question.founding.group_id] = question.standing
+    node.folders[question.founding.group_id] = question.hard_state
     node.formatted_ever[question.founding.group_id] = 1
-    world.step(node, Told(question.ticket, 12))
+    world.step(node, Answered(question.ticket, 12))
     world.run(world.now_ms + 1000)
     assert world.answers[ticket] == b":12"
     assert question.founding.group_id in node.open
     refused = world.admin(node, "RESTORE 10 /nothing")
     (_, question) = world.questions.pop()
     assert isinstance(question, AskRestore)
-    world.step(node, Told(question.ticket, Refusal("ERR", "the file does not exist")))
+    world.step(node, Answered(question.ticket, Refusal("ERR", "the file does not exist")))
     assert world.answers[refused] == b"-ERR the file does not exist"
     assert node.running.tables.numbered(10) == []
 
@@ -250,11 +250,11 @@ def test_what_was_restored_and_has_no_place_meanwhile_is_dropped(*, has_twin: bo
     ticket = world.admin(node, "RESTORE 9 /backup")
     (_, question) = world.questions.pop()
     assert isinstance(question, AskRestore)
-    node.folders[question.founding.group_id] = question.standing
+    node.folders[question.founding.group_id] = question.hard_state
     tables, number = node.running.tables, 9 if has_twin else 100
     while tables.note_founding(Founding(number, (b"q" * 16,), True, 1)) and not has_twin:
         number += 1
-    world.step(node, Told(question.ticket, 12))
+    world.step(node, Answered(question.ticket, 12))
     world.run(world.now_ms + 3000)
     assert world.answers[ticket].startswith(b"-CONFLICT")
     assert question.founding.group_id not in node.folders

@@ -10,13 +10,13 @@ import pytest
 from millstream.coordination.core.pool.effects import (
     Admin,
     AdminReply,
+    Answered,
     FormatGroup,
     Heard,
     KeepNode,
     NodeStart,
     OpenGroup,
     Refusal,
-    Told,
 )
 from millstream.coordination.core.pool.file_format import (
     Hosted,
@@ -112,7 +112,7 @@ def test_a_node_whose_disk_is_full_answers_what_needs_none_and_refuses_the_rest(
     assert listed.startswith(b"*")
     status = world.admin(one, "STATUS")
     (node, question) = world.questions.pop()
-    world.step(node, Told(question.ticket, Refusal("ERR", "it is being closed")))
+    world.step(node, Answered(question.ticket, Refusal("ERR", "it is being closed")))
     assert world.answers[status].startswith(b"%")
     since_ms = world.now_ms
     world.run(since_ms + 9000)

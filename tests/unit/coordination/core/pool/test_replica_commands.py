@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from millstream.coordination.core.pool.effects import (
+    Answered,
     AskBackup,
     AskGroup,
     AskLog,
     AskReport,
     GroupReplied,
     Refusal,
-    Told,
 )
 from millstream.coordination.core.pool.replica_commands import LOG_ROWS_MAX
 from millstream.vsr.core.effects import (
@@ -48,7 +48,7 @@ def test_a_status_is_the_replicas_report_with_addresses() -> None:
     ticket = world.admin(node, "STATUS 1")
     asked_for = question(world)
     assert isinstance(asked_for, AskReport)
-    world.step(node, Told(asked_for.ticket, REPORT))
+    world.step(node, Answered(asked_for.ticket, REPORT))
     shown = fields(world.answers[ticket])
     assert shown[b"role"] == bulk(b"primary")
     assert shown[b"commit_lsn"] == integer(9)
@@ -63,7 +63,7 @@ def test_the_status_of_a_group_that_is_deleted_meanwhile() -> None:
     ticket = world.admin(node, "STATUS 1")
     asked_for = question(world)
     node.running.groups.delete(asked_for.group_id)
-    world.step(node, Told(asked_for.ticket, REPORT))
+    world.step(node, Answered(asked_for.ticket, REPORT))
     world.run(world.now_ms + 1000)
     assert world.answers[ticket].startswith(b"-ERROR_DOES_NOT_EXISTS")
 
@@ -75,7 +75,7 @@ def test_the_status_of_a_node_has_all_groups_also_those_elsewhere() -> None:
     led(world, 7)
     ticket = world.admin(two, "STATUS")
     asked_for = question(world)
-    world.step(two, Told(asked_for.ticket, Refusal("ERR", "it is being closed")))
+    world.step(two, Answered(asked_for.ticket, Refusal("ERR", "it is being closed")))
     shown = fields(world.answers[ticket])
     assert shown[b"node"] == bulk(two.id.hex().encode())
     assert shown[b"nodes"] == integer(2)
@@ -90,7 +90,7 @@ def test_a_group_deleted_while_its_report_is_awaited_is_left_out() -> None:
     ticket = world.admin(node, "STATUS")
     asked_for = question(world)
     node.running.groups.delete(group_of(world, 1))
-    world.step(node, Told(asked_for.ticket, REPORT))
+    world.step(node, Answered(asked_for.ticket, REPORT))
     world.run(world.now_ms + 100)
     assert fields(fields(world.answers[ticket])[b"groups"]) == {}
 
@@ -104,7 +104,7 @@ def test_a_log_is_shown_entry_by_entry() -> None:
     assert asked_for.last_lsn == LOG_ROWS_MAX
     group_id = group_of(world, 1)
     entry = chain(GENESIS, group_id=group_id, epoch=0, view=1, kind=Kind.REQUEST, ts_ms=5)
-    world.step(node, Told(asked_for.ticket, [entry.header]))
+    world.step(node, Answered(asked_for.ticket, [entry.header]))
     (row,) = items(world.answers[ticket])
     assert fields(row)[b"version"] == bulk(b"0:1:1")
     assert fields(row)[b"kind"] == bulk(b"REQUEST")
@@ -118,7 +118,7 @@ def test_a_backup_is_of_a_snapshot_taken_for_it() -> None:
     asked_for = question(world)
     assert isinstance(asked_for, AskBackup)
     assert asked_for.file == "there"
-    world.step(node, Told(asked_for.ticket, 77))
+    world.step(node, Answered(asked_for.ticket, 77))
     assert world.answers[ticket] == integer(77)
     refused = world.admin(node, "BACKUP 1 there")
     world.answer_questions(Code.BUSY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.coordination.core.pool.directory import Seen
+from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.messages import Address, Founding, NodeInfo
 from millstream.coordination.core.pool.replies import coord_of, group_entry, value_of
 from millstream.coordination.core.pool.tables import PoolTables
@@ -30,6 +30,6 @@ def test_a_group_has_the_addresses_of_its_members_as_far_as_they_are_known() -> 
     founding = Founding(4, (A, B), True, 0)
     unseen = group_entry(tables, founding, None, 50)
     assert (unseen["primary"], unseen["freshness_ms"]) == (None, None)
-    entry = group_entry(tables, founding, Seen(0, 2, (A, B), 20), 50)
+    entry = group_entry(tables, founding, GroupStatus(0, 2, (A, B), 20), 50)
     assert (entry["primary"], entry["members"], entry["freshness_ms"]) == ("a:2", ["a:2", "?"], 30)
     assert coord_of(tables, B) is None

@@ -8,7 +8,7 @@ from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.client.wire import Replies, packed
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.registers import REGISTER_COMMANDS
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from support.coordination.coordination_backend import FakeGuard, FrontClient, RegisterBackend
 
 SAID = [
@@ -53,7 +53,7 @@ def test_what_is_refused(line: str) -> None:
 def test_an_unknown_command_does_not_end_the_connection() -> None:
     client = FrontClient()
     assert client.say("MGET a b").startswith("-UNKNOWN_COMMAND there is no command MGET")
-    assert not client.front.is_closing
+    assert not client.resp.is_closing
 
 
 def test_hello_changes_the_protocol_and_greets() -> None:
@@ -76,7 +76,7 @@ def test_replies_that_are_on_their_way_keep_their_protocol() -> None:
 def test_hello_logs_in() -> None:
     client = FrontClient(guard=FakeGuard({"ada": ("pw", True)}))
     assert client.say("HELLO 3 AUTH ada no").startswith("-NOAUTH")
-    assert client.front.protocol == 2
+    assert client.resp.protocol == 2
     assert client.say("HELLO 3 AUTH ada pw SETNAME x").startswith("%6")
     assert client.say("CLIENT INFO").endswith("user=ada resp=3 name=x\r\n")
 
@@ -137,8 +137,8 @@ def test_who_is_nobody_any_more_gets_nothing_done() -> None:
     client.say("AUTH TOKEN a", "SET k v", "SESSION OPEN")
     client.backend.holds = True
     client.say("SET k w", "GET k", "SET k x")
-    client.front.log_in(None)
-    assert not client.front.sessions
+    client.resp.log_in(None)
+    assert not client.resp.sessions
     client.backend.release(0)
     assert client.heard().startswith("+OK\r\n-NOAUTH")
     assert client.say("SET k y", "SESSION PING").count("-NOAUTH") >= 2
@@ -153,25 +153,25 @@ def test_a_session_that_comes_too_late_is_nobodys(words: str) -> None:
     client.say("AUTH TOKEN a")
     client.backend.holds = True
     client.say(words)
-    client.front.log_in(None)
+    client.resp.log_in(None)
     client.backend.release(0)
     assert client.heard().startswith("-NOAUTH")
-    assert not client.front.sessions
+    assert not client.resp.sessions
 
 
 def test_a_login_on_a_connection_that_is_gone() -> None:
     client = FrontClient(guard=FakeGuard({"ada": ("pw", True)}))
     client.guard.holds = True
     client.say("AUTH ada pw")
-    client.front.close()
+    client.resp.close()
     client.guard.held.pop()()
-    assert (client.front.principal, client.heard()) == (None, "")
+    assert (client.resp.principal, client.heard()) == (None, "")
 
 
 def test_quit_ends_it() -> None:
     client = FrontClient()
     assert client.say("QUIT", "PING") == "+OK\r\n"
-    assert client.front.is_done
+    assert client.resp.is_done
 
 
 def test_all_figures() -> None:
@@ -269,7 +269,7 @@ WORDS = [
     b"AUTH", b"SETNAME", b"TOKEN", b"GET", b"ada", b"pw", b"\xff\r\n", b"", b"9" * 30, b"\xb2",
 ]  # fmt: skip
 NAMES = sorted(
-    {*FRONT_COMMANDS, *REGISTER_COMMANDS, b"CSN", b"GROUP", b"NO"} - {b"QUIT", b"UNSUBSCRIBE"}
+    {*CONNECTION_COMMANDS, *REGISTER_COMMANDS, b"CSN", b"GROUP", b"NO"} - {b"QUIT", b"UNSUBSCRIBE"}
 )
 REQUESTS = st.lists(
     st.builds(
@@ -288,10 +288,10 @@ def test_whatever_is_asked_has_one_reply(
     client = FrontClient(guard=FakeGuard({"ada": ("pw", True)} if has_users else {}))
     client.backend.holds = is_slow
     for argv in requests:
-        client.front.feed(packed(argv))
-    while client.front.advance() or client.backend.held:
+        client.resp.feed(packed(argv))
+    while client.resp.advance() or client.backend.held:
         if client.backend.held:
             client.backend.release(0)
-    client.front.advance()
-    replies = list(Replies().feed(client.front.take_output()))
+    client.resp.advance()
+    replies = list(Replies().feed(client.resp.take_output()))
     assert len(replies) == len(requests)

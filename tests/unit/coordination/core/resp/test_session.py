@@ -48,7 +48,7 @@ def test_reads_wait_for_changes_before_them_and_changes_for_reads() -> None:
     while client.backend.held:
         asked.append(len(client.backend.held))
         client.backend.release(0)
-        while client.front.advance():
+        while client.resp.advance():
             pass
         heard += client.heard()
     assert asked == [2, 1, 2, 1, 1, 1]
@@ -64,7 +64,7 @@ def test_any_order_of_answers_gives_the_order_of_requests(
     heard = client.say(*lines)
     while client.backend.held:
         client.backend.release(data.draw(st.integers(0, len(client.backend.held) - 1)))
-        client.front.advance()
+        client.resp.advance()
         heard += client.heard()
     kinds = {"SET k 1": "+OK", "PING": "+PONG", "ECHO x": "$1"}
     shown = [line for line in heard.split("\r\n") if line and line not in ("x", "1", "2")]
@@ -119,10 +119,10 @@ def test_while_a_session_is_opened_the_rest_waits() -> None:
     client.backend.holds = True
     assert client.say("SET k 0", "CSN 1 SET k v", "PING") == ""
     assert len(client.backend.asked) == 2
-    assert client.front.is_clogged
+    assert client.resp.is_clogged
     client.backend.release(1)
     assert client.told == 1
-    client.front.advance()
+    client.resp.advance()
     assert len(client.backend.asked) == 3
     client.backend.release(0)
     client.backend.release(0)
@@ -134,9 +134,9 @@ def test_what_waits_for_two_things_waits_for_both() -> None:
     client.backend.holds = True
     client.say("GET k", "CSN 1 SET k v", "PING")
     client.backend.release(1)
-    assert (len(client.backend.asked), client.told, client.front.is_clogged) == (2, 0, True)
+    assert (len(client.backend.asked), client.told, client.resp.is_clogged) == (2, 0, True)
     client.backend.release(0)
-    client.front.advance()
+    client.resp.advance()
     client.backend.release(0)
     assert client.heard() == "$0\r\n\r\n+OK\r\n+PONG\r\n"
 
@@ -206,7 +206,7 @@ def test_a_login_under_way_holds_the_rest() -> None:
     assert client.say("AUTH ada pw", "SET k v") == ""
     client.guard.held.pop()()
     assert client.told == 1
-    client.front.advance()
+    client.resp.advance()
     assert client.heard() == "+OK\r\n+OK\r\n"
 
 
@@ -253,10 +253,10 @@ def test_a_transaction_passes_locks_by_force_before_exec() -> None:
 
 def test_a_turn_is_bounded() -> None:
     client = Client()
-    client.front.feed(b"PING\r\n" * (TURN_REQUESTS_MAX + 1))
-    assert client.front.advance()
+    client.resp.feed(b"PING\r\n" * (TURN_REQUESTS_MAX + 1))
+    assert client.resp.advance()
     assert client.heard() == "+PONG\r\n" * TURN_REQUESTS_MAX
-    assert not client.front.advance()
+    assert not client.resp.advance()
     assert client.heard() == "+PONG\r\n"
 
 
@@ -264,9 +264,9 @@ def test_a_turn_is_bounded() -> None:
 def test_requests_that_ask_for_nothing_take_turns_too(nothing: bytes) -> None:
     client = Client()
     number = 3 * TURN_REQUESTS_MAX
-    client.front.feed(nothing * number + b"ECHO end\r\n")
+    client.resp.feed(nothing * number + b"ECHO end\r\n")
     turns = 1
-    while client.front.advance():
+    while client.resp.advance():
         turns += 1
     assert turns >= 3
     assert client.heard().endswith("$3\r\nend\r\n")
@@ -277,33 +277,33 @@ def test_so_many_wait_and_no_more() -> None:
     client.backend.holds = True
     client.say(*["SET k v"] * (OUTSTANDING_MAX + 5))
     assert len(client.backend.asked) == OUTSTANDING_MAX
-    assert client.front.is_clogged
+    assert client.resp.is_clogged
     client.backend.release(0)
-    assert not client.front.is_clogged
-    client.front.advance()
+    assert not client.resp.is_clogged
+    client.resp.advance()
     assert len(client.backend.asked) == OUTSTANDING_MAX + 1
 
 
 def test_replies_that_are_not_sent_hold_the_rest() -> None:
     client = Client()
     client.say(f"SET k {'v' * 60_000}")
-    client.front.feed(b"GET k\r\n" * 20)
-    assert client.front.advance()
-    assert client.front.is_clogged
+    client.resp.feed(b"GET k\r\n" * 20)
+    assert client.resp.advance()
+    assert client.resp.is_clogged
     assert client.heard().count("$60000") == 18
-    assert not client.front.advance()
+    assert not client.resp.advance()
     assert client.heard().count("$60000") == 2
 
 
 def flow(client: Client, reads: int) -> int:
     """Ask for so many reads and have them answered; return the most that were under way."""
-    client.front.feed(b"GET k\r\n" * reads)
+    client.resp.feed(b"GET k\r\n" * reads)
     most = 0
-    while client.front.advance() or client.backend.held:
+    while client.resp.advance() or client.backend.held:
         most = max(most, len(client.backend.held))
         while client.backend.held:
             client.backend.release(0)
-        assert client.front.waiting_bytes < 2 * OUT_BYTES_MAX
+        assert client.resp.waiting_bytes < 2 * OUT_BYTES_MAX
         client.heard()
     return most
 
@@ -321,16 +321,16 @@ def test_so_many_reads_are_under_way_as_their_replies_allow() -> None:
 
 def test_replies_that_wait_behind_another_one_are_counted_at_once() -> None:
     client = Client()
-    first, second, third = (client.front.slot() for _ in range(3))
+    first, second, third = (client.resp.slot() for _ in range(3))
     told = client.told
     second.text = b"+x\r\n"
-    client.front.filled(second)
+    client.resp.filled(second)
     assert client.told == told  # little waits: the first reply will say so
     third.text = b"x" * OUT_BYTES_MAX
-    client.front.filled(third)
+    client.resp.filled(third)
     assert client.told == told + 1
     first.text = b"+x\r\n"
-    client.front.filled(first)
+    client.resp.filled(first)
     assert len(client.heard()) == OUT_BYTES_MAX + 8
 
 
@@ -338,39 +338,39 @@ def test_what_is_read_and_cannot_be_kept_is_refused() -> None:
     client = Client()
     client.backend.holds = True
     flow(client, 1000)
-    client.front.feed(b"GET k\r\n" * 100)
-    client.front.advance()
+    client.resp.feed(b"GET k\r\n" * 100)
+    client.resp.advance()
     assert len(client.backend.held) == 100
     client.backend.machine.registers.values.put(b"k", (b"v" * 1_000_000, NEVER))
     for _ in range(100):
         client.backend.release(0)
-    assert client.front.waiting_bytes < REPLIES_BYTES_MAX + 1_000_100
+    assert client.resp.waiting_bytes < REPLIES_BYTES_MAX + 1_000_100
     heard = client.heard()
     assert (heard.count("$1000000"), heard.count("-BUSY")) == (17, 83)
-    assert client.front.waiting_bytes == 0
+    assert client.resp.waiting_bytes == 0
 
 
 def test_replies_behind_one_that_is_not_known_count() -> None:
     client = Client()
     assert client.say(f"SET k {'v' * 60_000}") == "+OK\r\n"
     client.backend.holds = True
-    client.front.feed(b"GET k\r\n" * 40)
-    client.front.advance()
+    client.resp.feed(b"GET k\r\n" * 40)
+    client.resp.advance()
     while len(client.backend.held) > 1:
         client.backend.release(1)
-        client.front.advance()
-    assert client.front.waiting_bytes < 2 * OUT_BYTES_MAX
-    assert not client.front.advance()
+        client.resp.advance()
+    assert client.resp.waiting_bytes < 2 * OUT_BYTES_MAX
+    assert not client.resp.advance()
 
 
 def test_no_request_ends_the_connection_after_what_was_asked() -> None:
     client = Client()
     client.backend.holds = True
     assert client.say("GET k", "*1\r\n:5", "PING") == ""
-    assert not client.front.is_done
+    assert not client.resp.is_done
     client.backend.release(0)
     assert client.heard().startswith("$0\r\n\r\n-ERR Protocol error")
-    assert client.front.is_done
+    assert client.resp.is_done
 
 
 @pytest.mark.parametrize("head", ["POST / HTTP/1.1", "GET / HTTP/1.1\r\nHost: 127.0.0.1:7379"])
@@ -378,7 +378,7 @@ def test_what_a_browser_is_made_to_say_is_not_done(head: str) -> None:
     client = Client()
     said = client.say(head, "", "SET owned 1", "ADMIN STATUS")
     assert said.endswith("-ERR this is no port for HTTP; the connection is closed\r\n")
-    assert client.front.is_done
+    assert client.resp.is_done
     assert client.backend.executed == []
 
 
@@ -405,10 +405,10 @@ def test_replies_to_a_connection_that_is_gone_are_nobodys() -> None:
     client = Client()
     client.backend.holds = True
     client.say("GET k", "CSN 1 SET k v")
-    client.front.close()
+    client.resp.close()
     client.backend.release(0)
     client.backend.release(0)
-    assert (client.told, client.heard(), client.front.sessions) == (0, "", {})
+    assert (client.told, client.heard(), client.resp.sessions) == (0, "", {})
 
 
 # ---- signs of life
@@ -434,8 +434,8 @@ def test_a_request_that_is_on_its_way_is_a_sign_of_life() -> None:
     client.say("SESSION OPEN")
     client.backend.touched.clear()
     for part in (b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$9\r\n", b"123", b"456"):
-        client.front.feed(part)
-        client.front.advance()
+        client.resp.feed(part)
+        client.resp.advance()
     assert client.backend.touched == [(0, 1)] * 3
 
 
@@ -446,15 +446,15 @@ def test_what_names_its_session_says_no_more_and_an_answer_is_no_sign_of_life() 
     client.backend.holds = True
     client.say("SET k v")
     client.backend.release(0)
-    client.front.advance()
+    client.resp.advance()
     assert client.backend.touched == []
 
 
 def test_who_has_lost_its_session_to_another_connection_keeps_it_no_more() -> None:
     client, attached = Client(), {}
-    client.front.attached = attached
+    client.resp.attached = attached
     client.say("SESSION OPEN")
-    client.front.note_moved(0)
+    client.resp.note_moved(0)
     client.backend.touched.clear()
     client.say("PING")
     assert client.backend.touched == []
@@ -466,23 +466,23 @@ def test_who_has_lost_its_session_to_another_connection_keeps_it_no_more() -> No
 @pytest.mark.parametrize("data", [b"*2\r\n$4\r\nECHO\r\n$65537\r\n", b"x" * 65_000 + b"y" * 600])
 def test_before_a_login_no_long_request_is_waited_for(data: bytes) -> None:
     client = Client(guard=FakeGuard({"ada": ("pw", True)}))
-    client.front.feed(data)
-    client.front.advance()
+    client.resp.feed(data)
+    client.resp.advance()
     assert client.heard().startswith("-TOOBIG ")
-    assert client.front.is_done
+    assert client.resp.is_done
     known = Client(guard=client.guard)
     known.say("AUTH ada pw")
-    known.front.feed(data[:65_500])
-    known.front.advance()
-    assert (known.heard(), known.front.is_closing) == ("", False)
+    known.resp.feed(data[:65_500])
+    known.resp.advance()
+    assert (known.heard(), known.resp.is_closing) == ("", False)
 
 
 def test_what_follows_a_login_may_be_long() -> None:
     client = Client(guard=FakeGuard({"ada": ("pw", True)}))
     client.guard.holds = True
-    client.front.feed(b"AUTH ada pw\r\n*2\r\n$4\r\nECHO\r\n$70000\r\n")
-    client.front.advance()
+    client.resp.feed(b"AUTH ada pw\r\n*2\r\n$4\r\nECHO\r\n$70000\r\n")
+    client.resp.advance()
     client.guard.held.pop()()
-    client.front.feed(b"x" * 70_000 + b"\r\n")
-    client.front.advance()
+    client.resp.feed(b"x" * 70_000 + b"\r\n")
+    client.resp.advance()
     assert len(client.heard()) > 70_000

@@ -74,7 +74,7 @@ def test_it_moves_when_that_is_asked_for_and_not_when_it_is_answered() -> None:
     assert old.say("SET k v").startswith("-SESSIONMOVED")
     old.backend.holds = False
     old.backend.release(0)
-    new.front.advance()
+    new.resp.advance()
     assert new.heard().endswith("+OK\r\n")
 
 
@@ -91,7 +91,7 @@ def test_closing_ends_it() -> None:
     assert old.say("SESSION CLOSE") == "+OK\r\n"
     assert old.say("SESSION PING").startswith("-SESSIONEXPIRED")
     assert new.say(f"SESSION RESUME {INSTANCE}-1 {SECRET}").startswith("-SESSIONEXPIRED")
-    assert (old.backend.sessions, old.front.attached) == ({}, {})
+    assert (old.backend.sessions, old.resp.attached) == ({}, {})
 
 
 def test_what_cannot_be_done_leaves_the_session() -> None:
@@ -120,9 +120,9 @@ def test_a_connection_that_is_gone_takes_no_session(line: str) -> None:
     client.say("SESSION OPEN")
     client.backend.holds = True
     client.say(line)
-    client.front.close()
+    client.resp.close()
     client.backend.release(0)
-    assert (client.front.sessions, client.front.attached, client.heard()) == ({}, {}, "")
+    assert (client.resp.sessions, client.resp.attached, client.heard()) == ({}, {}, "")
 
 
 def test_a_connection_at_another_node_learns_that_its_session_moved() -> None:

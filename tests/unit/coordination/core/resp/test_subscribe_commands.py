@@ -12,7 +12,7 @@ from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.namespace import audience as audience_module
 from millstream.coordination.core.namespace.audience import PROGRESS_MS
 from millstream.coordination.core.namespace.state.run import Notice
-from millstream.coordination.core.resp import session as front_module
+from millstream.coordination.core.resp import session as session_module
 from millstream.coordination.core.resp.pushes import NOTICE_PATH_BYTES_MAX, NOTICES_MAX
 from millstream.vsr.core.effects import Code
 from support.coordination.coordination_backend import FakeGuard, FrontClient, RegisterBackend
@@ -53,7 +53,7 @@ class Client(FrontClient):
         """Return all that waits, as a socket takes it: no more than so much at once."""
         found = []
         for _ in range(100):
-            has_more = self.front.advance()
+            has_more = self.resp.advance()
             text = self.heard()
             assert len(text) <= most
             found += values(text)
@@ -126,7 +126,7 @@ def test_resp2_is_a_mode(world: World) -> None:
     world.one.say("SUBSCRIBE /ns/a")
     assert world.one.ask("QUIT") == ["+OK"]
     assert world.state.audience.is_empty
-    assert world.one.front.is_done
+    assert world.one.resp.is_done
 
 
 def test_the_mode_outlives_what_ended(world: World) -> None:
@@ -155,7 +155,7 @@ def test_the_mark_has_the_number_of_the_request(world: World) -> None:
     assert world.one.ask("CSN 6 SUBSCRIBE /ns/a")[0] == [">", "subscribe", "/ns/a", 1]
     fresh = world.client()
     assert fresh.ask("CSN 2 SUBSCRIBE /ns/a", "SESSION INFO")[0] == ["subscribe", "/ns/a", 1]
-    assert fresh.front.sessions
+    assert fresh.resp.sessions
 
 
 def test_what_makes_no_sense_or_is_refused(world: World) -> None:
@@ -167,7 +167,7 @@ def test_what_makes_no_sense_or_is_refused(world: World) -> None:
     ):  # fmt: skip
         (refused,) = world.one.ask(line)
         assert refused.startswith(error), line
-    assert not world.one.front.listener.is_on
+    assert not world.one.resp.listener.is_on
     assert world.one.ask("MULTI", "SUBSCRIBE /ns/a")[1].startswith("-UNKNOWN_COMMAND")
     world.one.say("DISCARD")
     world.backend.code = Code.NOQUORUM
@@ -208,7 +208,7 @@ def test_durable(world: World) -> None:
     world.one.say("HELLO 3")
     (subscribed,) = world.one.ask("SUBSCRIBE /ns/a DURABLE mine")
     assert subscribed == [">", "subscribe", "/ns/a", 1]
-    assert world.one.front.sessions
+    assert world.one.resp.sessions
     first = world.lsn
     world.other.say("PUT /ns/a 1", "PUT /ns/a 2")
     assert world.one.ask(f"SUBACK mine {first + 1}")[0] == "+OK"
@@ -249,16 +249,16 @@ def test_another_connection_has_the_session(world: World) -> None:
 def test_messages_wait_where_they_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_module, "OUT_BYTES_MAX", 2000)
+    monkeypatch.setattr(session_module, "OUT_BYTES_MAX", 2000)
     world.one.say("HELLO 3", "SUBSCRIBE /ns/a")
-    front = world.one.front
+    resp = world.one.resp
     for number in range(100):
         world.other.say(f"PUT /ns/a {number}")
     last = world.lsn
-    assert front.waiting_bytes > 7000
+    assert resp.waiting_bytes > 7000
     found = told(world.one.drained(3500))
     assert [lsn for _, _, lsn in found] == list(range(last - 99, last + 1))
-    assert front.waiting_bytes == 0
+    assert resp.waiting_bytes == 0
 
 
 def test_who_does_not_read_is_told_where_to_resume(
@@ -293,14 +293,14 @@ def test_a_state_from_a_snapshot_ends_it(world: World) -> None:
 def test_the_end_of_a_connection_ends_its_subscriptions(world: World) -> None:
     world.one.say("SUBSCRIBE /ns/a /ns")
     assert not world.state.audience.is_empty
-    world.one.front.close()
+    world.one.resp.close()
     assert world.state.audience.is_empty
     world.other.say("PUT /ns/a x")
     assert world.one.heard() == ""
     late = world.client()
     world.backend.holds = True
     late.say("SUBSCRIBE /ns/a")
-    late.front.close()
+    late.resp.close()
     world.backend.release(0)
     assert world.state.audience.is_empty
 
@@ -325,7 +325,7 @@ def test_who_may_not_read_hears_nothing() -> None:
     assert world.one.ask("SUBSCRIBE /ns")[0].startswith("-NOPERM")
     world.other.say("ACL SET /ns ENTRY user:ann:r--")
     assert world.one.ask("SUBSCRIBE /ns")[0][1] == "subscribe"
-    world.one.front.log_in(USERS[b"bob"])
+    world.one.resp.log_in(USERS[b"bob"])
     assert told(world.one.ask()) == [("/ns", "denied", world.lsn)]
 
 
@@ -335,12 +335,12 @@ def test_nobody_hears_nothing() -> None:
     world.other.say("AUTH TOKEN root", "CREATENAMESPACE /ns")
     world.one.say("HELLO 3")
     world.one.say("AUTH TOKEN root", "SUBSCRIBE /ns")
-    world.one.front.log_in(None)
+    world.one.resp.log_in(None)
     assert [op for _, op, _ in told(world.one.ask())] == ["denied"]
     world.one.say("AUTH TOKEN root")
     world.backend.holds = True
     world.one.say("SUBSCRIBE /ns")
-    world.one.front.log_in(None)
+    world.one.resp.log_in(None)
     world.backend.release(0)
     assert world.one.ask()[0].startswith("-NOAUTH")
     assert world.state.audience.is_empty
@@ -354,7 +354,7 @@ def waiting() -> World:
     """One waits for a lock that the other has; the primary's notices reach who waits."""
     world = World()
     attached: dict[tuple[int, int], Any] = {}
-    world.one.front.attached = world.other.front.attached = attached
+    world.one.resp.attached = world.other.resp.attached = attached
 
     def notify(notice: Notice) -> None:
         attached[0, notice.session].listener.notify(0, notice)
@@ -393,7 +393,7 @@ def test_the_next_notice_is_waited_for(waiting: World) -> None:
 
 
 def test_notices_are_bounded_and_go_with_the_session(waiting: World) -> None:
-    listener = waiting.one.front.listener
+    listener = waiting.one.resp.listener
     for number in range(NOTICES_MAX + 2):
         listener.notify(0, Notice(1, b"/%d" % number, b"LOCK"))
     assert waiting.one.ask("NOTIFY NEXT") == [["retry", "/2", "LOCK"]]
@@ -421,5 +421,5 @@ def test_who_waits_for_a_notice_is_answered_when_the_session_ends(waiting: World
     assert waiting.one.ask("NOTIFY NEXT")[0].startswith("-SESSIONEXPIRED")
     waiting.one.say("SESSION OPEN")
     assert waiting.one.ask("NOTIFY NEXT BLOCK 1000") == []
-    waiting.one.front.close()
+    waiting.one.resp.close()
     assert waiting.one.ask() == []

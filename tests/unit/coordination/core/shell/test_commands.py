@@ -10,7 +10,7 @@ import pytest
 
 from millstream.coordination.core.namespace.commands.command import Command
 from millstream.coordination.core.namespace.machine import QUEUED
-from millstream.coordination.core.resp.common_commands import FRONT_COMMANDS
+from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.shell.commands import (
     COMMANDS,
     completions,
@@ -28,8 +28,8 @@ def names_below(path: str) -> list[str]:
 
 def test_every_command_of_a_node_is_known() -> None:
     known = {name.encode() for name in COMMANDS}
-    assert (QUEUED.keys() | FRONT_COMMANDS.keys()) - known == set()
-    assert known - QUEUED.keys() - FRONT_COMMANDS.keys() == {b"HELP", b"EXIT"}
+    assert (QUEUED.keys() | CONNECTION_COMMANDS.keys()) - known == set()
+    assert known - QUEUED.keys() - CONNECTION_COMMANDS.keys() == {b"HELP", b"EXIT"}
 
 
 def words_in(usages: Iterable[str]) -> set[str]:

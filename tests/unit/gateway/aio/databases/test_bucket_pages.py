@@ -61,27 +61,27 @@ async def test_who_may_read_may_list_keys(guarded, body, ada, bob, cleo):
     await body(await guarded.get(path, headers=cleo), 403)
 
 
-async def test_a_bucket_is_compacted_when_asked(client, open_host, body):
+async def test_a_bucket_is_compacted_when_asked(client, open_node, body):
     assert await body(await client.post("/_millstream/buckets/orders/compact"), 202) == {
         "ok": True
     }
-    assert open_host.compacted == ["orders"]
+    assert open_node.compacted == ["orders"]
     error = await body(await client.post("/_millstream/buckets/none/compact"), 404)
     assert error["error"] == "bucket_not_found"
 
 
-async def test_only_administrators_compact(guarded, guarded_host, body, ada, bob):
+async def test_only_administrators_compact(guarded, guarded_node, body, ada, bob):
     path = "/_millstream/buckets/orders/compact"
     await body(await guarded.post(path, headers=bob), 403)
-    assert guarded_host.compacted == []
+    assert guarded_node.compacted == []
     await body(await guarded.post(path, headers=ada), 202)
-    assert guarded_host.compacted == ["orders"]
+    assert guarded_node.compacted == ["orders"]
 
 
-async def test_replicas_are_indexed_when_an_administrator_says_so(client, open_host, body):
+async def test_replicas_are_indexed_when_an_administrator_says_so(client, open_node, body):
     path = "/_millstream/buckets/orders/index_replicas"
     assert await body(await client.put(path, json={"wanted": True})) == {"ok": True}
-    assert open_host.indexes.replicas is True
+    assert open_node.indexes.replicas is True
     error = await body(await client.put(path, json={"wanted": 1}), 400)
     assert error["error"] == "bad_request"
     path = "/_millstream/buckets/none/index_replicas"
@@ -89,14 +89,14 @@ async def test_replicas_are_indexed_when_an_administrator_says_so(client, open_h
     assert error["error"] == "bucket_not_found"
 
 
-async def test_only_administrators_have_replicas_indexed(guarded, guarded_host, body, ada, bob):
+async def test_only_administrators_have_replicas_indexed(guarded, guarded_node, body, ada, bob):
     path = "/_millstream/buckets/orders/index_replicas"
     await body(await guarded.put(path, json={"wanted": True}, headers=bob), 403)
     await body(await guarded.put(path, json={"wanted": True}, headers=ada))
 
 
 @pytest.mark.parametrize("path", ["/_millstream/buckets/orders", "/orders"])
-async def test_a_bucket_that_is_not_served_can_be_deleted(client, open_host, body, path):
-    open_host.documents.failure = UnavailableError("it did not open", code="bucket_failed")
+async def test_a_bucket_that_is_not_served_can_be_deleted(client, open_node, body, path):
+    open_node.documents.failure = UnavailableError("it did not open", code="bucket_failed")
     assert await body(await client.delete(path)) == {"ok": True}
-    assert open_host.buckets == {}
+    assert open_node.buckets == {}

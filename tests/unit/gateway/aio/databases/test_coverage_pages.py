@@ -24,9 +24,9 @@ class FakeCoverage:
 
 
 @pytest.fixture
-def coverage(open_host, guarded_host):
+def coverage(open_node, guarded_node):
     made = FakeCoverage()
-    open_host.coverage = guarded_host.coverage = made
+    open_node.coverage = guarded_node.coverage = made
     return made
 
 

@@ -4,14 +4,14 @@ from millstream.errors import UnavailableError
 from millstream.gateway.aio.databases.database_pages import DATABASES_ASKED_MAX, UUIDS_MAX
 
 
-async def test_a_bucket_is_a_database(client, open_host, body):
+async def test_a_bucket_is_a_database(client, open_node, body):
     response = await client.put("/a%2Fb")
     assert await body(response, 201) == {"ok": True}
     assert response.headers["Location"] == "/a%2Fb"
-    assert open_host.buckets["a/b"].partitions == 16
+    assert open_node.buckets["a/b"].partitions == 16
     assert (await body(await client.put("/a%2Fb"), 412))["error"] == "file_exists"
     await body(await client.put("/small?q=4"), 201)
-    assert open_host.buckets["small"].partitions == 4
+    assert open_node.buckets["small"].partitions == 4
     info = await body(await client.get("/orders"))
     assert (info["db_name"], info["update_seq"]) == ("orders", "0-x")
     assert info["cluster"] == {"q": 64, "n": 1, "w": 1, "r": 1}
@@ -36,8 +36,8 @@ async def test_names_are_those_of_buckets(client, body):
     assert (await body(await client.get("/_a"), 404))["error"] == "not_found"
 
 
-async def test_a_failed_bucket_is_not_described(client, open_host, body):
-    open_host.documents.failure = UnavailableError("broken", code="bucket_failed")
+async def test_a_failed_bucket_is_not_described(client, open_node, body):
+    open_node.documents.failure = UnavailableError("broken", code="bucket_failed")
     assert "broken" in (await body(await client.get("/orders"), 503))["reason"]
 
 
@@ -52,14 +52,14 @@ async def test_only_administrators_make_databases(guarded, body, ada, bob):
 
 
 @pytest.mark.parametrize(("q", "partitions"), [(1, 1), (3, 4), (8, 8), (513, 1024)])
-async def test_partitions_are_a_power_of_two(client, open_host, body, q, partitions):
+async def test_partitions_are_a_power_of_two(client, open_node, body, q, partitions):
     await body(await client.put(f"/some?q={q}"), 201)
-    assert open_host.buckets["some"].partitions == partitions
+    assert open_node.buckets["some"].partitions == partitions
 
 
-async def test_a_database_is_not_deleted_like_a_document(client, open_host, body):
+async def test_a_database_is_not_deleted_like_a_document(client, open_node, body):
     await body(await client.delete("/orders?rev=1-a"), 400)
-    assert "orders" in open_host.buckets
+    assert "orders" in open_node.buckets
 
 
 async def test_security_is_kept_as_it_was_given(client, body):
@@ -134,7 +134,7 @@ async def test_all_databases(client, body):
         await body(await client.get("/_all_dbs" + bad), 400)
 
 
-async def test_databases_are_described(client, open_host, body):
+async def test_databases_are_described(client, open_node, body):
     [one] = await body(await client.get("/_dbs_info"))
     assert (one["key"], one["info"]["db_name"]) == ("orders", "orders")
     asked = {"keys": ["none", "orders"]}
@@ -144,7 +144,7 @@ async def test_databases_are_described(client, open_host, body):
     many = {"keys": ["orders"] * (DATABASES_ASKED_MAX + 1)}
     for bad in ({}, {"keys": 1}, {"keys": [1]}, many):
         await body(await client.post("/_dbs_info", json=bad), 400)
-    open_host.documents.failure = UnavailableError("broken", code="bucket_failed")
+    open_node.documents.failure = UnavailableError("broken", code="bucket_failed")
     assert await body(await client.get("/_dbs_info")) == [
         {"key": "orders", "error": "unavailable"}
     ]

@@ -18,14 +18,14 @@ def refusal(bucket):
 
 
 @pytest.fixture
-async def client(open_host):
-    async with TestClient(TestServer(make_application(open_host, refusal))) as client:
+async def client(open_node):
+    async with TestClient(TestServer(make_application(open_node, refusal))) as client:
         yield client
 
 
 @pytest.fixture
-async def guarded(guarded_host):
-    async with TestClient(TestServer(make_application(guarded_host, refusal))) as client:
+async def guarded(guarded_node):
+    async with TestClient(TestServer(make_application(guarded_node, refusal))) as client:
         yield client
 
 
@@ -33,7 +33,7 @@ async def put(client, body, path=PATH, status=201, content=DESIGN, **options):
     return await body(await client.put(path, json=content, **options), status)
 
 
-async def test_a_document_comes_changes_and_goes(client, open_host, body):
+async def test_a_document_comes_changes_and_goes(client, open_node, body):
     missing = {"error": "not_found", "reason": "missing"}
     assert await body(await client.get(PATH), 404) == missing
     assert await body(await client.delete(PATH), 404) == missing
@@ -56,7 +56,7 @@ async def test_a_document_comes_changes_and_goes(client, open_host, body):
     assert await body(await client.get(PATH), 404) == deleted
     assert await body(await client.delete(PATH), 404) == deleted
     assert (await put(client, body))["rev"].startswith("6-")
-    assert open_host.designs.persisted == 6
+    assert open_node.designs.persisted == 6
 
 
 async def test_a_document_may_be_deleted_by_putting_it(client, body):
@@ -120,11 +120,11 @@ async def test_copies(client, body):
     await copy("_design/y", 201, path=f"{PATH}?rev={made['rev']}")
 
 
-async def test_accepted_is_not_durable(client, open_host, body):
+async def test_accepted_is_not_durable(client, open_node, body):
     await put(client, body, path=f"{PATH}?batch=ok", status=202)
     made = await body(await client.get(PATH))
     await body(await client.delete(f"{PATH}?batch=ok&rev={made['_rev']}"), 202)
-    assert open_host.designs.persisted == 0
+    assert open_node.designs.persisted == 0
 
 
 async def test_names_are_percent_encoded(client, body):
@@ -140,8 +140,8 @@ async def test_names_are_percent_encoded(client, body):
 
 
 @pytest.mark.parametrize("code", ["invalid_design_doc", "compilation_error", "unknown_function"])
-async def test_what_does_not_compile_is_not_stored(client, open_host, body, code):
-    open_host.designs.refusal = UsageError("no", code=code)
+async def test_what_does_not_compile_is_not_stored(client, open_node, body, code):
+    open_node.designs.refusal = UsageError("no", code=code)
     assert await put(client, body, status=400) == {"error": code, "reason": "no"}
     await body(await client.get(PATH), 404)
 

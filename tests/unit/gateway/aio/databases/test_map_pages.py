@@ -15,19 +15,19 @@ GIVEN: dict[str, Any] = {
 }
 
 
-async def test_a_map_is_given_and_shown(client, body, open_host):
+async def test_a_map_is_given_and_shown(client, body, open_node):
     error = await body(await client.get(PATH), 404)
     assert error["error"] == "map_not_found"
     answer = await body(await client.put(PATH, json=GIVEN))
-    assert open_host.maps == {"orders": (MAP, "a")}
-    assert open_host.given == [("orders", "u1", 2)]
+    assert open_node.maps == {"orders": (MAP, "a")}
+    assert open_node.given == [("orders", "u1", 2)]
     assert answer == {**GIVEN, "left_over": [1]}, "the second copy is dead, and not placed here"
     assert await body(await client.get(PATH)) == answer
     listed = await body(await client.get("/_millstream/buckets/orders/partitions"))
     assert [copy["places"] for copy in listed["partitions"]] == [["a", "b"], ["b", None]]
 
 
-async def test_what_is_shown_may_be_given_again(client, body, open_host):
+async def test_what_is_shown_may_be_given_again(client, body, open_node):
     shown = await body(await client.put(PATH, json=GIVEN))
     assert await body(await client.put(PATH, json={**shown, "revision": 5})) == {
         **shown,
@@ -48,10 +48,10 @@ async def test_what_is_shown_may_be_given_again(client, body, open_host):
         ({"partitions": True}, "bad_partitions"),
     ],
 )
-async def test_a_faulty_map_changes_nothing(client, body, open_host, change, code):
+async def test_a_faulty_map_changes_nothing(client, body, open_node, change, code):
     error = await body(await client.put(PATH, json={**GIVEN, **change}), 400)
     assert error["error"] == code
-    assert open_host.maps == {}
+    assert open_node.maps == {}
 
 
 async def test_of_an_unknown_bucket_there_is_no_map(client, body):

@@ -55,11 +55,11 @@ async def test_a_partition_is_taken_over(client, body):
         assert error["error"] == "bad_state"
 
 
-async def test_copies_are_rolled_back(client, body, open_host):
-    asked = len(open_host.rolled_back)
+async def test_copies_are_rolled_back(client, body, open_node):
+    asked = len(open_node.rolled_back)
     answer = await body(await client.post(f"{PATH}/1/rollback", json={"seqno": 5}))
     assert answer["partition"] == 1
-    assert open_host.rolled_back[asked:] == [("orders", 1, 5)]
+    assert open_node.rolled_back[asked:] == [("orders", 1, 5)]
     for seqno in (None, -1, "5", True, 1.5):
         error = await body(await client.post(f"{PATH}/1/rollback", json={"seqno": seqno}), 400)
         assert error["error"] == "bad_seqno"

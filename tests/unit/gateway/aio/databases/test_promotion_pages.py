@@ -20,8 +20,8 @@ async def test_standings_are_shown(client, body):
     }
 
 
-async def test_each_copy_promises_or_refuses_and_becomes_active_or_not(client, body, open_host):
-    open_host.branches[1] = 20
+async def test_each_copy_promises_or_refuses_and_becomes_active_or_not(client, body, open_node):
+    open_node.branches[1] = 20
     asked = {"branch": 20, "partitions": [1, 0]}
     told = await body(await client.post(f"{PATH}/promises", json=asked))
     assert told["branch"] == 20
@@ -52,12 +52,12 @@ async def test_each_copy_promises_or_refuses_and_becomes_active_or_not(client, b
         ("activations", {"partitions": [{"partition": 0, "complete_end": -1}]}),
     ],
 )
-async def test_what_cannot_be_asked_changes_nothing(client, body, open_host, page, wrong):
-    before = list(open_host.states), list(open_host.branches)
+async def test_what_cannot_be_asked_changes_nothing(client, body, open_node, page, wrong):
+    before = list(open_node.states), list(open_node.branches)
     asked = {"branch": 20, "partitions": [0] if page == "promises" else ENDS[:1]} | wrong
     error = await body(await client.post(f"{PATH}/{page}", json=asked), 400)
     assert error["error"] == "bad_request"
-    assert (open_host.states, open_host.branches) == before
+    assert (open_node.states, open_node.branches) == before
 
 
 async def test_of_an_unknown_bucket_nothing_is_asked(client, body):

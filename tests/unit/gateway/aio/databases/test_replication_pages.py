@@ -33,9 +33,9 @@ class FakeReplications:
 
 
 @pytest.fixture
-def replications(open_host, guarded_host):
+def replications(open_node, guarded_node):
     made = FakeReplications()
-    open_host.replications = guarded_host.replications = made
+    open_node.replications = guarded_node.replications = made
     return made
 
 

@@ -13,7 +13,7 @@ async def put(client, body, data=b"0123456789", path=PATH, status=201, headers=T
     return await body(await client.put(path, data=data, headers=headers), status)
 
 
-async def test_one_comes_changes_and_goes(client, open_host, body):
+async def test_one_comes_changes_and_goes(client, open_node, body):
     made = await put(client, body)
     response = await client.get(PATH)
     assert (response.status, await response.read()) == (200, b"0123456789")
@@ -42,9 +42,9 @@ async def test_one_comes_changes_and_goes(client, open_host, body):
     fifth = await body(await client.delete(f"{DOC}?rev={fourth['rev']}"))
     await body(await client.get("/orders/d/b/c"), 404)
     await body(await client.delete(f"/orders/none/a?rev={fifth['rev']}"), 404)
-    waits = open_host.documents.durable_waits
+    waits = open_node.documents.durable_waits
     await put(client, body, path="/orders/later/a?batch=ok", status=202)
-    assert open_host.documents.durable_waits == waits
+    assert open_node.documents.durable_waits == waits
 
 
 async def test_revisions_are_those_that_couchdb_makes(client, body):
@@ -103,10 +103,10 @@ async def test_parts_that_are_not_there(client, body, asked):
     assert error["error"] == "requested_range_not_satisfiable"
 
 
-async def test_texts_are_stored_compressed(client, body, open_host):
+async def test_texts_are_stored_compressed(client, body, open_node):
     text = b"a" * 1000
     await put(client, body, text, headers={"Content-Type": "text/plain"})
-    [stored] = open_host.documents.blobs.values()
+    [stored] = open_node.documents.blobs.values()
     assert gzip.decompress(stored) == text
     one = (await body(await client.get(DOC + "?att_encoding_info=true")))["_attachments"]["a.bin"]
     assert (one["length"], one["encoding"], one["encoded_length"]) == (1000, "gzip", len(stored))
@@ -172,9 +172,9 @@ async def test_bad_names(client, body, name):
     await body(await client.get(DOC), 404)
 
 
-async def test_a_kept_value_that_is_lost(client, open_host, body):
+async def test_a_kept_value_that_is_lost(client, open_node, body):
     await put(client, body)
-    open_host.documents.blobs.clear()
+    open_node.documents.blobs.clear()
     error = await body(await client.get(PATH), 503)
     assert error["error"] == "blob_missing"
 

@@ -16,7 +16,7 @@ async def get(client, body, docs, options="", status=200):
     return await body(await client.post(GET + options, json={"docs": docs}), status)
 
 
-async def test_answers_are_in_order(client, open_host, body):
+async def test_answers_are_in_order(client, open_node, body):
     docs = [
         {"_id": "a"},
         {},
@@ -34,30 +34,30 @@ async def test_answers_are_in_order(client, open_host, body):
         ("c", None, "conflict"),
         (None, None, "bad_request"),
     ]
-    assert set(open_host.documents.database("orders").documents) == {"a", second["id"]}
-    assert open_host.documents.durable_waits == 1
+    assert set(open_node.documents.database("orders").documents) == {"a", second["id"]}
+    assert open_node.documents.durable_waits == 1
     await body(await client.post(BULK + "?batch=ok", json={"docs": [{}]}), 201)
-    assert open_host.documents.durable_waits == 1
+    assert open_node.documents.durable_waits == 1
 
 
 @pytest.mark.parametrize("bad", ["", "_x", "_local", "_design/", "x" * 251, 7, None])
-async def test_an_illegal_id(client, open_host, body, bad):
+async def test_an_illegal_id(client, open_node, body, bad):
     docs = [{"_id": "a", "_rev": "1-a"}, {"_id": bad, "_rev": "1-a"}, {"_id": "b", "_rev": "1-b"}]
     assert (await bulk(client, body, docs, 400))["error"] == "illegal_docid"
-    assert open_host.documents.database("orders").documents == {}
+    assert open_node.documents.database("orders").documents == {}
     [refused] = await bulk(client, body, docs, new_edits=False)
     assert refused["error"] == "forbidden"
-    assert set(open_host.documents.database("orders").documents) == {"a", "b"}
+    assert set(open_node.documents.database("orders").documents) == {"a", "b"}
 
 
-async def test_a_special_member_that_nobody_knows(client, open_host, body):
+async def test_a_special_member_that_nobody_knows(client, open_node, body):
     docs = [{"_id": "_local/a"}, {"_id": "a", "_rev": "1-a"}, {"_id": "b", "_rev": "1-b", "_x": 1}]
     assert (await bulk(client, body, docs, 400))["error"] == "doc_validation"
-    assert open_host.documents.database("orders").documents == {}
+    assert open_node.documents.database("orders").documents == {}
     await body(await client.get("/orders/_local/a"), 404)
     [refused] = await bulk(client, body, docs, new_edits=False)
     assert refused["error"] == "doc_validation"
-    assert set(open_host.documents.database("orders").documents) == {"a"}
+    assert set(open_node.documents.database("orders").documents) == {"a"}
     await body(await client.get("/orders/_local/a"))
 
 
@@ -169,17 +169,17 @@ async def test_a_refusal_names_what_can_be_read_and_nothing_else(client, body, t
     await body(await client.get("/orders/a"))
 
 
-async def test_a_validator_refuses_some(client, open_host, body):
+async def test_a_validator_refuses_some(client, open_node, body):
     def judge(new, old):
         return AccessError("no", code="forbidden") if json.loads(new).get("bad") else None
 
-    open_host.functions.judge = judge
+    open_node.functions.judge = judge
     first, second = await bulk(client, body, [{"_id": "a"}, {"_id": "b", "bad": 1}])
     assert first["ok"]
     assert second == {"id": "b", "error": "forbidden", "reason": "no"}
 
 
-async def test_revisions_are_read(client, open_host, body, forked):
+async def test_revisions_are_read(client, open_node, body, forked):
     asked = [
         {"id": "d"}, {"id": "d", "rev": "3-b"}, {"id": "none"}, {"id": "none", "rev": "1-a"},
         {"id": "d", "rev": "x"}, {"id": "d", "rev": 7}, {"id": "", "rev": "1-a"}, {"id": "gone"},
@@ -211,7 +211,7 @@ async def test_latest_and_options_in_the_body(client, body, forked):
     await get(client, body, [], "?revs=x", 400)
 
 
-async def test_attachments_are_read_inside(client, open_host, body):
+async def test_attachments_are_read_inside(client, open_node, body):
     data = b64encode(b"abc").decode()
     await bulk(client, body, [{"_id": "a", "_attachments": {"x": {"data": data}}}])
     [one] = (await get(client, body, [{"id": "a"}]))["results"]
@@ -222,7 +222,7 @@ async def test_attachments_are_read_inside(client, open_host, body):
     asked = [{"id": "a", "atts_since": [found["_rev"]]}]
     [one] = (await get(client, body, asked, "?attachments=true"))["results"]
     assert one["docs"][0]["ok"]["_attachments"]["x"]["stub"]
-    open_host.documents.blobs.clear()
+    open_node.documents.blobs.clear()
     [one] = (await get(client, body, [{"id": "a"}], "?attachments=true"))["results"]
     assert one["docs"][0]["error"]["error"] == "blob_missing"
 
@@ -252,11 +252,11 @@ async def test_revisions_are_compared(client, body, forked):
         await body(await client.post("/orders/_revs_diff", json=bad), 400)
 
 
-async def test_all_is_committed(client, open_host, body):
+async def test_all_is_committed(client, open_node, body):
     made = await body(await client.post("/orders/_ensure_full_commit", json={}), 201)
     assert made == {"ok": True, "instance_start_time": "1700000000"}
-    assert open_host.documents.durable_waits == 1
-    open_host.documents.failure = UnavailableError("no", code="disk_failed")
+    assert open_node.documents.durable_waits == 1
+    open_node.documents.failure = UnavailableError("no", code="disk_failed")
     await body(await client.post("/orders/_ensure_full_commit", json={}), 503)
 
 

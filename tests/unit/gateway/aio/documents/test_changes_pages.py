@@ -15,8 +15,8 @@ URL = "/orders/_changes"
 
 
 @pytest.fixture
-def bucket(open_host):
-    return open_host.changing
+def bucket(open_node):
+    return open_node.changing
 
 
 async def lines(response, count):
@@ -236,8 +236,8 @@ async def test_readers_need_the_right(guarded, bob, cleo, body):
 
 
 @pytest.mark.parametrize("feed", ["continuous", "longpoll", "eventsource"])
-async def test_a_feed_ends_with_the_user_who_reads_it(guarded, guarded_host, ada, feed):
-    users = guarded_host.users = UserStore()
+async def test_a_feed_ends_with_the_user_who_reads_it(guarded, guarded_node, ada, feed):
+    users = guarded_node.users = UserStore()
     users.put("ada", "secret", ["admin"])
     users.put("eve", "secret", ["admin"])
     response = await guarded.get(f"{URL}?feed={feed}&heartbeat=1&since=now", headers=ada)
@@ -246,10 +246,10 @@ async def test_a_feed_ends_with_the_user_who_reads_it(guarded, guarded_host, ada
     async with asyncio.timeout(60):
         rest = await response.read()
     assert feed == "eventsource" or b'"last_seq":"0-' in rest
-    await gone(guarded_host.changing)
+    await gone(guarded_node.changing)
 
 
-async def test_a_feed_ends_with_its_token(bearing, guarded_host, bearer, token_clock):
+async def test_a_feed_ends_with_its_token(bearing, guarded_node, bearer, token_clock):
     headers = bearer("read:orders")
     response = await bearing.get(f"{URL}?feed=continuous&heartbeat=1&since=now", headers=headers)
     await lines(response, 2)
@@ -259,8 +259,8 @@ async def test_a_feed_ends_with_its_token(bearing, guarded_host, bearer, token_c
     assert (await bearing.get(URL, headers=headers)).status == 401
 
 
-async def test_a_feed_ends_with_its_cookie(guarded, guarded_host, body):
-    users = guarded_host.users = UserStore()
+async def test_a_feed_ends_with_its_cookie(guarded, guarded_node, body):
+    users = guarded_node.users = UserStore()
     users.put("ada", "secret", ["admin"])
     log_in = {"name": "ada", "password": "secret"}
     response = await guarded.post("/_session", json=log_in)
@@ -273,10 +273,10 @@ async def test_a_feed_ends_with_its_cookie(guarded, guarded_host, body):
         assert b'"last_seq":"0-' in await response.read()
 
 
-async def test_a_feed_of_nobody_ends_once_there_are_users(client, open_host):
+async def test_a_feed_of_nobody_ends_once_there_are_users(client, open_node):
     response = await client.get(f"{URL}?feed=continuous&heartbeat=1&since=now")
     await lines(response, 2)
-    open_host.users.put("ada", "secret", ["admin"])
+    open_node.users.put("ada", "secret", ["admin"])
     async with asyncio.timeout(60):
         assert b'"last_seq":"0-' in await response.read()
 

@@ -27,7 +27,7 @@ async def forked(client, body):
     await put_leaf(client, body, "2-x", "r", _deleted=True)
 
 
-async def test_a_document_comes_changes_and_goes(client, open_host, body):
+async def test_a_document_comes_changes_and_goes(client, open_node, body):
     assert await body(await client.get(PATH), 404) == {"error": "not_found", "reason": "missing"}
     response = await client.put(PATH, json={"n": 1})
     made = await body(response, 201)
@@ -47,7 +47,7 @@ async def test_a_document_comes_changes_and_goes(client, open_host, body):
     tomb = await body(await client.get(f"{PATH}?rev={gone['rev']}"))
     assert tomb == {"_id": "d", "_rev": gone["rev"], "_deleted": True}
     assert (await put(client, body, {}))["rev"].startswith("6-")
-    assert open_host.documents.durable_waits == 8
+    assert open_node.documents.durable_waits == 8
 
 
 async def test_the_same_edit_gives_couchdbs_revision(client, body):
@@ -66,11 +66,11 @@ async def test_conflicts(client, body):
     assert error["error"] == "bad_request"
 
 
-async def test_accepted_is_not_durable(client, open_host, body):
+async def test_accepted_is_not_durable(client, open_node, body):
     made = await put(client, body, {}, f"{PATH}?batch=ok", 202)
     await body(await client.delete(f"{PATH}?batch=ok&rev={made['rev']}"), 202)
     await body(await client.post("/orders?batch=ok", json={}), 202)
-    assert open_host.documents.durable_waits == 0
+    assert open_node.documents.durable_waits == 0
 
 
 async def test_one_that_did_not_change_is_not_sent_again(client, body):
@@ -127,7 +127,7 @@ async def test_a_peers_revision_is_taken_as_it_is(client, forked, body):
     await put(client, body, {"n": 1}, "/orders/f?new_edits=false", 400)
 
 
-async def test_open_revisions_as_json(client, forked, body, open_host):
+async def test_open_revisions_as_json(client, forked, body, open_node):
     headers = {"Accept": "application/json"}
 
     async def several(options, path=PATH):
@@ -139,7 +139,7 @@ async def test_open_revisions_as_json(client, forked, body, open_host):
     assert await several('["1-r","3-b"]&latest=true') == ["3-c", "3-b", "2-x"]
     assert await several('["1-a"]', "/orders/none") == ["1-a"]
     assert await several("[]", "/orders/d") == ["3-c", "3-b", "2-x"]
-    assert open_host.documents.durable_waits == 3 + 5
+    assert open_node.documents.durable_waits == 3 + 5
     await body(await client.get("/orders/none?open_revs=all", headers=headers), 404)
 
 
@@ -229,7 +229,7 @@ async def test_bad_addresses(client, body):
     await body(await client.put(PATH, json={}, headers={"If-Match": "*"}), 400)
 
 
-async def test_copies(client, open_host, body):
+async def test_copies(client, open_node, body):
     data = b64encode(b"text").decode()
     made = await put(client, body, {"n": 1, "_attachments": {"a": {"data": data}}})
 
@@ -250,18 +250,18 @@ async def test_copies(client, open_host, body):
         await copy(bad, 400)
 
 
-async def test_design_documents_compile(client, open_host, body):
+async def test_design_documents_compile(client, open_node, body):
     path = "/orders/_design/x"
     made = await put(client, body, {"views": {}}, path)
     assert (await body(await client.get("/orders/_design%2Fx")))["_rev"] == made["rev"]
-    open_host.designs.refusal = UsageError("no", code="compilation_error")
+    open_node.designs.refusal = UsageError("no", code="compilation_error")
     refused = {"error": "compilation_error", "reason": "no"}
     assert await put(client, body, {"_rev": made["rev"]}, path, 400) == refused
     await body(await client.delete(f"{path}?rev={made['rev']}"))
 
 
-async def test_a_peers_design_document_is_stored_whatever_is_in_it(client, open_host, body):
-    open_host.designs.refusal = UsageError("no", code="compilation_error")
+async def test_a_peers_design_document_is_stored_whatever_is_in_it(client, open_node, body):
+    open_node.designs.refusal = UsageError("no", code="compilation_error")
     content = {"language": "erlang", "views": [], "_rev": "1-a"}
     await put(client, body, content, "/orders/_design/x?new_edits=false", 201)
     content["_id"] = "_design/" + "y" * 200

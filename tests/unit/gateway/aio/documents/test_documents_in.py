@@ -57,13 +57,13 @@ async def test_tiny_pieces(client, body):
     assert await (await client.get("/orders/d/y/z")).read() == b"defg"
 
 
-async def test_compressed_parts_stay_so(client, open_host, body):
+async def test_compressed_parts_stay_so(client, open_node, body):
     data = gzip.compress(b"text")
     entry = follows("text/plain", encoding="gzip", encoded_length=len(data))
     content = {"_rev": "3-c", "_attachments": {"x": entry | {"revpos": 2}}}
     part = ("Content-Encoding: gzip\r\nContent-Length: " + str(len(data)), data)
     await put(client, body, related(content, part), path="/orders/d?new_edits=false")
-    assert data in open_host.documents.blobs.values()
+    assert data in open_node.documents.blobs.values()
     found = (await body(await client.get("/orders/d?att_encoding_info=true")))["_attachments"]["x"]
     assert (found["length"], found["encoding"], found["revpos"]) == (4, "gzip", 2)
     assert await (await client.get("/orders/d/x")).read() == b"text"

@@ -31,18 +31,18 @@ async def arrived(client, body, path):
     return {name: one["data"] for name, one in found["_attachments"].items()}
 
 
-async def test_what_is_sent_in_parts_is_taken_in_parts(client, open_host, body, filled):
+async def test_what_is_sent_in_parts_is_taken_in_parts(client, open_node, body, filled):
     _, rev, table = filled
     response = await client.get(
         "/orders/d?attachments=true&revs=true", headers={"Accept": "multipart/related"}
     )
     assert (response.content_type, response.headers["ETag"]) == ("multipart/related", f'"{rev}"')
     sent = (await response.read()).replace(b'"_id":"d"', b'"_id":"e"', 1)
-    blobs = dict(open_host.documents.blobs)
+    blobs = dict(open_node.documents.blobs)
     kind = {"Content-Type": response.headers["Content-Type"]}
     made = await client.put("/orders/e?new_edits=false", data=sent, headers=kind)
     assert (await body(made, 201))["rev"] == rev
-    assert open_host.documents.blobs == blobs
+    assert open_node.documents.blobs == blobs
     assert await arrived(client, body, "/orders/e") == {n: one["data"] for n, one in table.items()}
     first = await body(await client.get("/orders/d?revs=true"))
     assert await body(await client.get("/orders/e?revs=true")) == first | {"_id": "e"}

@@ -3,13 +3,13 @@
 from millstream.errors import UnavailableError
 
 
-async def test_leaves_are_purged(client, open_host, body, forked):
+async def test_leaves_are_purged(client, open_node, body, forked):
     path = "/orders/_purge"
     await body(await client.post(path, json={}), 201)
-    assert open_host.changes.purges == []
+    assert open_node.changes.purges == []
     purged = await body(await client.post(path, json={"d": ["3-c", "2-a"], "none": ["1-a"]}), 201)
     assert purged == {"purge_seq": None, "purged": {"d": ["3-c"], "none": []}}
-    assert open_host.changes.purges == ["begun", "made"]
+    assert open_node.changes.purges == ["begun", "made"]
     assert (await body(await client.get("/orders/d")))["_rev"] == "3-b"
     await body(await client.post(path, json={"d": ["3-b"]}), 201)
     assert (await body(await client.get("/orders/d"), 404))["reason"] == "missing"
@@ -45,7 +45,7 @@ async def test_purges_are_listed_with_the_revisions_that_went(client, body):
 
 
 async def test_old_contents_are_forgotten_though_the_purge_cannot_be_noted(
-    client, open_host, body, monkeypatch
+    client, open_node, body, monkeypatch
 ):
     first = (await body(await client.put("/orders/d", json={"secret": 1}), 201))["rev"]
     second = (await body(await client.put(f"/orders/d?rev={first}", json={}), 201))["rev"]
@@ -54,7 +54,7 @@ async def test_old_contents_are_forgotten_though_the_purge_cannot_be_noted(
     async def full(*_):
         raise UnavailableError("the disk is full", code="disk_full")
 
-    monkeypatch.setattr(open_host.documents, "note_purges", full)
+    monkeypatch.setattr(open_node.documents, "note_purges", full)
     await body(await client.post("/orders/_purge", json={"d": [second]}), 503)
     path = {"start": 2, "ids": [second[2:], first[2:]]}
     again = {"docs": [{"_id": "d", "_revisions": path}], "new_edits": False}

@@ -9,17 +9,17 @@ PATH = "/orders/_design/d/_update/f"
 
 
 @pytest.fixture
-def answers(open_host, guarded_host):
+def answers(open_node, guarded_node):
     """Say what the function answers: it gets the document and the request."""
 
     def say(function):
-        for host in (open_host, guarded_host):
+        for host in (open_node, guarded_node):
             host.functions.updates["d", "f"] = function
 
     return say
 
 
-async def test_a_function_makes_and_changes_documents(client, answers, body, open_host):
+async def test_a_function_makes_and_changes_documents(client, answers, body, open_node):
     def count(document, request):
         document = document or {"_id": request["id"] or request["uuid"], "n": 0}
         return document | {"n": document["n"] + 1}, {"body": f"was {document['n']}"}
@@ -35,10 +35,10 @@ async def test_a_function_makes_and_changes_documents(client, answers, body, ope
     response = await client.post(PATH)
     new = await body(await client.get("/orders/" + response.headers["X-Couch-Id"]))
     assert new["n"] == 1
-    assert open_host.documents.durable_waits == 3
+    assert open_node.documents.durable_waits == 3
     response = await client.post(PATH + "/x?batch=ok")
     assert response.status == 202
-    assert open_host.documents.durable_waits == 3
+    assert open_node.documents.durable_waits == 3
     response = await client.put(PATH + "/a/b%0A")
     assert response.headers["X-Couch-Id"] == "a%2Fb%0A"
     await client.delete(f"/orders/x?rev={(await body(await client.get('/orders/x')))['_rev']}")
@@ -102,9 +102,9 @@ async def test_nothing_is_stored_of_what_is_refused(
     await body(await client.get("/orders/new"), 404)
 
 
-async def test_validation_functions_are_asked(client, answers, body, open_host):
+async def test_validation_functions_are_asked(client, answers, body, open_node):
     answers(lambda *_: ({"_id": "new"}, {}))
-    open_host.functions.judge = lambda new, old: AccessError("not so", code="forbidden")
+    open_node.functions.judge = lambda new, old: AccessError("not so", code="forbidden")
     refused = await body(await client.post(PATH), 403)
     assert refused == {"error": "forbidden", "reason": "not so"}
     await body(await client.get("/orders/new"), 404)
@@ -135,7 +135,7 @@ async def test_attachments_of_the_document_stay_and_come(client, answers, body):
     assert await (await client.get("/orders/z/a")).read() == b"x"
 
 
-async def test_rights(guarded, answers, body, bearer, ada, bob, guarded_host):
+async def test_rights(guarded, answers, body, bearer, ada, bob, guarded_node):
     answers(lambda document, request: ({"_id": "w"}, {"json": request["userCtx"]}))
     await body(await guarded.post(PATH), 401)
     await body(await guarded.post(PATH, headers=bob), 403)

@@ -12,7 +12,7 @@ AS_JSON = {"Accept": "application/json"}
 
 
 @pytest.fixture
-def judged(open_host):
+def judged(open_node):
     """What validators were shown; `bad` is refused."""
     seen = []
 
@@ -20,11 +20,11 @@ def judged(open_host):
         seen.append((json.loads(new), None if old is None else json.loads(old)))
         return AccessError("no", code="forbidden") if b'"bad"' in new else None
 
-    open_host.functions.judge = judge
+    open_node.functions.judge = judge
     return seen
 
 
-async def test_who_refuses_and_what_is_shown(client, open_host, body, judged):
+async def test_who_refuses_and_what_is_shown(client, open_node, body, judged):
     refused = {"error": "forbidden", "reason": "no"}
     assert await body(await client.put(PATH, json={"bad": 1}), 403) == refused
     made = await body(await client.put(PATH, json={"n": 1}), 201)
@@ -40,7 +40,7 @@ async def test_who_refuses_and_what_is_shown(client, open_host, body, judged):
     }
     assert (gone["_deleted"], old) == (True, {"_id": "d", "_rev": made["rev"], "n": 1})
     user = {"db": "orders", "name": None, "roles": ["_admin"]}
-    assert open_host.functions.asked == [(user, b"{}")] * 3
+    assert open_node.functions.asked == [(user, b"{}")] * 3
 
 
 async def test_what_changes_nothing_and_designs_are_not_judged(client, body, judged):
@@ -51,62 +51,62 @@ async def test_what_changes_nothing_and_designs_are_not_judged(client, body, jud
     assert len(judged) == 1
 
 
-async def test_a_change_underneath_is_judged_again(client, open_host, body):
+async def test_a_change_underneath_is_judged_again(client, open_node, body):
     shown = []
 
     def judge(new, old):
         shown.append(old and json.loads(old)["_rev"])
         if len(shown) == 1:
-            documents = open_host.documents.database("orders").documents
+            documents = open_node.documents.database("orders").documents
             documents["d"] = documents["other"]
         return
 
     made = await body(await client.put("/orders/other", json={}), 201)
-    open_host.functions.judge = judge
+    open_node.functions.judge = judge
     await body(await client.put(PATH + "?new_edits=false", json={"_rev": "1-zz"}), 201)
     assert shown == [None, made["rev"]]
     found = await body(await client.get(PATH + "?conflicts=true"))
     assert (found["_rev"], found["_conflicts"]) == ("1-zz", [made["rev"]])
 
 
-async def test_an_edit_that_is_overtaken_conflicts(client, open_host, body):
+async def test_an_edit_that_is_overtaken_conflicts(client, open_node, body):
     def judge(new, old):
-        documents = open_host.documents.database("orders").documents
+        documents = open_node.documents.database("orders").documents
         documents["d"] = documents["other"]
 
     await body(await client.put("/orders/other", json={}), 201)
-    open_host.functions.judge = judge
+    open_node.functions.judge = judge
     assert (await body(await client.put(PATH, json={"n": 1}), 409))["error"] == "conflict"
 
 
-async def test_a_document_that_never_rests(client, open_host, body):
+async def test_a_document_that_never_rests(client, open_node, body):
     docs = [{"_id": f"x{n}", "_rev": f"1-{n}"} for n in range(2)]
     asked = {"docs": docs, "new_edits": False}
     await body(await client.post("/orders/_bulk_docs", json=asked), 201)
     turns = []
 
     def judge(new, old):
-        documents = open_host.documents.database("orders").documents
+        documents = open_node.documents.database("orders").documents
         documents["d"] = documents[f"x{len(turns) % 2}"]
         turns.append(1)
 
-    open_host.functions.judge = judge
+    open_node.functions.judge = judge
     error = await body(await client.put(PATH + "?new_edits=false", json={"_rev": "1-z"}), 503)
     assert error["error"] == "temporarily_unavailable"
     assert len(turns) == VALIDATION_TRIES_MAX
 
 
-async def test_two_edits_of_one_document_at_once(client, open_host, body, judged):
+async def test_two_edits_of_one_document_at_once(client, open_node, body, judged):
     asked = {"docs": [{"_id": "d", "n": 1}, {"_id": "d", "n": 2}]}
     first, second = await body(await client.post("/orders/_bulk_docs", json=asked), 201)
     assert (first["ok"], second["error"]) == (True, "conflict")
 
 
-async def test_users_are_told_to_validators(guarded, guarded_host, body, ada):
-    guarded_host.functions.judge = lambda new, old: None
+async def test_users_are_told_to_validators(guarded, guarded_node, body, ada):
+    guarded_node.functions.judge = lambda new, old: None
     await body(await guarded.put("/orders/told", json={}, headers=ada), 201)
-    guarded_host.functions.judge = None
-    assert guarded_host.functions.asked[-1][0] == {
+    guarded_node.functions.judge = None
+    assert guarded_node.functions.asked[-1][0] == {
         "db": "orders", "name": "ada", "roles": ["_admin"],
     }  # fmt: skip
 
@@ -127,9 +127,9 @@ async def test_many_changes_of_one_document_are_judged_one_after_the_other(clien
 
 
 async def test_a_large_document_that_cannot_be_read_is_refused_alone(
-    client, open_host, body, monkeypatch
+    client, open_node, body, monkeypatch
 ):
-    documents, read = open_host.documents, open_host.documents.read
+    documents, read = open_node.documents, open_node.documents.read
 
     async def failing(bucket, doc_id, *, is_durable=False):
         if doc_id == "large":
@@ -147,10 +147,10 @@ async def test_a_large_document_that_cannot_be_read_is_refused_alone(
 
 @pytest.mark.parametrize("is_judged", [False, True])
 async def test_a_large_document_is_read_and_signed_once(
-    client, open_host, body, monkeypatch, is_judged
+    client, open_node, body, monkeypatch, is_judged
 ):
     signed, read = [], []
-    sign, read_one = writing.signature_of, open_host.documents.read
+    sign, read_one = writing.signature_of, open_node.documents.read
 
     def signing(*texts, **said):
         signed.append(said["parent"])
@@ -161,7 +161,7 @@ async def test_a_large_document_is_read_and_signed_once(
         return await read_one(bucket, doc_id, is_durable=is_durable)
 
     monkeypatch.setattr(writing, "signature_of", signing)
-    monkeypatch.setattr(open_host.documents, "read", reading)
-    open_host.functions.judge = (lambda new, old: None) if is_judged else None
+    monkeypatch.setattr(open_node.documents, "read", reading)
+    open_node.functions.judge = (lambda new, old: None) if is_judged else None
     await body(await client.put(PATH, json={"x": "x" * LARGE_BYTES}), 201)
     assert (signed, read) == ([None], ["d"])

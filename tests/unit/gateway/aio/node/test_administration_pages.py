@@ -3,11 +3,11 @@ import pytest
 NODE = "/_node/_local"
 
 
-async def test_who_is_there_and_who_does_not_answer(client, open_host, body):
+async def test_who_is_there_and_who_does_not_answer(client, open_node, body):
     here, there = "millstream@127.0.0.1:2", "millstream@[fd00::2]:4"
     told = await body(await client.get("/_membership"))
     assert told == {"all_nodes": [here, there], "cluster_nodes": [here, there]}
-    open_host.silent = {"[fd00::2]:4"}
+    open_node.silent = {"[fd00::2]:4"}
     told = await body(await client.get("/_membership"))
     assert told == {"all_nodes": [here], "cluster_nodes": [here, there]}
     assert await body(await client.get(NODE)) == {"name": here}
@@ -17,9 +17,9 @@ async def test_who_is_there_and_who_does_not_answer(client, open_host, body):
         assert "tells of itself alone" in told["reason"]
 
 
-async def test_figures_are_those_of_the_metrics(client, open_host, body):
+async def test_figures_are_those_of_the_metrics(client, open_node, body):
     told = await body(await client.get(NODE + "/_stats"))
-    metrics = open_host.metrics()
+    metrics = open_node.metrics()
     node = told["millstream"]["node"]
     assert node.keys() == metrics.node.keys()
     assert {name: one["value"] for name, one in node.items()} == dict(metrics.node)
@@ -36,9 +36,9 @@ async def test_figures_are_those_of_the_metrics(client, open_host, body):
     await body(await client.get(f"{NODE}/_stats/millstream/node/{name}/value/x"), 404)
 
 
-async def test_settings_are_read_and_not_changed(client, open_host, body):
+async def test_settings_are_read_and_not_changed(client, open_node, body):
     settings = await body(await client.get(NODE + "/_config"))
-    assert settings["couchdb"]["uuid"] == open_host.uuid
+    assert settings["couchdb"]["uuid"] == open_node.uuid
     assert all(isinstance(v, str) for section in settings.values() for v in section.values())
     for section, members in settings.items():
         assert await body(await client.get(f"{NODE}/_config/{section}")) == members

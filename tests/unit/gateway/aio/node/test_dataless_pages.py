@@ -12,8 +12,8 @@ def refusal(bucket):
 
 
 @pytest.fixture
-async def dataless(open_host):
-    async with TestClient(TestServer(make_application(open_host, refusal))) as client:
+async def dataless(open_node):
+    async with TestClient(TestServer(make_application(open_node, refusal))) as client:
         yield client
 
 
@@ -43,7 +43,7 @@ async def test_what_needs_documents_is_refused(dataless, body, method, path, buc
     assert answered == {"error": "no_data_role", "reason": f"ask elsewhere for {bucket}"}
 
 
-async def test_whoever_is_not_logged_in_is_told_nothing(guarded_host, body, bob):
-    async with TestClient(TestServer(make_application(guarded_host, refusal))) as client:
+async def test_whoever_is_not_logged_in_is_told_nothing(guarded_node, body, bob):
+    async with TestClient(TestServer(make_application(guarded_node, refusal))) as client:
         await body(await client.get("/orders"), 401)
         await body(await client.get("/orders", headers=bob), 503)

@@ -1,5 +1,5 @@
 from millstream import __version__
-from millstream.gateway.aio.answers import HOST
+from millstream.gateway.aio.answers import NODE_API
 from millstream.gateway.core.api.node import BucketStatus
 
 
@@ -18,7 +18,7 @@ async def test_up_tells_of_failed_buckets(client, guarded, body, monkeypatch):
     def statuses(_):
         return [BucketStatus(n, "0" * 32, 1, "", s) for n, s in (("a", "ready"), ("b", "failed"))]
 
-    monkeypatch.setattr(type(client.app[HOST]), "bucket_statuses", statuses)
+    monkeypatch.setattr(type(client.app[NODE_API]), "bucket_statuses", statuses)
     wanted = {"status": "failed_buckets", "buckets_failed": 1, "failed_buckets": ["b"]}
     assert await body(await client.get("/_up"), 503) == wanted
     del wanted["failed_buckets"]

@@ -8,23 +8,23 @@ import pytest
 from millstream.gateway.aio.node import pool_pages
 
 
-async def test_the_nodes_of_a_bucket_are_shown_with_their_health(client, open_host, body):
+async def test_the_nodes_of_a_bucket_are_shown_with_their_health(client, open_node, body):
     found = await body(await client.get("/pools/default/buckets/orders"), 200)
     assert [node["status"] for node in found["nodes"]] == ["healthy", "healthy"]
     assert [node.get("thisNode", False) for node in found["nodes"]] == [True, False]
     assert (found["bucketType"], found["replicaNumber"]) == ("membase", 1)
-    open_host.silent = {"[fd00::2]:4"}
+    open_node.silent = {"[fd00::2]:4"}
     found = await body(await client.get("/pools/default"), 200)
     assert [node["status"] for node in found["nodes"]] == ["healthy", "unhealthy"]
 
 
-async def test_the_ways_to_buckets_and_maps_are_those_of_the_sdks(client, open_host, body):
+async def test_the_ways_to_buckets_and_maps_are_those_of_the_sdks(client, open_node, body):
     assert (await body(await client.get("/pools"), 200))["pools"][0]["uri"] == "/pools/default"
     listed = await body(await client.get("/pools/default/buckets"), 200)
     assert await body(await client.get("/pools/default/buckets/"), 200) == listed
     assert [one["name"] for one in listed] == ["orders"]
     terse = await body(await client.get("/pools/default/b/orders"), 200)
-    assert terse == msgspec.json.decode(open_host.cluster_config("orders"))
+    assert terse == msgspec.json.decode(open_node.cluster_config("orders"))
     services = await body(await client.get("/pools/default/nodeServices"), 200)
     assert [node["services"]["kv"] for node in services["nodesExt"]] == [1, 3]
 
@@ -44,16 +44,16 @@ async def test_management_that_is_not_here_is_told_from_a_missing_bucket(client,
 
 
 async def test_a_stream_sends_a_map_again_when_it_has_changed_and_ends_with_its_bucket(
-    client, open_host, monkeypatch
+    client, open_node, monkeypatch
 ):
     monkeypatch.setattr(pool_pages, "_LOOK_SECONDS", 0.01)
     async with client.get("/pools/default/bs/orders") as answer, asyncio.timeout(60):
         first = await answer.content.readuntil(b"\n\n\n\n")
         assert msgspec.json.decode(first)["rev"] == 1
-        open_host.map_revision = 2
+        open_node.map_revision = 2
         second = await answer.content.readuntil(b"\n\n\n\n")
         assert msgspec.json.decode(second)["rev"] == 2
-        await open_host.delete_bucket("orders")
+        await open_node.delete_bucket("orders")
         assert await answer.content.read() == b""
 
 

@@ -57,9 +57,9 @@ async def test_who_shows_a_token_is_told_who_that_is(bearing, guarded, body, bea
 
 
 async def test_a_cookie_is_good_for_nothing_once_its_holder_logged_out(
-    guarded, guarded_host, body
+    guarded, guarded_node, body
 ):
-    guarded_host.users.put("leaver", "secret", [])
+    guarded_node.users.put("leaver", "secret", [])
     said = {"name": "leaver", "password": "secret"}
     answer = await guarded.post("/_session", json=said)
     cookie = {"Cookie": f"AuthSession={answer.cookies['AuthSession'].value}"}
@@ -69,4 +69,4 @@ async def test_a_cookie_is_good_for_nothing_once_its_holder_logged_out(
     await body(await guarded.delete("/_session", headers=cookie), 200)
     shown = await body(await guarded.get("/_session", headers=cookie), 200)
     assert shown["userCtx"]["name"] is None
-    assert guarded_host.users.delete("leaver")  # all tests share the users
+    assert guarded_node.users.delete("leaver")  # all tests share the users

@@ -26,14 +26,14 @@ def two_users():
 
 
 @pytest.fixture
-async def pages(guarded, guarded_host, two_users):
+async def pages(guarded, guarded_node, two_users):
     """Pages of a node whose users belong to one test."""
-    guarded_host.users = UserStore()
-    guarded_host.users.adopt(two_users)
+    guarded_node.users = UserStore()
+    guarded_node.users.adopt(two_users)
     return guarded
 
 
-async def test_administrators_make_change_and_remove_users(pages, guarded_host, body, ada):
+async def test_administrators_make_change_and_remove_users(pages, guarded_node, body, ada):
     response = await pages.put(PATH + "eve", json=document("eve", roles=["editor"]), headers=ada)
     made = await body(response, 201)
     assert made["id"] == "org.couchdb.user:eve"
@@ -44,12 +44,12 @@ async def test_administrators_make_change_and_remove_users(pages, guarded_host, 
     wanted = document("eve", roles=["editor"], _rev=made["rev"])
     del wanted["password"]
     assert found == wanted
-    assert guarded_host.users.get("eve").roles == ("group:editor",)
+    assert guarded_node.users.get("eve").roles == ("group:editor",)
     found["roles"] = ["write:orders", "_admin"]
     changed = await body(await pages.put(PATH + "eve", json=found, headers=ada), 201)
     assert changed["rev"] != made["rev"]
-    assert guarded_host.users.get("eve").roles == ("admin", "write:orders")
-    assert guarded_host.users.check_password("eve", "secret") is not None
+    assert guarded_node.users.get("eve").roles == ("admin", "write:orders")
+    assert guarded_node.users.check_password("eve", "secret") is not None
     stale = await body(await pages.put(PATH + "eve", json=found, headers=ada), 409)
     assert stale == {"error": "conflict", "reason": "Document update conflict."}
     for path in (PATH + "eve", f"{PATH}eve?rev={made['rev']}"):
@@ -58,11 +58,11 @@ async def test_administrators_make_change_and_remove_users(pages, guarded_host, 
     assert gone["rev"].startswith("2-")
     await body(await pages.get(PATH + "eve", headers=ada), 404)
     await body(await pages.delete(f"{PATH}eve?rev={changed['rev']}", headers=ada), 404)
-    assert guarded_host.dropped == ["eve"] * 3
+    assert guarded_node.dropped == ["eve"] * 3
 
 
 async def test_a_user_reads_the_own_document_and_changes_the_own_password(
-    pages, guarded_host, body
+    pages, guarded_node, body
 ):
     found = await body(await pages.get(BOB, headers=by("bob")))
     assert found["roles"] == ["read:orders", "staff"]
@@ -72,12 +72,12 @@ async def test_a_user_reads_the_own_document_and_changes_the_own_password(
     await body(await pages.put(BOB, json=found | {"password": "new"}, headers=by("bob")), 201)
     await body(await pages.get(BOB, headers=by("bob")), 401)
     found = await body(await pages.get(BOB, headers=by("bob", "new")))
-    assert guarded_host.dropped == ["bob"]
+    assert guarded_node.dropped == ["bob"]
     refused = await pages.put(BOB, json=document("bob"), headers=by("bob", "new"))
     assert (await body(refused, 409))["error"] == "conflict"
     found["_deleted"] = True
     await body(await pages.put(BOB, json=found, headers=by("bob", "new")))
-    assert guarded_host.users.get("bob") is None
+    assert guarded_node.users.get("bob") is None
 
 
 async def test_others_and_strangers_learn_nothing(pages, body, bob):
@@ -148,10 +148,10 @@ async def test_refusals_of_the_record(pages, body, ada):
         assert response.status in (400, 403)
 
 
-async def test_the_first_user_is_an_administrator(client, open_host, body):
+async def test_the_first_user_is_an_administrator(client, open_node, body):
     refused = await body(await client.put(PATH + "eve", json=document("eve")), 409)
     assert refused["error"] == "last_admin"
     first = document("ada", roles=["_admin"])
     await body(await client.put(PATH + "ada", json=first), 201)
-    assert open_host.users.get("ada").is_admin
+    assert open_node.users.get("ada").is_admin
     await body(await client.get(PATH + "ada"), 401)

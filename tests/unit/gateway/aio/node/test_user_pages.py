@@ -13,8 +13,8 @@ async def test_users_are_kept_by_administrators(guarded, body, ada):
         await body(await guarded.put("/_millstream/users/eve", json=content, headers=ada), 400)
 
 
-async def test_a_changed_user_is_dropped_from_the_other_listeners(guarded, guarded_host, ada):
+async def test_a_changed_user_is_dropped_from_the_other_listeners(guarded, guarded_node, ada):
     user = {"name": "zoe", "password": "secret", "roles": []}
     await guarded.post("/_millstream/users", json=user, headers=ada)
     await guarded.delete("/_millstream/users/zoe", headers=ada)
-    assert guarded_host.dropped[-2:] == ["zoe", "zoe"]
+    assert guarded_node.dropped[-2:] == ["zoe", "zoe"]

@@ -6,24 +6,24 @@ PATH = "/_millstream/buckets/orders/part"
 ASKED = {"design": "d", "view": "v", "options": {"limit": 5}, "partitions": [1, 3], "form": "part"}
 
 
-async def test_a_part_is_streamed_as_it_is(client, open_host):
-    open_host.indexes.pieces = [b"\x00\x01", b"\xff" * 100_000]
+async def test_a_part_is_streamed_as_it_is(client, open_node):
+    open_node.indexes.pieces = [b"\x00\x01", b"\xff" * 100_000]
     response = await client.post(PATH, json=ASKED)
     assert (response.status, response.content_type) == (200, "application/octet-stream")
     assert await response.read() == b"\x00\x01" + b"\xff" * 100_000
     assert response.headers["ETag"] == '"e1"'
-    assert open_host.indexes.asked == [("orders", "d", "v", ASKED)]
-    assert all(answer.is_closed for answer in open_host.indexes.answers)
+    assert open_node.indexes.asked == [("orders", "d", "v", ASKED)]
+    assert all(answer.is_closed for answer in open_node.indexes.answers)
 
 
-async def test_a_part_may_have_no_etag(client, open_host):
-    open_host.indexes.head = {}
+async def test_a_part_may_have_no_etag(client, open_node):
+    open_node.indexes.head = {}
     response = await client.post(PATH, json=ASKED)
     assert (response.status, "ETag" in response.headers) == (200, False)
 
 
-async def test_a_partition_that_is_not_here_is_said_to_be_so(client, open_host, body):
-    open_host.indexes.refusal = RoutingError("moved")
+async def test_a_partition_that_is_not_here_is_said_to_be_so(client, open_node, body):
+    open_node.indexes.refusal = RoutingError("moved")
     answered = await body(await client.post(PATH, json=ASKED), 503)
     assert answered == {"error": "not_my_partition", "reason": "moved"}
 

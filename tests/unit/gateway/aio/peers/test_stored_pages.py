@@ -13,24 +13,24 @@ DATA = b"bytes of an attachment" * 10
 BLOB = f"/_millstream/buckets/orders/blobs/{sha256(DATA).hexdigest()}"
 
 
-async def test_a_request_is_answered(client, open_host):
+async def test_a_request_is_answered(client, open_node):
     response = await client.post(STORED, data=encode(Commit("u")))
     assert (response.status, decode_answer(await response.read())) == (200, Done(7))
-    assert open_host.stored.asked == [("orders", Commit("u"))]
+    assert open_node.stored.asked == [("orders", Commit("u"))]
 
 
-async def test_a_refusal_is_an_answer(client, open_host):
-    open_host.stored.refusal = ConditionError("none", code="bucket_not_found")
+async def test_a_refusal_is_an_answer(client, open_node):
+    open_node.stored.refusal = ConditionError("none", code="bucket_not_found")
     response = await client.post(STORED, data=encode(ListLocals("u", "")))
     found = decode_answer(await response.read())
     assert (response.status, found.kind, found.code) == (200, "ConditionError", "bucket_not_found")
 
 
-async def test_a_stream_is_its_messages(client, open_host):
+async def test_a_stream_is_its_messages(client, open_node):
     wanted = WantedDocuments("u", [0], b"", b"\xff")
     response = await client.post(STORED, data=encode(wanted))
     assert (response.status, await response.read()) == (200, framed(Ended()))
-    assert open_host.stored.asked == [("orders", wanted)]
+    assert open_node.stored.asked == [("orders", wanted)]
 
 
 async def test_what_is_no_request(client, body):

@@ -21,17 +21,17 @@ LOAD = {"fence": 3, "parts": {}, "back": [], "trees": [[]]}
         ("publish", {"fence": 3}, "publish", {"fence": 3, "said": {"fence": 3}}),
     ],
 )
-async def test_calls_are_passed_on(client, open_host, body, page, said, call, arguments):
+async def test_calls_are_passed_on(client, open_node, body, page, said, call, arguments):
     assert await body(await client.post(f"{INDEX}/{page}", json=said)) == {"call": call}
-    assert open_host.indexes.written == [("orders", "d", call, arguments)]
+    assert open_node.indexes.written == [("orders", "d", call, arguments)]
 
 
-async def test_where_an_index_stands(client, open_host, body):
+async def test_where_an_index_stands(client, open_node, body):
     assert await body(await client.get(INDEX)) == {"call": "index"}
-    assert open_host.indexes.written == [("orders", "d", "index", {})]
+    assert open_node.indexes.written == [("orders", "d", "index", {})]
 
 
-async def test_which_builds_are_offered(client, open_host, body):
+async def test_which_builds_are_offered(client, open_node, body):
     said = {"building": ["e"]}
     answered = await body(await client.post("/_millstream/offers/orders", json=said))
     assert answered == {"offers": ["orders", "e"]}
@@ -39,11 +39,11 @@ async def test_which_builds_are_offered(client, open_host, body):
         await body(await client.post("/_millstream/offers/orders", json=wrong), 400)
 
 
-async def test_a_run_is_staged_as_it_comes(client, open_host, body):
+async def test_a_run_is_staged_as_it_comes(client, open_node, body):
     data = bytes(range(256)) * 3000
     response = await client.put(f"{INDEX}/runs/r1?fence=7", data=data)
     assert await body(response, 201) == {"ok": True}
-    assert open_host.indexes.staged == [("orders", "d", 7, "r1", data)]
+    assert open_node.indexes.staged == [("orders", "d", 7, "r1", data)]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ async def test_a_run_is_staged_as_it_comes(client, open_host, body):
         ("judge", b""),
     ],
 )  # fmt: skip
-async def test_what_says_nothing_is_refused(client, open_host, body, page, said):
+async def test_what_says_nothing_is_refused(client, open_node, body, page, said):
     await body(await client.post(f"{INDEX}/{page}", data=said), 400)
-    assert open_host.indexes.written == []
+    assert open_node.indexes.written == []
 
 
 async def test_a_run_names_its_writer(client, body):
@@ -64,8 +64,8 @@ async def test_a_run_names_its_writer(client, body):
         await body(await client.put(f"{INDEX}/runs/r1{fence}", data=b"x"), 400)
 
 
-async def test_refusals_are_told(client, open_host, body):
-    open_host.indexes.refusal = ConditionError("taken over", code="index_fenced")
+async def test_refusals_are_told(client, open_node, body):
+    open_node.indexes.refusal = ConditionError("taken over", code="index_fenced")
     answered = await body(await client.post(f"{INDEX}/judge", json={"fence": 1}), 409)
     assert answered == {"error": "index_fenced", "reason": "taken over"}
 

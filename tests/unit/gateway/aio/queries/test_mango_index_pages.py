@@ -12,14 +12,14 @@ async def make(client, body, *fields, status=200, **options):
     return await body(await client.post(PATH, json=content), status)
 
 
-async def stored(open_host, name):
-    return json.loads((await open_host.designs.read("orders", name)).body)
+async def stored(open_node, name):
+    return json.loads((await open_node.designs.read("orders", name)).body)
 
 
-async def test_an_index_is_a_view_of_a_design_document(client, body, open_host):
+async def test_an_index_is_a_view_of_a_design_document(client, body, open_node):
     made = await make(client, body, "a", {"b.c": "asc"}, ddoc="d", name="n")
     assert made == {"result": "created", "id": "_design/d", "name": "n"}
-    assert await stored(open_host, "d") == {
+    assert await stored(open_node, "d") == {
         "language": "query",
         "views": {
             "n": {
@@ -33,7 +33,7 @@ async def test_an_index_is_a_view_of_a_design_document(client, body, open_host):
     assert again["result"] == "exists"
     assert (await make(client, body, "x", ddoc="d", name="n"))["result"] == "created"
     await make(client, body, "y", ddoc="d", name="m", w=3, type="json", partitioned=False)
-    assert sorted((await stored(open_host, "d"))["views"]) == ["m", "n"]
+    assert sorted((await stored(open_node, "d"))["views"]) == ["m", "n"]
 
 
 async def test_names_are_made_of_the_definition(client, body):
@@ -52,11 +52,11 @@ async def test_indexes_that_differ_in_their_names_alone_are_in_documents_of_thei
     assert made[0]["id"] == made[2]["id"] != made[1]["id"]
 
 
-async def test_the_selector_of_an_index_is_stored_with_all_its_operators(client, body, open_host):
+async def test_the_selector_of_an_index_is_stored_with_all_its_operators(client, body, open_node):
     index = {"fields": ["b"], "partial_filter_selector": {"type": "x", "n": {"$gt": 1}}}
     made = [await make(client, body, index=index, ddoc="d", name="n") for _ in range(2)]
     assert [one["result"] for one in made] == ["created", "exists"]
-    view = (await stored(open_host, "d"))["views"]["n"]
+    view = (await stored(open_node, "d"))["views"]["n"]
     assert view["map"]["partial_filter_selector"] == {
         "$and": [{"type": {"$eq": "x"}}, {"n": {"$gt": 1}}]
     }
@@ -84,23 +84,23 @@ async def test_lists(client, body):
 
 
 @pytest.mark.parametrize("design", ["d", "_design/d", "_design%2Fd"])
-async def test_removing(client, body, open_host, design):
+async def test_removing(client, body, open_node, design):
     await make(client, body, "a", ddoc="d", name="n")
     await make(client, body, "b", ddoc="d", name="m")
     assert await body(await client.delete(f"{PATH}/{design}/json/n")) == {"ok": True}
-    assert list((await stored(open_host, "d"))["views"]) == ["m"]
+    assert list((await stored(open_node, "d"))["views"]) == ["m"]
     await body(await client.delete(f"{PATH}/{design}/json/n"), 404)
     await body(await client.delete(f"{PATH}/{design}/json/m"))
-    assert (await open_host.designs.read("orders", "d")).is_deleted
+    assert (await open_node.designs.read("orders", "d")).is_deleted
     assert (await make(client, body, "a", ddoc="d", name="n"))["result"] == "created"
 
 
-async def test_what_else_a_design_document_has_stays(client, dataless, body, open_host):
+async def test_what_else_a_design_document_has_stays(client, dataless, body, open_node):
     await make(client, body, "a", ddoc="d", name="n")
     design = await body(await dataless.get("/orders/_design/d"))
     await body(await dataless.put("/orders/_design/d", json=design | {"autoupdate": True}), 201)
     await body(await client.delete(f"{PATH}/d/json/n"))
-    assert await stored(open_host, "d") == {"language": "query", "autoupdate": True}
+    assert await stored(open_node, "d") == {"language": "query", "autoupdate": True}
 
 
 async def test_removing_many(client, body):

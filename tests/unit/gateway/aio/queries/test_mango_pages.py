@@ -15,8 +15,8 @@ DOCUMENTS = [
 
 
 @pytest.fixture(autouse=True)
-def documents(open_host):
-    open_host.scan.texts = {one["_id"]: json.dumps(one).encode() for one in DOCUMENTS}
+def documents(open_node):
+    open_node.scan.texts = {one["_id"]: json.dumps(one).encode() for one in DOCUMENTS}
 
 
 async def find(client, body, status=200, **options):
@@ -28,13 +28,13 @@ def numbers(found):
     return [document["n"] for document in found["docs"]]
 
 
-async def test_without_an_index_all_documents_are_looked_at(client, body, open_host):
+async def test_without_an_index_all_documents_are_looked_at(client, body, open_node):
     found = await find(client, body, selector={"kind": "odd"}, limit=3, execution_stats=True)
     assert found["docs"] == DOCUMENTS[1:6:2]
     assert found["warning"] == "No matching index found, create an index to optimize query time."
     stats = found["execution_stats"]
     assert (stats["total_docs_examined"], stats["results_returned"]) == (6, 3)
-    assert open_host.scan.read == [f"d{n:02}" for n in range(6)]
+    assert open_node.scan.read == [f"d{n:02}" for n in range(6)]
 
 
 async def test_pages_follow_each_other(client, body):
@@ -50,10 +50,10 @@ async def test_pages_follow_each_other(client, body):
     assert found["bookmark"] == bookmark
 
 
-async def test_ids_are_a_range_in_both_directions(client, body, open_host):
+async def test_ids_are_a_range_in_both_directions(client, body, open_node):
     selector = {"_id": {"$gt": "d10", "$lt": "d20"}}
     assert numbers(await find(client, body, selector=selector)) == list(range(11, 20))
-    assert len(open_host.scan.read) == 11
+    assert len(open_node.scan.read) == 11
     options = {"selector": selector, "sort": [{"_id": "desc"}], "limit": 4}
     found = await find(client, body, **options)
     assert numbers(found) == [19, 18, 17, 16]
@@ -65,10 +65,10 @@ async def test_ids_are_a_range_in_both_directions(client, body, open_host):
     "options",
     [{"limit": 0}, {"selector": {"n": {"$gt": 1, "$lt": 1}}}, {"selector": {"$or": []}}],
 )
-async def test_nothing_is_read_where_nothing_can_be_found(client, body, open_host, options):
+async def test_nothing_is_read_where_nothing_can_be_found(client, body, open_node, options):
     found = await find(client, body, **options)
     assert (found["docs"], found["bookmark"]) == ([], "nil")
-    assert open_host.scan.read == []
+    assert open_node.scan.read == []
 
 
 async def index(client, body, *fields, **options):
@@ -84,10 +84,10 @@ def rows(*documents):
     return b",\r\n".join(lines)
 
 
-async def test_an_index_is_read_in_the_range_of_the_selector(client, body, open_host):
+async def test_an_index_is_read_in_the_range_of_the_selector(client, body, open_node):
     await index(client, body, "n")
     gone = {"_id": "gone", "n": 7}
-    open_host.indexes.pieces = [
+    open_node.indexes.pieces = [
         b'{"total_rows":9,"offset":0,"rows":[\r\n' + rows(DOCUMENTS[6]),
         b",\r\n" + rows(gone).replace(json.dumps(gone).encode(), b"null"),
         b",\r\n" + rows(*DOCUMENTS[7:12]), b"\r\n]}\n",
@@ -98,28 +98,28 @@ async def test_an_index_is_read_in_the_range_of_the_selector(client, body, open_
     assert numbers(found) == [7, 9]
     assert "warning" not in found
     assert found["execution_stats"]["total_keys_examined"] == 5
-    ((_, design, view, options),) = open_host.indexes.asked
+    ((_, design, view, options),) = open_node.indexes.asked
     assert (design, view, options["startkey"], options["include_docs"]) == ("d", "i", [6], True)
-    assert open_host.indexes.answers[0].is_closed
-    assert open_host.scan.read == []
+    assert open_node.indexes.answers[0].is_closed
+    assert open_node.scan.read == []
     await find(
         client, body, selector={"n": {"$gt": 6, "$lt": 9}}, sort=[{"n": "desc"}], update=False,
         stable=True, conflicts=True, bookmark=found["bookmark"],
     )  # fmt: skip
-    options = open_host.indexes.asked[-1][3]
+    options = open_node.indexes.asked[-1][3]
     assert (options["startkey"], options["startkey_docid"]) == ([9], "d09")
     assert (options["endkey"], options["descending"], options["update"]) == ([6], True, "false")
     assert options["stable"]
     assert options["conflicts"]
 
 
-async def test_explanations(client, body, open_host):
+async def test_explanations(client, body, open_node):
     await index(client, body, "n")
     asked = {"selector": {"n": 3}, "use_index": "other"}
     found = await body(await client.post("/orders/_explain", json=asked))
     assert (found["dbname"], found["index"]["name"]) == ("orders", "i")
     assert found["mrargs"]["start_key"] == [3]
-    assert open_host.indexes.asked == []
+    assert open_node.indexes.asked == []
     found = await find(client, body, **asked)
     assert found["warning"].startswith("_design/other was not used")
 
@@ -152,8 +152,8 @@ async def test_bodies_that_are_none(client, body):
         (UnavailableError("why", code="not_my_partition"), 503),
     ],
 )
-async def test_errors_of_the_node(client, body, open_host, error, status):
-    open_host.scan.refusal = error
+async def test_errors_of_the_node(client, body, open_node, error, status):
+    open_node.scan.refusal = error
     await find(client, body, status)
 
 
@@ -165,9 +165,9 @@ async def test_rights(guarded, body, ada, bob):
 
 
 @pytest.mark.slow
-async def test_a_pattern_on_a_large_text_does_not_hold_the_loop(client, body, open_host):
+async def test_a_pattern_on_a_large_text_does_not_hold_the_loop(client, body, open_node):
     text = "".join(random.Random(1).choices("ab", k=200_000))
-    open_host.scan.texts = {"d": json.dumps({"_id": "d", "a": text}).encode()}
+    open_node.scan.texts = {"d": json.dumps({"_id": "d", "a": text}).encode()}
     loop, late_s, end = asyncio.get_running_loop(), [], asyncio.Event()
 
     async def watch():

@@ -8,32 +8,32 @@ from millstream.views.core.query.parameters import QUERY_BODY_BYTES_MAX
 VIEW = "/orders/_design/sales/_view/by"
 
 
-async def test_parameters_are_decoded_and_the_body_gives_way(client, open_host, body):
-    open_host.indexes.pieces = [b'{"rows":[', b'{"id":"a","key":1,"value":2}', b"]}\n"]
+async def test_parameters_are_decoded_and_the_body_gives_way(client, open_node, body):
+    open_node.indexes.pieces = [b'{"rows":[', b'{"id":"a","key":1,"value":2}', b"]}\n"]
     response = await client.get(VIEW + '?startkey=["a",1]&limit=5&reduce=false&startkey_docid=x')
     assert (await body(response))["rows"] == [{"id": "a", "key": 1, "value": 2}]
     assert response.headers["ETag"] == '"e1"'
     assert response.headers["Cache-Control"] == "must-revalidate"
     options = {"startkey": ["a", 1], "limit": 5, "reduce": False, "startkey_docid": "x"}
-    assert open_host.indexes.asked == [("orders", "sales", "by", options)]
+    assert open_node.indexes.asked == [("orders", "sales", "by", options)]
     await body(await client.post(VIEW + "?limit=5", json={"keys": ["a", None], "limit": 7}))
-    assert open_host.indexes.asked[-1][3] == {"keys": ["a", None], "limit": 5}
-    assert all(answer.is_closed for answer in open_host.indexes.answers)
+    assert open_node.indexes.asked[-1][3] == {"keys": ["a", None], "limit": 5}
+    assert all(answer.is_closed for answer in open_node.indexes.answers)
 
 
-async def test_names_are_percent_encoded(client, open_host, body):
+async def test_names_are_percent_encoded(client, open_node, body):
     await body(await client.get("/a%2Fb/_design%2Fx%2Fy/_view/by%20day"))
-    assert open_host.indexes.asked == [("a/b", "x/y", "by day", {})]
+    assert open_node.indexes.asked == [("a/b", "x/y", "by day", {})]
 
 
-async def test_what_the_client_has_is_not_sent_again(client, open_host, body):
+async def test_what_the_client_has_is_not_sent_again(client, open_node, body):
     response = await client.get(VIEW, headers={"If-None-Match": '"e1"'})
     assert (response.status, await response.read(), response.headers["ETag"]) == (304, b"", '"e1"')
-    assert open_host.indexes.answers[0].is_closed
+    assert open_node.indexes.answers[0].is_closed
     await body(await client.get(VIEW, headers={"If-None-Match": '"e0"'}))
     response = await client.head(VIEW)
     assert (response.status, response.headers["ETag"], await response.read()) == (200, '"e1"', b"")
-    assert all(answer.is_closed for answer in open_host.indexes.answers)
+    assert all(answer.is_closed for answer in open_node.indexes.answers)
 
 
 @pytest.mark.parametrize(
@@ -53,23 +53,23 @@ async def test_what_the_client_has_is_not_sent_again(client, open_host, body):
         (UnavailableError("why", code="index_unavailable"), 503, "index_unavailable", "why"),
     ],
 )  # fmt: skip
-async def test_refusals(client, open_host, body, error, status, code, reason):
-    open_host.indexes.refusal = error
+async def test_refusals(client, open_node, body, error, status, code, reason):
+    open_node.indexes.refusal = error
     for path in (VIEW, "/orders/_design/sales/_info"):
         assert await body(await client.get(path), status) == {"error": code, "reason": reason}
 
 
-async def test_a_deleted_design_document_is_said_to_be(client, dataless, open_host, body):
+async def test_a_deleted_design_document_is_said_to_be(client, dataless, open_node, body):
     path = "/orders/_design/sales"
     made = await body(await dataless.put(path, json={"language": "javascript"}), 201)
-    open_host.indexes.refusal = ConditionError("why", code="missing")
+    open_node.indexes.refusal = ConditionError("why", code="missing")
     assert (await body(await client.get(VIEW), 404))["reason"] == "missing"
     await body(await dataless.delete(f"{path}?rev={made['rev']}"))
     assert (await body(await client.get(VIEW), 404))["reason"] == "deleted"
     assert (await body(await client.get(path + "/_info"), 404))["reason"] == "deleted"
 
 
-async def test_bad_queries(client, open_host, body):
+async def test_bad_queries(client, open_node, body):
     assert (await body(await client.get(VIEW + "?startkey=a"), 400))["error"] == "bad_request"
     for data in (b"{", b"[]"):
         headers = {"Content-Type": "application/json"}
@@ -80,15 +80,15 @@ async def test_bad_queries(client, open_host, body):
     headers = {"Content-Type": "application/json"}
     assert (await body(await client.post(VIEW, data=big, headers=headers), 413))["error"]
     await body(await client.put(VIEW, json={}), 405)
-    assert open_host.indexes.asked == []
+    assert open_node.indexes.asked == []
 
 
-async def test_several_queries_in_one(client, open_host, body):
-    open_host.indexes.pieces = [b'{"rows":[]', b"}\n"]
+async def test_several_queries_in_one(client, open_node, body):
+    open_node.indexes.pieces = [b'{"rows":[]', b"}\n"]
     queries = {"queries": [{"key": 1}, {"limit": 2, "reduce": False}]}
     response = await client.post(VIEW + "/queries?reduce=true", json=queries)
     assert await body(response) == {"results": [{"rows": []}, {"rows": []}]}
-    asked = [options for *_, options in open_host.indexes.asked]
+    asked = [options for *_, options in open_node.indexes.asked]
     assert asked == [{"key": 1, "reduce": True}, {"limit": 2, "reduce": False}]
     assert await body(await client.post(VIEW + "/queries", json={"queries": []})) == {
         "results": []
@@ -99,17 +99,17 @@ async def test_several_queries_in_one(client, open_host, body):
     "content", [{}, {"queries": 1}, {"queries": [1]}, {"queries": [{}, {"limit": -1}]}]
 )
 async def test_several_queries_are_looked_at_before_the_first_is_asked(
-    client, open_host, body, content
+    client, open_node, body, content
 ):
     error = await body(await client.post(VIEW + "/queries", json=content), 400)
     assert error["error"] == "query_parse_error"
-    assert open_host.indexes.asked == []
+    assert open_node.indexes.asked == []
 
 
-async def test_a_query_that_fails_among_several_is_the_answer(client, open_host, body):
-    open_host.indexes.failure = UnavailableError("gone", code="index_unavailable")
+async def test_a_query_that_fails_among_several_is_the_answer(client, open_node, body):
+    open_node.indexes.failure = UnavailableError("gone", code="index_unavailable")
     await body(await client.post(VIEW + "/queries", json={"queries": [{}, {}]}), 503)
-    assert all(answer.is_closed for answer in open_host.indexes.answers)
+    assert all(answer.is_closed for answer in open_node.indexes.answers)
 
 
 async def test_what_is_known_of_an_index(client, body):
@@ -117,11 +117,11 @@ async def test_what_is_known_of_an_index(client, body):
     assert (info["name"], info["view_index"]["signature"]) == ("sales", "s1")
 
 
-async def test_indexes_are_compacted_and_cleaned_up(client, open_host, body):
+async def test_indexes_are_compacted_and_cleaned_up(client, open_node, body):
     assert await body(await client.post("/orders/_compact/sales"), 202) == {"ok": True}
     assert await body(await client.post("/orders/_view_cleanup"), 202) == {"ok": True}
-    assert open_host.indexes.compacted == [("orders", "sales")]
-    assert open_host.indexes.cleaned == ["orders"]
+    assert open_node.indexes.compacted == [("orders", "sales")]
+    assert open_node.indexes.cleaned == ["orders"]
 
 
 async def test_temporary_views_are_gone(client, body):
@@ -144,7 +144,7 @@ async def test_what_is_being_done(client, body):
     assert (index["database"], replication["type"]) == ("orders", "replication")
 
 
-async def test_who_may_what(guarded, guarded_host, body, ada, bob, cleo):
+async def test_who_may_what(guarded, guarded_node, body, ada, bob, cleo):
     await body(await guarded.get(VIEW), 401)
     await body(await guarded.get(VIEW, headers=cleo), 403)
     await body(await guarded.get(VIEW, headers=bob))

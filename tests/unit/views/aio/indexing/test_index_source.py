@@ -8,7 +8,7 @@ import pytest
 
 from millstream.errors import AccessError, RemoteProtocolError, StreamError
 from millstream.upr.aio.link import Link
-from millstream.views.aio.indexing.index_source import SourceStandings, ask_standings, open_source
+from millstream.views.aio.indexing.index_source import ReadableCopies, ask_copies, open_source
 from millstream.wire.mcbp import Opcode, Packet, cut_packets
 from support.views.indexed_bucket import BUCKET, PARTITIONS, IndexedBucket
 
@@ -45,29 +45,29 @@ async def test_histories_highs_and_states(bucket: IndexedBucket) -> None:
     await open_source(link, BUCKET, bucket.node.bucket(BUCKET).uuid)
     watched = Watched(link)
 
-    found = await ask_standings(watched, range(PARTITIONS))  # type: ignore[arg-type]
+    found = await ask_copies(watched, range(PARTITIONS))  # type: ignore[arg-type]
 
     assert sorted(found) == list(range(PARTITIONS))
-    for number, standing in found.items():
+    for number, copy in found.items():
         partition = bucket.node.bucket(BUCKET).partitions[number]
-        assert standing.judged.high_seqno == partition.high_seqno
-        assert standing.judged.log == partition.failover_log
-        assert standing.uuid == partition.failover_log[0].uuid
-        assert standing.is_active
+        assert copy.judged.high_seqno == partition.high_seqno
+        assert copy.judged.log == partition.failover_log
+        assert copy.uuid == partition.failover_log[0].uuid
+        assert copy.is_active
 
     # A history that is known is not asked for again.
     watched.asked.clear()
-    again = await ask_standings(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
+    again = await ask_copies(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
     assert again is found
     assert watched.asked == [Opcode.POSITIONS]
     await bucket.put({"another": [1]})
-    later = await ask_standings(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
+    later = await ask_copies(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
     assert later != found
     assert watched.asked == [Opcode.POSITIONS] * 2
     found = later
-    stale = SourceStandings({0: found[0]._replace(judged=found[1].judged)})
-    assert await ask_standings(watched, [0], stale) == {0: found[0]}  # type: ignore[arg-type]
-    assert await ask_standings(watched, []) == {}  # type: ignore[arg-type]
+    stale = ReadableCopies({0: found[0]._replace(judged=found[1].judged)})
+    assert await ask_copies(watched, [0], stale) == {0: found[0]}  # type: ignore[arg-type]
+    assert await ask_copies(watched, []) == {}  # type: ignore[arg-type]
     await link.close()
 
 

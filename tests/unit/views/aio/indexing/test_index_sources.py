@@ -11,7 +11,7 @@ from millstream.model.partitions import PartitionState
 from millstream.upr.aio.link import Link
 from millstream.views.aio.indexing import index_sources, indexing, reading
 from millstream.views.aio.indexing.index_source import IndexerSpec
-from millstream.views.aio.indexing.index_sources import Source, StandingsAsker, divided, open_lines
+from millstream.views.aio.indexing.index_sources import CopiesAsker, Source, divided, open_lines
 from support.views.indexed_bucket import PARTITIONS, IndexedBucket
 
 LOW, HIGH = frozenset(range(PARTITIONS // 2)), frozenset(range(PARTITIONS // 2, PARTITIONS))
@@ -92,7 +92,7 @@ async def test_one_that_is_down_costs_its_own_partitions_only(
         await bucket.put(some(200, 1))
         await bucket.updated(partitions=LOW)
         halves.down = set()
-        while bucket.indexer._asker.standings.keys() != LOW | HIGH:
+        while bucket.indexer._asker.copies.keys() != LOW | HIGH:
             await bucket.indexer._ask()
         await bucket.updated()
         bucket.check()
@@ -136,7 +136,7 @@ async def test_a_copy_that_is_active_at_its_source_no_longer_is_not_read(tmp_pat
             await bucket.updated(partitions=[2, 3])
         await bucket.updated(partitions=[2])
         lines = await open_lines(sources, bucket.indexer._spec, LOW)
-        assert lines.standings.keys() == LOW - {3}, "nothing is read of it, nor judged by it"
+        assert lines.copies.keys() == LOW - {3}, "nothing is read of it, nor judged by it"
         await lines.close()
         await bucket.node.engine.set_partition_state("docs", 3, PartitionState.ACTIVE)
         await bucket.put(some(200, 1))
@@ -187,7 +187,7 @@ async def test_lines_are_closed_whatever_happens(
         spec = bucket.indexer._spec
         halves.down = {"high"}
         lines = await open_lines(halves.sources(), spec, LOW | HIGH)
-        assert lines.standings.keys() == LOW
+        assert lines.copies.keys() == LOW
         assert [type(error) for error in lines.failures] == [UnavailableError]
         await lines.close()
         halves.down = {"low", "high"}
@@ -198,7 +198,7 @@ async def test_lines_are_closed_whatever_happens(
         async def fail(*_: object, **__: object) -> None:
             raise MemoryError
 
-        monkeypatch.setattr(index_sources, "ask_standings", fail)
+        monkeypatch.setattr(index_sources, "ask_copies", fail)
         with pytest.raises(MemoryError):
             await open_lines(halves.sources(), spec, LOW | HIGH)
         assert all(one._writer is None for one in made)
@@ -220,7 +220,7 @@ async def test_whoever_asks_a_dead_node_does_not_hold_up_the_end(tmp_path: Path)
         return Link(Login("dead", bucket="b"), "127.0.0.1", port, tls=None, timeout_s=3_600)
 
     spec = IndexerSpec("b", "00", tmp_path)
-    asker = StandingsAsker(spec, [Source("dead", link)])
+    asker = CopiesAsker(spec, [Source("dead", link)])
 
     async def end() -> None:
         await has_come.wait()

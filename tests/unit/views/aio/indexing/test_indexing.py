@@ -428,7 +428,7 @@ async def test_who_waits_too_long_is_told_what_was_not_reached(bucket: IndexedBu
     uuid = bucket.indexes["one"].newest.positions[0].uuid
     wanted = {0: Wanted(Position(uuid, 10**6, 10**6, 10**6), is_token=True)}
     with pytest.raises(UnavailableError, match=r"partition 0 is at .*, wanted 1000000") as caught:
-        await bucket.indexer.reached("one", wanted, 0.05)
+        await bucket.indexer.wait_for_positions("one", wanted, 0.05)
     assert caught.value.code == "timeout"
 
 
@@ -439,11 +439,11 @@ async def test_a_write_that_was_lost_is_never_waited_for(bucket: IndexedBucket) 
     wanted = {0: Wanted(Position(12345, 3, 3, 3), is_token=True)}
     began = time.monotonic()
     with pytest.raises(ConditionError) as caught:
-        await bucket.indexer.reached("one", wanted, 20.0)
+        await bucket.indexer.wait_for_positions("one", wanted, 20.0)
     assert caught.value.code == "seq_unreachable"
     assert time.monotonic() - began < 10
     with pytest.raises(UsageError):
-        await bucket.indexer.reached("none", wanted, 1.0)
+        await bucket.indexer.wait_for_positions("none", wanted, 1.0)
 
 
 async def test_snapshots_larger_than_the_buffer_are_committed_in_pieces(
@@ -481,7 +481,7 @@ async def test_who_waits_for_an_index_that_is_removed_is_told(bucket: IndexedBuc
     await bucket.updated("two")
     far = {0: Wanted(Position(bucket.indexes["one"].newest.positions[0].uuid, *[99_999] * 3))}
     waits = {
-        name: asyncio.ensure_future(bucket.indexer.reached(name, far, 20))
+        name: asyncio.ensure_future(bucket.indexer.wait_for_positions(name, far, 20))
         for name in ("one", "two")
     }
     await until(lambda: all(each.waiting for each in served(bucket)))

@@ -9,7 +9,7 @@ import pytest
 from millstream.errors import UnavailableError
 from millstream.upr.aio.link import Link
 from millstream.views.aio.indexing import reading
-from millstream.views.aio.indexing.index_source import SourceStandings, ask_standings
+from millstream.views.aio.indexing.index_source import ReadableCopies, ask_copies
 from millstream.views.aio.indexing.index_sources import Source
 from millstream.views.core.index import first_build, indexer
 from support.views.indexed_bucket import IndexedBucket
@@ -122,14 +122,14 @@ async def test_copies_that_cannot_be_read_are_looked_for(tmp_path: Path) -> None
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(200))
         hidden = {2, 5}
-        real = ask_standings
+        real = ask_copies
 
         async def ask(*args: object, **options: object) -> object:
             found = await real(*args, **options)  # type: ignore[arg-type]
-            return SourceStandings({p: each for p, each in found.items() if p not in hidden})
+            return ReadableCopies({p: each for p, each in found.items() if p not in hidden})
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("millstream.views.aio.indexing.index_sources.ask_standings", ask)
+            patch.setattr("millstream.views.aio.indexing.index_sources.ask_copies", ask)
             patch.setattr("millstream.views.aio.indexing.indexing.LOOK_S", 0.01)
             await bucket.add()
             rest = sorted(set(range(8)) - hidden)

@@ -15,7 +15,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.views.aio.sandbox.functions import FunctionPool, compile_functions
-from millstream.views.core.design.design_code import Revised, read_code
+from millstream.views.core.design.design_code import DocumentChange, read_code
 from support.node.waiting import until
 
 USER = b'{"db":"d","name":"ann","roles":["editor"]}'
@@ -81,7 +81,7 @@ async def pool():
 
 async def refusals(pool, *changes, code=None):
     revised = [
-        Revised(new, None if old == b"null" else old)
+        DocumentChange(new, None if old == b"null" else old)
         for new, old in (texts(*pair) for pair in changes)
     ]
     return await pool.validate(code or code_of(), revised, USER, SECURITY)

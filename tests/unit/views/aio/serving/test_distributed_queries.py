@@ -13,7 +13,7 @@ from millstream.errors import RoutingError, UsageError
 from millstream.views.aio.serving import gathering
 from millstream.views.aio.serving.answering import AskedView
 from millstream.views.aio.serving.bucket_order import BucketOrder, NodeShare
-from millstream.views.aio.serving.distributed_queries import Spread
+from millstream.views.aio.serving.distributed_queries import DistributedQueries
 from millstream.views.aio.serving.index_server import Answer
 from millstream.views.aio.serving.node_link import NOBODY
 from millstream.views.core.collation import encode_key
@@ -87,8 +87,8 @@ async def other():
 
 
 @pytest.fixture
-async def spread():
-    made = Spread(NOBODY)
+async def distributed():
+    made = DistributedQueries(NOBODY)
     yield made
     await made.close()
 
@@ -100,53 +100,55 @@ def shares(port, here=HERE, there=THERE):
     ]
 
 
-async def ask(spread, bucket, **options):
-    answer = await spread.query(bucket, "d", "v", options)
+async def ask(distributed, bucket, **options):
+    answer = await distributed.query(bucket, "d", "v", options)
     return msgspec.json.decode(b"".join([chunk async for chunk in answer.body]))
 
 
-async def test_rows_and_groups_of_both(spread, other):
+async def test_rows_and_groups_of_both(distributed, other):
     there, port = other
     here = Bucket(shares(port))
-    found = await ask(spread, here, reduce=False, descending=True, limit=15)
+    found = await ask(distributed, here, reduce=False, descending=True, limit=15)
     assert found == answer_of(EMITS, Query(reduce=False, descending=True, limit=15))
     expected = groups_of(EMITS, Query(group_level=1))
-    assert await ask(spread, here, group_level=1) == {
+    assert await ask(distributed, here, group_level=1) == {
         "rows": [{"key": key, "value": value[0]} for key, value in expected]
     }
     assert [asked[3] for asked in here.asked + there.asked] == [HERE, HERE, THERE, THERE]
 
 
-async def test_what_lies_on_another_node_alone_passes_through(spread, other):
+async def test_what_lies_on_another_node_alone_passes_through(distributed, other):
     there, port = other
     here = Bucket(shares(port, [], [0, 1, 2, 3])[1:])
-    assert await ask(spread, here, reduce=False) == answer_of(EMITS, Query(reduce=False))
+    assert await ask(distributed, here, reduce=False) == answer_of(EMITS, Query(reduce=False))
     assert here.asked == []
     assert there.asked[0][4] == "json"
 
 
-async def test_a_partition_that_nobody_has_is_not_left_out_silently(spread, other, monkeypatch):
+async def test_a_partition_that_nobody_has_is_not_left_out_silently(
+    distributed, other, monkeypatch
+):
     monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
     _, port = other
     with pytest.raises(RoutingError) as caught:
-        await ask(spread, Bucket(shares(port, [0])))
+        await ask(distributed, Bucket(shares(port, [0])))
     assert caught.value.code == "not_my_partition"
 
 
-async def test_mistakes_are_found_here(spread, other):
+async def test_mistakes_are_found_here(distributed, other):
     there, port = other
     here = Bucket(shares(port))
     with pytest.raises(UsageError):
-        await spread.query(here, "d", "other", {})
+        await distributed.query(here, "d", "other", {})
     with pytest.raises(UsageError):
-        await ask(spread, here, startkey=2, endkey=1)
+        await ask(distributed, here, startkey=2, endkey=1)
     assert there.asked == here.asked == []
 
 
-async def test_the_index_here_stays_open_while_its_answer_is_merged(spread, other):
+async def test_the_index_here_stays_open_while_its_answer_is_merged(distributed, other):
     _, port = other
     here = Bucket(shares(port))
-    answer = await spread.query(here, "d", "v", {"group_level": 1})
+    answer = await distributed.query(here, "d", "v", {"group_level": 1})
     assert here.users == 1
     assert [chunk async for chunk in answer.body]
     assert here.users == 0

@@ -133,6 +133,6 @@ def test_documents_are_made_once_for_all_who_see_the_same(monkeypatch):
     monkeypatch.setattr(Documents, "of", lambda self, *all: made.append(1) or real(self, *all))
     changes = Changes([mutation(3, b"a", b"{}", 7, 4, 1, 0, 0, 1)], [LINEAGE])
     plain, again = Documents("u"), Documents("u")
-    assert changes.seen_by(plain) is changes.seen_by(again)
-    assert b"_local_seq" in changes.seen_by(Documents("u", local_seq=True))[0][2]
+    assert changes.inputs_for(plain) is changes.inputs_for(again)
+    assert b"_local_seq" in changes.inputs_for(Documents("u", local_seq=True))[0][2]
     assert len(made) == 2

@@ -42,7 +42,7 @@ ids = st.binary(min_size=16, max_size=16)
 links = st.builds(Link, u64, ids, u64)
 members = st.lists(ids, max_size=7).map(tuple)
 configurations = st.builds(Configuration, u32, members, u32, members, u64, ids)
-standings = st.builds(
+hard_states = st.builds(
     HardState, ids, ids, u64, u32, st.tuples(u32, u32), configurations,
     st.none() | configurations, u64,
 )  # fmt: skip
@@ -50,7 +50,7 @@ snapshot_ids = st.builds(SnapshotId, u64, links, st.binary(min_size=32, max_size
 layouts = st.builds(
     Layout, links, u64, st.lists(st.builds(Extent, u64, u64, u64), max_size=5).map(tuple)
 )
-roots = st.builds(Root, u64, standings, st.none() | snapshot_ids, layouts)
+roots = st.builds(Root, u64, hard_states, st.none() | snapshot_ids, layouts)
 headers = st.builds(
     lambda link, view: (
         chain(link, group_id=bytes(16), epoch=0, view=view, kind=Kind.NOOP, ts_ms=0).header
@@ -84,8 +84,8 @@ def test_a_damaged_superblock_is_none(root: Root, copy: int, data: st.DataObject
 
 
 def root_of(sequence: int, view: int = 0) -> Root:
-    standing = HardState(bytes(16), bytes(16), 0, view, (0, 0), Configuration(0, (bytes(16),)))
-    return Root(sequence, standing, None, Layout(GENESIS, 1, ()))
+    hard_state = HardState(bytes(16), bytes(16), 0, view, (0, 0), Configuration(0, (bytes(16),)))
+    return Root(sequence, hard_state, None, Layout(GENESIS, 1, ()))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_group_is_formatted_once() -> None:
     with pytest.raises(AssertionError, match="deny what the first one promised"):
         format_group(disk, STANDING)
     journal = Journal(disk)
-    assert journal.image.standing == STANDING
+    assert journal.image.hard_state == STANDING
     assert (journal.op_lsn, journal.image.base) == (0, GENESIS)
 
 
@@ -52,12 +52,12 @@ def test_on_a_real_file_system(tmp_path) -> None:
     journal = Journal(disk)
     entries = JournalWorld(1).entries(GENESIS, 6)
     journal.append(entries[:4])
-    standing = STANDING._replace(view=1, last_normal=(0, 1), commit_hint=2)
-    journal.install(3, entries[3:], standing)
+    hard_state = STANDING._replace(view=1, last_normal=(0, 1), commit_hint=2)
+    journal.install(3, entries[3:], hard_state)
     journal.close()
     image = Journal(disk).image
     assert found_in(image).log == tuple(entries)
-    assert image.standing == standing
+    assert image.hard_state == hard_state
     assert [name.partition("-")[0] for name in disk.names()] == [
         "headers", "journal", "journal", "superblock",
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_entries_that_do_not_follow_are_refused_and_nothing_is_written(
         with pytest.raises(CorruptionError, match="does not follow"):
             world.open.append(wrong)
     with pytest.raises(CorruptionError, match="does not follow"):
-        world.open.install(1, entries, world.state.standing)
+        world.open.install(1, entries, world.state.hard_state)
     world.restart_cleanly()
     assert world.open.op_lsn == 2
 
@@ -99,24 +99,24 @@ def test_entries_that_do_not_follow_are_refused_and_nothing_is_written(
 def test_promises_never_go_back(world: JournalWorld) -> None:
     world.append(4)
     world.promise()
-    standing = world.state.standing
+    hard_state = world.state.hard_state
     for name, value in (("view", 0), ("group_id", bytes(16)), ("node_id", bytes(16))):
         with pytest.raises(AssertionError):
-            world.open.write_standing(standing._replace(**{name: value}))
-    higher = standing._replace(incarnation=2, last_normal=(0, 1))
-    world.open.write_standing(higher)
+            world.open.write_hard_state(hard_state._replace(**{name: value}))
+    higher = hard_state._replace(incarnation=2, last_normal=(0, 1))
+    world.open.write_hard_state(higher)
     for name, value in (("incarnation", 1), ("last_normal", (0, 0))):
         with pytest.raises(AssertionError):
-            world.open.write_standing(higher._replace(**{name: value}))
+            world.open.write_hard_state(higher._replace(**{name: value}))
 
 
 def test_what_is_committed_is_never_cut(world: JournalWorld) -> None:
     world.append(4)
-    standing = world.state.standing._replace(commit_hint=3)
-    world.open.write_standing(standing)
+    hard_state = world.state.hard_state._replace(commit_hint=3)
+    world.open.write_hard_state(hard_state)
     with pytest.raises(AssertionError):
-        world.open.install(2, [], standing)
-    world.open.install(2, world.state.log[2:], standing)  # the same again: a repair
+        world.open.install(2, [], hard_state)
+    world.open.install(2, world.state.log[2:], hard_state)  # the same again: a repair
     assert world.open.op_lsn == 4
 
 
@@ -129,35 +129,35 @@ def test_a_view_that_begins_with_this_log_writes_no_file_anew(
     world.take_over(number)
     assert world.disk.names() == before
     assert world.open.op_lsn == 4 + number
-    assert world.open.root.standing == world.state.standing
+    assert world.open.root.hard_state == world.state.hard_state
     world.append(1)
     world.restart_cleanly()
 
 
-def test_what_an_earlier_view_has_brought_is_never_there_before_or_without_the_standing(
+def test_entries_of_an_earlier_view_and_the_hard_state_become_durable_together(
     world: JournalWorld,
 ) -> None:
     world.append(4)
     before = names(world, "headers")
     world.install(0, 2)
     assert names(world, "headers") != before
-    assert world.state.standing.view > world.state.log[-1].header.view
+    assert world.state.hard_state.view > world.state.log[-1].header.view
 
 
 def test_a_learners_log_may_be_cut_and_its_hint_with_it(world: JournalWorld) -> None:
     world.append(4)
-    nobody = world.state.standing.configuration._replace(members=())
-    standing = world.state.standing._replace(commit_hint=4, configuration=nobody)
-    world.open.write_standing(standing)
-    world.open.install(1, world.state.log[1:2], standing)
+    nobody = world.state.hard_state.configuration._replace(members=())
+    hard_state = world.state.hard_state._replace(commit_hint=4, configuration=nobody)
+    world.open.write_hard_state(hard_state)
+    world.open.install(1, world.state.log[1:2], hard_state)
     assert world.open.op_lsn == 2
-    assert world.open.root.standing.commit_hint == 2
+    assert world.open.root.hard_state.commit_hint == 2
 
 
 def test_a_commit_hint_is_never_above_what_is_here(world: JournalWorld) -> None:
     world.append(2)
-    world.open.write_standing(world.state.standing._replace(commit_hint=9))
-    assert world.open.root.standing.commit_hint == 2
+    world.open.write_hard_state(world.state.hard_state._replace(commit_hint=9))
+    assert world.open.root.hard_state.commit_hint == 2
 
 
 def test_a_snapshot_lets_whole_segments_go(world: JournalWorld) -> None:
@@ -204,14 +204,14 @@ def test_leftovers_of_a_crash_are_removed(world: JournalWorld) -> None:
     assert len(world.disk.names()) == 3
     world.install(1, 2)
     assert names(world, "headers") == ["headers-00000012"]
-    assert world.open.root.standing.group_id == GROUP
+    assert world.open.root.hard_state.group_id == GROUP
 
 
 @pytest.mark.parametrize("full", ["journal", "headers"])
 def test_steps_that_find_no_space_leave_no_files(world: JournalWorld, full: str) -> None:
     world.append(9)
     before = world.disk.names()
-    standing = world.promised()._replace(last_normal=(0, 1))
+    hard_state = world.promised()._replace(last_normal=(0, 1))
     suffix = world.entries(world.state.link(2), 3)
 
     def no_space(kind: str, name: str) -> None:
@@ -221,10 +221,10 @@ def test_steps_that_find_no_space_leave_no_files(world: JournalWorld, full: str)
     world.disk.before = no_space
     for _ in range(3):
         with pytest.raises(UnavailableError, match="No space"):
-            world.open.install(2, suffix, standing)
+            world.open.install(2, suffix, hard_state)
         assert world.disk.names() == before
     world.disk.before = nothing_happens
-    world.open.install(2, suffix, standing)
+    world.open.install(2, suffix, hard_state)
     assert world.open.op_lsn == 5
 
 
@@ -233,7 +233,7 @@ def test_steps_that_find_no_descriptor_are_done_or_wait(
 ) -> None:
     world.append(9)
     journal = world.open
-    standing = world.promised()._replace(last_normal=(0, 1))
+    hard_state = world.promised()._replace(last_normal=(0, 1))
     suffix = world.entries(world.state.link(2), 3)
 
     def refuse(*_: object, **__: object) -> list[str]:
@@ -244,8 +244,8 @@ def test_steps_that_find_no_descriptor_are_done_or_wait(
         with monkeypatch.context() as fuller:
             fuller.setattr(world.disk, "open", refuse)
             with pytest.raises(UnavailableError, match="have fewer files open"):
-                journal.install(2, suffix, standing)
-        journal.install(2, suffix, standing)
+                journal.install(2, suffix, hard_state)
+        journal.install(2, suffix, hard_state)
         made = world.make_snapshot(3)
         journal.write_snapshot(made)
         with pytest.raises(UnavailableError, match="have fewer files open"):
@@ -262,7 +262,7 @@ def test_a_learner_that_lost_its_log_keeps_what_it_learns_anew(world: JournalWor
     journal = Journal(disk)
     entries = world.entries(GENESIS, 50)
     journal.append(entries)
-    journal.write_standing(idle._replace(commit_hint=50))
+    journal.write_hard_state(idle._replace(commit_hint=50))
     for name in [name for name in disk.names() if name != "superblock"]:
         disk.files.pop(name)
         disk.synced.pop(name)

@@ -63,10 +63,10 @@ def test_no_single_damage_makes_anything_go(seed: int, kind: str, is_torn: bool)
     name = damage(world.rng, world.disk, world.disk.names(), kind)
     world.disk.lose_power()
     image = Journal(world.disk, SEGMENT_BYTES).image
-    if name == SUPERBLOCK and image.standing is None:
+    if name == SUPERBLOCK and image.hard_state is None:
         assert kind in ("cut", "gone")  # more than one copy is damaged
         return
-    assert image.standing == world.state.standing
+    assert image.hard_state == world.state.hard_state
     assert not image.is_journal_lost
     nothing_is_gone(world.state, image)
     if not name.startswith("journal"):
@@ -84,10 +84,10 @@ def test_several_damages_are_faulty_or_lost_and_never_other_entries(
     for kind in kinds:
         damage(world.rng, world.disk, world.disk.names(), kind)
     image = Journal(world.disk, SEGMENT_BYTES).image
-    if image.standing is None or image.is_journal_lost:
+    if image.hard_state is None or image.is_journal_lost:
         return
     log = {entry.lsn: entry for entry in world.state.log}
-    assert image.op_lsn >= image.standing.commit_hint
+    assert image.op_lsn >= image.hard_state.commit_hint
     for header, body in zip(image.headers, image.bodies, strict=True):
         assert header == log[header.lsn].header
         assert body in (None, log[header.lsn].body)
@@ -103,7 +103,7 @@ def test_what_was_healed_stands_a_second_damage(seed: int, kind: str) -> None:
         names = [n for n in world.disk.names() if not n.startswith(("journal", "snapshot"))]
         damage(world.rng, world.disk, names, kind)
         image = Journal(world.disk, SEGMENT_BYTES).image
-        if image.standing is None:
+        if image.hard_state is None:
             assert kind in ("cut", "gone")
             return
         nothing_is_gone(world.state, image)
@@ -175,7 +175,7 @@ def test_a_damaged_body_is_faulty_and_an_install_repairs_it(index: int) -> None:
     assert list(journal.image.faulty()) == [index + 1]
     assert journal.image.entry(index + 1) is None
     nothing_is_gone(world.state, journal.image)
-    journal.install(index, world.state.log[index:], world.state.standing)
+    journal.install(index, world.state.log[index:], world.state.hard_state)
     journal.close()
     assert found_in(reopened(world)) == world.state
 
@@ -207,7 +207,7 @@ def test_without_header_file_a_torn_end_is_no_longer_told_from_damage() -> None:
     file(world, "journal")[-1] ^= 1
     image = reopened(world)
     assert image.is_journal_lost
-    assert image.standing == world.state.standing
+    assert image.hard_state == world.state.hard_state
     assert not image.headers
 
 
@@ -221,7 +221,7 @@ def test_what_has_neither_slot_nor_record_is_lost_not_cut() -> None:
 def test_a_commit_hint_above_the_log_says_that_its_end_is_gone() -> None:
     world = plain()
     journal = Journal(world.disk, SEGMENT_BYTES)
-    journal.write_standing(world.state.standing._replace(commit_hint=4))
+    journal.write_hard_state(world.state.hard_state._replace(commit_hint=4))
     del file(world, "journal")[offset(world, 3) :]
     del file(world, "headers")[3 * SLOT_BYTES :]
     assert reopened(world).is_journal_lost
@@ -234,9 +234,9 @@ def test_a_lost_journal_can_begin_anew() -> None:
     journal = Journal(world.disk, SEGMENT_BYTES)
     with pytest.raises(AssertionError):
         journal.append(world.state.log)
-    journal.write_standing(world.state.standing)
+    journal.write_hard_state(world.state.hard_state)
     assert reopened(world).is_journal_lost
-    journal.install(0, world.state.log, world.state.standing)
+    journal.install(0, world.state.log, world.state.hard_state)
     journal.close()
     assert found_in(reopened(world)) == world.state
 
@@ -248,7 +248,7 @@ def test_either_copy_of_the_superblock_holds_the_newest_promise(copy: int) -> No
     world.promise()
     whole = bytes(file(world, SUPERBLOCK))
     file(world, SUPERBLOCK)[copy * COPY_BYTES + 40] ^= 1
-    assert reopened(world).standing == world.state.standing
+    assert reopened(world).hard_state == world.state.hard_state
     assert bytes(file(world, SUPERBLOCK)) == whole
 
 
@@ -259,7 +259,7 @@ def test_both_copies_damaged_is_a_lost_member() -> None:
     journal = Journal(world.disk, SEGMENT_BYTES)
     assert journal.image == DurableImage(None)
     with pytest.raises(AssertionError, match="lost"):
-        journal.write_standing(world.state.standing)
+        journal.write_hard_state(world.state.hard_state)
 
 
 def test_a_damaged_snapshot_is_said_to_be_missing() -> None:

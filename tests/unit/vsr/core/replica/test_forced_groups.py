@@ -62,16 +62,16 @@ def test_a_survivor_goes_on_alone_with_all_that_it_has() -> None:
     group.get(0, 2)
     group.settle()
     assert group.replies[2].value == b"=before"
-    assert group.standings[0].configuration == replica.configuration
+    assert group.hard_states[0].configuration == replica.configuration
 
 
 def test_nothing_changes_until_it_is_confirmed_and_what_may_be_lost_is_said() -> None:
     group = alone()
-    standing = group.standings[0]
+    hard_state = group.hard_states[0]
     reply = force(group, 0, is_confirmed=False)
     assert reply.code is Code.OK
     says(reply, b"kept_lsn", b"silent", group.ids[1].hex().encode(), b"may_be_lost", b"is lost")
-    assert group.standings[0] == standing
+    assert group.hard_states[0] == hard_state
     assert not group.replicas[0].leading
 
 
@@ -226,7 +226,7 @@ def test_a_damaged_end_is_cut_and_said_and_what_is_before_it_kept() -> None:
     log[-1] = Damaged(log[-1].header)  # type: ignore[call-overload]
     replica = group.replicas[0] = Replica(GroupState(), lambda: 0.5)
     group.held.clear()
-    image = Image(group.standings[0]._replace(commit_hint=0), tuple(log))
+    image = Image(group.hard_states[0]._replace(commit_hint=0), tuple(log))
     group.disks[0] = log
     group.step(0, Start(image))
     group.tick(0, times=TICKS)

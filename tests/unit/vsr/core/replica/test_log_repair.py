@@ -26,7 +26,7 @@ def test_a_damaged_entry_is_fetched_from_a_member_that_has_it() -> None:
     log = tuple(Damaged(entry.header) if entry.lsn == 2 else entry for entry in group.disks[hurt])
     group.replicas[hurt] = type(group.replicas[hurt])(group.replicas[hurt].machine, lambda: 0.5)
     group.replicas[hurt].state.machine = type(group.replicas[0].machine)()
-    group.step(hurt, Start(Image(group.standings[hurt], log)))
+    group.step(hurt, Start(Image(group.hard_states[hurt], log)))
     assert list(group.replicas[hurt].log.holes) == [2]
     group.tick(times=5)
     assert group.replicas[hurt].status is Status.NORMAL
@@ -45,7 +45,7 @@ def test_all_damaged_at_different_places_still_have_one_log() -> None:
         )
         machine = type(group.replicas[number].machine)()
         group.replicas[number] = type(group.replicas[number])(machine, lambda: 0.5)
-        group.step(number, Start(Image(group.standings[number], log)))
+        group.step(number, Start(Image(group.hard_states[number], log)))
     group.tick(times=40)
     group.get(group.leader, 9)
     group.settle()
@@ -61,7 +61,7 @@ def test_copies_of_an_answer_are_asked_for_more_once() -> None:
     commit = (member.commit_lsn, member.log.hash_at(member.commit_lsn) or b"")
     _, middle, last = chained("xyz", member.log.head, member.view + 1)
     group.holds_disk.add(number)
-    incarnation, view = group.standings[new].incarnation, member.view + 1
+    incarnation, view = group.hard_states[new].incarnation, member.view + 1
     start = StartView(last.lsn, last.header.hash, *commit, (last,))
     for payload in (start, Entries((middle,)), Entries((middle,)), Entries((middle,))):
         envelope = Envelope(GROUP, group.ids[new], incarnation, 0, view, payload)

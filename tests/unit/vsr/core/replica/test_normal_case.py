@@ -171,9 +171,9 @@ def test_the_disk_learns_how_much_is_committed() -> None:
     for ticket in range(5):
         group.set(group.leader, ticket)
     group.settle()
-    assert {standing.commit_hint for standing in group.standings} <= {0, 1}
+    assert {hard_state.commit_hint for hard_state in group.hard_states} <= {0, 1}
     group.tick()
-    assert {standing.commit_hint for standing in group.standings} == {6}
+    assert {hard_state.commit_hint for hard_state in group.hard_states} == {6}
     group.start(group.leader)
     assert max(replica.commit_lsn for replica in group.replicas) == 6
     assert {replica.commit_lsn for replica in group.replicas} == {6}

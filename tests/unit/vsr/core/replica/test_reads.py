@@ -115,7 +115,7 @@ def test_a_primary_that_hears_of_a_higher_view_never_goes_on() -> None:
     group.replicas[ahead].parts.views.leave(replica.view + 3)
     for effect in group.replicas[ahead].state.effects:
         group.replicas[ahead].state.effects = []
-        group.standings[ahead] = effect.standing  # type: ignore[union-attr]
+        group.hard_states[ahead] = effect.hard_state  # type: ignore[union-attr]
         group.written(ahead, effect.op)  # type: ignore[union-attr]
     view = replica.view
     group.settle()
@@ -206,9 +206,9 @@ def test_a_deposed_primary_tells_nobody_of_its_view() -> None:
     group.replicas[leader].parts.views.hear_higher_view(5)
     group.replicas[leader].state.effects.clear()
     asked = GetView(0)
-    standing = group.standings[1 - leader if leader < 2 else 0]
+    hard_state = group.hard_states[1 - leader if leader < 2 else 0]
     envelope = Envelope(
-        standing.group_id, standing.node_id, standing.incarnation, 0, standing.view, asked
+        hard_state.group_id, hard_state.node_id, hard_state.incarnation, 0, hard_state.view, asked
     )
     group.step(leader, Message(envelope))
     assert not [e for _, _, e in group.net if isinstance(e.payload, StartView)]

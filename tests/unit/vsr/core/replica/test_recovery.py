@@ -66,7 +66,7 @@ def test_a_member_that_promised_a_higher_view_is_heard() -> None:
     group, hurt = filled()
     leader = group.leader
     promised = group.replicas[leader].view + 2
-    group.standings[hurt] = group.standings[hurt]._replace(view=promised)
+    group.hard_states[hurt] = group.hard_states[hurt]._replace(view=promised)
     group.start(hurt, lost=True)
     group.tick(times=40)
     assert {replica.status for replica in group.replicas} == {Status.NORMAL}
@@ -76,13 +76,13 @@ def test_a_member_that_promised_a_higher_view_is_heard() -> None:
 # ---- groups without a journal
 
 
-def test_without_a_journal_nothing_but_standings_is_written() -> None:
+def test_without_a_journal_only_hard_states_are_written() -> None:
     group = Group(3, journalled=False)
     group.set(group.leader, 1)
     group.settle()
     assert group.replies[1].code is Code.OK
     assert group.disks == [[], [], []]
-    assert {standing.commit_hint for standing in group.standings} == {0}
+    assert {hard_state.commit_hint for hard_state in group.hard_states} == {0}
 
 
 def test_without_a_journal_a_restarted_member_gets_the_log_from_the_others() -> None:

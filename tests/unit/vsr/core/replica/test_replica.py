@@ -8,7 +8,7 @@ from millstream.vsr.core.replica import replica as replica_module
 from millstream.vsr.core.replica.replica import VIEW_STEPS
 from millstream.vsr.core.tuning import HEARTBEAT_MS
 from simulators.coordination_sim import runs
-from simulators.coordination_sim.weather import Options
+from simulators.coordination_sim.conditions import Options
 from support.budget import budget
 from support.coordination.coordination_group import Group
 
@@ -24,9 +24,9 @@ def test_who_is_alone_starts_in_a_view_of_its_own() -> None:
     """A directory that was set back gives no versions again that it gave before the loss."""
     group = Group(1)
     first = group.replicas[0].view
-    kept, entries, views = group.standings[0], list(group.disks[0]), set[int]()
+    kept, entries, views = group.hard_states[0], list(group.disks[0]), set[int]()
     for chance in (0.0, 0.25, 0.999):
-        group.standings[0], group.disks[0], group.chance = kept, list(entries), chance
+        group.hard_states[0], group.disks[0], group.chance = kept, list(entries), chance
         group.start(0)
         group.settle()
         views.add(group.replicas[0].view)

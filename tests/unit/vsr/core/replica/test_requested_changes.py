@@ -1,4 +1,4 @@
-"""An operator's wishes: other members, another primary; each is answered once."""
+"""Changes that operators request: other members, another primary; each is answered once."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_a_new_one() -> None:
         ((0, 1, 2), 0, Code.OK, b"0"),
     ],
 )
-def test_a_wish_that_cannot_be_changes_nothing(
+def test_an_impossible_request_changes_nothing(
     members: tuple[int, ...], epoch: int | None, code: Code, value: bytes
 ) -> None:
     group = Group(3, learners=1)
@@ -140,7 +140,7 @@ def test_only_members_can_be_handed_over_to() -> None:
     assert group.replies[2].code is Code.OK
 
 
-def test_there_is_one_wish_at_a_time() -> None:
+def test_one_request_is_in_progress_at_a_time() -> None:
     group = Group(3)
     leader = group.leader
     group.without(leader)

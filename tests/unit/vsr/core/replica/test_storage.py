@@ -15,7 +15,7 @@ def test_while_a_promise_is_written_everything_waits() -> None:
         group.tick(*(number for number in range(3) if number != leader))
     replica = group.replicas[other]
     assert replica.is_persisting
-    assert group.standings[other].view == replica.view
+    assert group.hard_states[other].view == replica.view
     said = len(group.sent)
     group.step(other, Timer())
     group.set(other, 1)

@@ -155,7 +155,7 @@ def test_after_a_fail_over_between_equal_logs_none_is_written_anew() -> None:
     group.tick(*(number for number in range(3) if number != old), times=25)
     assert group.leader != old
     assert {(done.keep_lsn, len(done.suffix)) for done in group.installs} == {(kept, 0), (kept, 1)}
-    assert all(is_of_the_view(done.suffix, done.standing) for done in group.installs)
+    assert all(is_of_the_view(done.suffix, done.hard_state) for done in group.installs)
 
 
 def test_one_member_that_hears_nobody_deposes_nobody() -> None:
@@ -231,8 +231,8 @@ def test_an_old_write_that_is_done_says_nothing_of_a_view_not_yet_durable() -> N
     group.holds_disk.add(number)
 
     def say(sender: int, view: int, payload: Payload) -> None:
-        standing = group.standings[sender]
-        incarnation = standing.incarnation
+        hard_state = group.hard_states[sender]
+        incarnation = hard_state.incarnation
         envelope = Envelope(GROUP, group.ids[sender], incarnation, 0, view, payload)
         group.step(number, Message(envelope))
 
@@ -262,7 +262,7 @@ def test_a_group_whose_states_are_all_damaged_waits_and_changes_its_view_now_and
     assert stable is not None
     group.replicas[0] = type(group.replicas[0])(GroupState(), lambda: 0.5)
     log = tuple(group.disks[0])
-    image = Image(group.standings[0], log, False, group.bases[0], stable.id, None)
+    image = Image(group.hard_states[0], log, False, group.bases[0], stable.id, None)
     group.step(0, Start(image))
     before = group.replicas[0].view
     group.tick(times=600)

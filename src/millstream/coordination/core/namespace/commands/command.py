@@ -27,7 +27,7 @@ __all__ = ["Call", "Command", "Words", "parse", "sub_commands"]
 UNDERSTOOD_MAX: Final = 4096
 """Commands known without parsing them; when they are as many, they are forgotten."""
 UNDERSTOOD_BYTES_MAX: Final = 512
-"""Of the words of one of them."""
+"""Most bytes of one command whose parsed form is kept."""
 _DIGITS_MAX: Final = 20
 
 
@@ -105,7 +105,7 @@ class Words:
         return int(text)
 
     def end(self) -> None:
-        """Have no more words."""
+        """Raise if words are left."""
         if len(self):
             raise self.wrong()
 

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 COUNT_MAX: Final = 2**BITS_MAX - 1
-"""Of one step."""
+"""Largest step of a counter."""
 _DIGITS_MAX: Final = len(str(COUNT_MAX))
 _NOWRAP: Final = status(b"NOWRAP")
 
@@ -64,7 +64,7 @@ def taken_options(words: Words) -> Counter:
 
 
 def fill_counter(job: Job, element: int, options: object, _values: tuple[bytes, ...]) -> None:
-    """Let a new element be the counter that `taken_options` gave."""
+    """Make a new element the counter that `taken_options` returned."""
     assert isinstance(options, Counter)
     job.state.counters.put(job, element, options)
 

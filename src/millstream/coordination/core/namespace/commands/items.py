@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 ITEM_BYTES_MAX: Final = 1024 * 1024
-"""Of one item of a list, set or queue."""
+"""Most bytes of one item of a list, set or queue."""
 GIVEN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of the items that one change gives back."""
+"""Most bytes of items that one change returns."""
 SHOWN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of the items that one read shows."""
+"""Most bytes of items that one read returns."""
 COUNT_MAX: Final = (1 << 63) - 1
 """Nobody asks for more items."""
 

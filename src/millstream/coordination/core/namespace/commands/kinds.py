@@ -27,7 +27,7 @@ from millstream.vsr.core.values import bulk
 __all__ = ["DATA_BYTES_MAX", "KINDS", "VALUES_MAX", "Kind", "checked_data"]
 
 DATA_BYTES_MAX: Final = 1024 * 1024
-"""Of what a binary element holds, or one item of another."""
+"""Most bytes of the data of a binary element, or of one item of another element."""
 
 
 VALUES_MAX: Final = 1024
@@ -93,4 +93,4 @@ KINDS: Final[Mapping[bytes, Kind]] = {
     b"QUEUE": Kind(Type.QUEUE, _no_options, fill_queue, show_queue, VALUES_MAX),
     b"COUNTER": Kind(Type.COUNTER, taken_options, fill_counter, show_counter, 0),
 }
-"""By the word that CREATE takes."""
+"""The kinds, by the word that CREATE takes."""

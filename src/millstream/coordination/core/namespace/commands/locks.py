@@ -40,10 +40,10 @@ __all__ = ["ELECTED_BYTES_MAX", "LOCK_COMMANDS", "PATHS_MAX", "need_session"]
 PATHS_MAX: Final = 128
 """Elements of one LOCK GROUP, or one RELEASE or CANCEL."""
 ELECTED_BYTES_MAX: Final = 4096
-"""Of what a candidate's element shall hold: it is kept while the candidate waits."""
+"""Most bytes of the data that a candidate gives for its element; stored while it waits."""
 
 
-class Wish(NamedTuple):
+class LockRequest(NamedTuple):
     """A lock that is asked for."""
 
     paths: tuple[Path, ...]
@@ -54,7 +54,7 @@ class Wish(NamedTuple):
 
 
 def need_session(job: Job) -> None:
-    """Raise Refused if nobody can be said to hold or await something."""
+    """Raise Refused if the request has no session."""
     if not job.asker.session:
         raise Refused("ERR", "this needs a session; SESSION OPEN begins one")
 
@@ -129,20 +129,20 @@ def _lock(words: Words) -> Call:
             may_wait = False
         else:
             raise words.wrong()
-    return _wishing(Wish(paths, mode, token, may_wait))
+    return _locking(LockRequest(paths, mode, token, may_wait))
 
 
-def _wishing(wish: Wish) -> Call:
+def _locking(request: LockRequest) -> Call:
     def execute(job: Job) -> bytes:
-        elements = guarded(job, wish.paths)
+        elements = guarded(job, request.paths)
         for element in elements:
             if job.state.synchronisation.primitive(element) is not None:
                 raise Refused("SYNCTYPE", "there is a semaphore or a barrier; DESTROY ends it")
-        if wish.data is not None:
+        if request.data is not None:
             _check_binary(job, elements[0])
-        return _get(job, elements, wish)
+        return _get(job, elements, request)
 
-    return Call(execute, wish.paths, needs_session=True)
+    return Call(execute, request.paths, needs_session=True)
 
 
 def _check_binary(job: Job, element: int) -> None:
@@ -151,12 +151,12 @@ def _check_binary(job: Job, element: int) -> None:
         raise Refused("WRONGTYPE", kind.name)
 
 
-def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
+def _get(job: Job, elements: tuple[int, ...], request: LockRequest) -> bytes:
     sync, session = job.state.synchronisation, job.asker.session
-    claims, waits, mode = sync.claims, sync.waits, wish.mode
+    claims, waits, mode = sync.claims, sync.waits, request.mode
     name = waits.mine(session, mode, elements)
     if name is not None and waits.there(name).offer:
-        waits.join(job, name, token=wish.token)
+        waits.join(job, name, token=request.token)
         return sync.claim(job, name)
     is_upgrade, rival, holds_any = False, None, claims.holds_any(session)
     if not holds_any or not all(claims.covers(session, element, mode) for element in elements):
@@ -166,15 +166,17 @@ def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
         token = sync.take(job, elements, mode)
         if name is not None:
             waits.finish(job, name, lambda asked: granted(token, asked=asked))
-        if wish.data is not None:
-            sync.put_data(job, elements[0], wish.data)
-        return granted(token, asked=wish.token)
-    if not wish.may_wait:
+        if request.data is not None:
+            sync.put_data(job, elements[0], request.data)
+        return granted(token, asked=request.token)
+    if not request.may_wait:
         sync.refuse(rival)
     if name is not None:
-        waits.join(job, name, token=wish.token)
+        waits.join(job, name, token=request.token)
         return sync.pending(waits.there(name))
-    return sync.wait(job, mode, elements, is_first=is_upgrade, token=wish.token, data=wish.data)
+    return sync.wait(
+        job, mode, elements, is_first=is_upgrade, token=request.token, data=request.data
+    )
 
 
 def _release(words: Words) -> Call:
@@ -233,7 +235,7 @@ def _campaign(words: Words) -> Call:
     words.end()
     if data is not None and len(data) > ELECTED_BYTES_MAX:
         raise Refused("TOOBIG", f"a candidate's data has {ELECTED_BYTES_MAX} bytes at most")
-    return _wishing(Wish((path,), Mode.WRITE, token=True, data=data))
+    return _locking(LockRequest((path,), Mode.WRITE, token=True, data=data))
 
 
 def _leader(words: Words) -> Call:

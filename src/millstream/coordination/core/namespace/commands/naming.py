@@ -5,7 +5,7 @@ one of its own; else that entry only begins it, and its reply says how: RESERVED
 the ids, or AWAITED: another one is not settled. Then steps go on with it: NAMESPACE and the step.
 
 Steps of the system group: RESERVE, CONFIRM, DELETE, KEEP, FREE. They answer what is known of the
-name after it: `[standing, gid, id, deletion]`, or nothing. Of a target: CREATE, UNDO, DROP;
+name after it: `[status, gid, id, deletion]`, or nothing. Of a target: CREATE, UNDO, DROP;
 CREATED, GONE, DELETED, or what keeps the root: NOTEMPTY, LOCKED, TOOBIG.
 
 Invariants:
@@ -36,7 +36,7 @@ from millstream.coordination.core.namespace.names import (
     Answer,
     Do,
     Name,
-    Standing,
+    NameStatus,
     Step,
 )
 from millstream.coordination.core.namespace.paths import Path, joined, parse_root
@@ -63,10 +63,10 @@ GID_MAX: Final = (1 << 63) - 1
 RESERVED: Final = b"RESERVED"
 """The first word of a reply: by this request; group, id follow."""
 DELETING: Final = b"DELETING"
-"""The same: by this request or an earlier one; group, id, deletion's id, 1 if forced, 1 if it
-passes locks follow."""
+"""The same: by this request or an earlier one. Group, id, id of the deletion, 1 if forced, and 1
+if it overrides locks follow."""
 AWAITED: Final = b"AWAITED"
-"""The same: by an earlier request that is not settled; group, id follow."""
+"""The same: by an earlier request that is not settled. Group and id follow."""
 _TOP: Final = Element(0, b"", Type.ROOT)
 
 
@@ -141,7 +141,7 @@ def _create_namespace(words: Words) -> Call:
         table = job.state.registry.names
         known = table.get(path[0])
         if known is not None:
-            is_settled = known.standing is not Standing.RESERVED
+            is_settled = known.status is not NameStatus.RESERVED
             return EXISTS if is_settled else _begun(AWAITED, known)
         if job.state.elements.find(path) is not None:
             return EXISTS
@@ -149,7 +149,7 @@ def _create_namespace(words: Words) -> Call:
             raise Refused("QUOTA", f"there are {NAMES_MAX} namespaces; delete some")
         if gid != OWN:
             return _begun(RESERVED, names.reserve(table, path[0], gid, job.version))
-        table.put(path[0], Name(OWN, job.version, Standing.CONFIRMED))
+        table.put(path[0], Name(OWN, job.version, NameStatus.CONFIRMED))
         return _create_own(job, path, data)
 
     return Call(execute, ())
@@ -177,7 +177,7 @@ def _delete_namespace(words: Words) -> Call:
             table.delete(path[0])
             return delete_tree(job, number, is_recursive=is_forced)
         job.state.permissions.check_admin(job, joined(path))
-        if known.standing is Standing.RESERVED:
+        if known.status is NameStatus.RESERVED:
             return _begun(AWAITED, known)
         return _begun(
             DELETING,
@@ -219,7 +219,7 @@ def _shown(name: Name | None) -> bytes:
         return NULL
     return array(
         (
-            bulk(name.standing.value), integer(name.gid), bulk(name.id.text),
+            bulk(name.status.value), integer(name.gid), bulk(name.id.text),
             bulk(name.deletion.text),
         )
     )  # fmt: skip

@@ -34,7 +34,7 @@ from millstream.vsr.core.values import OK, status
 __all__ = ["SEMAPHORE_COMMANDS", "SIZE_MAX", "begin"]
 
 SIZE_MAX: Final = (1 << 31) - 1
-"""Of a semaphore or a barrier."""
+"""Largest size of a semaphore or a barrier."""
 
 
 def begin(job: Job, path: Path, primitive: Primitive) -> bytes:

@@ -67,9 +67,9 @@ def _add(words: Words) -> Call:
     return _change(words, _put_in)
 
 
-def _put_in(job: Job, element: int, wished: Sequence[bytes]) -> int:
+def _put_in(job: Job, element: int, members: Sequence[bytes]) -> int:
     sets = job.state.sets
-    new = sets.new(element, wished)
+    new = sets.new(element, members)
     check_count(job, element, sets.size(element).members + len(new))
     return sets.add(job, element, new)
 

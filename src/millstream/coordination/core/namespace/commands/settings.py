@@ -44,7 +44,7 @@ from millstream.vsr.core.values import OK, array, bulk, mapping
 __all__ = ["CONFIG", "PATTERN_BYTES_MAX"]
 
 PATTERN_BYTES_MAX: Final = 64
-"""Of what names keys; no key has more."""
+"""Most bytes of a pattern of keys. No key is longer."""
 _SETS: Final = {
     b"GROUP": (GROUP, (Owner.GROUP, Owner.NAMESPACE, Owner.ELEMENT)),
     b"GLOBAL": (GLOBAL, (Owner.GLOBAL,)),
@@ -55,7 +55,7 @@ _OF_ELEMENTS: Final = (Owner.NAMESPACE, Owner.ELEMENT)
 
 
 class _Place(NamedTuple):
-    """Where something is set: for a path, or for what stands for a set."""
+    """The scope of a setting: a path, or a name that stands for a set of paths."""
 
     path: Path
     where: int

@@ -10,7 +10,7 @@ Invariants:
 2. Of the paths of one command all are subscribed to, or none.
 3. A subscription goes on only from where everything later is kept.
 
-Elsewhere: marks (`marks`), messages (`audience`), the connection's mode (the front).
+Elsewhere: marks (`marks`), messages (`audience`), the connection's mode (`resp`).
 
 Source: V2R2, "Subscribe to an element".
 """
@@ -37,18 +37,25 @@ from millstream.vsr.core.values import OK, status
 from millstream.vsr.core.versions import NEVER, parse_version
 
 __all__ = [
-    "FROM_THE_START", "MARK", "PATHS_MAX", "SUBSCRIBE_COMMANDS", "Begun", "Wish", "announce",
-    "subscribe", "wish_of",
+    "FROM_THE_START",
+    "MARK",
+    "PATHS_MAX",
+    "SUBSCRIBE_COMMANDS",
+    "Begun",
+    "SubscribeRequest",
+    "announce",
+    "request_of",
+    "subscribe",
 ]  # fmt: skip
 
 PATHS_MAX: Final = 128
-"""Of one command."""
+"""Most paths of one command."""
 NAME_BYTES_MAX: Final = 255
-"""Of a durable subscription's name."""
+"""Most bytes of the name of a durable subscription."""
 MARK: Final = status(b"MARK")
 
 
-class Wish(NamedTuple):
+class SubscribeRequest(NamedTuple):
     """What SUBSCRIBE asks for; `from_lsn` None: from now on, or as far as `durable` was heard."""
 
     paths: tuple[Path, ...]
@@ -57,7 +64,7 @@ class Wish(NamedTuple):
     from_lsn: int | None = None
     durable: bytes = b""
     from_epoch: int | None = None
-    """Of the version that `from_lsn` is of, if one was said."""
+    """The epoch of the version that `from_lsn` is of, if the client gave one."""
 
     @property
     def mark(self) -> tuple[bytes, ...]:
@@ -103,7 +110,7 @@ class Begun(NamedTuple):
 FROM_THE_START: Final = Begun(0, 0)
 
 
-def wish_of(words: Words, *, is_mark: bool = False) -> Wish:
+def request_of(words: Words, *, is_mark: bool = False) -> SubscribeRequest:
     """Understand SUBSCRIBE, or MARK, which has fewer options.
 
     Raises:
@@ -114,25 +121,25 @@ def wish_of(words: Words, *, is_mark: bool = False) -> Wish:
         paths.append(parse_path(words.take()))
     if len(paths) > PATHS_MAX:
         raise words.wrong(f"at most {PATHS_MAX} paths at once")
-    wish = Wish(tuple(dict.fromkeys(paths)))
+    request = SubscribeRequest(tuple(dict.fromkeys(paths)))
     while len(words):
         if words.has(b"TREE"):
-            wish = wish._replace(scope=Scope.TREE)
+            request = request._replace(scope=Scope.TREE)
         elif words.has(b"CHILDREN"):
-            wish = wish._replace(scope=Scope.CHILDREN)
+            request = request._replace(scope=Scope.CHILDREN)
         elif words.has(b"DURABLE"):
-            wish = wish._replace(durable=_name(words))
+            request = request._replace(durable=_name(words))
         elif not is_mark and words.has(b"MODE"):
-            wish = wish._replace(with_data=_with_data(words))
+            request = request._replace(with_data=_with_data(words))
         elif not is_mark and words.has(b"FROM"):
             version = parse_version(words.peek())
             known = None if version is None or not (version.epoch or version.view) else version
-            wish = wish._replace(
+            request = request._replace(
                 from_lsn=_lsn(words), from_epoch=None if known is None else known.epoch
             )
         else:
             raise words.wrong()
-    return wish
+    return request
 
 
 def _name(words: Words) -> bytes:
@@ -157,12 +164,12 @@ def _lsn(words: Words) -> int:
     return words.number()
 
 
-def _places(job: Job, wish: Wish) -> list[Place]:
+def _places(job: Job, request: SubscribeRequest) -> list[Place]:
     places = []
-    for path in wish.paths:
+    for path in request.paths:
         number = job.state.elements.at(path)
         job.state.guard(job, number, Want.READ)
-        places.append(Place(number, wish.scope))
+        places.append(Place(number, request.scope))
     return places
 
 
@@ -174,33 +181,35 @@ def _lacks_mark(state: State, place: Place) -> bool:
 
 
 def _subscribe(words: Words) -> Call:
-    wish = wish_of(words)
+    request = request_of(words)
 
     def execute(job: Job) -> bytes:
-        places = _places(job, wish)
-        if wish.durable or any(_lacks_mark(job.state, place) for place in places):
+        places = _places(job, request)
+        if request.durable or any(_lacks_mark(job.state, place) for place in places):
             return MARK
         return OK
 
-    needs_session = bool(wish.durable)
-    return Call(execute, wish.paths, is_change=False, is_stale=True, needs_session=needs_session)
+    needs_session = bool(request.durable)
+    return Call(
+        execute, request.paths, is_change=False, is_stale=True, needs_session=needs_session
+    )
 
 
 def _mark(words: Words) -> Call:
-    wish = wish_of(words, is_mark=True)
+    request = request_of(words, is_mark=True)
 
     def execute(job: Job) -> bytes:
         marks, lsn = job.state.marks, job.version.lsn
-        for place in _places(job, wish):
+        for place in _places(job, request):
             if marks.keeps(place.element):
                 marks.begin(place, lsn)
-        if wish.durable:
+        if request.durable:
             if not job.asker.session:
                 raise Refused("ERR", "a durable subscription needs a session")
-            marks.begin_hearing(job.asker.session, wish.durable, lsn)
+            marks.begin_hearing(job.asker.session, request.durable, lsn)
         return OK
 
-    return Call(execute, wish.paths, needs_session=bool(wish.durable))
+    return Call(execute, request.paths, needs_session=bool(request.durable))
 
 
 def _acknowledge(words: Words) -> Call:
@@ -235,7 +244,7 @@ def subscribe(
     state: State,
     audience: Audience,
     subscriber: Subscriber,
-    wish: Wish,
+    request: SubscribeRequest,
     lsn: int,
     confirm: Callable[[Path], None],
     begun: Begun = FROM_THE_START,
@@ -252,15 +261,17 @@ def subscribe(
     """
     audience.reach(lsn)
     job = Job(state, subscriber.asker, NEVER, 0, is_reading=True)
-    from_lsn = _from(state, subscriber.asker, wish)
+    from_lsn = _from(state, subscriber.asker, request)
     # How far a durable one was heard is in the state: it is of this history.
-    is_other = wish.from_lsn is not None and begun.is_other(wish.from_epoch, wish.from_lsn)
+    is_other = request.from_lsn is not None and begun.is_other(
+        request.from_epoch, request.from_lsn
+    )
     if from_lsn is not None and (from_lsn > lsn or is_other):
         raise Refused("HISTORY_LOST", begun.text_at(lsn))
     found: list[tuple[Path, Place, list[Update]]] = []
-    for path, place in zip(wish.paths, _places(job, wish), strict=True):
+    for path, place in zip(request.paths, _places(job, request), strict=True):
         found.append((path, place, _kept(state, audience, place, from_lsn, begun)))
-    names = {joined(path) for path in wish.paths}
+    names = {joined(path) for path in request.paths}
     if len(names | subscriber.subscriptions.keys()) > SUBSCRIPTIONS_MAX:
         raise Refused("QUOTA", f"a connection has {SUBSCRIPTIONS_MAX} subscriptions at most")
     for path, place, kept in found:
@@ -268,14 +279,14 @@ def subscribe(
         confirm(path)
         audience.add(
             subscriber, joined(path), place,
-            with_data=wish.with_data, after_lsn=from_lsn, kept=kept,
+            with_data=request.with_data, after_lsn=from_lsn, kept=kept,
         )  # fmt: skip
 
 
-def _from(state: State, asker: Asker, wish: Wish) -> int | None:
-    if wish.from_lsn is not None or not wish.durable:
-        return wish.from_lsn
-    heard = state.marks.heard(asker.session, wish.durable)
+def _from(state: State, asker: Asker, request: SubscribeRequest) -> int | None:
+    if request.from_lsn is not None or not request.durable:
+        return request.from_lsn
+    heard = state.marks.heard(asker.session, request.durable)
     if heard is None:
         raise _behind()
     return heard

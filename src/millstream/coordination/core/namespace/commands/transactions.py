@@ -44,18 +44,18 @@ __all__ = [
 ]
 
 COMMANDS_MAX: Final = 128
-"""Of one transaction."""
+"""Most commands of one transaction."""
 QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of the words of its commands."""
+"""Most bytes of the words of the commands of a transaction."""
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of the replies of its commands."""
+"""Most bytes of the replies of the commands of a transaction."""
 _QUEUED: Final = status(b"QUEUED")
 _PENDING: Final = status(b"PENDING")
 _FIRST_AT: Final = len(array([_PENDING])) - len(_PENDING)
-"""Where the first value of a list is."""
+"""Offset of the first value of a list."""
 _EXEC_USAGE: Final = "EXEC, behind MULTI and commands"
 _ALONE: Final = (b"CREATENAMESPACE", b"DELETENAMESPACE")
-"""Of these the system group hears, too."""
+"""These commands cannot be part of a transaction: the system group takes part in them."""
 _LENGTH: Final = Struct(">I")
 
 
@@ -115,7 +115,7 @@ class Transaction:
         return found or _QUEUED
 
     def spoil(self, value: bytes) -> None:
-        """Let EXEC fail because of an error that was answered to a command."""
+        """Make EXEC fail because a command got an error."""
         if not self._wrong:
             self._wrong = aborted(self._seen, value)
             self._commands.clear()

@@ -132,8 +132,8 @@ class Claims:
         """Parent, element -> nothing, for those of `_nodes`."""
         self._tokens: dict[Version, int] = {}
         self._tokens_as_of = 0
-        """On how many elements something is held under a token, as of so many changes of `_held`:
-        no part of the state."""
+        """Number of elements held under a token, as of a number of changes of `_held`. Not part of
+        the state."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -270,7 +270,7 @@ class Claims:
         return claim
 
     def hold(self, element: int, mode: Mode, claim: Claim) -> None:
-        """Let a session hold something in place of what it held there before."""
+        """Set what a session holds on an element."""
         key = _HELD.pack(claim.session, element)
         if self._held.get(key) is not None:
             self.release(claim.session, element)

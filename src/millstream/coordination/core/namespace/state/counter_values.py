@@ -37,11 +37,11 @@ class Counter(NamedTuple):
     def moved(self, count: int, *, is_wrapping: bool) -> Counter:
         """Return it so much further, up or down; at an end it stops, or goes on at the other."""
         least = 0 if self.is_unsigned else -(1 << (self.bits - 1))
-        wished = self.value + count
+        changed = self.value + count
         if is_wrapping or self.is_wrapping:
-            return self._replace(value=(wished - least) % (1 << self.bits) + least)
+            return self._replace(value=(changed - least) % (1 << self.bits) + least)
         most = least + (1 << self.bits) - 1
-        return self._replace(value=min(max(wished, least), most))
+        return self._replace(value=min(max(changed, least), most))
 
 
 def _encode(counter: Counter) -> bytes:

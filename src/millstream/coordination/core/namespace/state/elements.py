@@ -262,7 +262,7 @@ class Elements(Family):
         return found
 
     def refuse_too_deep(self, number: int, depth: int) -> None:
-        """Raise Refused if the paths below an element got too long with so many names above it.
+        """Raise Refused if the paths below an element become too long under this many more names.
 
         The code is BADPATH, or TOOBIG if there are too many elements to check.
         """

@@ -44,16 +44,16 @@ class Family:
         """Raise Refused if the asker may not do this now."""
 
     def created(self, run: Run, element: int, parent: int, size: int) -> None:
-        """An element begins, of so many bytes.
+        """Count a new element of this size in bytes.
 
-        Its parent's record is up to date. A root's parent is 0.
+        The record of its parent is up to date. The parent of a root is 0.
         """
 
     def resized(self, run: Run, element: int, more: int) -> None:
-        """An element's data grew by so many bytes; negative if it shrank."""
+        """Count the growth of the data of an element, in bytes; negative if it shrank."""
 
     def counted(self, run: Run, element: int, more: int) -> None:
-        """What it holds besides its data grew by so many bytes; negative if it shrank."""
+        """Count growth of what an element holds besides its data, in bytes; may be negative."""
 
     def moved(self, run: Run, element: int) -> None:
         """An element, with all below it, is at another place now."""

@@ -111,7 +111,7 @@ class QueueItems:
         self._keep(last=last + len(items))
 
     def pop(self, count: int, bytes_max: int) -> list[Item]:
-        """Remove the next items: at most so many, and so many bytes, or one item."""
+        """Remove and return the next items: at least one, at most this many items and bytes."""
         found: list[tuple[bytes, Item]] = []
         size = 0
         for key, item in self._tables.ready.under(self._key):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from millstream.coordination.core.namespace.names import Answer, Name, Standing
+from millstream.coordination.core.namespace.names import Answer, Name, NameStatus
 from millstream.coordination.core.namespace.state.elements import Elements, key_of
 from millstream.coordination.core.namespace.state.family import Family
 from millstream.coordination.core.namespace.state.run import Run
@@ -41,16 +41,16 @@ def _decode_version(text: bytes) -> Version:
 def _encode_name(name: Name) -> bytes:
     flags = _IS_FORCED * name.is_forced | _PASSES_LOCKS * name.passes_locks
     packed = _NAME.pack(name.gid, flags, *name.id, *name.deletion)
-    return packed + name.standing.value
+    return packed + name.status.value
 
 
 def _decode_name(text: bytes) -> Name:
     if len(text) < _NAME.size:
         raise ValueError("a name has another length")
     gid, flags, *numbers = _NAME.unpack_from(text)
-    standing = Standing(text[_NAME.size :])
+    status = NameStatus(text[_NAME.size :])
     return Name(
-        gid, Version(*numbers[:3]), standing, Version(*numbers[3:]),
+        gid, Version(*numbers[:3]), status, Version(*numbers[3:]),
         bool(flags & _IS_FORCED), bool(flags & _PASSES_LOCKS),
     )  # fmt: skip
 
@@ -71,13 +71,13 @@ class Registry(Family):
     def unfinished(self) -> Iterator[tuple[bytes, Name]]:
         """Yield names that are reserved or being deleted, in order."""
         for root, name in self.names.after(b""):
-            if name.standing is not Standing.CONFIRMED:
+            if name.status is not NameStatus.CONFIRMED:
                 yield root, name
 
     def settled(self) -> Iterator[tuple[bytes, int]]:
         """Yield names that are there, and the number of the group of each, in order."""
         for root, name in self.names.after(b""):
-            if name.standing is not Standing.RESERVED:
+            if name.status is not NameStatus.RESERVED:
                 yield root, name.gid
 
     def id_of(self, element: int) -> Version | None:

@@ -53,7 +53,7 @@ class Sets(Family):
         return self._sizes.get(key_of(element)) or Size()
 
     def has(self, element: int, member: bytes) -> bool:
-        """Whether it is a member."""
+        """Whether a value is a member."""
         return self._members.get(key_of(element) + member) is not None
 
     def members(self, element: int, after: bytes | None = None) -> Iterator[bytes]:
@@ -63,9 +63,9 @@ class Sets(Family):
         for name, _ in self._members.under(key, start):
             yield name[len(key) :]
 
-    def new(self, element: int, wished: Sequence[bytes]) -> list[bytes]:
+    def new(self, element: int, members: Sequence[bytes]) -> list[bytes]:
         """Return which of these are no members, each once."""
-        return [one for one in dict.fromkeys(wished) if not self.has(element, one)]
+        return [one for one in dict.fromkeys(members) if not self.has(element, one)]
 
     def add(self, run: Run, element: int, new: Sequence[bytes]) -> int:
         """Put in what `new` gave; return how many that is."""

@@ -62,7 +62,7 @@ class Wait(NamedTuple):
 
     @property
     def may_lapse(self) -> bool:
-        """Whether it is an offer that ends if nobody takes it."""
+        """Whether it is an offer that ends if it is not taken."""
         return bool(self.offer) and self.mode in _LAPSING
 
 
@@ -145,7 +145,7 @@ class Waits:
         return sum(len(self.there(name).elements) for name in self.names_of(session))
 
     def offers(self, start: bytes = b"") -> Iterator[tuple[bytes, Wait]]:
-        """Yield names, from one on, and the waits whose offers end if nobody takes them."""
+        """Yield names from one on, with the waits whose offers end if they are not taken."""
         for name, _ in self._offers.after(start):
             yield name, self.there(name)
 

@@ -15,9 +15,9 @@ from millstream.coordination.core.namespace.commands.command import Words
 from millstream.coordination.core.namespace.commands.subscriptions import (
     MARK,
     Begun,
-    Wish,
+    SubscribeRequest,
+    request_of,
     subscribe,
-    wish_of,
 )
 from millstream.coordination.core.namespace.commands.transactions import pack_command
 from millstream.coordination.core.namespace.paths import joined
@@ -34,7 +34,7 @@ FORK = 1 << 16
 
 
 class Client:
-    """A connection that subscribes as a front would have it do."""
+    """A connection that subscribes as a RESP session does."""
 
     def __init__(self, tree: Tree, user: bytes = b"", session: int = 7) -> None:
         self.tree, self.user, self.session = tree, user, session
@@ -45,16 +45,16 @@ class Client:
 
     def subscribe(self, command: str, *, is_primary: bool = True) -> bytes:
         words = command.split()
-        wish = wish_of(Words([word.encode() for word in words], "SUBSCRIBE"))
+        request = request_of(Words([word.encode() for word in words], "SUBSCRIBE"))
         reply = self.tree.read("SUBSCRIBE", *words, user=self.user)
         if reply == MARK and is_primary:
-            reply = self.tree.do(*wish.mark, user=self.user, session=self.session)
+            reply = self.tree.do(*request.mark, user=self.user, session=self.session)
         if reply.startswith(b"-"):
             return reply
         machine, lsn = self.tree.machine, self.tree.lsn
         try:
             subscribe(
-                machine.state, machine.audience, self.subscriber, wish, lsn,
+                machine.state, machine.audience, self.subscriber, request, lsn,
                 lambda path: self.confirmed.append(joined(path)), Begun(1, 0),
             )  # fmt: skip
         except Refused as refused:
@@ -380,9 +380,9 @@ def test_what_has_not_happened_here_is_history_lost(
     """The group is in epoch 1, which began behind LSN 3; it is at LSN 4."""
     client = Client(tree)
     assert client.subscribe("/ns/a") == b"+OK"
-    wish = wish_of(Words([b"/ns/a", b"FROM", come_from.encode()], "SUBSCRIBE"))
+    request = request_of(Words([b"/ns/a", b"FROM", come_from.encode()], "SUBSCRIBE"))
     machine, began = tree.machine, Begun(1, 3)
-    args = machine.state, machine.audience, client.subscriber, wish, tree.lsn, lambda _: None
+    args = machine.state, machine.audience, client.subscriber, request, tree.lsn, lambda _: None
     if is_there:
         subscribe(*args, began)
     else:
@@ -457,13 +457,13 @@ def test_what_is_no_command_is_refused(tree: Tree, command: str) -> None:
     assert tree.read(*command.split()).startswith(b"-BADARG ")
 
 
-def test_a_wish_is_understood() -> None:
+def test_a_request_is_parsed() -> None:
     text = b"/a /b/c tree mode data from 7 durable d"
-    wish = wish_of(Words(text.split(), ""))
-    assert wish == Wish(((b"a",), (b"b", b"c")), Scope.TREE, True, 7, b"d")
-    assert wish.mark == (b"MARK", b"/a", b"/b/c", b"TREE", b"DURABLE", b"d")
+    request = request_of(Words(text.split(), ""))
+    assert request == SubscribeRequest(((b"a",), (b"b", b"c")), Scope.TREE, True, 7, b"d")
+    assert request.mark == (b"MARK", b"/a", b"/b/c", b"TREE", b"DURABLE", b"d")
     with pytest.raises(Refused, match="BADPATH"):
-        wish_of(Words([b"a"], ""))
+        request_of(Words([b"a"], ""))
 
 
 # ---- against a plain model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.coordination.core.namespace.names import Answer, Name, Standing
+from millstream.coordination.core.namespace.names import Answer, Name, NameStatus
 from millstream.vsr.core.versions import Version
 from support.coordination.namespace_machine import Tree
 
@@ -22,9 +22,9 @@ def test_what_is_kept_is_read_as_it_was_written() -> None:
     tree = Tree()
     registry = tree.machine.state.registry
     names = {
-        b"a": Name(3, Version(1, 2, 3), Standing.RESERVED),
-        b"b": Name(0, Version(1, 2, 4), Standing.CONFIRMED, Version(1, 2, 5)),
-        b"c": Name(2**63 - 1, Version(1, 2, 6), Standing.DELETING, Version(1, 2, 7), True),
+        b"a": Name(3, Version(1, 2, 3), NameStatus.RESERVED),
+        b"b": Name(0, Version(1, 2, 4), NameStatus.CONFIRMED, Version(1, 2, 5)),
+        b"c": Name(2**63 - 1, Version(1, 2, 6), NameStatus.DELETING, Version(1, 2, 7), True),
     }
     for root, name in names.items():
         registry.names.put(root, name)

@@ -101,9 +101,9 @@ class _Connection:
         choices = self.world.choices
         size = len(self.unsent) if choices.number(3) else choices.number(len(self.unsent))
         arrived, self.unsent = self.unsent[:size], self.unsent[size:]
-        if self.client.front.is_closing:
+        if self.client.resp.is_closing:
             return
-        self.client.front.feed(arrived)
+        self.client.resp.feed(arrived)
         self._count(arrived)
 
     def _count(self, arrived: bytes) -> None:
@@ -121,17 +121,17 @@ class _Connection:
 
     def look(self) -> None:
         """Go on with what came, and read what was answered."""
-        front = self.client.front
-        while front.advance():
+        resp = self.client.resp
+        while resp.advance():
             self.read()
         self.read()
-        assert front.waiting_bytes < KEPT_BYTES_MAX
+        assert resp.waiting_bytes < KEPT_BYTES_MAX
 
     def read(self) -> None:
-        front = self.client.front
-        if not front.has_output:
+        resp = self.client.resp
+        if not resp.has_output:
             return
-        for reply in self.reader.feed(front.take_output()):
+        for reply in self.reader.feed(resp.take_output()):
             self._take(reply)
         assert not self.reader.has_part, "half a reply was sent"
 
@@ -150,12 +150,12 @@ class _Connection:
 
     def settled(self) -> None:
         """Nothing is held any more: everything is answered."""
-        front = self.client.front
+        resp = self.client.resp
         self.look()
         if self.listens:
             return
-        if front.is_closing:
-            assert front.is_done
+        if resp.is_closing:
+            assert resp.is_done
             assert self.replies <= self.requests + 1
         else:
             assert not self.is_wrong, "what is no request ends the connection"
@@ -191,8 +191,8 @@ class _World:
 
     def step(self, which: int) -> None:
         choices, connection = self.choices, self.connections[which]
-        if connection.client.front.is_closing and choices.one_in(3):
-            connection.client.front.close()
+        if connection.client.resp.is_closing and choices.one_in(3):
+            connection.client.resp.close()
             self.connections[which] = connection = _Connection(self)
         what = choices.number(23) if self.is_rude else 2 + choices.number(21)
         if what == 0:

@@ -1,7 +1,7 @@
 """What callers of namespaces may want next: locks, moves, also by force, semaphores, barriers,
 queues, counters.
 
-Elsewhere: callers (`namespace_callers`, `coordination_sim.guests`), what has to hold
+Elsewhere: callers (`namespace_callers`, `coordination_sim.namespace_clients`), what has to hold
 (`namespace_truth`).
 """
 
@@ -15,7 +15,7 @@ from millstream.coordination.core.namespace.state.claims import LOCKS, Mode, Pha
 from simulators.namespace_truth import BARRIER_SIZE, COUNTER, PATHS, QUEUE
 from simulators.namespace_world import Words
 
-__all__ = ["FOCUSES", "HasItems", "Wishes"]
+__all__ = ["FOCUSES", "HasItems", "RandomRequests"]
 
 FOCUSES = ("locks", "sync", "data", "all")
 
@@ -27,7 +27,7 @@ class HasItems(Protocol):
     """Of the queue, that it has taken and not given back."""
 
 
-class Wishes:
+class RandomRequests:
     """Draws what is wanted; `state` is that of the namespaces, `focus` one of `FOCUSES`."""
 
     rng: random.Random

@@ -1,7 +1,7 @@
 """Clients of namespaces: connections, sessions, requests repeated until their end is known.
 
-A guest does one thing at a time; what it does says its chore (`chores`), a generator that yields
-what it wants and is told how it ended.
+A client does one thing at a time. Its workload (`workloads`) is a generator that yields requests
+and receives their results.
 
 Invariants:
 1. A request keeps its number, and its session; it is given up only at its deadline, or with the
@@ -9,7 +9,7 @@ Invariants:
 2. Each attempt has a stamp of its own, so that what is executed can be told from what was refused.
 
 Elsewhere: what has to hold (`shadow`), machines' ends of connections (`doors`), who hears
-(`hearers`, `keepers`), who reads anywhere (`lookers`).
+(`hearers`, `keepers`), who reads anywhere (`readers`).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.coordination.core.client.events import ErrorReply
 from millstream.coordination.core.client.wire import Replies, is_push, packed
-from simulators.coordination_sim.chores import (
-    CHORES,
-    CHORES_MAX,
-    IN_RESP3,
-    OF_USERS,
-    SHARERS,
-    Ask,
-    Chore,
-    Nap,
-    Want,
-    preparing,
-    rest,
-    sharing,
-)  # fmt: skip
 from simulators.coordination_sim.doors import Door
 from simulators.coordination_sim.hearers import Hearer
 from simulators.coordination_sim.keepers import Keeper
 from simulators.coordination_sim.lines import Line
-from simulators.coordination_sim.lookers import Looker
 from simulators.coordination_sim.loop import stream
+from simulators.coordination_sim.readers import MemberReader
 from simulators.coordination_sim.rights import USERS
 from simulators.coordination_sim.shadow import ATTEMPTS
+from simulators.coordination_sim.workloads import (
+    IN_RESP3,
+    OF_USERS,
+    SHARERS,
+    WORKLOADS,
+    WORKLOADS_MAX,
+    Ask,
+    Nap,
+    Want,
+    Workload,
+    preparing,
+    rest,
+    sharing,
+)  # fmt: skip
 from simulators.histories.events import Operation
+from simulators.namespace_requests import FOCUSES
 from simulators.namespace_truth import INSTANCE, require
-from simulators.namespace_wishes import FOCUSES
 from simulators.namespace_world import Words
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ TICK_MS = 1000.0
 CALM_PAUSE_MS = 100.0
 CUT_MS = 4000.0
 RATE_MIN, RATE_MAX = 0.5, 20.0
-LOOKERS = 2
+READERS = 2
 PLAIN = 0.3
 TTLS_MS, SHORT_TTLS_MS = (3000, 10_000), (500, 1000, 3000)
 ELSEWHERE = ("NOTPRIMARY", "NOQUORUM", "UNKNOWN", "SESSIONMOVED")
@@ -71,21 +71,25 @@ LATER = ("BUSY", "BEHIND")
 PENDING = "PENDING"
 
 
-class Guest:
+class NamespaceClient:
     """One client, with one session."""
 
-    def __init__(self, guests: Guests, number: int, chore: Chore) -> None:
-        self.guests, self.world, self.loop = guests, guests.world, guests.world.loop
-        self.number, self.chore_made = number, chore
+    def __init__(self, clients: NamespaceClients, number: int, workload: Workload) -> None:
+        self.namespace_clients, self.world, self.loop = (
+            clients,
+            clients.world,
+            clients.world.loop,
+        )
+        self.number, self.make_workload = number, workload
         self.rng = stream(self.world.seed, f"guest/{number}")
-        short = self.world.weather.short_sessions
+        short = self.world.conditions.short_sessions
         self.ttl_ms = self.rng.choice(SHORT_TTLS_MS if short else TTLS_MS)
         self.repeats = self.rng.random() < 0.5
         """Waits by the request it has sent, not by new ones."""
-        self.is_plain = self.rng.random() < PLAIN and chore not in IN_RESP3
+        self.is_plain = self.rng.random() < PLAIN and workload not in IN_RESP3
         """Speaks RESP2: it is told nothing but what it asks for."""
-        self.user = self.rng.choice(USERS) if chore in OF_USERS else ""
-        self.focus = guests.focus
+        self.user = self.rng.choice(USERS) if workload in OF_USERS else ""
+        self.focus = clients.focus
         self.session = self.op = 0
         """`op`: what ended last."""
         self.items: list[bytes] = []
@@ -93,7 +97,7 @@ class Guest:
         """What it has subscribed to for good."""
         self.is_over = self.is_napping = self.is_done = self.is_ready = False
         self.ask: Ask | None = None
-        self.chore = chore(self)
+        self.workload = workload(self)
         self._known: tuple[str, str] | None = None
         self._csn = self._turn = self._failures = 0
         self._node = self.rng.randrange(100)
@@ -107,12 +111,12 @@ class Guest:
     # ---- what it does
 
     def go_on(self, told: tuple[str, Any] | None) -> None:
-        """Have the chore go on; it is told how what it wanted ended."""
+        """Have the workload go on; it is told how what it wanted ended."""
         if self.is_over:
             return
         self.is_napping = False
         try:
-            want = self.chore.send(told)
+            want = self.workload.send(told)
         except StopIteration:
             self.is_done = True
             return
@@ -135,7 +139,7 @@ class Guest:
         return self.ask is None and not self.is_done
 
     def _want(self, want: Want) -> None:
-        self.ask = Ask(want, self.guests.op(want.words, self.user))
+        self.ask = Ask(want, self.namespace_clients.op(want.words, self.user))
         if not want.is_vital:
             self.loop.after(want.deadline_ms, self._give_up, self.ask)
         self._try()
@@ -150,7 +154,7 @@ class Guest:
         self.ask, self.op = None, ask.op
         self._turn += 1
         if ask.want.changes and ended == "fail":
-            self.guests.shadow.truth.failed.add(ask.op)
+            self.namespace_clients.shadow.truth.failed.add(ask.op)
         ended = ended if ask.want.changes or ended == "ok" else "fail"
         self.world.counts[f"requests of namespaces {ended}"] += 1
         self.go_on((ended, told))
@@ -192,19 +196,19 @@ class Guest:
         if ask.want.changes and not ask.csn:
             self._csn += 1
             ask.csn = self._csn
-        ask.attempt, ask.is_sent = next(self.guests.attempts), True
+        ask.attempt, ask.is_sent = next(self.namespace_clients.attempts), True
         *first, last = ask.want.requests
         for words in first:
-            self._say(words, None, self.guests.names.real)
+            self._say(words, None, self.namespace_clients.names.real)
         prefix: Words = ("CTS", str(ask.op * ATTEMPTS + ask.attempt))
         prefix += ("CSN", str(ask.csn)) if ask.csn else ()
-        plain = self.guests.names.plain
+        plain = self.namespace_clients.names.plain
         self._say((*prefix, *last), lambda reply: self._answered(ask, plain(reply)))
         self.loop.after(self._patience_ms, self._overdue, ask, ask.attempt)
 
     @property
     def _patience_ms(self) -> float:
-        return ATTEMPT_MS + 30 * self.world.weather.delay_ms
+        return ATTEMPT_MS + 30 * self.world.conditions.delay_ms
 
     def _overdue(self, ask: Ask, attempt: int) -> None:
         if self.ask is ask and ask.attempt == attempt and ask.is_sent:
@@ -216,14 +220,16 @@ class Guest:
     ) -> None:  # fmt: skip
         assert self._line is not None
         self._expected.append(known)
-        words = self.guests.as_said(words) if called is None else tuple(map(called, words))
+        words = (
+            self.namespace_clients.as_said(words) if called is None else tuple(map(called, words))
+        )
         flat = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         self._line.send(packed(flat))
 
     # ---- the connection
 
     def _connect(self) -> None:
-        self._line = self.guests.connected(self._node, self._data, self._lost)
+        self._line = self.namespace_clients.connected(self._node, self._data, self._lost)
         self.is_ready = False
         self._expected.clear()
         if self._line is None:
@@ -282,7 +288,7 @@ class Guest:
         if self._line is not None:
             self._line.close()
         self._gone()
-        leaders = self.guests.leaders() if self.world.calm else []
+        leaders = self.namespace_clients.leaders() if self.world.calm else []
         if leaders:
             self._node = self.rng.choice(leaders)
         elif hint and self.rng.random() < BELIEVED:
@@ -367,7 +373,7 @@ class Guest:
             self._refused(told)
             return
         assert self._line is not None
-        self.guests.check_told(self._line, since, told)
+        self.namespace_clients.check_told(self._line, since, told)
         if self.ask is ask and not ask.is_sent:
             self._later(0 if told else self.ttl_ms / 10)
 
@@ -407,10 +413,10 @@ class Guest:
             self._finish("ok", reply)
 
 
-class Guests:
+class NamespaceClients:
     """All of them, and what `Line` takes for its world, its network and its clients."""
 
-    chores_max = CHORES_MAX
+    workloads_max = WORKLOADS_MAX
     prefix: Words = ()
     """What is said before each request."""
     is_over = False
@@ -424,10 +430,10 @@ class Guests:
         self.rng: Random = stream(world.seed, "guests")
         self.callers = self.network = self
         self.doors: dict[int, Door] = {}
-        self.guests: list[Guest] = []
+        self.namespace_clients: list[NamespaceClient] = []
         self.hearers: list[Hearer] = []
         self.seen = (0, "")
-        """The newest version that a looker was shown, behind its LSN."""
+        """The newest version that a reader was shown, behind its LSN."""
         self.operations: list[Operation] = []
         self.failed: set[int] = set()
         self.attempts, self._ops, self._numbers, self._tickets = count(1), count(1), count(1), 0
@@ -435,41 +441,41 @@ class Guests:
         self._values = 0
         self.is_prepared = False
         self.focus = self.rng.choice(FOCUSES)
-        """What they wish most; all the same, so that they get into each other's way."""
-        rate = min(max(world.weather.rate_per_s / 2, RATE_MIN), RATE_MAX)
-        self.between_ms = 1000.0 * self.chores_max / rate
+        """What they request most; all the same, so that they get into each other's way."""
+        rate = min(max(world.conditions.rate_per_s / 2, RATE_MIN), RATE_MAX)
+        self.between_ms = 1000.0 * self.workloads_max / rate
 
     def begin(self) -> None:
         """Have them come."""
         self.world.counts["namespaces"] += 1
-        chosen = self.rng.sample(CHORES, self.chores_max)
-        self.guests = [self.born(preparing), *map(self.born, chosen)]
+        chosen = self.rng.sample(WORKLOADS, self.workloads_max)
+        self.namespace_clients = [self.born(preparing), *map(self.born, chosen)]
         if self.focus == "sync":
-            self.guests += [self.born(sharing) for _ in range(SHARERS)]
+            self.namespace_clients += [self.born(sharing) for _ in range(SHARERS)]
         whole, other, guarded = self.shadow.told.values()
         heard = [(whole, ""), (other, ""), (whole, ""), *((guarded, user) for user in USERS)]
         self.hearers = [Hearer(self, at, *one) for at, one in enumerate(heard)]
         for hearer in self.hearers:
             hearer.go_on_later()
-        for at in range(LOOKERS):
-            Looker(self, at).go_on_later()
+        for at in range(READERS):
+            MemberReader(self, at).go_on_later()
         self.loop.after(TICK_MS, self._tick)
-        if self.world.weather.client_loss:
+        if self.world.conditions.client_loss:
             self.loop.after(CUT_MS, self._cut_some)
 
-    def born(self, chore: Chore) -> Guest:
-        return Guest(self, next(self._numbers), chore)
+    def born(self, workload: Workload) -> NamespaceClient:
+        return NamespaceClient(self, next(self._numbers), workload)
 
     def restart_one(self) -> None:
         """Let one die, and another one come in its place."""
-        at = self.rng.randrange(1, len(self.guests))
-        self.guests[at].end()
-        self.guests[at] = self.born(self.guests[at].chore_made)
+        at = self.rng.randrange(1, len(self.namespace_clients))
+        self.namespace_clients[at].end()
+        self.namespace_clients[at] = self.born(self.namespace_clients[at].make_workload)
 
     def _cut_some(self) -> None:
         if not self.world.calm and not self.is_over:
             self.loop.after(self.rng.expovariate(1 / CUT_MS), self._cut_some)
-            self.rng.choice(self.guests).cut()
+            self.rng.choice(self.namespace_clients).cut()
 
     def _tick(self) -> None:
         self.loop.after(TICK_MS, self._tick)
@@ -480,7 +486,7 @@ class Guests:
 
     def delay(self) -> float:
         """Draw how long it takes from a client to a node, or back."""
-        return self.world.weather.delay_ms * (0.5 + self.rng.random())
+        return self.world.conditions.delay_ms * (0.5 + self.rng.random())
 
     def door(self, machine: Machine) -> Door:
         """Return where clients come in."""
@@ -505,7 +511,7 @@ class Guests:
     def check_told(self, line: Line, asked: float, told: list[str] | None) -> None:
         """Look at what somebody was told by NOTIFY NEXT."""
         door: Any = line.node
-        door.owed.check_told(line.front, asked, told)
+        door.owed.check_told(line.resp, asked, told)
 
     def ticket(self) -> int:
         """Return a ticket that is none of the clients of registers."""
@@ -517,7 +523,7 @@ class Guests:
     def op(self, words: Words, user: str) -> int:
         """Return the number of something that is wanted."""
         op, truth = next(self._ops), self.shadow.truth
-        truth.wishes[op], truth.users[op] = words, user
+        truth.requests[op], truth.users[op] = words, user
         return op
 
     def value(self) -> str:
@@ -567,18 +573,18 @@ class Guests:
     # ---- the end
 
     def finish(self) -> None:
-        """The weather is over: have the last things done."""
+        """The faults are over: finish what is open."""
         for hearer in self.hearers:
             hearer.go_on_later()
-        for guest in self.guests:
-            guest.wake()
-        self.guests.append(self.born(rest))
+        for client in self.namespace_clients:
+            client.wake()
+        self.namespace_clients.append(self.born(rest))
 
     def unfinished(self) -> str:
         """Return what is still to come."""
-        for guest in self.guests:
-            if not guest.is_done:
-                return f"client {guest.number} wants {guest.ask and guest.ask.want.requests}"
+        for client in self.namespace_clients:
+            if not client.is_done:
+                return f"client {client.number} wants {client.ask and client.ask.want.requests}"
         for hearer in self.hearers:
             if not hearer.is_well:
                 return f"a subscriber has heard {hearer.at} of {len(hearer.told.lsns)} messages"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simulators.coordination_sim.loop import stream
 
-__all__ = ["FAULTS", "GROUPS", "Options", "Weather"]
+__all__ = ["FAULTS", "GROUPS", "Conditions", "Options"]
 
 FAULTS = (
     # network
@@ -72,7 +72,7 @@ class Options(NamedTuple):
     plant: str | None = None
     only: frozenset[str] | None = None
     fixed: tuple[tuple[str, float], ...] = ()
-    """Fields of a short run's weather that are not drawn."""
+    """Fields of a short run's conditions that are not drawn."""
 
     def as_arguments(self) -> str:
         """Return them for the command line."""
@@ -97,7 +97,7 @@ def _spread(rng: Random, low: float, high: float) -> float:
     return low * (high / low) ** rng.random()
 
 
-class Weather(NamedTuple):
+class Conditions(NamedTuple):
     """Periods are means, in ms; rates are per message."""
 
     members: int
@@ -133,8 +133,8 @@ class Weather(NamedTuple):
     periods: dict[str, float]
 
     @classmethod
-    def drawn(cls, seed: int, options: Options) -> Weather:
-        """Return the weather of a run."""
+    def drawn(cls, seed: int, options: Options) -> Conditions:
+        """Return the conditions of a run."""
         if options.only is not None:
             drawn = cls.drawn(seed, options._replace(only=None))._made_short(seed, options.only)
             return drawn._replace(**dict(options.fixed))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ class Weather(NamedTuple):
             periods=periods,
         )
 
-    def _made_short(self, seed: int, only: frozenset[str]) -> Weather:
+    def _made_short(self, seed: int, only: frozenset[str]) -> Conditions:
         rng = stream(seed, "short weather")
         pick = rng.choice
         return self._replace(

@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableE
 from millstream.gateway.core.api.documents import Decide
 from millstream.gateway.core.api.stored import Asked
 from millstream.runtime.tasks import Tasks
-from support.http.sharing_nodes import BUCKET, SpreadNodes, sharing_nodes
+from support.http.sharing_nodes import BUCKET, SharingNodes, sharing_nodes
 
 DOCUMENTS, WRITERS, CHANGES = 5, 6, 12
 _REFUSED = "refused"
@@ -62,7 +62,7 @@ def words_of(document: StoredDocument | None) -> list[str]:
 class Breaking:
     """Hooks of a network that loses and delays requests, and loses answers."""
 
-    def __init__(self, nodes: SpreadNodes, noise: random.Random, share: float) -> None:
+    def __init__(self, nodes: SharingNodes, noise: random.Random, share: float) -> None:
         self._nodes, self._noise, self._share = nodes, noise, share
         self.late = Tasks()
         """Requests that arrive after who asked has given them up."""
@@ -95,7 +95,7 @@ async def run(path: Path, seed: int) -> Counter[str]:
     noise = random.Random(seed)
     async with sharing_nodes(path, "abca", "abc") as nodes:
         for node in nodes.all:
-            await node.spread.settings(BUCKET)
+            await node.distributed.settings(BUCKET)
         breaking = Breaking(nodes, noise, noise.choice([0.0, 0.05, 0.2]))
         nodes.network.before, nodes.network.after = breaking.before, breaking.after
         told = Told()
@@ -107,13 +107,13 @@ async def run(path: Path, seed: int) -> Counter[str]:
     return Counter(made=len(told.made), refused=len(told.refused), unknown=len(told.unknown))
 
 
-async def _write(nodes: SpreadNodes, told: Told, noise: random.Random, writer: int) -> None:
+async def _write(nodes: SharingNodes, told: Told, noise: random.Random, writer: int) -> None:
     for number in range(CHANGES):
-        spread = noise.choice(nodes.all).spread
+        distributed = noise.choice(nodes.all).distributed
         ids = [f"d{noise.randrange(DOCUMENTS)}" for _ in range(noise.randrange(1, 5))]
         words = [f"{writer}.{number}.{at}" for at in range(len(ids))]
         edits = [(doc_id, adds(word, noise)) for doc_id, word in zip(ids, words, strict=True)]
-        done = await spread.update(BUCKET, edits, is_durable=noise.random() < 0.5)
+        done = await distributed.update(BUCKET, edits, is_durable=noise.random() < 0.5)
         for doc_id, word, one in zip(ids, words, done, strict=True):
             if not isinstance(one, MillstreamError):
                 told.made.append((doc_id, word))
@@ -123,7 +123,7 @@ async def _write(nodes: SpreadNodes, told: Told, noise: random.Random, writer: i
                 told.refused.append((doc_id, word))
 
 
-async def _check(nodes: SpreadNodes, told: Told) -> None:
+async def _check(nodes: SharingNodes, told: Told) -> None:
     found: Counter[tuple[str, str]] = Counter()
     for number in range(DOCUMENTS):
         doc_id = f"d{number}"

@@ -8,7 +8,7 @@ Invariants:
    Who is told that a namespace was made, or deleted, is told the truth.
 3. Clients end with their group.
 
-Elsewhere: what they do (`chores`), what has to hold (`shadow`, for each group by itself).
+Elsewhere: what they do (`workloads`), what has to hold (`shadow`, for each group by itself).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from millstream.coordination.core.namespace.names import Standing
+from millstream.coordination.core.namespace.names import NameStatus
 from millstream.coordination.core.pool.effects import FIRST_GROUP
-from simulators.coordination_sim.chores import WAIT_MS, Doing, Nap, one
-from simulators.coordination_sim.guests import Guest, Guests
 from simulators.coordination_sim.lines import Line
+from simulators.coordination_sim.namespace_clients import NamespaceClient, NamespaceClients
+from simulators.coordination_sim.workloads import WAIT_MS, Doing, Nap, one
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
     from simulators.coordination_sim.groups_of_nodes import Scope
     from simulators.coordination_sim.whole import WholeWorld
 
-__all__ = ["GROUPS_MAX", "Households", "NodeGuests"]
+__all__ = ["GROUPS_MAX", "ClientsOfGroups", "ClientsOfNode"]
 
 GROUPS_MAX = 3
 """So many groups have clients of namespaces."""
@@ -38,10 +38,10 @@ REFUSED, DELETED = 0.15, 0.4
 """So often somebody wants what is in use deleted; another one."""
 
 
-class NodeGuests(Guests):
+class ClientsOfNode(NamespaceClients):
     """Those of one group."""
 
-    chores_max = 8
+    workloads_max = 8
     has_roots = True
 
     def __init__(self, scope: Scope) -> None:
@@ -52,7 +52,7 @@ class NodeGuests(Guests):
     def begin(self) -> None:
         super().begin()
         if self.scope.number == FIRST_GROUP:
-            self.guests += [self.born(founding), self.born(renaming)]
+            self.namespace_clients += [self.born(founding), self.born(renaming)]
 
     def leaders(self) -> list[int]:
         return [machine.node.number for machine in self.scope.machines.values() if machine.leads]
@@ -66,31 +66,33 @@ class NodeGuests(Guests):
     def end(self) -> None:
         """The group is gone."""
         self.is_over = True
-        for guest in self.guests:
-            guest.end()
+        for client in self.namespace_clients:
+            client.end()
 
 
-def founding(guest: Guest) -> Doing:
+def founding(client: NamespaceClient) -> Doing:
     """Have the namespaces made in which the clients of all groups are."""
-    world: WholeWorld = guest.guests.world.world  # type: ignore[attr-defined]
+    world: WholeWorld = client.namespace_clients.world.world  # type: ignore[attr-defined]
     made = set[str]()
-    while not guest.world.calm:
-        missing = [(root, number) for root, number in world.households.roots() if root not in made]
+    while not client.world.calm:
+        missing = [
+            (root, number) for root, number in world.clients_of_groups.roots() if root not in made
+        ]
         for root, number in missing:
             ended, told = yield one("CREATENAMESPACE", root, "GROUP", f"{number}")
-            world.households.note(guest.op, ended, told)
+            world.clients_of_groups.note(client.op, ended, told)
             if told in ("OK", "EXISTS"):
                 made.add(root)
         yield Nap(WAIT_MS)
 
 
-def renaming(guest: Guest) -> Doing:
+def renaming(client: NamespaceClient) -> Doing:
     """Make and delete names in any group, all the time."""
-    rng = guest.rng
-    world: WholeWorld = guest.guests.world.world  # type: ignore[attr-defined]
-    while not guest.world.calm:
-        yield Nap(rng.expovariate(1 / guest.guests.between_ms))
-        root, in_use = rng.choice(SPARE), world.households.in_use()
+    rng = client.rng
+    world: WholeWorld = client.namespace_clients.world.world  # type: ignore[attr-defined]
+    while not client.world.calm:
+        yield Nap(rng.expovariate(1 / client.namespace_clients.between_ms))
+        root, in_use = rng.choice(SPARE), world.clients_of_groups.in_use()
         if in_use and rng.random() < REFUSED:
             ended, told = yield one("DELETENAMESPACE", rng.choice(in_use))
         elif rng.random() < DELETED:
@@ -99,9 +101,9 @@ def renaming(guest: Guest) -> Doing:
         else:
             number = rng.choice(world.numbers())
             ended, told = yield one("CREATENAMESPACE", root, "GROUP", f"{number}")
-        world.households.note(guest.op, ended, told)
+        world.clients_of_groups.note(client.op, ended, told)
         said = told if isinstance(told, str) else getattr(told, "code", "nothing")
-        guest.world.counts[f"names: {ended} {said}"] += 1
+        client.world.counts[f"names: {ended} {said}"] += 1
 
 
 def _made_in(scope: Scope) -> Iterator[bytes]:
@@ -121,12 +123,12 @@ def _there_in(scope: Scope) -> Iterator[bytes]:
             yield known.text
 
 
-class Households:
+class ClientsOfGroups:
     """The clients of namespaces of all groups."""
 
     def __init__(self, world: WholeWorld) -> None:
         self.world, self.loop = world, world.loop
-        self.guests: dict[bytes, NodeGuests] = {}
+        self.namespace_clients: dict[bytes, ClientsOfNode] = {}
         self.told: dict[int, Any] = {}
         """What was asked for of names -> what it came to."""
 
@@ -137,19 +139,19 @@ class Households:
             if node.requests is not None and node.pool is not None:
                 node.call(self._tick, node, node.process)
         dead = self.world.tombstones()
-        for group, guests in self.guests.items():
-            if group in dead and not guests.is_over:
-                guests.end()
+        for group, clients in self.namespace_clients.items():
+            if group in dead and not clients.is_over:
+                clients.end()
         if self.world.calm:
             return
-        living = [guests for guests in self.guests.values() if not guests.is_over]
+        living = [clients for clients in self.namespace_clients.values() if not clients.is_over]
         for group in self.world.living().values():
             scope = self.world.scopes[group]
-            is_new = group not in self.guests and scope.source is None
+            is_new = group not in self.namespace_clients and scope.source is None
             if is_new and len(living) < GROUPS_MAX:
-                guests = self.guests[group] = NodeGuests(scope)
-                living.append(guests)
-                guests.begin()
+                clients = self.namespace_clients[group] = ClientsOfNode(scope)
+                living.append(clients)
+                clients.begin()
 
     def _tick(self, node: Any, process: int) -> None:
         if process == node.process:
@@ -158,15 +160,16 @@ class Households:
     def roots(self) -> list[tuple[str, int]]:
         """Return the names that there have to be, and in which groups."""
         return [
-            (guests.names.real(root), guests.scope.number)
-            for guests in self.guests.values() if not guests.is_over for root in ("/h", "/n")
+            (clients.names.real(root), clients.scope.number)
+            for clients in self.namespace_clients.values() if not clients.is_over
+            for root in ("/h", "/n")
         ]  # fmt: skip
 
     def in_use(self) -> list[str]:
         """Return the names that cannot be deleted, as there is something."""
         return [
-            guests.names.real("/h") for guests in self.guests.values()
-            if not guests.is_over and guests.is_prepared
+            clients.names.real("/h") for clients in self.namespace_clients.values()
+            if not clients.is_over and clients.is_prepared
         ]  # fmt: skip
 
     def note(self, op: int, ended: str, told: Any) -> None:
@@ -176,8 +179,8 @@ class Households:
 
     def check(self) -> None:
         """Look at what was told of names."""
-        for guests in self.guests.values():
-            guests.check()
+        for clients in self.namespace_clients.values():
+            clients.check()
         living = self.world.living()
         if not self.told or FIRST_GROUP not in living:
             return
@@ -188,7 +191,7 @@ class Households:
         }  # fmt: skip
         truth = self.world.scopes[living[FIRST_GROUP]].shadow.truth
         for op, told in self.told.items():
-            words = truth.wishes[op]
+            words = truth.requests[op]
             begun, *ids = truth.finals.get(op, b"").split(b" ")
             if begun == b"+RESERVED":
                 is_right = {"OK": ids[1] in made, "CONFLICT": ids[1] not in made}
@@ -196,19 +199,19 @@ class Households:
             elif begun == b"+DELETING" and told == "OK":
                 require(ids[1] not in there, f"{words} is told {told}, and it is there")
 
-    def each(self, what: Callable[[NodeGuests], None]) -> None:
+    def each(self, what: Callable[[ClientsOfNode], None]) -> None:
         """Do something for those of each group that is there."""
-        for guests in self.guests.values():
-            if not guests.is_over:
-                what(guests)
+        for clients in self.namespace_clients.values():
+            if not clients.is_over:
+                what(clients)
 
     def amiss(self) -> str:
         """Return what is not as it should be in the end."""
-        if not self.world.weather.namespaces:
+        if not self.world.conditions.namespaces:
             return ""
-        for guests in self.guests.values():
-            if not guests.is_over and (why := guests.unfinished()):
-                return f"group {guests.scope.number}: {why}"
+        for clients in self.namespace_clients.values():
+            if not clients.is_over and (why := clients.unfinished()):
+                return f"group {clients.scope.number}: {why}"
         return self._names_amiss()
 
     def _names_amiss(self) -> str:
@@ -221,8 +224,8 @@ class Households:
         registry = system.replica.machine.state.registry
         said: dict[int, set[bytes]] = {number: set() for number in living}
         for root, name in registry.names.after(b""):
-            if name.standing is not Standing.CONFIRMED and (name.gid or FIRST_GROUP) in living:
-                return f"/{root.decode()} is {name.standing.name}"
+            if name.status is not NameStatus.CONFIRMED and (name.gid or FIRST_GROUP) in living:
+                return f"/{root.decode()} is {name.status.name}"
             said.setdefault(name.gid or FIRST_GROUP, set()).add(root)
         self.world.counts["names of deleted groups"] = sum(
             len(roots) for number, roots in said.items() if number not in living

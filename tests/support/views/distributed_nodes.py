@@ -41,7 +41,7 @@ class FalseRunning:
 class Node:
     """One node, and what the net does to what it is asked."""
 
-    def __init__(self, nodes: SpreadNodes, name: str, running: Any) -> None:
+    def __init__(self, nodes: DistributedNodes, name: str, running: Any) -> None:
         self.name, self.running, self.bucket = name, running, running.bucket
         self.is_dead = False
         self.asked: list[str] = []
@@ -81,7 +81,7 @@ class Node:
             raise UnavailableError(f"node {self.name} cannot be reached", code="node_failed")
 
 
-class SpreadNodes:
+class DistributedNodes:
     """Some nodes; `owners` has the name of each partition's, a letter each."""
 
     def __init__(self, running: Mapping[str, Any], owners: str) -> None:
@@ -91,7 +91,7 @@ class SpreadNodes:
         self.tell_map()
 
     @classmethod
-    def false(cls, owners: str) -> SpreadNodes:
+    def false(cls, owners: str) -> DistributedNodes:
         """Nodes with buckets in plain lists."""
         made = cls({name: FalseRunning(len(owners)) for name in sorted(set(owners))}, owners)
         for name, node in made.nodes.items():

@@ -40,16 +40,16 @@ INDEX = "i"
 class Node(World):
     """A node's index, and the calls of a writer outside; `owner` says which partitions it has."""
 
-    def __init__(self, name: str, spread: "Spread") -> None:
-        super().__init__(spread.rng.randrange(2**32))
-        self.name, self.spread = name, spread
-        self.sources = spread.sources
+    def __init__(self, name: str, world: "IndexPipelineWorld") -> None:
+        super().__init__(world.rng.randrange(2**32))
+        self.name, self.world = name, world
+        self.sources = world.sources
         self.is_up = True
         self.staged: dict[str, list[DocumentRows]] = {}
 
     @property
     def own(self) -> list[int]:
-        return [p for p, name in self.spread.owner.items() if self.name in (name, INDEX)]
+        return [p for p, name in self.world.owner.items() if self.name in (name, INDEX)]
 
     def told(self) -> None:
         """The node hears which partitions it has."""
@@ -61,7 +61,7 @@ class Node(World):
                 self.order(partition, "active")
 
     def judged(self) -> dict[int, Judged]:
-        nodes, owner = self.spread.nodes, self.spread.owner
+        nodes, owner = self.world.nodes, self.world.owner
         return {p: self.sources[p].judged for p in self.own if nodes[owner[p]].is_up}
 
     # -- as `IndexShard`
@@ -128,15 +128,15 @@ class Control:
 
     cluster_map = ClusterMap(1, 1, (), (), {}, "u", NodeAddress("h", 1), ())
 
-    def __init__(self, spread: "Spread") -> None:
-        self.spread = spread
+    def __init__(self, world: "IndexPipelineWorld") -> None:
+        self.world = world
 
     def close(self) -> None:
         pass
 
     def _served(self, partitions: Iterable[int]) -> list[int]:
-        spread = self.spread
-        return [p for p in partitions if spread.nodes[spread.owner[p]].is_up]
+        world = self.world
+        return [p for p in partitions if world.nodes[world.owner[p]].is_up]
 
     def _all(self, partitions: Iterable[int]) -> list[int]:
         wanted = list(partitions)
@@ -145,7 +145,7 @@ class Control:
         return wanted
 
     def positions_now(self, partitions: Iterable[int]) -> dict[int, PartitionPosition]:
-        sources = self.spread.sources
+        sources = self.world.sources
         return {
             p: PartitionPosition(
                 p, PartitionState.ACTIVE, sources[p].uuid, 1, *[sources[p].high_seqno] * 5, 0
@@ -154,23 +154,23 @@ class Control:
         }
 
     def open_lease(self, partitions: Iterable[int]) -> dict[int, LeaseHold]:
-        return {p: self._hold(p, self.spread.open_lease(p)) for p in self._all(partitions)}
+        return {p: self._hold(p, self.world.open_lease(p)) for p in self._all(partitions)}
 
     def renew_lease(self, lease_id: int, partitions: Iterable[int]) -> dict[int, LeaseHold]:
-        found = [p for p in self._all(partitions) if lease_id in self.spread.sources[p].leases]
+        found = [p for p in self._all(partitions) if lease_id in self.world.sources[p].leases]
         return {p: self._hold(p, lease_id) for p in found}
 
     def _hold(self, p: int, lease_id: int) -> LeaseHold:
-        source = self.spread.sources[p]
-        at = self.spread.leased.get((p, lease_id), source.high_seqno)
+        source = self.world.sources[p]
+        at = self.world.leased.get((p, lease_id), source.high_seqno)
         return LeaseHold(lease_id, p, at, source.uuid, 1, source.purge_seqno)
 
     def let_go(self, lease_id: int, partitions: Iterable[int]) -> None:
         for p in partitions:
-            self.spread.sources[p].leases.discard(lease_id)
+            self.world.sources[p].leases.discard(lease_id)
 
     def failover_log(self, p: int) -> Any:
-        return self.spread.sources[self._all([p])[0]].log
+        return self.world.sources[self._all([p])[0]].log
 
 
 class NoKeeper:
@@ -185,7 +185,7 @@ class Killed(Exception):
     """A writer ends in the middle of a cycle."""
 
 
-class Spread:
+class IndexPipelineWorld:
     """One schedule."""
 
     def __init__(self, seed: int) -> None:
@@ -355,9 +355,9 @@ class Spread:
                 raise Wrong(f"{name} answers for {answered}, has {node.own}")
 
 
-def placed(monkeypatch: Any) -> Callable[[int], Spread]:
+def placed(monkeypatch: Any) -> Callable[[int], IndexPipelineWorld]:
     """Have writers reach the nodes of the schedule that is made last."""
-    current: list[Spread] = []
+    current: list[IndexPipelineWorld] = []
 
     def shard(address: IndexAddress) -> Node:
         return current[0].nodes[address.host]
@@ -366,7 +366,7 @@ def placed(monkeypatch: Any) -> Callable[[int], Spread]:
     monkeypatch.setattr(writer_module, "NodeControl", lambda _: Control(current[0]))
     monkeypatch.setattr(writer_module, "LeaseKeeper", NoKeeper)
 
-    class Placed(Spread):
+    class Placed(IndexPipelineWorld):
         def __init__(self, seed: int) -> None:
             current[:] = [self]
             super().__init__(seed)

@@ -20,7 +20,7 @@ from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
 
-__all__ = ["ROWS", "Spread"]
+__all__ = ["ROWS", "IndexedNodes"]
 
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
 MAP = "function (doc) { emit(doc.kind, doc.n); }"
@@ -28,7 +28,7 @@ DESIGN = {"_id": "_design/d", "views": {"v": {"map": MAP, "reduce": "_sum"}}}
 FRESH = "update=true&timeout=30000"
 
 
-class Spread:
+class IndexedNodes:
     """A bucket on two nodes, what was written to it, and a pipeline for its view."""
 
     def __init__(self, make_node: Callable[..., NodeProcess], folder: Path) -> None:

@@ -18,7 +18,7 @@ from simulators.coordination_sim.loop import stream
 from simulators.namespace_truth import require
 
 if TYPE_CHECKING:
-    from simulators.coordination_sim.guests import Guests
+    from simulators.coordination_sim.namespace_clients import NamespaceClients
 
 STAY_READS = 8
 """So many reads on one connection, about."""
@@ -28,11 +28,15 @@ FRESH, HEARSAY, SILENT = 0.2, 0.4, 0.3
 LATEST = 3
 
 
-class Looker:
+class MemberReader:
     """One client; `lsn`: all that it has been shown was there then, and some of it no earlier."""
 
-    def __init__(self, guests: Guests, number: int) -> None:
-        self.guests, self.world, self.loop = guests, guests.world, guests.world.loop
+    def __init__(self, clients: NamespaceClients, number: int) -> None:
+        self.namespace_clients, self.world, self.loop = (
+            clients,
+            clients.world,
+            clients.world.loop,
+        )
         self.rng = stream(self.world.seed, f"looker/{number}")
         self.seen = (0, "")
         self.line: Any = None
@@ -47,19 +51,19 @@ class Looker:
         """Ask the next thing after a pause, here or elsewhere."""
         self._turn += 1
         if not self.world.calm:
-            ms = self.rng.expovariate(1 / self.guests.between_ms)
+            ms = self.rng.expovariate(1 / self.namespace_clients.between_ms)
             self.loop.after(ms, self.go_on, self._turn)
 
     def go_on(self, turn: int) -> None:
         """Ask, and connect for that if need be."""
-        if turn != self._turn or self.guests.is_over:
+        if turn != self._turn or self.namespace_clients.is_over:
             return None
         if self.line is None:
             self.node += 1
-            self.line = self.guests.connected(self.node, self._data, self._lost)
+            self.line = self.namespace_clients.connected(self.node, self._data, self._lost)
             self.reader = Replies("utf-8")
             self.here = 0
-        paths = list(self.guests.shadow.truth.past)
+        paths = list(self.namespace_clients.shadow.truth.past)
         if self.line is None or not paths:
             return self.go_on_later()
         self._ask(self.rng.choice(paths[-LATEST:]))
@@ -74,11 +78,11 @@ class Looker:
             floor = max(floor, self.world.truth.end)
         else:
             words.append("STALEREAD")
-            seen = max(self.seen, self.guests.seen) if draw() < HEARSAY else self.seen
+            seen = max(self.seen, self.namespace_clients.seen) if draw() < HEARSAY else self.seen
             if seen[0] and draw() >= SILENT:
                 floor, words = max(floor, seen[0]), ["SEEN", seen[1], *words]
         self._asked = path, floor, is_fresh
-        self.line.send(packed([word.encode() for word in self.guests.as_said(words)]))
+        self.line.send(packed([word.encode() for word in self.namespace_clients.as_said(words)]))
 
     def _overdue(self, turn: int) -> None:
         if turn == self._turn:
@@ -108,7 +112,7 @@ class Looker:
         if code in ("", "ERROR_DOES_NOT_EXISTS"):
             self._look(*asked, None if code else reply)
         else:
-            self.world.counts[f"lookers were told {code}"] += 1
+            self.world.counts[f"readers were told {code}"] += 1
         if code in ("NOTPRIMARY", "NOQUORUM") or self.rng.random() < 1 / STAY_READS:
             self._leave()
         else:
@@ -118,7 +122,7 @@ class Looker:
         """Look whether that was shown at `floor`, or later."""
         kind = "fresh" if is_fresh else "stale"
         self.world.counts[f"{kind} reads without a session"] += 1
-        past = self.guests.shadow.truth.past[path]
+        past = self.namespace_clients.shadow.truth.past[path]
         least = max((lsn for lsn in past if lsn <= floor), default=0)
         said = f"a {kind} read of {path} is {reply}, the client has seen {floor} entries"
         if reply is None:
@@ -130,4 +134,4 @@ class Looker:
         require(lsn >= least, f"{said}, and version {past.get(least)}")
         self.here = max(self.here, lsn)
         self.seen = max(self.seen, (lsn, version))
-        self.guests.seen = max(self.guests.seen, self.seen)
+        self.namespace_clients.seen = max(self.namespace_clients.seen, self.seen)
