@@ -37,7 +37,7 @@ _AMBIGUOUS = Reply(0, Code.CONFLICT)
 _NAMING = frozenset({b"CREATENAMESPACE", b"DELETENAMESPACE"})
 _NOT_HERE = Reply(
     0, Code.OK,
-    error("BADARG", "it is for the system group: no GROUP before it; one to create in is behind"),
+    error("BADARG", "no GROUP before this command: the group is named after the path"),
 )  # fmt: skip
 _ABSENT = (b"-ERROR_DOES_NOT_EXISTS", array((bulk(b"NOTFOUND"), bulk(b""))))
 

@@ -251,7 +251,7 @@ class GroupRunner:
         if replica.contradiction != self._contradiction:
             self._contradiction = replica.contradiction
             _LOG.error(
-                "coordination group %s: ignored an impossible message: %s",
+                "coordination group %s: ignored an invalid message: %s",
                 replica.group_id.hex(), self._contradiction,
             )  # fmt: skip
         report = replica.report() if replica.troubled or self._is_stuck else None

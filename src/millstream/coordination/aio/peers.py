@@ -234,7 +234,9 @@ class Peers:
             preface, _, first = (begin + await _line(reader)).partition(b" n,,")
         if preface != _PREFACE:
             writer.write(b"e=this port is for other nodes\n")
-            raise RemoteProtocolError("it does not speak as a node does", code="bad_greeting")
+            raise RemoteProtocolError(
+                "it does not speak the protocol of nodes", code="bad_greeting"
+            )
         wanted = self._users is not None and (
             not self._users.is_empty or self._users.get(NODE_USER) is not None
         )
@@ -262,7 +264,7 @@ class Peers:
         writer.write(challenge + b"\n")
         final, user = server.step(await _line(reader))
         if user is None or not user.is_admin or self._users.get(user.name) != user:
-            raise AccessError("only nodes and administrators may", code="not_allowed")
+            raise AccessError("only nodes and administrators may connect", code="not_allowed")
         writer.write(final + b"\n")
         return user.name
 
@@ -334,7 +336,7 @@ class _Link:
             finally:
                 self._hang_up()
             if why != said:
-                _LOG.info("node %s is not reached: %s", self._address.text, why)
+                _LOG.info("node %s cannot be reached: %s", self._address.text, why)
                 said = why
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             self._pending, self._pending_bytes = [], 0

@@ -50,8 +50,8 @@ def _opened(said: Said) -> TokenKeys | None:
 
     if not is_key_source(said.source):
         _LOG.error(
-            "GLOBAL.AUTH.JWKS is %r, and no tokens are taken: a file is wanted, by its whole "
-            "path, or a URL with https (with http only of this machine)", said.source,
+            "GLOBAL.AUTH.JWKS is %r, so no tokens are accepted: give an absolute path, or a URL "
+            "with https (with http only for this machine)", said.source,
         )  # fmt: skip
         return None
     tokens = TokenKeys(TokenRules(said.issuer, said.audience, said.groups_claim), said.source)

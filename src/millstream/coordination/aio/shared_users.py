@@ -129,8 +129,8 @@ class SharedUsers:
     async def _change(self, name: str, edit: Callable[[User | None], User | None]) -> None:
         if not self._has_secret:
             raise ConditionError(
-                "the nodes could not log in to each other any more: start them all with the same "
-                "cluster secret before there are users",
+                "the nodes could no longer log in to each other: start all of them with the "
+                "same cluster secret before you add users",
                 code="no_cluster_secret",
             )
         async with self._connect() as client:

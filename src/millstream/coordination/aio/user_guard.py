@@ -181,7 +181,7 @@ class UserGuard:
 
         if self._start(change(), "change of a user") is None:
             work.close()
-            done(error("BUSY", "too many are logging in; try again"))
+            done(error("BUSY", "too many logins at once; try again"))
 
     def drop_soon(self, name: str) -> None:
         """End the user's connections, once the reply to the change is on its way."""

@@ -53,7 +53,7 @@ class _Waiting:
         """Ask until there is an answer. Withdraw the request on time-out or cancellation."""
         if taken := self._client.held & set(self._paths):
             path = min(taken).decode()
-            raise UsageError(f"this client holds or awaits {path} already", code="already_held")
+            raise UsageError(f"this client already holds or waits for {path}", code="already_held")
         self._raw = await self._client.at(self._paths[0].decode())
         self._client.held |= set(self._paths)
         asking = asyncio.ensure_future(
@@ -67,9 +67,9 @@ class _Waiting:
             self._forget()
             if isinstance(error, TimeoutError):
                 name = b" ".join(argv[:2]).decode(errors="replace")
-                raise UnavailableError(f"{name} has waited long enough", code="timeout") from None
+                raise UnavailableError(f"waiting for {name} timed out", code="timeout") from None
             if isinstance(error, OutcomeUnknownError):  # the only way to it without a deadline
-                raise SessionLostError("the session has ended while this waited") from error
+                raise SessionLostError("the session ended while the call waited") from error
             raise
 
     async def _withdraw(self, asking: asyncio.Future[Any]) -> None:
@@ -154,7 +154,7 @@ class _Holding(_Waiting):
         finally:
             self._forget()
         if not was_ours:
-            raise SessionLostError("this was lost before its end, with the session that held it")
+            raise SessionLostError("it was lost before its end: the session that held it ended")
 
     async def acquire(self, timeout_s: float | None = None) -> None:
         """Wait until it is held."""

@@ -215,7 +215,7 @@ class Subscription:
         reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
         self._streams = reader, writer
         if self._over is not None:
-            raise ConnectionResetError("it was closed meanwhile")
+            raise ConnectionResetError("the subscription was closed meanwhile")
         self._replies = Replies()
         writer.write(packed(self._greeting) + packed(self._following.request()))
 

@@ -67,11 +67,14 @@ ASK_MS_MAX: Final = 5000.0
 """The longest."""
 _EXISTS: Final = status(b"EXISTS")
 _UNDONE: Final = error(
-    "CONFLICT", "the group has refused it: it was undone, or has such a root; say it again"
+    "CONFLICT",
+    "the group refused it: it was undone, or the group has such a root; repeat the command",
 )
-_NOT_YET: Final = error("CONFLICT", "it was being created; say it again")
+_NOT_YET: Final = error("CONFLICT", "it was being created; repeat the command")
 _ABSENT: Final = error("ERROR_DOES_NOT_EXISTS", "there is no such namespace")
-_NOT_FORCED: Final = error("CONFLICT", "another deletion, without FORCE, came first; say it again")
+_NOT_FORCED: Final = error(
+    "CONFLICT", "another deletion, without FORCE, came first; repeat the command"
+)
 
 
 class Wanted(NamedTuple):

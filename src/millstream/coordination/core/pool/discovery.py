@@ -68,7 +68,7 @@ class Discovery:
             if len(found) == 1:
                 return found[0]
             ids = ", ".join(group_id.hex() for group_id in found)
-            raise RefusedError("CONFLICT", f"{len(found)} groups are called so: {ids}")
+            raise RefusedError("CONFLICT", f"{len(found)} groups have this name: {ids}")
         raise RefusedError("ERROR_DOES_NOT_EXISTS", f"no group {shown(text)} is known here")
 
     def led_here(self, group_id: bytes) -> Configuration:

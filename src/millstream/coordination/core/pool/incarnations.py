@@ -178,7 +178,7 @@ class Incarnations:
         known = self.refused.get(info.node_id)
         if known is None or known.incarnation != info.incarnation:
             self.state.effects.append(Warn(
-                f"a process at {info.peer.text} that says to be node {info.node_id.hex()} is "
+                f"a process at {info.peer.text} that claims to be node {info.node_id.hex()} is "
                 f"refused: {reason}"
             ))  # fmt: skip
         self.refused[info.node_id] = RefusedProcess(

@@ -95,7 +95,7 @@ class PoolCommands:
         def late() -> bytes:
             if self.state.me.turn == attempt:  # else it was said again, and goes on
                 self._membership.stop_joining()
-            return error("ERR", "no node answers there; nothing has changed")
+            return error("ERR", "no node answers at this address; nothing has changed")
 
         self._requests.wait(ticket, done, late)
         return None
@@ -141,7 +141,9 @@ class PoolCommands:
             if self.state.tables.node(node) is None:
                 return over(OK)
             if self.state.has_heard(node, asked_ms):
-                return over(error("CONFLICT", "it is alive: say LEAVE to it, or stop it before"))
+                return over(
+                    error("CONFLICT", "the node is alive: send it LEAVE, or stop it first")
+                )
             # What waits to be taken may be its answer.
             if (
                 self._rounds[ticket] <= SILENT_MS // self._heartbeats.tick_ms
@@ -155,7 +157,7 @@ class PoolCommands:
             return over(OK)
 
         def late() -> bytes:
-            return over(error("BUSY", "this node was too slow to tell; nothing has changed"))
+            return over(error("BUSY", "this node was too slow to find out; nothing has changed"))
 
         self._requests.wait(ticket, done, late)
         return None

@@ -55,7 +55,7 @@ TOKEN_NAME: Final = b"TOKEN"
 def _hello(resp: RespSession, argv: list[bytes]) -> bytes | None:
     version = argv[1] if len(argv) > 1 else b"%d" % resp.protocol
     if version not in (b"2", b"3"):
-        return error("NOPROTO", "protocols 2 and 3 are spoken here")
+        return error("NOPROTO", "only protocols 2 and 3 are supported")
     words, login, name = argv[2:], None, None
     while words:
         option = words[0].upper()
@@ -122,7 +122,7 @@ def _check(resp: RespSession, name: bytes, secret: bytes, then: Callable[[], Non
         resp.give_up = resp.guard.check(*text, known, resp.source)
     if resp.give_up is None:
         resp.is_blocked = False
-        resp.say(error("BUSY", "too many are logging in; try again, or another node"))
+        resp.say(error("BUSY", "too many logins at once; try again, or another node"))
 
 
 # ---- the connection

@@ -423,7 +423,9 @@ class RespSession:
         if name in _OF_BROWSERS:
             self._queue.clear()
             self.is_closing = True
-            return self.say(error("ERR", "this is no port for HTTP; the connection is closed"))
+            return self.say(
+                error("ERR", "this port does not speak HTTP; the connection is closed")
+            )
         if handler is None:
             shown = name[:64].decode("ascii", "replace")
             return self.say(error("UNKNOWN_COMMAND", f"there is no command {shown}"))
@@ -439,7 +441,7 @@ class RespSession:
         prefixes, at = found
         name = argv[at].upper()
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
-            refused = error("BADARG", "in a transaction only EXEC has anything before it")
+            refused = error("BADARG", "in a transaction only EXEC takes prefixes")
             self.transaction.spoil(refused)
             return self.say(refused)
         if self.listener.bars(name, self.protocol):

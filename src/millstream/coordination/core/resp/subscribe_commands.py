@@ -152,7 +152,10 @@ class _Subscribing:
         gids = {resp.backend.group_of(joined(path)) for path in request.paths}
         if prefixes.gid is None and len(gids) > 1:
             return resp.say(
-                error("CROSS_NAMESPACE", "these are in several groups; one SUBSCRIBE for each")
+                error(
+                    "CROSS_NAMESPACE",
+                    "these paths are in several groups; use one SUBSCRIBE for each",
+                )
             )
         self._gid = resp.gid = prefixes.gid if prefixes.gid is not None else gids.pop()
         session = resp.sessions.get(self._gid)

@@ -100,7 +100,7 @@ def _destroy(words: Words) -> Call:
         if barrier is None or not barrier.is_barrier:
             return OK
         sync.set_primitive(element, None)
-        answer = error("DESTROYED", "the barrier is no more")
+        answer = error("DESTROYED", "the barrier was destroyed")
         for name in [name for name, _ in sync.claims.of(element, Phase.WAITING, Mode.PLACE)]:
             sync.waits.finish(job, name, lambda _asked: answer, with_notice=True)
         return OK

@@ -128,7 +128,9 @@ def _take(words: Words) -> Call:
         session = _session(job)
         has = job.state.queues.number_taken(session)
         if has >= TAKEN_MAX:
-            raise Refused("QUOTA", f"a session has {TAKEN_MAX} items at most; end some first")
+            raise Refused(
+                "QUOTA", f"a session has {TAKEN_MAX} items at most; acknowledge some first"
+            )
         taken = queue.take(session, min(count, TAKEN_MAX - has), GIVEN_BYTES_MAX)
         if taken:
             _changed(job, element, queue)

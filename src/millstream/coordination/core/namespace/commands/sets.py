@@ -153,7 +153,7 @@ def _member_in(token: bytes) -> bytes:
     try:
         return b64decode(token, b"-_", validate=True)
     except ValueError:
-        raise Refused("BADTOKEN", "SET MEMBERS did not give this cursor") from None
+        raise Refused("BADTOKEN", "this is not a cursor of SET MEMBERS") from None
 
 
 def _read(words: Words, path: Path, read: Callable[[Sets, int], bytes]) -> Call:

@@ -155,7 +155,7 @@ def look_at(words: Sequence[bytes], commands: Mapping[bytes, tuple[str, Command]
         Refused: as `parse`; BADARG for what is done alone.
     """
     if words and words[0].upper() in _ALONE:
-        raise Refused("BADARG", "a namespace is created and deleted alone")
+        raise Refused("BADARG", "a transaction cannot create or delete namespaces")
     return parse(words, commands)
 
 
@@ -176,7 +176,7 @@ def _execute(job: Job, calls: Sequence[Call]) -> bytes:
 
 def _check_reply(reply: bytes, size: int) -> None:
     if reply == _PENDING or reply.startswith(_PENDING, _FIRST_AT):
-        raise Refused("WOULDBLOCK", "nothing waits in a transaction")
+        raise Refused("WOULDBLOCK", "a command cannot wait in a transaction")
     if size > ANSWER_BYTES_MAX:
         raise Refused("TOOBIG", f"a transaction answers with {ANSWER_BYTES_MAX} bytes at most")
 

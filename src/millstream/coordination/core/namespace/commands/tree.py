@@ -191,9 +191,9 @@ def _move(words: Words) -> Call:
     is_forced = words.has(b"FORCE_MOVE")
     words.end()
     if source[0] != target[0]:
-        raise Refused("CROSS_NAMESPACE", "an element stays in its namespace")
+        raise Refused("CROSS_NAMESPACE", "an element cannot be moved to another namespace")
     if len(source) < 2 or len(target) < 2:
-        raise Refused("ISROOT", "a namespace stays where it is")
+        raise Refused("ISROOT", "a namespace cannot be moved")
 
     def execute(job: Job) -> bytes:
         return _moved(job, source, target, is_forced=is_forced)
@@ -324,7 +324,7 @@ def _put(words: Words) -> Call:
         job.state.guard(job, number, Want.WRITE)
         one = job.state.elements.there(number)
         if one.type is Type.ROOT:
-            raise Refused("ISROOT", "the data of a namespace is that of its creation")
+            raise Refused("ISROOT", "the data of a namespace cannot be changed")
         if one.type is not Type.BINARY:
             raise Refused("WRONGTYPE", one.type.name)
         if token is not None:
@@ -414,7 +414,7 @@ def _name_in(token: bytes) -> bytes:
     except ValueError:
         name = b""
     if not name or urlsafe_b64encode(name) != token:
-        raise Refused("BADTOKEN", "LIST did not give this cursor")
+        raise Refused("BADTOKEN", "this is not a cursor of LIST")
     return name
 
 

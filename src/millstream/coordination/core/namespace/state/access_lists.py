@@ -229,7 +229,7 @@ def decode_acl(data: bytes) -> Acl:
         at += _GRANT.size + length
         found.append(Grant(bool(is_group), data[at - length : at], bits))
     if at != len(data):
-        raise ValueError("an access list has another length")
+        raise ValueError("an access list has a wrong length")
     return Acl(
         data[_HEAD.size : _HEAD.size + owner], data[_HEAD.size + owner :][:group], mode,
         tuple(found[:grants]), default_mode, tuple(found[grants:]),

@@ -52,11 +52,11 @@ def _encode(counter: Counter) -> bytes:
 
 def _decode(text: bytes) -> Counter:
     if len(text) < _HEAD.size:
-        raise ValueError("a counter is longer")
+        raise ValueError("a counter is cut off")
     bits, is_unsigned, is_wrapping = _HEAD.unpack_from(text)
     digits = text[_HEAD.size :]
     if len(digits) * 8 != bits:
-        raise ValueError("a counter has another length")
+        raise ValueError("a counter has a wrong length")
     value = int.from_bytes(digits, "big", signed=not is_unsigned)
     return Counter(bits, bool(is_unsigned), bool(is_wrapping), value)
 

@@ -127,7 +127,7 @@ def _decode(text: bytes) -> Element:
         texts.append(text[at : at + size])
         at += size
     if at != len(text):
-        raise ValueError("an element has another length")
+        raise ValueError("an element has a wrong length")
     created, version, child = (Version(*numbers[i : i + 3]) for i in (0, 3, 6))
     sequence, created_ts, ts, created_cts, cts, data_len, _ = numbers[9:]
     return Element(

@@ -160,7 +160,7 @@ class Synchronisation(Family):
     def check_token(self, token: Version) -> None:
         """Raise FENCED unless this is the token of what is held now, by anybody, anywhere."""
         if not self.claims.is_current(token):
-            raise Refused("FENCED", "the lock of this token is held no more")
+            raise Refused("FENCED", "the lock of this token is no longer held")
 
     # ---- getting, giving back
 
@@ -287,7 +287,8 @@ class Synchronisation(Family):
                         continue  # it may cancel what it awaits, and an offer lapses
                     path = self._elements.path(rival.element).decode()
                     raise Refused(
-                        "DEADLOCK", f"what is in the way waits for this session's lock on {path}"
+                        "DEADLOCK",
+                        f"a holder of the requested lock waits for this session's lock on {path}",
                     )
                 for name in [rival.name] if is_waiting else self.waits.names_of(other):
                     wait = self.waits.there(name)

@@ -184,10 +184,10 @@ def _encode_directory(directory: Directory) -> bytes:
 def _decode_directory(text: bytes) -> Directory:
     """Return what was encoded; ValueError."""
     if len(text) < _HEAD.size:
-        raise ValueError("a list's directory is longer")
+        raise ValueError("a list's directory is cut off")
     next_number, count = _HEAD.unpack_from(text)
     if len(text) != _HEAD.size + count * _CHUNK.size:
-        raise ValueError("a list's directory has another length")
+        raise ValueError("a list's directory has a wrong length")
     chunks = list(_CHUNK.iter_unpack(text[_HEAD.size :]))
     numbers, counts, sizes = zip(*chunks, strict=True) if chunks else ((), (), ())
     return Directory(next_number, sum(counts), sum(sizes), numbers, counts, sizes)

@@ -68,7 +68,7 @@ def _encode_mark(mark: Mark) -> bytes:
 
 def _decode_mark(text: bytes) -> Mark:
     if len(text) != _MARK.size:
-        raise ValueError("a mark has another length")
+        raise ValueError("a mark has a wrong length")
     return Mark(*_MARK.unpack(text))
 
 
@@ -78,7 +78,7 @@ def _number(lsn: int) -> bytes:
 
 def _number_in(text: bytes) -> int:
     if len(text) != 8:
-        raise ValueError("a number has another length")
+        raise ValueError("a number has a wrong length")
     return int.from_bytes(text, "big")
 
 

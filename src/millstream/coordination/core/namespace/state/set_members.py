@@ -35,7 +35,7 @@ def _encode(size: Size) -> bytes:
 
 def _decode(text: bytes) -> Size:
     if len(text) != _SIZE.size:
-        raise ValueError("the size of a set has another length")
+        raise ValueError("the size of a set has a wrong length")
     return Size(*_SIZE.unpack(text))
 
 

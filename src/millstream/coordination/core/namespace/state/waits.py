@@ -86,7 +86,7 @@ def _decode(text: bytes) -> Wait:
         parts.append(text[at : at + size])
         at += size
     if at != len(text):
-        raise ValueError("a wait has another length")
+        raise ValueError("a wait has a wrong length")
     return Wait(
         Mode(mode), session, parts[0], tuple(one for (one,) in _NUMBER.iter_unpack(parts[2])),
         tuple((csn, asked) for csn, asked in _CSN.iter_unpack(parts[3])), offer,
@@ -162,7 +162,7 @@ class Waits:
             Refused: WOULDBLOCK within a transaction, QUOTA if it waits for too much.
         """
         if run.is_in_transaction:
-            raise Refused("WOULDBLOCK", "a transaction does not wait")
+            raise Refused("WOULDBLOCK", "a command cannot wait in a transaction")
         name = bytes((not is_first,)) + _NUMBER.pack(run.version.lsn)
         self._waits.put(name, wait)
         claim = Claim(wait.session, wait.client)
