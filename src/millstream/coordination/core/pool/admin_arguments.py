@@ -1,4 +1,4 @@
-"""Arguments of administrators' commands: what is no such argument is refused by name.
+"""Parses arguments of administrators' commands. An error names the invalid argument.
 
 Elsewhere: groups by name (`discovery`), each command (`pool_commands`, `group_commands`,
 `replica_commands`).

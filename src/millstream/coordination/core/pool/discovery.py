@@ -1,9 +1,9 @@
-"""Which groups there are and where: what discovery (VDS) tells, and which group is meant.
+"""The groups and their places, as discovery (VDS) returns them, and groups by name.
 
 Invariants:
-1. What concerns a group is done by its primary; other nodes say where that is.
+1. The primary of a group executes what concerns it. Other nodes answer with its address.
 
-Elsewhere: what was heard of groups (`directory`), who may ask (the RESP session).
+Elsewhere: reports about groups (`directory`), who may ask (the RESP session).
 
 Source: V2R2, "Nomenclature" (VDS).
 """

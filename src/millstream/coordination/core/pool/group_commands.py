@@ -1,11 +1,11 @@
 """Commands about groups: founding, changing and deleting them.
 
 Invariants:
-1. A group is founded by one record; saying it again goes on with it.
+1. A group is founded by one record. A repeated command continues with it.
 2. A group is deleted only after a quorum of its members has confirmed this primary, unless it
-   never began and another has its number; OK says that a quorum will refuse it for ever.
+   never began and another group has its number. OK means that a quorum will refuse it forever.
 
-Elsewhere: the changes themselves (`vsr.core.replica`), what founding and deleting a group does
+Elsewhere: changes of members (`vsr.core.replica`), the effects of founding and deleting a group
 (`hosted_groups`).
 
 Source: V2R2, "Initial Bootstrap" and "Reconfiguration".

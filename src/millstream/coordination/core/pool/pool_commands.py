@@ -1,8 +1,8 @@
 """Commands about the nodes of a pool: JOIN, LEAVE, NODES.
 
 Invariants:
-1. A node is removed only by one that hears the pool: since it was asked most of the nodes have
-   answered, and of each group a quorum, so that who has become a member is known.
+1. A node is removed only by a node that can reach the pool: since the request most nodes have
+   answered, and of each group a quorum. So its current memberships are known.
 
 Elsewhere: joining and leaving (`membership`).
 

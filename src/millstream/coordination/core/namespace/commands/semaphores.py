@@ -1,12 +1,12 @@
 """SEMAPHORE INIT size path, ACQUIRE, RELEASE, CANCEL, DESTROY.
 
 Invariants:
-1. Units that are held or offered are never more than the semaphore's size. A session has one unit
-   at most, and gets it behind those who wait for longer.
-2. A semaphore that is being destroyed takes nobody in; it ends in the entry in which the last one
-   leaves it, whether or not anybody waits for that.
+1. The number of units that are held or offered never exceeds the size of the semaphore. A session
+   has at most one unit, and gets it after those that have waited longer.
+2. A semaphore that is being destroyed grants no units. It ends in the entry in which the last
+   holder leaves it.
 
-Elsewhere: who is next (`holders`).
+Elsewhere: the next session in line (`holders`).
 
 Source: V2R2, "SEMAPHORE".
 """

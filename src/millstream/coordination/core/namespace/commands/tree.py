@@ -1,12 +1,12 @@
-"""Commands for elements of all types: making, finding, reading, writing, moving, deleting.
+"""Commands for elements of all types: create, find, read, write, move, delete.
 
-Namespaces are made and deleted elsewhere (`naming`): their names are unique over all groups.
+Namespaces are created and deleted elsewhere (`naming`): their names are unique over all groups.
 
 Invariants:
-1. A command asks `State.guard` before it looks at data or changes anything.
-2. What is there already is never an error of CREATE, and is not changed by it.
+1. A command calls `State.guard` before it reads data or changes anything.
+2. CREATE of an existing element is not an error, and does not change the element.
 
-Elsewhere: the tree (`elements`), what elements hold (`data`, `kinds`).
+Elsewhere: the tree (`elements`), the contents of elements (`data`, `kinds`).
 
 Source: V2R2, "Namespace API".
 """
