@@ -1,13 +1,14 @@
-"""The users of a cluster: one element of the system group, which every node makes its own.
+"""The users of a cluster: one element of the system group, which every node copies.
 
 Invariants:
-1. Where the pool has other nodes, a user is changed in the element `USERS_PATH`, from what it says
-   then; each node has that in its own record `SHARED_S` after its member of the group has it. One
-   that has no member asks others for it, `SHARED_FAR_S` later.
-2. What was changed on one node alone, as over HTTP, is brought there until it is.
-3. Whom the element does not name, each node decides for itself.
+1. In a pool with other nodes, a user is changed in the element `USERS_PATH`, from its current
+   value. Each node has the change in its own record `SHARED_S` after its member of the group has
+   it. A node without a member asks others for it, `SHARED_FAR_S` later.
+2. A change that was made on one node alone, as over HTTP, is copied to the element until it is
+   there.
+3. Each node decides alone about users that the element does not name.
 
-Elsewhere: the value (`access.shared_record`), the record (`access.users`), who asks
+Elsewhere: the value (`access.shared_record`), the record (`access.users`), the callers
 (`aio.user_guard`).
 """
 

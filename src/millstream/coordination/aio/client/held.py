@@ -4,14 +4,14 @@
         await client.put("/app/job/state", b"begun", token=lock.token)
 
 Invariants:
-1. Whoever is cancelled, or out of time, while it waits holds nothing afterwards, and waits for
-   nothing: what was asked for is withdrawn before the error is raised, or its session has ended.
-2. `is_held` is True only while the session is there for sure, by this machine's clock. It is no
-   guard by itself: what is outside has to look at the token.
-3. A client has a path once: what is held belongs to its session, so a second holder in the same
-   client would be none.
+1. A call that is cancelled or times out while it waits holds nothing afterwards, and no longer
+   waits: the request is withdrawn before the error is raised, or its session has ended.
+2. `is_held` is True only while the session certainly exists, by the clock of this machine. It does
+   not protect other systems: these have to compare the token.
+3. A client can hold a path once: locks belong to its session, so a second holder in the same
+   client would not exclude the first.
 
-Elsewhere: asking again while it waits (`core.client.caller`), who is next (the node).
+Elsewhere: repeating while it waits (`core.client.caller`), who is next (the node).
 """
 
 from __future__ import annotations

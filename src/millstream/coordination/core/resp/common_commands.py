@@ -1,12 +1,12 @@
-"""Commands that every client of RESP knows: greeting, log-in, the connection, the node.
+"""Commands that every RESP client knows: greeting, login, connection and node.
 
 Invariants:
-1. Stock clients and tools get along: what they ask on connecting is answered, if only by nothing.
-2. A password or a token is checked by the guard alone, and nothing else is done on the connection
-   meanwhile.
+1. Standard clients and tools work: every command that they send when they connect gets a reply,
+   even if it has no effect.
+2. Only the guard checks a password or a token. Meanwhile nothing else is done on the connection.
 
-Elsewhere: sessions (`session_commands`), subscriptions (`subscribe_commands`), the state machine's
-commands (`registers`).
+Elsewhere: sessions (`session_commands`), subscriptions (`subscribe_commands`), the commands of the
+state machine (`registers`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The items of queues: ready, in the order in which they leave, or taken by a session.
 
 Invariants:
-1. An item is ready or taken by one session, and only that session ends it or gives it back.
-2. Items leave by priority, then by place: what is pushed gets the last place of its priority,
-   what is given back the first; several that are given back come in the order of their push.
-3. A session has `TAKEN_MAX` items at most, so its end is bounded work.
+1. An item is ready or taken by one session. Only that session acknowledges or returns it.
+2. Items leave by priority, then by place. A pushed item gets the last place of its priority, a
+   returned one the first. Several returned items keep the order of their PUSH.
+3. A session has at most `TAKEN_MAX` items, so the work at its end is bounded.
 
-Elsewhere: commands (`queues`), who waits for items (`holders`).
+Elsewhere: commands (`queues`), clients that wait for items (`holders`).
 """
 
 from __future__ import annotations

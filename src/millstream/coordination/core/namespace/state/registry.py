@@ -2,9 +2,9 @@
 
 Invariants:
 1. Each root has an id: that of its reservation, or the version of the entry that created it.
-2. An id that is refused is refused for ever: it is never taken off the list.
+2. A refused id is refused forever: it is never removed from the list.
 
-Elsewhere: what follows from what (`names`), the commands (`naming`).
+Elsewhere: the protocol (`names`), the commands (`naming`).
 """
 
 from __future__ import annotations

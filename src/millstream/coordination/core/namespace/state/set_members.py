@@ -1,7 +1,7 @@
 """The members of sets, in the order of their bytes.
 
 Invariants:
-1. A set's size is that of its members; an empty one has no record.
+1. The size of a set is the number of its members. An empty set has no record.
 
 Elsewhere: commands (`sets`).
 """

@@ -1,15 +1,15 @@
-"""What sessions wait for: in order, offered when it is theirs, answered when they come for it.
+"""What sessions wait for: in order, offered when free, answered on the next request.
 
     begin -> (join ...) -> offer -> (join ...) -> finish       drop, at any time: no answer
 
 Invariants:
-1. A wait keeps the numbers of its first and its newest request, and both get its final reply; one
-   between them has ended with PENDING. A session has at most `OPEN_MAX` such numbers.
-2. What a session waits for already, it waits for once: a further request joins and keeps the
-   place.
-3. Waits are in the order of their beginning; who waits to make its lock a WRITE one comes first.
+1. A wait keeps the numbers of its first and its newest request. Both get its final reply. A
+   request between them has ended with PENDING. A session has at most `OPEN_MAX` such numbers.
+2. A session has one wait for one thing: a further request joins it and keeps its place.
+3. Waits are in the order of their beginning. A session that upgrades its lock to WRITE comes
+   first.
 
-Elsewhere: claims on elements (`claims`), what fits (`holders`), who counts an offer's time (the
+Elsewhere: claims on elements (`claims`), conflicts (`holders`), the time of an offer (the
 primary).
 
 Source: V2R2, "LOCK"; the numbers of requests: `client_table`.
