@@ -1,11 +1,12 @@
-"""The users of several nodes as one value: who there is, and who is none any more.
+"""The users of several nodes as one value: current and removed users.
 
 Invariants:
-1. At most `SHARED_USERS_MAX` are named, those who were removed included: what is not named is
-   said of nobody.
-2. No password is in it, only verifiers.
+1. At most `SHARED_USERS_MAX` users are named, removed ones included. The record says nothing about
+   other users.
+2. It contains verifiers, no passwords.
 
-Elsewhere: one user (`access.records`), where the value is kept (`coordination.aio.shared_users`).
+Elsewhere: one user (`access.records`), where the value is stored
+(`coordination.aio.shared_users`).
 """
 
 from __future__ import annotations

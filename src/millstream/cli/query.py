@@ -71,7 +71,7 @@ def _selector_of(text: str) -> dict[str, Any]:
     try:
         selector = json_module.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the selector is no JSON: {error}", code="not_json") from error
+        raise UsageError(f"the selector is not JSON: {error}", code="not_json") from error
     if not isinstance(selector, dict):
         raise UsageError("a selector is a JSON object", code="bad_selector")
     return selector

@@ -87,8 +87,8 @@ def reset_checkpoint(path: Path, offset: Offset) -> int:
         )
     if any((directory / "state").glob("*")):
         raise ConditionError(
-            f"{directory} keeps state of the query beside the offsets, which another offset does "
-            "not go with: begin with a new checkpoint",
+            f"{directory} holds state of the query that does not fit another offset: begin with "
+            "a new checkpoint",
             code="has_state",
         )
     begun = [n for n in _numbers(directory / "offsets") if n > checkpoint.batch_id]
@@ -128,7 +128,7 @@ def _offset_in(directory: Path, number: int) -> Offset:
     try:
         return offset_from_json(json.loads(sources[0]))
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}", code="other_checkpoint") from error
+        raise UsageError(f"{path} is not JSON: {error}", code="other_checkpoint") from error
 
 
 def _keep_aside(directory: Path, number: int) -> None:

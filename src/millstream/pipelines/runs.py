@@ -350,8 +350,8 @@ def stop_run(name: str) -> bool:
     while (record := read_run(name)).is_running and not record.pid:
         if time.monotonic() >= until:
             raise UnavailableError(
-                f"pipeline {name} runs, but its process is not to be seen from here; stop it as "
-                "the user, and where, it was started",
+                f"pipeline {name} runs, but its process is not visible here; stop it as the "
+                "user, and on the machine, that started it",
                 code="unseen_process",
                 retry="never",
             )

@@ -411,6 +411,12 @@ class Machine:
             return found
         return self.hashes.get(lsn)
 
+    def log_end(self) -> int:
+        """Return the last LSN of the log: durable, or remembered in a group without a journal."""
+        if self.world.conditions.journalled:
+            return max([self.base_lsn, *self.hashes])
+        return int(self.replica.log.op_lsn) if self.remembers else 0
+
     def has_on_disk(self, lsn: int, digest: bytes) -> bool:
         """Return whether an entry, or a snapshot of what it did, is durable."""
         if not self.world.conditions.journalled:

@@ -315,7 +315,7 @@ class Truth:
         least = closing.lsn - changing.LAG_MAX - IN_FLIGHT_MAX
         for member in successor(known, closing).members:
             machine = self.world.network.machines[member]
-            has = max([machine.base_lsn, *machine.hashes])
+            has = machine.log_end()
             if member not in known.members and not machine.harmed and has < least:
                 raise WrongError(
                     f"{machine.number} begins an epoch without the log: {has} of {closing.lsn}"

@@ -141,7 +141,7 @@ def test_a_process_that_does_not_have_the_lock_is_not_signalled(monkeypatch, tol
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert read_run("views-b-d").is_running
-        with pytest.raises(UnavailableError, match="not to be seen") as caught:
+        with pytest.raises(UnavailableError, match="not visible") as caught:
             stop_run("views-b-d")
     assert caught.value.code == "unseen_process"
     assert not signalled

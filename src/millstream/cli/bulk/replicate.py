@@ -93,7 +93,7 @@ def _decoded(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--selector is no JSON: {error}", code="bad_arguments") from error
+        raise UsageError(f"--selector is not JSON: {error}", code="bad_arguments") from error
 
 
 def _as(end: Endpoint, who: Who) -> Endpoint:

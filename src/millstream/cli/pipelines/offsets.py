@@ -210,7 +210,7 @@ def _offset_at(where: str) -> Offset:
     try:
         return offset_from_json(json_text.loads(text))
     except ValueError as error:
-        raise UsageError(f"{where} is no JSON: {error}", code="bad_file") from error
+        raise UsageError(f"{where} is not JSON: {error}", code="bad_file") from error
 
 
 def _is_within(directory: Path, other: Path) -> bool:

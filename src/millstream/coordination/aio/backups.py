@@ -1,12 +1,12 @@
-"""Files with the state of a group: written and read whole, in threads.
+"""Backup files of groups: written and read whole, in threads.
 
 Invariants:
-1. A file that is there is never written over, nor one beside it; one that has its name is whole
-   and durable.
-2. Whatever is wrong is an answer, also a disk that fails: it is not the disk of the node's groups,
-   or the group that was to be made is not known to anybody.
+1. An existing file is never overwritten, nor one beside it. A file that has its final name is
+   complete and durable.
+2. Every failure is an answer, also a failing disk: it is not the disk of the node's groups, or the
+   group that was being restored is not known to any node yet.
 
-Elsewhere: what is in the file (`core.backup`), who may ask for it (`core.resp`).
+Elsewhere: the contents of the file (`core.backup`), who may ask for it (`core.resp`).
 """
 
 from __future__ import annotations

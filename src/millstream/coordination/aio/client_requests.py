@@ -1,13 +1,13 @@
-"""What clients of this node ask, given to its groups: the shell's side of `core.backend`.
+"""Passes requests of this node's clients to its groups: implements `core.backend`.
 
 Invariants:
-1. A group that is not here is answered as by a node that does not lead it.
-2. Nothing waits here: each question goes to a replica, or is answered at once.
-3. That there is no such element is said only by the group that has the namespace, or by the system
-   group if none has.
+1. A request for a group that is not here is answered as by a node that does not lead it.
+2. Nothing waits here: each request goes to a replica, or is answered at once.
+3. Only the group that has the namespace, or the system group if none has, answers that an element
+   does not exist.
 
-Elsewhere: who asks (`core.resp.session`), who answers (`aio.group_runner`, for names of
-namespaces `aio.namespaces`).
+Elsewhere: connections (`core.resp.session`), answers (`aio.group_runner`, for names of namespaces
+`aio.namespaces`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AMBIGUOUS = Reply(0, Code.CONFLICT)
 _NAMING = frozenset({b"CREATENAMESPACE", b"DELETENAMESPACE"})
 _NOT_HERE = Reply(
     0, Code.OK,
-    error("BADARG", "it is for the system group: no GROUP before it; one to create in is behind"),
+    error("BADARG", "no GROUP before this command: the group is named after the path"),
 )  # fmt: skip
 _ABSENT = (b"-ERROR_DOES_NOT_EXISTS", array((bulk(b"NOTFOUND"), bulk(b""))))
 

@@ -1,16 +1,16 @@
-"""The coordination of one node: its groups, the nodes it talks to, the clients it serves.
+"""The coordination of one node: its groups, its connections to other nodes, and its clients.
 
-Layout: `node.toml` (who it is) and `pool` (what it knows of others), each with a copy, and the
-groups (`aio.groups`).
+Layout: `node.toml` (the identity of the node) and `pool` (what it knows of others), each with a
+copy, and the groups (`aio.groups`).
 
 Invariants:
-1. Whatever of the disk fails, of any group, `on_fatal` is told once: the process has to end.
-2. Nobody is listened to, client or node, before all groups have read their files, but those that
-   wait for space to be healed.
+1. Any failure of the disk, of any group, calls `on_fatal` once: the process has to end.
+2. No client or node is served before all groups have read their files, except groups that wait for
+   disk space to be repaired.
 
-Elsewhere: what the node knows and decides (`aio.pool_runner`), a group (`aio.group_runner`), names
-of namespaces (`aio.namespaces`), connections of nodes (`aio.peers`) and clients
-(`aio.resp_server`, `aio.ninep_server`), what clients ask (`aio.client_requests`).
+Elsewhere: the knowledge and decisions of the node (`aio.pool_runner`), a group
+(`aio.group_runner`), names of namespaces (`aio.namespaces`), connections of nodes (`aio.peers`)
+and clients (`aio.resp_server`, `aio.ninep_server`), requests of clients (`aio.client_requests`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""One group of this process: its replica, its journal, its timer, and who waits for an answer.
+"""One group of this process: replica, journal, timer, and the calls that wait for answers.
 
 Invariants:
-1. Events are taken in the order they came. What clients want one behind the other is one step, any
-   other event is one; all effects of a step are carried out, in order, before the next one. After
-   `TURN_S` others have their turn.
+1. Events are processed in the order of their arrival. Consecutive client requests are one step,
+   any other event is one. All effects of a step are executed, in order, before the next one. After
+   `TURN_S` other tasks get a turn.
 2. Each ticket is answered exactly once: by the replica, or by `close` with UNKNOWN.
-3. A pause of the process, or a wait for the disk, is not silence of the other members.
-4. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
-   any more; `on_fatal` is told once.
+3. A pause of the process, or a wait for the disk, does not count as silence of the other members.
+4. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered.
+   `on_fatal` is called once.
 
-Elsewhere: every decision (`vsr.core.replica`), the files (`vsr.aio.journal`), connections
+Elsewhere: all decisions (`vsr.core.replica`), the files (`vsr.aio.journal`), connections
 (`aio.peers`).
 """
 
@@ -251,7 +251,7 @@ class GroupRunner:
         if replica.contradiction != self._contradiction:
             self._contradiction = replica.contradiction
             _LOG.error(
-                "coordination group %s: ignored an impossible message: %s",
+                "coordination group %s: ignored an invalid message: %s",
                 replica.group_id.hex(), self._contradiction,
             )  # fmt: skip
         report = replica.report() if replica.troubled or self._is_stuck else None

@@ -1,16 +1,17 @@
-"""The groups of one node, as files and as what runs: formatted, opened, dropped, closed.
+"""The groups of one node, on disk and running: formatted, opened, dropped, closed.
 
-Layout: one directory for each group, named after its id in hexadecimal. How far each of them had
-got stands beside the directory of them all, in one with `.reached` behind its name.
+Layout: one directory for each group, named after its id in hexadecimal. The position that each of
+them had reached is stored beside the directory of all groups, in a directory with the suffix
+`.reached`.
 
 Invariants:
-1. A group is formatted once; who does it again changes nothing.
+1. A group is formatted once. Formatting it again changes nothing.
 2. A group runs at most once, and not while its directory is being removed.
-3. The name of a directory that is removed is changed first, so that a crash leaves no group of
-   which half is there. A restored one is made under another name, too, and gets its own when it
-   is opened for the first time; until the pool knows it, nobody does.
+3. A directory is renamed before it is removed, so a crash leaves no half of a group. A restored
+   group is also made under another name, and gets its own when it is opened for the first time.
+   Until the pool knows it, it is not visible.
 
-Elsewhere: which groups there are to be (`core.pool`), one of them (`aio.group_runner`).
+Elsewhere: which groups there should be (`core.pool`), one of them (`aio.group_runner`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Namespaces over all groups: this node's part in making, deleting and finding them.
+"""Namespaces over all groups: this node's part in creating, deleting and finding them.
 
-Whoever leads the system group carries each name through (`core.namespace.settling`): it asks its
-own groups, and of others the nodes that lead them. Each member of the system group posts what
-everybody is to know.
+The node that leads the system group settles each name (`core.namespace.settling`): it sends steps
+to its own groups, and to the leaders of others. Each member of the system group posts what all
+nodes should know.
 
 Invariants:
 1. Every request gets one answer, at the latest when the settler gives up.
-2. Nodes have only steps of names carried, and only those of this pool.
-3. Nothing waits here but questions for a namespace that this node does not know: news of it may
-   be on its way. They wait for `UNKNOWN_S_MAX`, `AWAITED_MAX` at most; what is not answered
-   otherwise is asked again.
-4. What is answered is known on this node: who asks next where a name is finds it.
+2. Other nodes can only request steps of names, and only nodes of this pool.
+3. The only requests that wait here are those for a namespace that this node does not know: the
+   news may be on its way. At most `AWAITED_MAX` wait, for `UNKNOWN_S_MAX`. Everything else that
+   gets no answer is repeated.
+4. An answer is known on this node: a later question for the name finds it.
 
-Elsewhere: what is asked next (`core.namespace.settling`), what nodes know
+Elsewhere: the next step (`core.namespace.settling`), the knowledge of nodes
 (`core.pool.system_board`), requests of clients (`aio.client_requests`).
 """
 

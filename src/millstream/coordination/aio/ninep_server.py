@@ -1,19 +1,20 @@
-"""The port of the file service: sockets around connections, and a client of the API per attach.
+"""The port of the file service: sockets around connections, and an API client per attach.
 
     server = NinepServer("127.0.0.1:7379", guard)
     await loop.create_server(server.connection, host, port)
 
 Invariants:
-1. Every attach has a session of its own, which ends when nobody uses the attach, and at once when
-   the connection closes; a session that the group has ended closes the connection.
-2. What is asked goes to the primary, wherever it is, and a change is repeated under its number for
+1. Every attach has its own session, which ends when the attach is no longer used, and at once when
+   the connection closes. A session that the group has ended closes the connection.
+2. Requests go to the primary, wherever it is. A change is repeated under its number for
    `DEADLINE_S`.
 3. A client that does not read is not read from.
-4. Where there are users, who has attached nothing after `LOGIN_S_MAX` is cut off, and the oldest
-   of those when there is no place for a newcomer.
-5. After `close` no connection is open, and the sessions have ended if their groups could be told.
+4. Where there are users, a client that has not attached after `LOGIN_S_MAX` is cut off. The oldest
+   of these clients is cut off when there is no place for a new one.
+5. After `close` no connection is open, and the sessions have ended if their groups could be
+   reached.
 
-Elsewhere: what messages mean (`core.ninep.connection`), the API (`aio.client`).
+Elsewhere: messages (`core.ninep.connection`), the API (`aio.client`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Who this node is among those that coordinate: `coord/node.toml`, and `node.toml.copy`.
+"""The identity of a node in coordination: `coord/node.toml`, and `node.toml.copy`.
 
 Invariants:
-1. The id is random, made once, and never given to another directory; `incarnation` grows, durably,
-   before a process says anything to another node (`core.pool.boot_stamps`).
-2. Both files are written in place, one after the other, each synced, and only both make a start
-   count. So a start needs no free space, after a crash one is whole, and later damage to either
-   one brings back no older incarnation.
-3. What the system refuses to read is not lost: only a file that is not there, or that the disk
-   cannot give back, is.
-4. A directory that has groups, or a pool, and neither file whole is not served: a node that does
-   not know what it has promised as whom must not go on. Without them it has promised nothing.
+1. The id is random, generated once, and never given to another directory. `incarnation` grows,
+   durably, before a process sends anything to another node (`core.pool.boot_stamps`).
+2. Both files are written in place, one after the other, each synced. A start counts only with
+   both. So a start needs no free space, one file is whole after a crash, and later damage to one
+   of them restores no older incarnation.
+3. A file that the system refuses to read does not count as lost. Only a missing file, or one that
+   the disk cannot return, does.
+4. A directory with groups or a pool and without a whole file is not served: a node that does not
+   know its identity and its promises must not continue. A directory without groups and pool has
+   promised nothing.
 
-Elsewhere: what a member of a group has promised (its superblock), which groups there are
-(`aio.coordinator`).
+Elsewhere: the promises of a member of a group (its superblock), the groups (`aio.coordinator`).
 """
 
 from __future__ import annotations

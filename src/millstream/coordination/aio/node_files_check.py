@@ -1,9 +1,9 @@
-"""What a check says of a node's own files of coordination: who it is, which groups it has.
+"""The report of a check of a node's own coordination files: its identity and its groups.
 
 Invariants:
-1. Nothing is written. What the next start heals by itself is told and is no damage.
+1. Nothing is written. What the next start repairs by itself is reported, and is not damage.
 
-Elsewhere: the files (`node_file`, `pool_copies`), a group's (`core.pool.group_check`).
+Elsewhere: the files (`node_file`, `pool_copies`), those of a group (`core.pool.group_check`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Connections between nodes: what is sent to an address, and what comes from anybody.
+"""Connections between nodes: messages to an address, and messages from any node.
 
 Each node dials those that it sends to, so a connection carries messages one way. It begins with
-lines: `millstream-peer 1`, with the first message of a SCRAM log-in behind it if the nodes share a
-secret, and the answers to it; then come frames, the dialling node's greeting first.
+lines: `millstream-peer 1`, followed by the first message of a SCRAM login if the nodes share a
+secret, and the answers to it. Then come frames, the greeting of the dialling node first.
 
 Invariants:
-1. Sending never waits: what finds no room, or no connection, is lost, as on any network.
-2. Nothing is received of who has not logged in, where a log-in is asked for, nor of a user who is
-   dropped. Who does not log in makes room for others that may.
-3. Bytes that are no message end their connection; its node dials anew.
-4. A node that cannot be reached is dialled at most once each `BACKOFF_S_MAX`, and only while
-   there is something to send.
+1. Sending never waits: a message without room or connection is lost, as on any network.
+2. Where a login is required, nothing is received from a node that has not logged in, nor as a user
+   who was dropped. Connections without a login give way to new ones.
+3. Invalid bytes end the connection. Its node dials again.
+4. A node that cannot be reached is dialled at most once each `BACKOFF_S_MAX`, and only while there
+   is something to send.
 5. Receiving gives the loop back after `TURN_S`.
 
-Elsewhere: the frames (`vsr.core.messages`), who is told what (`aio.coordinator`).
+Elsewhere: the frames (`vsr.core.messages`), dispatch (`aio.coordinator`).
 docs/reference/coordination-messages.md.
 """
 
@@ -234,7 +234,9 @@ class Peers:
             preface, _, first = (begin + await _line(reader)).partition(b" n,,")
         if preface != _PREFACE:
             writer.write(b"e=this port is for other nodes\n")
-            raise RemoteProtocolError("it does not speak as a node does", code="bad_greeting")
+            raise RemoteProtocolError(
+                "it does not speak the protocol of nodes", code="bad_greeting"
+            )
         wanted = self._users is not None and (
             not self._users.is_empty or self._users.get(NODE_USER) is not None
         )
@@ -262,7 +264,7 @@ class Peers:
         writer.write(challenge + b"\n")
         final, user = server.step(await _line(reader))
         if user is None or not user.is_admin or self._users.get(user.name) != user:
-            raise AccessError("only nodes and administrators may", code="not_allowed")
+            raise AccessError("only nodes and administrators may connect", code="not_allowed")
         writer.write(final + b"\n")
         return user.name
 
@@ -334,7 +336,7 @@ class _Link:
             finally:
                 self._hang_up()
             if why != said:
-                _LOG.info("node %s is not reached: %s", self._address.text, why)
+                _LOG.info("node %s cannot be reached: %s", self._address.text, why)
                 said = why
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             self._pending, self._pending_bytes = [], 0

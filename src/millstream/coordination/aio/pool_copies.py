@@ -1,11 +1,11 @@
-"""The node's pool file, kept twice: `pool` and `pool.copy` in the directory of coordination.
+"""The pool file of a node, stored twice: `pool` and `pool.copy` in the directory of coordination.
 
 Invariants:
-1. `pool` is replaced first, then its copy, each durably, and only both make it kept. So later
-   damage to either one brings back nothing older than what was kept.
-2. Of two whole ones `pool` is in force; the next start writes the other one again.
+1. `pool` is replaced first, then its copy, each durably. Content counts as stored only in both. So
+   later damage to one of them restores nothing older.
+2. If both are whole, `pool` is in force. The next start writes the other one again.
 
-Elsewhere: its bytes (`core.pool.file_format`), when it is written (`aio.pool_runner`).
+Elsewhere: its format (`core.pool.file_format`), when it is written (`aio.pool_runner`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The pool's shell: what one node of it wants done, and how that ended.
+"""The shell of the pool: executes the effects of one node's pool, and reports their results.
 
 Invariants:
-1. One event at a time; its effects are carried out in order before the next one is looked at.
-2. What touches the disk is done one after the other, each reported before the next one begins.
-   While there is no space it waits and is tried again, and a start does not wait for it; only a
-   group that cannot be formatted or opened lets others go first. Any other error ends the process.
-3. Every question and every command is answered, also about groups that are not here.
+1. One event at a time. Its effects are executed in order before the next one is examined.
+2. Disk effects are executed one after the other, each reported before the next one begins. Without
+   disk space they wait and are tried again, and a start does not wait for them. Only a group that
+   cannot be formatted or opened lets others go first. Any other error ends the process.
+3. Every request and every command is answered, also about groups that are not here.
 
-Elsewhere: deciding (`core.pool`), the groups (`aio.groups`), connections (`aio.peers`).
+Elsewhere: decisions (`core.pool`), the groups (`aio.groups`), connections (`aio.peers`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Who judges the tokens of clients: the provider a node was started with, or that of all nodes.
+"""The provider of tokens of clients: the one that the node was started with, or that of all nodes.
 
 Invariants:
-1. What the node was told at its start (`--oidc-issuer` and the others) comes first. Else what is
-   set for all groups counts (`GLOBAL.AUTH.JWKS`, `ISSUER`, `AUDIENCE`, `GROUPS`), from the moment
-   that the node hears of it: other keys, other rules, or no tokens at all.
-2. Tokens are taken only where keys, issuer and audience are all said, and keys come from a source
-   that may be believed. If not, that is logged, once, and nobody gets in by a token.
+1. The options of the node (`--oidc-issuer` and the others) come first. Otherwise the settings of
+   all groups count (`GLOBAL.AUTH.JWKS`, `ISSUER`, `AUDIENCE`, `GROUPS`) from the moment the node
+   learns them: other keys, other rules, or no tokens at all.
+2. Tokens are accepted only where keys, issuer and audience are set, and the keys come from a
+   trusted source. Otherwise this is logged once, and no client can log in with a token.
 
-Elsewhere: what a token has to say (`access.tokens`), keys (`access.token_keys`).
+Elsewhere: the contents of a token (`access.tokens`), keys (`access.token_keys`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _opened(said: Said) -> TokenKeys | None:
 
     if not is_key_source(said.source):
         _LOG.error(
-            "GLOBAL.AUTH.JWKS is %r, and no tokens are taken: a file is wanted, by its whole "
-            "path, or a URL with https (with http only of this machine)", said.source,
+            "GLOBAL.AUTH.JWKS is %r, so no tokens are accepted: give an absolute path, or a URL "
+            "with https (with http only for this machine)", said.source,
         )  # fmt: skip
         return None
     tokens = TokenKeys(TokenRules(said.issuer, said.audience, said.groups_claim), said.source)

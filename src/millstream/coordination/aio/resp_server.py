@@ -4,19 +4,20 @@
     await loop.create_server(server.connection, host, port, ssl=context)
 
 Invariants:
-1. What became known in one turn of the loop leaves in one write for each connection.
-2. A client that does not read, or asks faster than it is answered, is not read from.
-3. A connection has `TURN_REQUESTS_MAX` requests done in a turn; the next turn goes on.
+1. All output of one turn of the loop leaves in one write for each connection.
+2. A client that does not read, or sends faster than it is answered, is not read from.
+3. At most `TURN_REQUESTS_MAX` requests of a connection are processed in a turn. The next turn
+   continues.
 4. After `close` no connection is open.
-5. Where there are users, who has not logged in after `LOGIN_S_MAX` is cut off, and of more than
-   `STRANGERS_MAX`, or than half of the places, who has had longest. Who logged in with a token is
-   nobody again `LOOK_S` after its end at the latest, and has that time to log in anew.
-6. When more than `WAITING_BYTES_MAX` are held for all clients together, replies and requests that
-   are not whole, those that have let theirs wait for longest are cut off. Who takes what waits
-   lives, however slowly it does that.
+5. Where there are users, a client that has not logged in after `LOGIN_S_MAX` is cut off; of more
+   than `STRANGERS_MAX` such clients, or than half of the places, the oldest. A client with a token
+   is logged out at most `LOOK_S` after the token ends, and has that time to log in again.
+6. When more than `WAITING_BYTES_MAX` are held for all clients together, replies and incomplete
+   requests, the clients are cut off whose data has waited longest. A client that takes its data is
+   not cut off, however slow it is.
 
-Elsewhere: everything a request means (`core.resp.session`), log-ins (`aio.user_guard`), who may
-connect from where (who listens).
+Elsewhere: the meaning of requests (`core.resp.session`), logins (`aio.user_guard`), who may
+connect from where (the listener).
 """
 
 from __future__ import annotations

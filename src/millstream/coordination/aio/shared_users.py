@@ -1,13 +1,14 @@
-"""The users of a cluster: one element of the system group, which every node makes its own.
+"""The users of a cluster: one element of the system group, which every node copies.
 
 Invariants:
-1. Where the pool has other nodes, a user is changed in the element `USERS_PATH`, from what it says
-   then; each node has that in its own record `SHARED_S` after its member of the group has it. One
-   that has no member asks others for it, `SHARED_FAR_S` later.
-2. What was changed on one node alone, as over HTTP, is brought there until it is.
-3. Whom the element does not name, each node decides for itself.
+1. In a pool with other nodes, a user is changed in the element `USERS_PATH`, from its current
+   value. Each node has the change in its own record `SHARED_S` after its member of the group has
+   it. A node without a member asks others for it, `SHARED_FAR_S` later.
+2. A change that was made on one node alone, as over HTTP, is copied to the element until it is
+   there.
+3. Each node decides alone about users that the element does not name.
 
-Elsewhere: the value (`access.shared_record`), the record (`access.users`), who asks
+Elsewhere: the value (`access.shared_record`), the record (`access.users`), the callers
 (`aio.user_guard`).
 """
 
@@ -129,8 +130,8 @@ class SharedUsers:
     async def _change(self, name: str, edit: Callable[[User | None], User | None]) -> None:
         if not self._has_secret:
             raise ConditionError(
-                "the nodes could not log in to each other any more: start them all with the same "
-                "cluster secret before there are users",
+                "the nodes could no longer log in to each other: start all of them with the "
+                "same cluster secret before you add users",
                 code="no_cluster_secret",
             )
         async with self._connect() as client:

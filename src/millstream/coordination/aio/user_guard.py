@@ -1,14 +1,13 @@
-"""The users of a node, as its clients of coordination log in, and as administrators change them.
+"""Checks logins of coordination clients, and changes users for administrators.
 
 Invariants:
-1. Passwords are checked, and made into what is kept of them, in threads of their own.
-   `CHECKS_WAITING_MAX` wait at most, and none of a client that is gone.
-2. A user who was changed or removed while a password was checked is not let in.
-3. Whoever's record was changed is told of (`on_user_changed`) `DROP_S` later: behind the reply.
+1. Passwords are checked and hashed in separate threads. At most `CHECKS_WAITING_MAX` checks wait,
+   and none for a client that is gone.
+2. A user who was changed or removed while a password was checked is not logged in.
+3. A change of a user is reported (`on_user_changed`) `DROP_S` later: after the reply.
 
-Elsewhere: the record (`access.users`), tokens (`aio.provider`), connections
-(`aio.resp_server`), commands (`core.resp.common_commands`,
-`core.resp.user_commands`).
+Elsewhere: the record (`access.users`), tokens (`aio.provider`), connections (`aio.resp_server`),
+commands (`core.resp.common_commands`, `core.resp.user_commands`).
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class UserGuard:
 
         if self._start(change(), "change of a user") is None:
             work.close()
-            done(error("BUSY", "too many are logging in; try again"))
+            done(error("BUSY", "too many logins at once; try again"))
 
     def drop_soon(self, name: str) -> None:
         """End the user's connections, once the reply to the change is on its way."""

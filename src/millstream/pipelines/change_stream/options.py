@@ -261,7 +261,7 @@ def _key_prefix(text: str) -> str:
     try:
         key_from_text(text + "0" if text.startswith("\\x") and len(text) % 2 else text)
     except ValueError as error:
-        raise ValueError(f"no beginning of a key: {error}") from error
+        raise ValueError(f"not a prefix of a key: {error}") from error
     return text
 
 

@@ -355,7 +355,7 @@ def _utc(kind: pa.DataType) -> pa.DataType:
 def _rollback_row(row: Mapping[str, Any]) -> UsageError:
     return UsageError(
         f"a row says {row['op']!r} of partition {row.get('partition')}: a part of the change "
-        "stream's history has to be undone, which this sink cannot. Write the stream with "
+        "stream's history has to be undone, which this sink cannot do. Write the stream with "
         "foreachBatch and millstream.pipelines.apply_changes, which can",
         code="rollback_row",
     )

@@ -148,7 +148,7 @@ class TransactionalSink:
             header = msgspec.json.decode(found.data, type=Header)
         except msgspec.MsgspecError as error:
             raise UsageError(
-                f"document {self._key!r} of bucket {self._bucket.bucket!r} is no header of a "
+                f"document {self._key!r} of bucket {self._bucket.bucket!r} is not a header of a "
                 f"sink: {error}",
                 code="bad_header",
             ) from error
@@ -213,8 +213,8 @@ class TransactionalSink:
     def _lost(self, batch_id: int) -> UnavailableError:
         return UnavailableError(
             f"rows of batch {batch_id} that were staged for sink {self._sink_id!r} of bucket "
-            f"{self._bucket.bucket!r} are gone: it took longer than they are kept, or somebody "
-            "deleted them. Start the query again",
+            f"{self._bucket.bucket!r} are gone: they expired, or were "
+            "deleted. Start the query again",
             code="staging_lost",
             retry="never",
         )

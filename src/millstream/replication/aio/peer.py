@@ -394,7 +394,7 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise RemoteProtocolError(f"the peer's answer is no JSON: {error}") from error
+        raise RemoteProtocolError(f"the peer's answer is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise RemoteProtocolError("the peer's answer is no object")
     return found

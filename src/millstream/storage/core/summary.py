@@ -163,7 +163,7 @@ class PartitionSummary:
         """Reverse `encode`.
 
         Raises:
-            struct.error: it has another length than it says.
+            struct.error: it has a wrong length than it says.
         """
         summary = cls()
         (

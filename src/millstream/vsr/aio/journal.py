@@ -169,7 +169,7 @@ class JournalThread:
             self.is_full = False
             self._go_on_after(step, self._on_done)
         elif step.is_optional:
-            _LOG.error("a snapshot of a coordination group is given up: %s", error)
+            _LOG.error("gave up a snapshot of a coordination group: %s", error)
             self._go_on_after(step, self._on_given_up)
         elif not self._is_closed:
             if not self.is_full:

@@ -338,7 +338,7 @@ def decode_body(data: bytes) -> Body:
     groups, at = _decode_items(data, at, 2, group_count) if group_count else ((), at)
     argv, at = _decode_items(data, at, 4, argument_count)
     if at != len(data):
-        raise _damaged("its body has another length than its parts")
+        raise _damaged("its body has a wrong length than its parts")
     return Body(principal, groups, argv)
 
 
@@ -356,7 +356,7 @@ def _decode_items(data: bytes, at: int, width: int, count: int) -> tuple[tuple[b
 
 def _damaged(reason: str) -> CorruptionError:
     return CorruptionError(
-        f"this is no whole log entry: {reason}; fetch it from another member",
+        f"this is not a whole log entry: {reason}; fetch it from another member",
         code="damaged_entry",
     )
 

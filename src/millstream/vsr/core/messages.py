@@ -555,7 +555,7 @@ def decode(frame: bytes) -> Envelope:
     except CorruptionError as error:
         raise refused(str(error)) from error
     if at != len(body):
-        raise refused("its payload has another length than its fields")
+        raise refused("its payload has a wrong length than its fields")
     payload = message(*values)
     if isinstance(payload, DoViewChange) and not payload.is_whole:
         raise refused("a vote has more or fewer marks than entries")

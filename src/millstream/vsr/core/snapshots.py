@@ -171,7 +171,7 @@ class Pieces:
 def unknown_state(reason: str) -> CorruptionError:
     """Return the error for bytes that are no state of this version."""
     return CorruptionError(
-        f"a snapshot of the group is not understood: {reason}; a newer version wrote it, start "
+        f"a snapshot of the group cannot be read: {reason}; a newer version wrote it, start "
         "that one",
         code="unknown_state",
     )

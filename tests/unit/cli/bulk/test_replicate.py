@@ -82,7 +82,7 @@ def test_what_ends_a_run_at_once(call, ends, options, error):
     ("arguments", "said"),
     [
         (["db", "http://127.0.0.1:1/db"], "is no address"),
-        (["http://127.0.0.1:1/a", "http://127.0.0.1:1/b", "--selector", "{"], "no JSON"),
+        (["http://127.0.0.1:1/a", "http://127.0.0.1:1/b", "--selector", "{"], "not JSON"),
         (["http://127.0.0.1:1/a"], "TARGET"),
     ],
 )

@@ -109,7 +109,7 @@ def test_reset(call: Any, checkpoint: Path, tmp_path: Path) -> None:
         (["show", "nowhere"], "not a checkpoint, a pipeline or a file"),
         (["reset", "nowhere", "--to", "x"], "is not a checkpoint, and not a pipeline"),
         (["show", "."], "is not a checkpoint of a streaming query"),
-        (["show", "bad"], "is no JSON"),
+        (["show", "bad"], "is not JSON"),
         (["show", "newer"], "version 9 is not known"),
     ],
 )

@@ -390,6 +390,6 @@ async def test_a_name_that_is_none_is_tried_as_rarely_as_any(
     peers = Peers(lambda _: None)
     peers.send(Address(host, 7), encode(message(1)))
     (link,) = peers._links.values()
-    await until(lambda: link._task.done() or "is not reached" in caplog.text)
+    await until(lambda: link._task.done() or "cannot be reached" in caplog.text)
     assert not link._task.done()
     await peers.close()

@@ -67,7 +67,7 @@ async def test_a_directory_that_was_set_back_does_not_vote_until_the_right_one_i
         await until(lambda: all(refused_at(other, node.node_id) for other in others))
         await until(lambda: node.pool.pool.incarnations.own_refusal and not node.groups.running)
         assert REFUSED in caplog.text
-        assert f"says to be node {node.node_id.hex()} is refused" in caplog.text
+        assert f"claims to be node {node.node_id.hex()} is refused" in caplog.text
         assert b"set back" in await admin(node, b"STATUS")
         assert b"set back" in await admin(node, b"STATUS", b"1")
         assert b"set back" in await admin(others[0], b"NODES")

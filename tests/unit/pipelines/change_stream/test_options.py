@@ -111,7 +111,7 @@ def test_the_bucket_must_be_named() -> None:
         ("maxBytesPerBatch", "1k", "a whole number from 1 to"),
         ("pollMs", "60001", "a whole number from 0 to 60000"),
         ("noValue", "yes", "write true or false"),
-        ("keyPrefix", "\\xzz", "no beginning of a key"),
+        ("keyPrefix", "\\xzz", "not a prefix of a key"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_reason(name: str, value: str, said: str) -> None:

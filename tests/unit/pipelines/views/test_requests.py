@@ -99,7 +99,7 @@ def test_how_fresh_the_rows_are(text: str, query: dict[str, Any]) -> None:
         ({"view": ""}, "option view must be given"),
         ({"stale": "maybe"}, "option stale"),
         ({"stale": "wait:"}, "at"),
-        ({"startkey": "["}, "startkey is no JSON"),
+        ({"startkey": "["}, "startkey is not JSON"),
         ({"limit": "-1"}, "positive integer"),
         ({"numPartitions": "4"}, "option numPartitions"),
         ({"include_docs": "true"}, "unknown option include_docs"),

@@ -1,15 +1,15 @@
-"""How far the durable subscriptions of a client were heard: the group remembers it, by a name.
+"""The positions of a client's durable subscriptions, which the group stores by name.
 
     place = DurablePlaces().named(b"jobs", client_of_path, (b"/app", b"TREE"))
-    await place.begin()             # -> the LSN to go on from, None: from now on
+    await place.begin()             # -> the LSN to resume from, None: from now on
     await place.acknowledge(lsn)
 
 Invariants:
-1. A place belongs to the client's session in its group; that session is used on the client's own
-   connection, while changes come over another one. So the group is told of a name by a
-   subscription there, which ends at once.
-2. What was acknowledged is not told again under this name, whatever becomes of connections and of
-   the session: a new one is told of the name anew, and how far it was heard.
+1. A position belongs to the session of the client in its group. That session is used on the
+   client's own connection, while changes come over another one. So a name is registered by a
+   subscription on the client's connection, which ends at once.
+2. Acknowledged changes are not delivered again under this name, whatever happens to connections
+   and the session: the name and the position are registered again in a new session.
 
 Elsewhere: changes (`subscription`), repeats (`group_client`).
 """

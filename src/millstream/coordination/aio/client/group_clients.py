@@ -1,12 +1,12 @@
-"""Which group has a path, and a client with a session for each group that is used.
+"""Finds the group of a path, and keeps a client with a session for each group in use.
 
 Invariants:
-1. A group is asked for its places once; a path that is missing is looked up again, since it may
-   be elsewhere by now.
-2. A stale read shows nothing older than what this client has seen. A connection goes on only where
-   its session does: at a node that a quorum confirms, which has all that was acknowledged until
-   then, and from then on the node itself goes only forward on it. What came over other
-   connections, as changes do, is noted here, and named in each stale read (`SEEN`).
+1. A group is asked for its namespaces once. A missing path is looked up again, since it may have
+   moved.
+2. A stale read returns nothing older than what this client has seen. A connection continues only
+   where its session does: at a node that a quorum confirms, which has everything that was
+   acknowledged until then. From then on the node only moves forward. What came over other
+   connections, such as changes, is noted here and named in each stale read (`SEEN`).
 
 Elsewhere: the commands (`async_client`), connections and repeats (`group_client`).
 """

@@ -4,14 +4,14 @@
         await client.put("/app/job/state", b"begun", token=lock.token)
 
 Invariants:
-1. Whoever is cancelled, or out of time, while it waits holds nothing afterwards, and waits for
-   nothing: what was asked for is withdrawn before the error is raised, or its session has ended.
-2. `is_held` is True only while the session is there for sure, by this machine's clock. It is no
-   guard by itself: what is outside has to look at the token.
-3. A client has a path once: what is held belongs to its session, so a second holder in the same
-   client would be none.
+1. A call that is cancelled or times out while it waits holds nothing afterwards, and no longer
+   waits: the request is withdrawn before the error is raised, or its session has ended.
+2. `is_held` is True only while the session certainly exists, by the clock of this machine. It does
+   not protect other systems: these have to compare the token.
+3. A client can hold a path once: locks belong to its session, so a second holder in the same
+   client would not exclude the first.
 
-Elsewhere: asking again while it waits (`core.client.caller`), who is next (the node).
+Elsewhere: repeating while it waits (`core.client.caller`), who is next (the node).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Waiting:
         """Ask until there is an answer. Withdraw the request on time-out or cancellation."""
         if taken := self._client.held & set(self._paths):
             path = min(taken).decode()
-            raise UsageError(f"this client holds or awaits {path} already", code="already_held")
+            raise UsageError(f"this client already holds or waits for {path}", code="already_held")
         self._raw = await self._client.at(self._paths[0].decode())
         self._client.held |= set(self._paths)
         asking = asyncio.ensure_future(
@@ -67,9 +67,9 @@ class _Waiting:
             self._forget()
             if isinstance(error, TimeoutError):
                 name = b" ".join(argv[:2]).decode(errors="replace")
-                raise UnavailableError(f"{name} has waited long enough", code="timeout") from None
+                raise UnavailableError(f"waiting for {name} timed out", code="timeout") from None
             if isinstance(error, OutcomeUnknownError):  # the only way to it without a deadline
-                raise SessionLostError("the session has ended while this waited") from error
+                raise SessionLostError("the session ended while the call waited") from error
             raise
 
     async def _withdraw(self, asking: asyncio.Future[Any]) -> None:
@@ -154,7 +154,7 @@ class _Holding(_Waiting):
         finally:
             self._forget()
         if not was_ours:
-            raise SessionLostError("this was lost before its end, with the session that held it")
+            raise SessionLostError("it was lost before its end: the session that held it ended")
 
     async def acquire(self, timeout_s: float | None = None) -> None:
         """Wait until it is held."""

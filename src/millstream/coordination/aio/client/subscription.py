@@ -1,18 +1,18 @@
-"""Changes of an element as an asynchronous iterator, whatever becomes of connections and nodes.
+"""Changes of an element as an asynchronous iterator that survives connections and nodes.
 
     async with client.subscribe("/app", "TREE") as changes:
         async for change in changes:
             print(change.op, change.path)
 
 Invariants:
-1. There is no task: bytes are read when somebody wants the next change. Who is slow is cut off by
-   the node, and goes on from there (`QUEUED_MAX` of the node bounds what waits).
-2. A connection that says nothing for `QUIET_S` is given up: nodes speak more often.
-3. Waiting may be cancelled, nothing is lost by it.
-4. Under a name (`durable`), a change is acknowledged once its reader asks for the next one, or
-   leaves `async with` without an error: so each is worked off at least once.
+1. There is no task: bytes are read when the next change is requested. The node cuts off a slow
+   reader, which then resumes (`QUEUED_MAX` of the node bounds what waits).
+2. A connection that is silent for `QUIET_S` is given up: nodes send more often.
+3. Waiting can be cancelled without losing anything.
+4. With a name (`durable`), a change is acknowledged once the reader asks for the next one, or
+   leaves `async with` without an error. So each change is processed at least once.
 
-Elsewhere: what to ask for and what is new (`core.client.resumed_subscription`), names
+Elsewhere: requests and new updates (`core.client.resumed_subscription`), names
 (`durable_positions`).
 """
 
@@ -215,7 +215,7 @@ class Subscription:
         reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
         self._streams = reader, writer
         if self._over is not None:
-            raise ConnectionResetError("it was closed meanwhile")
+            raise ConnectionResetError("the subscription was closed meanwhile")
         self._replies = Replies()
         writer.write(packed(self._greeting) + packed(self._following.request()))
 

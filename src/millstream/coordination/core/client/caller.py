@@ -1,22 +1,23 @@
-"""What a client of a group does besides talking: finding the primary, repeating, giving up truly.
+"""The logic of a client of a group: finds the primary, repeats, and reports outcomes.
 
 Invariants:
-1. A change is repeated with the number it was sent with first, within the session it was sent in;
-   a number is never given to two changes. So it is done once, however often it was sent.
-2. A call ends with its reply, or at its deadline. That it failed is said only if every attempt
-   was refused or none was sent; else its outcome is unknown.
-3. A session that is lost is told of, once; what was sent in it and not answered is unknown.
+1. A change is repeated with its first number, within its first session. A number is never given to
+   two changes. So a change is made once, however often it was sent.
+2. A call ends with its reply, or at its deadline. It is reported as failed only if every attempt
+   was refused or none was sent; otherwise its outcome is unknown.
+3. The loss of a session is reported once. Requests that were sent in it and not answered have an
+   unknown outcome.
 4. At most `CALLS_MAX` calls wait, `FLIGHT_MAX` of them on the connection: fewer than the replies
-   that a group keeps of a session.
-5. A node has `ATTEMPT_MS` for each sign that it gives: a reply, or a part of one, or that it takes
-   more of something long. So a long value comes and goes over a slow line, too.
-6. What waits (its reply was PENDING) is asked for again with its number, at once after a notice,
-   else after `AGAIN_MAX_MS` at most; it ends with its session.
-7. Since when the primary has heard the session is told by what was sent, never by a reply's time.
-8. No clock, no dice: both are arguments.
+   that a group stores for a session.
+5. A node has `ATTEMPT_MS` for each sign of progress: a reply or a part of one, or accepting more
+   of a long request. So large values can also use a slow line.
+6. A waiting request (its reply was PENDING) is repeated with its number: at once after a notice,
+   else after at most `AGAIN_MAX_MS`. It ends with its session.
+7. The time since the primary heard the session is counted from when a request was sent, never from
+   the time of a reply.
+8. No clock, no randomness: both are arguments.
 
-Elsewhere: sockets, and the calls that people make (`aio.client`); the other end
-(`resp.session`).
+Elsewhere: sockets and the API (`aio.client`); the other end (`resp.session`).
 
 Source: V2R2, "Client"; Liskov and Cowling 2012, section 4.1.
 """

@@ -1,6 +1,6 @@
-"""What a caller is told, and what it wants done: events in, effects out.
+"""Events and effects of a caller.
 
-Elsewhere: what it decides (`caller`), the sockets (`coordination.aio.client.group_client`).
+Elsewhere: its decisions (`caller`), the sockets (`coordination.aio.client.group_client`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What a client of namespaces is told, in types: made of the replies of the wire.
+"""Typed replies for clients of namespaces, made from the replies of the wire.
 
 Invariants: values, tokens and ids are bytes as they came; paths and names are text; versions are
 `Version`; times are milliseconds.
 
-Elsewhere: the commands (`aio.client.async_client`), the replies' other end
-(`namespace.commands.tree`).
+Elsewhere: the commands (`aio.client.async_client`), the node's side (`namespace.commands.tree`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""A subscription that goes on from connection to connection: what to ask for, what is new.
+"""A subscription that survives connections: what to request, and which updates are new.
 
     following = Following("/app", "TREE")
     following.request()     # what to send on each new connection
-    following.take(reply)   # -> Change, Again, Over, or None: nothing that concerns anybody
+    following.take(reply)   # -> Change, Again, Over, or None: not for the user
 
 Invariants:
-1. Each part of each entry is told once, in order: what was heard in full is not asked for again,
-   and parts of the entry that was under way are dropped if they come a second time.
-2. What may be missing is an error, never silence (`HISTORY_LOST`).
-3. A lock keeps out who begins, not who goes on: that one waits until it is let in again.
+1. Each part of each entry is returned once, in order. Complete entries are not requested again.
+   Parts of an incomplete entry that come a second time are dropped.
+2. If updates may be missing, it is an error (`HISTORY_LOST`).
+3. A lock prevents a subscription from beginning, not from being resumed: a resumed one waits until
+   it is allowed again.
 4. No clock, no sockets.
 
-Elsewhere: connections (`aio.client.subscription`), the node's end (`namespace.audience`).
+Elsewhere: connections (`aio.client.subscription`), the node's side (`namespace.audience`).
 
 Source: V2R2, "Subscribe to an element".
 """

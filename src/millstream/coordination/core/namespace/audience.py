@@ -1,18 +1,19 @@
-"""Who listens on this member: committed updates become messages, in order, each once.
+"""The subscribers of this member: committed updates become messages, in order, each once.
 
-Nothing here is replicated. A connection has a `Subscriber`, a group's state an `Audience`; what an
-entry did comes in with `on_entry`, messages go out with `Subscriber.take`.
+Nothing here is replicated. A connection has a `Subscriber`, the state of a group an `Audience`.
+`on_entry` takes the updates of an entry, `Subscriber.take` returns messages.
 
 Invariants:
-1. A subscription hears the updates of its element and scope from one LSN on, by LSN and within an
-   entry in the order they happened, each once, all that its user may hear (`updates.seen_by`); or
-   it ends, and the last message says so.
-2. What waits on a connection is at most `QUEUED_MAX` messages with `QUEUED_BYTES_MAX` bytes, or
-   those of one entry; behind them, one last message for each subscription.
-3. It ends between two entries: the LSN in an `overrun` is that of the last one queued whole.
+1. A subscription receives the updates of its element and scope from one LSN on: in LSN order,
+   within an entry in the order they happened, each once, and only those that its user may read
+   (`updates.seen_by`). Otherwise it ends, and its last message says so.
+2. At most `QUEUED_MAX` messages with `QUEUED_BYTES_MAX` bytes wait on a connection, or those of
+   one entry. After them there is one last message for each subscription.
+3. A subscription ends between two entries: the LSN in an `overrun` is that of the last entry that
+   was queued whole.
 
-Elsewhere: updates kept to go on from (`marks`), who may subscribe (`subscriptions`), how messages
-look on the wire (`resp`).
+Elsewhere: updates that are kept for resuming (`marks`), the right to subscribe (`subscriptions`),
+messages on the wire (`resp`).
 
 Source: V2R2, "Subscribe to an element".
 """

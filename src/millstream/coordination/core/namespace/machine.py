@@ -1,19 +1,19 @@
-"""The namespaces of a group as its state machine.
+"""The state machine of a group: its namespaces.
 
-    machine.apply(entry)      # the reply; what else came of it: machine.take_happened()
+    machine.apply(entry)      # the reply; its other results: machine.take_happened()
     machine.read(body)
 
-A logged command is `(stamp, name, words...)`, the stamp in decimal digits; one that is read is
+A logged command is `(stamp, name, words...)`, the stamp in decimal digits. A command that reads is
 `(name, words...)`.
 
 Invariants:
 1. The same entries in the same order give the same replies and the same state.
-2. A command that is refused changes nothing.
-3. Nothing that is logged ends the machine: what is not understood is an error.
-4. A command of a later state format than the state's is refused, whoever understands it.
+2. A refused command changes nothing.
+3. No logged command stops the machine: an unknown one gets an error.
+4. A command of a later state format than that of the state is refused, even by members that know
+   it.
 
-Elsewhere: commands (the modules of this package), whose they are and how often they are executed
-(`client_table`).
+Elsewhere: commands (the modules of this package), sessions and repeated requests (`client_table`).
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""Names of namespaces: unique over all groups, whoever dies in between.
+"""Names of namespaces: unique over all groups, whichever members fail.
 
-The system group keeps for each name the group it lives in. A root is created there by an entry
-that carries the reservation's id; each group remembers the ids that it refuses for ever.
+The system group stores the group of each name. A root is created in that group by an entry that
+carries the id of the reservation. Each group stores the ids that it refuses forever.
 
     reserve (system group), create (target), confirm (system group)
     reserve, nothing for `UNDO_MS`, undo (target), confirm or free (system group)
     delete (system group), drop (target), free or keep (system group)
 
 Invariants:
-1. A name lives in one group at most, and a root exists only under the id of its reservation.
-2. A name is freed only after its target has refused its id for ever: what comes late finds that.
-3. Any step may come late, twice or never. What is next depends only on what the system group has
-   and on what the target answers, so any primary of the system group can go on.
-4. A deletion that was refused, since there are elements, is refused for ever: it has an id too.
-5. The names of the system group's own roots are in the same table: nothing else has to be asked.
+1. A name is in at most one group, and a root exists only under the id of its reservation.
+2. A name is freed only after its target has refused its id forever, so late requests are refused.
+3. Each step may be late, repeated or lost. The next step depends only on the state of the system
+   group and the answer of the target. So any primary of the system group can continue.
+4. A deletion that was refused because there are elements is refused forever: it has an id, too.
+5. The names of the system group's own roots are in the same table. They need no other group.
 
-Elsewhere: where it is kept (`registry`), the commands (`naming`), who carries steps from group to
-group and answers clients (`settling`).
+Elsewhere: the table (`registry`), the commands (`naming`), sending the steps to groups and
+answering clients (`settling`).
 
 Source: V2R2, "CREATENAMESPACE"; Gray and Lamport 2006 on who may decide in place of the first.
 """

@@ -1,9 +1,9 @@
-"""Why a command is not done.
+"""The error of a command that is refused.
 
 Invariants:
-1. A command that raises this has changed nothing: whoever carries it out takes back what it did.
+1. A command that raises this has changed nothing: its executor undoes what it did.
 
-Elsewhere: which codes there are (the reference of the commands).
+Elsewhere: the codes (the reference of the commands).
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Carrying names of namespaces through: steps from group to group, and what clients are told.
+"""Settles names of namespaces: sends the steps to the groups, and answers clients.
 
     settler.ask(ticket, wanted, now_ms)       # a request that the system group has begun
     settler.tick(unfinished, known, now_ms)   # while this node leads the system group
     settler.answered(number, value, now_ms)
-    settler.take()                            # -> what to ask of groups, and what is settled
+    settler.take()                            # -> requests to groups, and settled requests
 
 Invariants:
-1. A client is told OK, EXISTS or an error once the system group has it so; whoever comes again
-   with the same ids is told the same, by any primary.
-2. A step has one question under way; without an answer it is asked again, more and more rarely.
-3. At most `CHAINS_MAX` names are carried, and `WAITERS_MAX` requests wait, each for `SETTLE_MS`.
+1. A client gets OK, EXISTS or an error once the system group has stored the result. A repeated
+   request with the same ids gets the same reply from any primary.
+2. Each step has one request in progress. Without an answer it is repeated at growing intervals.
+3. At most `CHAINS_MAX` names are settled at a time, and `WAITERS_MAX` requests wait, each for
+   `SETTLE_MS`.
 4. No clock, no sockets: times and answers are arguments.
 
-Elsewhere: what the steps do (`names`, `naming`), who asks the groups (`aio.namespaces`).
+Elsewhere: the steps (`names`, `naming`), requests to the groups (`aio.namespaces`).
 
 Source: V2R2, "CREATENAMESPACE", uniqueness within an instance.
 """
@@ -67,11 +68,14 @@ ASK_MS_MAX: Final = 5000.0
 """The longest."""
 _EXISTS: Final = status(b"EXISTS")
 _UNDONE: Final = error(
-    "CONFLICT", "the group has refused it: it was undone, or has such a root; say it again"
+    "CONFLICT",
+    "the group refused it: it was undone, or the group has such a root; repeat the command",
 )
-_NOT_YET: Final = error("CONFLICT", "it was being created; say it again")
+_NOT_YET: Final = error("CONFLICT", "it was being created; repeat the command")
 _ABSENT: Final = error("ERROR_DOES_NOT_EXISTS", "there is no such namespace")
-_NOT_FORCED: Final = error("CONFLICT", "another deletion, without FORCE, came first; say it again")
+_NOT_FORCED: Final = error(
+    "CONFLICT", "another deletion, without FORCE, came first; repeat the command"
+)
 
 
 class Wanted(NamedTuple):

@@ -1,12 +1,12 @@
-"""The state as tables of records, whose changes can be taken back.
+"""The state as tables of records whose changes can be undone.
 
 Invariants:
-1. Every change of a table is noted with what was there before, so `roll_back` makes the state
-   what it was at `mark`, byte for byte.
-2. Records never change: a change puts another one. So a frozen view is what it was.
+1. Every change of a table is noted with the old record. So `roll_back` restores the state as it
+   was at `mark`, byte for byte.
+2. Records are immutable: a change replaces one. So a frozen view does not change.
 3. Equal states give equal bytes: tables in their order, keys ascending, lengths before texts.
 
-Elsewhere: what the records are (the modules of their commands), who marks (`machine`).
+Elsewhere: the records (the modules of their commands), marks (`machine`).
 """
 
 from __future__ import annotations

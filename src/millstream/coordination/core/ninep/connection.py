@@ -1,17 +1,17 @@
-"""One client's connection: its messages are understood, done and answered.
+"""The connection of one 9P client: parses, executes and answers its messages.
 
     connection.feed(data); connection.advance()
     connection.take_effects()       # also after `answered` and `paused`
 
 Invariants:
-1. Every request has one reply, but one that was flushed while it waited has none; a flush is
-   answered after what it was about.
-2. At most `OUTSTANDING_MAX` requests are under way; no more are looked at until one is over.
-3. Writes of one open file are done one after the other, in their order.
-4. Bytes that are no messages end the connection, and so does a tag that is used twice.
-5. After Tversion nothing of what was before is known, and no session of it goes on.
+1. Every request gets one reply, except one that was flushed while it waited. A flush is answered
+   after the request that it flushes.
+2. At most `OUTSTANDING_MAX` requests are in progress. No more are read until one has ended.
+3. Writes of one open file are executed one after the other, in order.
+4. Invalid bytes, and a tag that is used twice, end the connection.
+5. Tversion drops everything from before, including sessions.
 
-Elsewhere: what requests do (`operations`), sessions and sockets (`aio.ninep_server`).
+Elsewhere: the operations (`operations`), sessions and sockets (`aio.ninep_server`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Reading and writing files: what is asked for, and what of the reply a message takes.
+"""Reads and writes files: the requests, and the part of the reply that fits into a message.
 
 Invariants:
-1. What is read of an open file, from its beginning to its end, is one state of it.
-2. Every write is one change; it is answered when that is committed.
-3. A directory is listed by positions: `.`, `..`, control files, then children as they are now.
+1. Reading an open file from its beginning to its end returns one state of it.
+2. Every write is one change. It is answered when the change is committed.
+3. A directory is listed by positions: `.`, `..`, control files, then the current children.
 
-Elsewhere: what files look like (`files`), lines of commands (`lines`).
+Elsewhere: the look of files (`files`), lines of commands (`lines`).
 """
 
 from __future__ import annotations

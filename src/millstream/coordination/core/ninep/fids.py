@@ -1,10 +1,10 @@
-"""What a connection has: its fids, what they have open, what is asked for it.
+"""The fids of a connection, their open files, and their requests.
 
 Invariants:
-1. A fid is known until it is clunked; there are never more than `FIDS_MAX`.
-2. What open files keep of contents is at most `KEPT_BYTES_MAX` together.
+1. A fid is valid until it is clunked. There are never more than `FIDS_MAX`.
+2. Open files keep at most `KEPT_BYTES_MAX` of contents together.
 
-Elsewhere: what is done with them (`operations`), the connection (`connection`).
+Elsewhere: their use (`operations`), the connection (`connection`).
 """
 
 from __future__ import annotations

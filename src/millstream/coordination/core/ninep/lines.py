@@ -1,10 +1,10 @@
-"""Lines that are written to `.ctl`: commands of the API in which the path may be left out.
+"""Lines written to `.ctl`: commands of the API in which the path may be omitted.
 
 Invariants:
-1. A command is about nothing outside the tree that was attached.
-2. Commands of the connection (sessions, log-ins, transactions) are none here.
+1. A command cannot reach anything outside the attached tree.
+2. Commands of the connection (sessions, logins, transactions) are not available here.
 
-Elsewhere: what commands mean (`namespace`), who asks for them (`operations`).
+Elsewhere: the commands (`namespace`), who sends them (`operations`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Tlock and Tgetlock: flock over the network, by locks of elements.
+"""Tlock and Tgetlock: flock over the network, with locks of elements.
 
 Invariants:
-1. A lock that is waited for is granted, or given up by a Tflush or the end of its session; then
-   nothing waits for it any more.
-2. What was locked by a fid is released when the fid is clunked.
+1. A lock request that waits is granted, or ends by Tflush or with its session.
+2. The locks of a fid are released when the fid is clunked.
 
 Elsewhere: locks (`namespace.commands.locks`).
 """

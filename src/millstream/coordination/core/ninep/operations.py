@@ -1,10 +1,10 @@
-"""What each message does: commands of the API that are asked for, and what is made of replies.
+"""What each 9P message does: the commands that it sends, and the reply made of theirs.
 
 Invariants:
 1. An operation that fails changes no fid.
-2. Nothing waits but by what it yields.
+2. An operation waits only where it yields.
 
-Elsewhere: locks (`locking`), reading and writing (`contents`), what files look like (`files`).
+Elsewhere: locks (`locking`), reading and writing (`contents`), the look of files (`files`).
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def decode(data: bytes) -> Packet:
         if not reader.is_at_end:
             values += [reader.take(sign) for sign in optional]
         if not reader.is_at_end or length != len(data):
-            raise ValueError("bytes too many")
+            raise ValueError("it has bytes after its end")
     except (ValueError, error) as why:
         raise RemoteProtocolError(f"invalid 9P message: {why}") from None
     return Packet(Kind(number), tag, tuple(values))
@@ -283,6 +283,6 @@ class _Reader:
     def _bytes(self, length: int) -> bytes:
         found = self._data[self._at : self._at + length]
         if len(found) != length:
-            raise ValueError("bytes too few")
+            raise ValueError("it is cut off")
         self._at += length
         return found

@@ -1,7 +1,7 @@
-"""Why a file operation was not done: errors of the API as errno (9P2000.L) or text (9P2000).
+"""Errors of file operations: errors of the API as errno (9P2000.L) or text (9P2000).
 
 Invariants:
-1. Every error has a number that its caller's system knows; one nobody foresaw is EIO.
+1. Every error has a number that the caller's system knows. An unexpected one is EIO.
 
 Elsewhere: the codes (reference of the coordination commands).
 """

@@ -1,4 +1,4 @@
-"""Arguments of administrators' commands: what is no such argument is refused by name.
+"""Parses arguments of administrators' commands. An error names the invalid argument.
 
 Elsewhere: groups by name (`discovery`), each command (`pool_commands`, `group_commands`,
 `replica_commands`).
@@ -70,7 +70,7 @@ def group_id_in(text: bytes) -> bytes:
 def number_in(text: bytes, least: int, most: int) -> int:
     """Return a number within bounds."""
     if not text.isdigit() or len(text) > 20 or not least <= int(text) <= most:
-        raise RefusedError("BADARG", f"{shown(text)} is no number from {least} to {most}")
+        raise RefusedError("BADARG", f"{shown(text)} is not a number from {least} to {most}")
     return int(text)
 
 

@@ -1,10 +1,10 @@
-"""Commands of administrators: which part of the pool carries out each.
+"""Commands of administrators, and the part of the pool that executes each.
 
 Invariants:
-1. At most `ADMIN_MAX` commands are under way; what is not understood changes nothing.
+1. At most `ADMIN_MAX` commands are in progress. An unknown command changes nothing.
 
-Elsewhere: the commands (`pool_commands`, `group_commands`, `replica_commands`), who may ask (the
-RESP session).
+Elsewhere: the commands (`pool_commands`, `group_commands`, `replica_commands`), who may send them
+(the RESP session).
 
 Source: V2R2, "Administration".
 """

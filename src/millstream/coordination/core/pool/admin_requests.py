@@ -1,8 +1,8 @@
-"""Commands of administrators that are under way, and their answers.
+"""Commands of administrators that are in progress, and their answers.
 
 Invariants:
-1. Each command has one answer, at the latest after `ADMIN_MS_MAX`; what a replica was asked for is
-   answered when the replica does, which has bounds of its own.
+1. Each command gets one answer, after at most `ADMIN_MS_MAX`. A request to a replica is answered
+   when the replica does, which has its own bounds.
 
 Elsewhere: each command (`pool_commands`, `group_commands`, `replica_commands`).
 """

@@ -1,18 +1,18 @@
-"""Which process of a node is there, and since when: a number that others remember.
+"""Identifies the process of a node, and its start: a number that other nodes remember.
 
-    19 bits: starts of the directory | 12 bits by chance | 16 bits: mark before | 16 bits: mark
+    19 bits: starts of the directory | 12 random bits | 16 bits: mark before | 16 bits: mark
 
-A *mark* is made durably now and then while a node works, so that a copy of its directory that was
-made before is told from it also if nobody has started it in between; each start says from which
-mark it came.
+A *mark* is written durably from time to time while a node works. So an older copy of its directory
+is recognized, even if no process was started in between. Each start contains the mark that it came
+from.
 
 Invariants:
 1. The number of a directory grows with each start and each mark. Two starts of copies of one
-   directory have other bits by chance, mostly, though as many starts were before.
-2. Versions that counted alone began with 1 and added 1: their numbers are below all of these, and
-   what they add to one of these is in the last bits.
+   directory most likely have different random bits, even after equally many starts.
+2. Versions that used a plain counter began with 1 and added 1. Their numbers are below all of
+   these, and what they add to one of these is in the last bits.
 
-Elsewhere: keeping it (`aio.node_file`), what nodes do about it (`incarnations`).
+Elsewhere: storing it (`aio.node_file`), comparing it (`incarnations`).
 """
 
 from __future__ import annotations

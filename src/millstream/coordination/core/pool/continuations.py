@@ -1,10 +1,10 @@
-"""What goes on once the disk, a replica or the shell has answered.
+"""What continues once the disk, a replica or the shell has answered.
 
 Invariants:
-1. Disk effects and questions have numbers that are never used twice in a process.
-2. A question has one ticket and one answer.
+1. Disk effects and requests have numbers that are never reused in a process.
+2. A request has one ticket and one answer.
 
-Elsewhere: what is asked (the parts of `Pool`), who answers (the shell).
+Elsewhere: the requests (the parts of `Pool`), the answers (the shell).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Where the groups of a pool are, as far as this node has heard: what discovery (VDS) tells.
+"""Where the groups of a pool are, as far as this node knows: what discovery (VDS) returns.
 
 Invariants:
-1. Of two words about a group the one of the later epoch and view counts, of equals the newer.
-2. That a group was forked is kept durably: who was left behind is told so also after a restart.
-3. How fresh a word is, is measured from when its group's primary said it: passing it on makes it
-   no younger.
+1. Of two reports about a group, the one of the later epoch and view counts; of equal ones the
+   newer.
+2. That a group was forked is stored durably, so members that were left behind learn it even after
+   a restart.
+3. The age of a report counts from when the primary of its group sent it. Passing it on does not
+   make it younger.
 
-Elsewhere: which groups there are (`tables`), who may ask (the RESP session).
+Elsewhere: the groups (`tables`), who may ask (the RESP session).
 
 Source: V2R2, "Nomenclature" (VDS).
 """

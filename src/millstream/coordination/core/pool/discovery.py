@@ -1,9 +1,9 @@
-"""Which groups there are and where: what discovery (VDS) tells, and which group is meant.
+"""The groups and their places, as discovery (VDS) returns them, and groups by name.
 
 Invariants:
-1. What concerns a group is done by its primary; other nodes say where that is.
+1. The primary of a group executes what concerns it. Other nodes answer with its address.
 
-Elsewhere: what was heard of groups (`directory`), who may ask (the RESP session).
+Elsewhere: reports about groups (`directory`), who may ask (the RESP session).
 
 Source: V2R2, "Nomenclature" (VDS).
 """
@@ -68,7 +68,7 @@ class Discovery:
             if len(found) == 1:
                 return found[0]
             ids = ", ".join(group_id.hex() for group_id in found)
-            raise RefusedError("CONFLICT", f"{len(found)} groups are called so: {ids}")
+            raise RefusedError("CONFLICT", f"{len(found)} groups have this name: {ids}")
         raise RefusedError("ERROR_DOES_NOT_EXISTS", f"no group {shown(text)} is known here")
 
     def led_here(self, group_id: bytes) -> Configuration:

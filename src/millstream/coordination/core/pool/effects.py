@@ -1,18 +1,18 @@
-"""What happens to a node of the pool, and what it wants done about it.
+"""Events and effects of a node of the pool.
 
-A node hosts several groups; each is a `replica` with effects of its own. The pool decides which
-groups there are here, knows the other nodes, and executes what administrators ask for.
+A node hosts several groups. Each is a `replica` with its own effects. The pool decides which
+groups are here, knows the other nodes, and executes the commands of administrators.
 
 Invariants:
-1. Effects are carried out in their order. Disk effects are carried out one after the other, and
-   each, once it is durable, is reported by `DiskDone` with its number, in the order in which they
-   were asked for. One that fails stops the process.
-2. What the pool says to others was durable before it asked for `Say`.
+1. Effects are executed in order. Disk effects are executed one after the other. Each is reported
+   by `DiskDone` with its number once it is durable, in the same order. One that fails stops the
+   process.
+2. What the pool sends to others was durable before it asked for `Say`.
 3. Every `Admin` gets one `AdminReply`, every `Ask...` one `GroupReplied` or `Answered` with its
-   ticket: also when the group is closed meanwhile (code NOTPRIMARY) or cannot answer.
+   ticket, even if the group is closed meanwhile (code NOTPRIMARY) or cannot answer.
 
-Elsewhere: deciding (`pool`), what travels (`messages`), one group (`vsr.core.effects`), doing (the
-shell).
+Elsewhere: decisions (`pool`), messages (`messages`), one group (`vsr.core.effects`), execution
+(the shell).
 """
 
 from __future__ import annotations

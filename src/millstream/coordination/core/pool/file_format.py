@@ -1,10 +1,10 @@
-"""The bytes of a node's file: what it knows of its pool and which groups it hosts.
+"""The format of a node's pool file: what it knows of its pool, and the groups that it hosts.
 
 Invariants:
-1. Bytes that are not whole are told from a file that is not there: a node that had groups and does
-   not know which must not begin anew.
+1. A damaged file is distinguished from a missing one: a node that had groups and does not know
+   which must not start anew.
 
-Elsewhere: writing it (the shell), the members' promises (`vsr.core.hard_state`).
+Elsewhere: writing it (the shell), the hard state of members (`vsr.core.hard_state`).
 docs/reference/coordination-format.md.
 """
 

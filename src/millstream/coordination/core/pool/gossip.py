@@ -1,13 +1,13 @@
-"""How the nodes of a pool learn of one another and of the groups.
+"""How the nodes of a pool learn about each other and about the groups.
 
 Invariants:
-1. Nodes ping one another (`heartbeats`); those whose tables differ exchange them, each way at most
-   once per ping. So what one node knows all know soon, also if messages are lost.
-2. Nodes of another pool are not listened to, except that they are told so, until one of them asks
-   to join.
-3. A removed node is not listened to, whoever speaks of it.
+1. Nodes ping each other (`heartbeats`). Nodes whose tables differ exchange them, in each direction
+   at most once per ping. So all nodes soon know what one node knows, even if messages are lost.
+2. Messages from nodes of another pool are ignored until one of them asks to join. Their senders
+   are told so.
+3. A removed node is ignored, whichever node speaks of it.
 
-Elsewhere: what is known (`tables`, `directory`), what follows for groups here (`hosted_groups`).
+Elsewhere: the tables (`tables`, `directory`), effects on the groups here (`hosted_groups`).
 
 Source: V2R2, "Initial Bootstrap" and "Administration".
 """

@@ -1,10 +1,10 @@
-"""What a check of a group's files says to people.
+"""The report of a check of a group's files.
 
 Invariants:
-1. Nothing is written. What the next start heals, cuts, finishes or removes by itself is told and
-   is no damage.
+1. Nothing is written. What the next start repairs, cuts, finishes or removes by itself is
+   reported, and is not damage.
 
-Elsewhere: reading the files (`vsr.core.disk.startup`), what a start does about it
+Elsewhere: reading the files (`vsr.core.disk.startup`), what a start does
 (`vsr.core.disk.journal`).
 """
 

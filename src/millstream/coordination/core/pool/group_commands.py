@@ -1,11 +1,11 @@
 """Commands about groups: founding, changing and deleting them.
 
 Invariants:
-1. A group is founded by one record; saying it again goes on with it.
+1. A group is founded by one record. A repeated command continues with it.
 2. A group is deleted only after a quorum of its members has confirmed this primary, unless it
-   never began and another has its number; OK says that a quorum will refuse it for ever.
+   never began and another group has its number. OK means that a quorum will refuse it forever.
 
-Elsewhere: the changes themselves (`vsr.core.replica`), what founding and deleting a group does
+Elsewhere: changes of members (`vsr.core.replica`), the effects of founding and deleting a group
 (`hosted_groups`).
 
 Source: V2R2, "Initial Bootstrap" and "Reconfiguration".
@@ -101,8 +101,8 @@ class GroupCommands:
         if len(members) == 1 and not has_journal:
             raise RefusedError(
                 "BADCONFIG",
-                "alone without a journal it would be lost at the first restart: JOURNAL fsync, or "
-                "name three nodes",
+                "without a journal a group of one member is lost at its first restart: use "
+                "JOURNAL fsync, or name three nodes",
             )
         founding = self._founding_of(number, members, has_journal=has_journal)
         group_id = founding.group_id
@@ -122,14 +122,14 @@ class GroupCommands:
         def late() -> bytes:
             formed = self._groups.formed.get(group_id, {})
             missing = " ".join(member.hex() for member in members if member not in formed)
-            return over(error("NOTREADY", f"{missing}: say it again to go on"))
+            return over(error("NOTREADY", f"{missing}: repeat the command to continue"))
 
         self._requests.wait(ticket, done, late)
         return None
 
     def _new_number(self, words: Words) -> int:
         if not words:
-            raise RefusedError("BADARG", "which number shall the group have?")
+            raise RefusedError("BADARG", "give the number of the group")
         return number_in(words[0], 1, (1 << 63) - 1)
 
     def _founding_of(
@@ -336,6 +336,8 @@ class GroupCommands:
 
         def late() -> bytes:
             self._groups.end_deleting(group_id)
-            return error("UNKNOWN", "it is deleted here; the others learn it when they are heard")
+            return error(
+                "UNKNOWN", "it is deleted here; the other nodes learn it once they can be reached"
+            )
 
         self._requests.wait(ticket, done, late)

@@ -1,9 +1,9 @@
-"""Heartbeats between the nodes of a pool: a ping says that a node lives, and what it knows.
+"""Heartbeats between the nodes of a pool: a ping says that a node is alive, and what it knows.
 
 Invariants:
-1. Every round, `TICK_MS` or what is set for all groups, a node pings `FANOUT` others by chance.
+1. In every round, `TICK_MS` or the setting for all groups, a node pings `FANOUT` random others.
 
-Elsewhere: what a node does about a ping (`gossip`).
+Elsewhere: the reaction to a ping (`gossip`).
 
 Source: V2R2, "Initial Bootstrap".
 """

@@ -1,19 +1,19 @@
-"""Which groups a node hosts: founding them once, opening them, hearing of them, deleting them.
+"""The groups that a node hosts: founds once, opens, and deletes.
 
 Invariants:
-1. A node formats a group once. It is durable that it began before it formats, that it has before
-   it says so, and that a quorum has before the group is opened; so whatever comes twice, late or
-   after a restart founds nothing a second time.
-2. A deleted group is refused for ever: its tombstone is durable before its folder goes, and no
-   record, invitation or message of it is listened to afterwards.
-3. No node is a founder of two groups of one number: of groups with the same members, founded at
-   the same time, one begins.
-4. A node that is no member yet opens a group empty, when a member of the pool speaks to it of a
-   group it knows: whoever is not invited is not spoken to.
+1. A node formats a group once. It is durable that it began before it formats; that it has
+   formatted before it says so; and that a quorum has formatted before the group is opened. So
+   repeated and late messages, and restarts, found nothing a second time.
+2. A deleted group is refused forever: its tombstone is durable before its folder is removed, and
+   every later record, invitation or message of it is ignored.
+3. No node is a founder of two groups of one number. Of groups with the same members that are
+   founded at the same time, one begins.
+4. A node that is not a member yet opens a group empty when a member of the pool sends it a message
+   for a group that it knows. Nodes that are not invited get no such messages.
 
 The phases of a group here are in `MOVES`.
 
-Elsewhere: how records get around (`gossip`), what the group then does (`vsr.core.replica`).
+Elsewhere: spreading records (`gossip`), what the group then does (`vsr.core.replica`).
 
 Source: V2R2, "Initial Bootstrap".
 """

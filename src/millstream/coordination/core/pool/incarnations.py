@@ -1,22 +1,22 @@
-"""Which process of a node counts; a directory that was set back, or copied, is refused.
+"""Which process of a node counts. An older or copied directory is refused.
 
-What a node has promised is in its directory. An older copy of it does not know all of that, and
-must take part in nothing; nor may two of one id. Others know each node's last process by its
-incarnation, durably.
+The promises of a node are in its directory. An older copy lacks some of them, and must not take
+part. Two processes with one id must not, either. Other nodes store the last process of each node
+by its incarnation, durably.
 
 Invariants:
-1. An earlier process than the one that is known, or another one after as many starts, is refused:
-   its connections are closed, so nothing that it says counts.
-2. A later one at another address is believed once the one that is known was asked at its own
-   address, and has been silent for `PROBE_MS`: a directory that was moved, not copied.
-3. A node that is refused is told why. It closes its groups and keeps that durably: it takes no
-   part any more, whatever else it hears. The right one is not disturbed.
+1. A process that is earlier than the known one, or a different one after equally many starts, is
+   refused: its connections are closed, so none of its messages counts.
+2. A later process at another address is accepted once the known one was asked at its own address
+   and has been silent for `PROBE_MS`: the directory was moved, not copied.
+3. A refused node is told why. It closes its groups and stores that durably: it never takes part
+   again. The accepted process is not disturbed.
 
 A claim to be a node at another address ends as `Verdict` says:
 
-    waits -> outdated   the node is known to be somebody else by now, or has gone
-          -> refused    the process that is known spoke again at its own address
-          -> believed   it has been silent for `PROBE_MS`
+    waits -> outdated   the node is known to be another process by now, or has gone
+          -> refused    the known process answered at its own address
+          -> believed   the known process was silent for `PROBE_MS`
 
 Elsewhere: the numbers (`boot_stamps`), closing connections (the shell), pings (`heartbeats`).
 """
@@ -178,7 +178,7 @@ class Incarnations:
         known = self.refused.get(info.node_id)
         if known is None or known.incarnation != info.incarnation:
             self.state.effects.append(Warn(
-                f"a process at {info.peer.text} that says to be node {info.node_id.hex()} is "
+                f"a process at {info.peer.text} that claims to be node {info.node_id.hex()} is "
                 f"refused: {reason}"
             ))  # fmt: skip
         self.refused[info.node_id] = RefusedProcess(

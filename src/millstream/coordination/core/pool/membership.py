@@ -1,12 +1,11 @@
-"""Whether this node is in a pool with others: joining, leaving, and being removed.
+"""The membership of this node in a pool: joining, leaving, and being removed.
 
 Invariants:
-1. A node joins until one of the addresses answers, or an administrator's time is over. Then both
-   pools become one, whoever else joins whom at the same time.
-2. A removed node is told so, and then is alone for ever: what comes back in its place is a new
-   node.
+1. A node tries to join until one of the addresses answers, or until the time of an administrator's
+   command is over. Then both pools become one, whichever others join at the same time.
+2. A removed node is told so, and is then alone forever. Its replacement is a new node.
 
-Elsewhere: who the others are (`tables`), how they hear of it (`gossip`), the commands
+Elsewhere: the other nodes (`tables`), how they learn of it (`gossip`), the commands
 (`pool_commands`).
 
 Source: V2R2, "Initial Bootstrap" and "Administration".

@@ -1,15 +1,15 @@
-"""What nodes of a pool say to each other besides their groups' messages, and its bytes.
+"""Messages between nodes of a pool, apart from those of their groups, and their format.
 
 Frames are those of the groups (`vsr.core.messages`) with a group id of all zeros, epoch and view
-0, and a payload in MessagePack: the message's fields as an array, tuples as arrays.
+0, and a payload in MessagePack: the fields of the message as an array, tuples as arrays.
 
 Invariants:
-1. A frame is whole or refused; every list has a bound.
-2. What a node says of itself carries its incarnation and turn: later words replace earlier ones,
-   whoever passes them on.
-3. A group's id is the hash of its founding record: nobody can found it otherwise.
+1. A frame is valid as a whole or refused. Every list has a bound.
+2. What a node says about itself carries its incarnation and turn: later information replaces
+   earlier information, whichever node passes it on.
+3. The id of a group is the hash of its founding record, so no other record can found it.
 
-Elsewhere: what a node does about them (`pool`), who may connect (the shell).
+Elsewhere: the reaction of a node (`pool`), who may connect (the shell).
 
 Source: V2R2, "Initial Bootstrap". docs/reference/coordination-messages.md.
 """

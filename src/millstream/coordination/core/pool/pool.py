@@ -1,23 +1,22 @@
-"""One node of a pool, whole: events in, effects out.
+"""One node of a pool as a whole: events in, effects out.
 
 Invariants:
-1. What an event changes of what is to outlive the process is durable before anything is said or
-   done because of it; meanwhile other events wait, at most `DEFERRED_MAX` messages and commands,
-   and no command longer than `ADMIN_MS_MAX`.
-   Signs of life and questions of administrators need no disk and do not wait.
-2. A group's messages do not come here while it is open: only its own replica decides about them.
-3. Who is not of this pool has nothing founded or deleted here, nor its word counted.
+1. A change that must survive the process is durable before any message or effect depends on it.
+   Meanwhile other events wait: at most `DEFERRED_MAX` messages and commands, and no command longer
+   than `ADMIN_MS_MAX`. Heartbeats and questions of administrators need no disk and do not wait.
+2. Messages of a group do not come here while the group is open: only its replica handles them.
+3. A node outside this pool can found or delete nothing here, and its reports do not count.
 
 The parts, each of which knows only those before it:
 
-    state, continuations   what all share; what goes on after the disk or an answer
-    board, heartbeats      what the system group tells everybody; pings
+    state, continuations   what all share; what continues after the disk or an answer
+    board, heartbeats      what the system group tells all nodes; pings
     incarnations           which process of a node counts
     membership             joining, leaving, being removed
     groups                 the groups that this node hosts
-    gossip                 how nodes learn of one another and of groups
-    discovery              which groups there are, and where
-    requests, ..._commands what administrators ask for
+    gossip                 how nodes learn about each other and about groups
+    discovery              the groups and their places
+    requests, ..._commands the commands of administrators
 
 Source: V2R2, "Initial Bootstrap" and "Administration".
 """

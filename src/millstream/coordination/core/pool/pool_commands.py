@@ -1,8 +1,8 @@
 """Commands about the nodes of a pool: JOIN, LEAVE, NODES.
 
 Invariants:
-1. A node is removed only by one that hears the pool: since it was asked most of the nodes have
-   answered, and of each group a quorum, so that who has become a member is known.
+1. A node is removed only by a node that can reach the pool: since the request most nodes have
+   answered, and of each group a quorum. So its current memberships are known.
 
 Elsewhere: joining and leaving (`membership`).
 
@@ -95,7 +95,7 @@ class PoolCommands:
         def late() -> bytes:
             if self.state.me.turn == attempt:  # else it was said again, and goes on
                 self._membership.stop_joining()
-            return error("ERR", "no node answers there; nothing has changed")
+            return error("ERR", "no node answers at this address; nothing has changed")
 
         self._requests.wait(ticket, done, late)
         return None
@@ -141,7 +141,9 @@ class PoolCommands:
             if self.state.tables.node(node) is None:
                 return over(OK)
             if self.state.has_heard(node, asked_ms):
-                return over(error("CONFLICT", "it is alive: say LEAVE to it, or stop it before"))
+                return over(
+                    error("CONFLICT", "the node is alive: send it LEAVE, or stop it first")
+                )
             # What waits to be taken may be its answer.
             if (
                 self._rounds[ticket] <= SILENT_MS // self._heartbeats.tick_ms
@@ -155,7 +157,7 @@ class PoolCommands:
             return over(OK)
 
         def late() -> bytes:
-            return over(error("BUSY", "this node was too slow to tell; nothing has changed"))
+            return over(error("BUSY", "this node was too slow to find out; nothing has changed"))
 
         self._requests.wait(ticket, done, late)
         return None

@@ -1,9 +1,10 @@
-"""Answers to administrators and to those who look for a group, as values.
+"""Answers to administrators and to discovery, as values.
 
 Invariants:
-1. Ids are written in hex, addresses as people write them, times in ms and of age, not of a clock.
+1. Ids are in hexadecimal, addresses as people write them. Times are ages in ms, not times of a
+   clock.
 
-Elsewhere: which answer there is (`admin_commands`), bytes of values (`vsr.core.values`).
+Elsewhere: which answer is given (`admin_commands`), bytes of values (`vsr.core.values`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The state of one node of a pool, which all parts of `Pool` share.
 
 Invariants:
-1. Whoever changes what is to outlive the process sets `is_changed`. What is said because of it
-   waits for the disk (`Pool`).
-2. A deleted group or a removed node is nowhere but among the tombstones.
-3. A group that is hosted here has a founding record; only a hosted group has a replica.
+1. A part that changes what must survive the process sets `is_changed`. Messages that depend on it
+   wait for the disk (`Pool`).
+2. A deleted group or a removed node appears only among the tombstones.
+3. A hosted group has a founding record. Only a hosted group has a replica.
 
-Elsewhere: what one part alone needs (that part), every decision (the parts).
+Elsewhere: state of single parts (that part), all decisions (the parts).
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""What the system group tells every node: which group has which namespace, and global settings.
+"""What the system group tells all nodes: the group of each namespace, and global settings.
 
-Members of the system group post what they have; it goes around with the gossip, the newest first.
+Members of the system group post it. It spreads by gossip, the newest first.
 
 Invariants:
-1. Of two boards of one group that of the higher LSN counts, whoever passes it on: what is on it
-   was committed.
-2. It is late, never wrong for long, and decides nothing: a group that does not have a namespace
-   any more says so.
+1. Of two boards of one group, that of the higher LSN counts, whichever node passes it on: its
+   content was committed.
+2. It may be late, is not wrong for long, and decides nothing: a group that no longer has a
+   namespace says so.
 
-Elsewhere: the names and settings themselves (`namespace.state.registry`,
-`namespace.state.configuration`), who posts (`aio.namespaces`), who asks (`aio.client_requests`,
-`discovery`).
+Elsewhere: the names and settings (`namespace.state.registry`, `namespace.state.configuration`),
+posting (`aio.namespaces`), readers (`aio.client_requests`, `discovery`).
 
 Source: V2R2, "Nomenclature" (VDS).
 """

@@ -1,15 +1,16 @@
-"""What every node of a pool is to know: nodes, groups, and which of both are to be no more.
+"""What every node of a pool should know: nodes, groups, and those that were removed.
 
 Invariants:
-1. Merging is the same in any order and any number of times: of a node the latest it said of itself
-   counts, a founding record never changes, and a deleted group or a removed node never comes back.
+1. Merging gives the same result in any order and any number of times. Of a node, the latest
+   information that it gave about itself counts. A founding record never changes. A deleted group
+   or a removed node never comes back.
 2. What a node hears about itself from others changes nothing.
-3. Two pools that become one have the names of both, so it does not matter who joined whom.
-4. Each table has a bound; what does not fit is not taken, and nothing is dropped for it but nodes
-   that have left.
+3. When two pools become one, it has the names of both. So it does not matter which joined which.
+4. Each table has a bound. What does not fit is not taken, and only nodes that have left are
+   dropped for it.
 
-Elsewhere: where groups are now (`directory`), passing it on (`gossip`), its place on the
-disk (`file_format`).
+Elsewhere: where groups are now (`directory`), spreading (`gossip`), the place on the disk
+(`file_format`).
 """
 
 from __future__ import annotations

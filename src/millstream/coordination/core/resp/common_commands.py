@@ -1,12 +1,12 @@
-"""Commands that every client of RESP knows: greeting, log-in, the connection, the node.
+"""Commands that every RESP client knows: greeting, login, connection and node.
 
 Invariants:
-1. Stock clients and tools get along: what they ask on connecting is answered, if only by nothing.
-2. A password or a token is checked by the guard alone, and nothing else is done on the connection
-   meanwhile.
+1. Standard clients and tools work: every command that they send when they connect gets a reply,
+   even if it has no effect.
+2. Only the guard checks a password or a token. Meanwhile nothing else is done on the connection.
 
-Elsewhere: sessions (`session_commands`), subscriptions (`subscribe_commands`), the state machine's
-commands (`registers`).
+Elsewhere: sessions (`session_commands`), subscriptions (`subscribe_commands`), the commands of the
+state machine (`registers`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOKEN_NAME: Final = b"TOKEN"
 def _hello(resp: RespSession, argv: list[bytes]) -> bytes | None:
     version = argv[1] if len(argv) > 1 else b"%d" % resp.protocol
     if version not in (b"2", b"3"):
-        return error("NOPROTO", "protocols 2 and 3 are spoken here")
+        return error("NOPROTO", "only protocols 2 and 3 are supported")
     words, login, name = argv[2:], None, None
     while words:
         option = words[0].upper()
@@ -122,7 +122,7 @@ def _check(resp: RespSession, name: bytes, secret: bytes, then: Callable[[], Non
         resp.give_up = resp.guard.check(*text, known, resp.source)
     if resp.give_up is None:
         resp.is_blocked = False
-        resp.say(error("BUSY", "too many are logging in; try again, or another node"))
+        resp.say(error("BUSY", "too many logins at once; try again, or another node"))
 
 
 # ---- the connection

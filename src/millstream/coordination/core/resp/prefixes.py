@@ -1,9 +1,9 @@
-"""What a client may say before a command: CSN number, CTS ms, SEEN version, GROUP gid, FORCE.
+"""Prefixes of a command: CSN number, CTS ms, SEEN version, GROUP gid, FORCE.
 
 Invariants:
-1. What makes no sense is refused whole; none of it counts.
+1. If one prefix is invalid, the command is refused and none of them counts.
 
-Elsewhere: what it does (`session`).
+Elsewhere: their effect (`session`).
 """
 
 from __future__ import annotations

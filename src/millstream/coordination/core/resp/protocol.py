@@ -1,17 +1,17 @@
-"""RESP: cutting requests out of what a client sent, and replies in either version of it.
+"""RESP: splits what a client sent into requests, and writes replies in both versions.
 
 Invariants:
-1. Requests come out the same however the bytes were divided on their way.
-2. What does not fit the limits, or is no request, is found as soon as its head is there; nothing
-   after it is looked at: the connection has to end.
-3. What has come is looked at again only once enough of it is there to go on.
-4. Replies never contain a line break that a client could take for its end.
+1. The result does not depend on how the bytes were divided on their way.
+2. A request that is invalid or exceeds a limit is found as soon as its head has arrived. Nothing
+   after it is read: the connection has to end.
+3. An incomplete request is examined again only once enough of it has arrived.
+4. Replies never contain a line break that a client could take for the end of the reply.
 
-Requests are cut by splitting at line ends and comparing the lengths; only a chunk in which that
-does not come out, as one with line breaks in its data, is walked through
+Requests are cut by splitting at line ends and comparing the lengths. Only a chunk where this
+fails, such as one with line breaks in its data, is scanned byte by byte
 (docs/design/0023-coordination-clients.md).
 
-Elsewhere: what requests mean (`session`), values (`vsr.core.values`).
+Elsewhere: the meaning of requests (`session`), values (`vsr.core.values`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What is to be told on a connection unasked: messages of its subscriptions, notices of sessions.
+"""Messages that were not requested: of subscriptions, and notices of sessions.
 
 Invariants:
-1. Messages wait with the subscriber, which bounds them, and become output only while there is
-   room for it: who does not read them is told so, and no socket grows.
-2. In RESP2, from the first confirmation until UNSUBSCRIBE leaves none, only what such clients
-   expect then is done.
-3. Notices are hints: of each group's the newest `NOTICES_MAX` wait, and none outlives the
-   connection. In RESP3 they leave by themselves, in RESP2 who asks gets the next one.
+1. Messages wait with the subscriber, which bounds them. They become output only while there is
+   room: a client that does not read them gets a last message, and no socket buffer grows.
+2. In RESP2, from the first confirmation until the last UNSUBSCRIBE, only the commands that such
+   clients expect are allowed.
+3. Notices are hints: the newest `NOTICES_MAX` of each group wait, and none outlives the
+   connection. In RESP3 they are pushed. In RESP2 a client asks for the next one.
 
-Elsewhere: what is told (`namespace.audience`, `namespace.state.waits`), the commands
+Elsewhere: messages (`namespace.audience`, `namespace.state.waits`), the commands
 (`subscribe_commands`), when output is sent (`session`).
 """
 

@@ -1,28 +1,28 @@
-"""One client's connection: its requests are understood, asked of the groups, answered in order.
+"""The connection of one client: parses requests, sends them to the groups, answers in order.
 
     resp.feed(data); resp.advance()      # bytes that came
-    resp.take_output()                    # bytes to send, whenever `on_output` was called
+    resp.take_output()                   # bytes to send, whenever `on_output` was called
 
 Invariants:
-1. Replies leave in the order of their requests, whatever the order in which they are known.
-2. Requests take effect in their order. Changes are asked for one behind the other, and so are
-   reads, but a read only once all changes before it are answered, and a change only once all
-   reads before it are. While that, a log-in or a session is waited for, nothing else is done
-   (`is_blocked`).
-3. At most `OUTSTANDING_MAX` requests wait for their replies, and no more are looked at while
-   `OUT_BYTES_MAX` of replies wait to be sent, or for others before them. Only so many reads are
-   under way as would make about as much, were all replies as long as the last ones; what is read
-   all the same while `REPLIES_BYTES_MAX` wait is refused. Of who has not logged in where there are
-   users, no request of more than `LOGIN_BYTES_MAX` is waited for.
-4. A request that changes something carries its session and number if the connection has a
-   session; a number without a session opens one first.
-5. What comes on a connection shows each group whose session is used there that its client lives.
-6. A state that may be stale is never older than one that was shown on this connection before.
+1. Replies leave in the order of their requests, whatever the order of their completion.
+2. Requests take effect in order. Changes are sent without waiting for each other, and so are
+   reads. But a read is sent only once all earlier changes are answered, and a change only once all
+   earlier reads are. While a login or the opening of a session is in progress, nothing else is
+   done (`is_blocked`).
+3. At most `OUTSTANDING_MAX` requests wait for replies. No more are examined while `OUT_BYTES_MAX`
+   of replies wait to be sent, or wait for earlier ones. Only as many reads are in progress as
+   would fill this, if all replies were as long as the last ones. Reads that exceed
+   `REPLIES_BYTES_MAX` all the same are refused. From a client that has not logged in where there
+   are users, no request of more than `LOGIN_BYTES_MAX` is accepted.
+4. A request that changes something carries its session and number if the connection has a session.
+   A number without a session opens one first.
+5. Any data on a connection shows each group whose session is used there that its client is alive.
+6. A stale read is never older than what was returned on this connection before.
 7. Messages leave between replies, and only while less than `OUT_BYTES_MAX` waits to be sent.
 
 Elsewhere: bytes (`protocol`), prefixes (`prefixes`), commands of clients (`common_commands`), of
-sessions (`session_commands`), messages (`pushes`), commands of the state machine (given
-as a table of parsers), sockets (`aio.resp_server`).
+sessions (`session_commands`), messages (`pushes`), commands of the state machine (given as a table
+of parsers), sockets (`aio.resp_server`).
 """
 
 from __future__ import annotations
@@ -423,7 +423,9 @@ class RespSession:
         if name in _OF_BROWSERS:
             self._queue.clear()
             self.is_closing = True
-            return self.say(error("ERR", "this is no port for HTTP; the connection is closed"))
+            return self.say(
+                error("ERR", "this port does not speak HTTP; the connection is closed")
+            )
         if handler is None:
             shown = name[:64].decode("ascii", "replace")
             return self.say(error("UNKNOWN_COMMAND", f"there is no command {shown}"))
@@ -439,7 +441,7 @@ class RespSession:
         prefixes, at = found
         name = argv[at].upper()
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
-            refused = error("BADARG", "in a transaction only EXEC has anything before it")
+            refused = error("BADARG", "in a transaction only EXEC takes prefixes")
             self.transaction.spoil(refused)
             return self.say(refused)
         if self.listener.bars(name, self.protocol):

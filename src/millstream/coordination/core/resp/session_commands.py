@@ -1,13 +1,13 @@
-"""SESSION: opening, moving to another connection, showing that one is there, closing.
+"""SESSION: opening, moving to another connection, keeping alive, closing.
 
 Invariants:
-1. A session moves when its client asks for it here, not when that is answered; only who knows the
-   secret can move it.
-2. Sessions are listed by administrators only.
-3. A number that was given out is not given out again on the same session: it goes on behind the
-   highest that the group has executed or that was used here.
+1. A session moves when its client asks for it here, not when that is answered. Only a client that
+   knows the secret can move it.
+2. Only administrators can list sessions.
+3. A number is not given out twice on one session: numbering continues after the highest that the
+   group has executed or that was used here.
 
-Elsewhere: what the group keeps of a session (`client_table`), its time (the primary).
+Elsewhere: what the group stores of a session (`client_table`), its time (the primary).
 """
 
 from __future__ import annotations

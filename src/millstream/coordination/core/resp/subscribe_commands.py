@@ -1,15 +1,15 @@
 """SUBSCRIBE, UNSUBSCRIBE, SUBACK, NOTIFY.
 
-    SUBSCRIBE path ...     the group is asked whether these may be heard, and are marked;
-                           if not, the mark is logged; then it begins on this member
+    SUBSCRIBE path ...     the group is asked whether it is allowed, and whether marks exist;
+                           if not, a mark is logged; then it begins on this member
 
 Invariants:
-1. A subscription is asked for once all requests before it are answered, and nothing is done
-   meanwhile: its confirmation comes in its turn, and before all messages of it.
-2. On the primary a subscription begins with a state that a quorum vouched for, elsewhere with one
-   no older than the client has seen.
+1. A subscription is requested once all earlier requests are answered, and nothing is done
+   meanwhile. So its confirmation comes in order, and before all of its messages.
+2. On the primary a subscription begins with a state that a quorum confirmed, elsewhere with one
+   that is no older than what the client has seen.
 
-Elsewhere: what may be heard (`namespace.commands.subscriptions`), what waits to be told
+Elsewhere: what may be subscribed to (`namespace.commands.subscriptions`), waiting messages
 (`pushes`).
 """
 
@@ -152,7 +152,10 @@ class _Subscribing:
         gids = {resp.backend.group_of(joined(path)) for path in request.paths}
         if prefixes.gid is None and len(gids) > 1:
             return resp.say(
-                error("CROSS_NAMESPACE", "these are in several groups; one SUBSCRIBE for each")
+                error(
+                    "CROSS_NAMESPACE",
+                    "these paths are in several groups; use one SUBSCRIBE for each",
+                )
             )
         self._gid = resp.gid = prefixes.gid if prefixes.gid is not None else gids.pop()
         session = resp.sessions.get(self._gid)

@@ -1,10 +1,10 @@
-"""ADMIN USER: the users of the node, or of the cluster, as administrators see and change them.
+"""ADMIN USER: shows and changes the users of the node or of the cluster.
 
 Invariants:
-1. Only administrators may; where there are no users yet, whoever reaches the node.
-2. No reply and no error shows a password, or what is kept of one.
+1. Only administrators may use it. If there are no users yet, every client may.
+2. No reply and no error shows a password, or its stored form.
 
-Elsewhere: the record (`access.users`), reached by the guard.
+Elsewhere: the record (`access.users`), which the guard reads and writes.
 """
 
 from __future__ import annotations

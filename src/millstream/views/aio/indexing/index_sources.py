@@ -199,7 +199,7 @@ class CopiesAsker:
 
         Raises:
             MillstreamError: the error of the first source, if none can be asked.
-            UnavailableError: `stopped`: it was closed meanwhile.
+            UnavailableError: `stopped`: the subscription was closed meanwhile.
         """
         before = self._count
         async with self._asking:

@@ -210,8 +210,8 @@ class LmdbIndexStore:
             )
         except lmdb.MemoryError as error:
             raise UnavailableError(
-                f"the index in {self._path} cannot be opened, there is no room for it in the "
-                f"process: {error}; fewer indexes are needed on this node",
+                f"the index in {self._path} cannot be opened, the process has no room for "
+                f"it: {error}; remove indexes from this node",
                 code="too_many_indexes",
             ) from error
         except lmdb.Error as error:

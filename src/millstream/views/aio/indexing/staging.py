@@ -199,6 +199,4 @@ class Staging:
 
 
 def _missing(name: str) -> ConditionError:
-    return ConditionError(
-        f"no file {name[:100]!r} is staged, or not any more: read again", code="run_missing"
-    )
+    return ConditionError(f"no file {name[:100]!r} is staged now: read again", code="run_missing")

@@ -78,7 +78,7 @@ class DistributedQueries:
     def _parts_of(self, bucket: HostedBucket) -> list[NodePart]:
         shares = bucket.order.nodes
         if sum(len(share.partitions) for share in shares) < bucket.order.partition_count:
-            raise RoutingError("no node is said to have some of the partitions: ask again later")
+            raise RoutingError("no node is known to have some of the partitions: try again later")
         # Imported once it is needed: it takes as long as everything else of the index process.
         from millstream.views.aio.serving.node_link import HttpNodeLink, new_session
 

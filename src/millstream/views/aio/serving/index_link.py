@@ -51,7 +51,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 def unavailable(why: str) -> UnavailableError:
     """Return the error of a call that the index process cannot answer now."""
     return UnavailableError(
-        f"views cannot be asked: {why}; try again in a moment", code="index_unavailable"
+        f"views are not available: {why}; try again in a moment", code="index_unavailable"
     )
 
 

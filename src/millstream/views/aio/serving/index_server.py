@@ -125,7 +125,7 @@ class _Connection(asyncio.Protocol):
             if not frames:
                 return
             if len(frames) > 1 or self._cutter.pending_bytes or self._call is not None:
-                raise RemoteProtocolError("a call before the answer to the one before it")
+                raise RemoteProtocolError("a call came before the answer to the previous one")
             request = _OBJECT.decode(frames[0] or b"")
         except (RemoteProtocolError, msgspec.DecodeError) as error:
             _LOG.error("closed a connection of the engine: %s", error)

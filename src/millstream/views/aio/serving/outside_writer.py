@@ -255,7 +255,7 @@ def _converted(said: dict[str, Any], kind: type[_Result]) -> _Result:
     try:
         return msgspec.convert(said, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"these are no parts of an index: {error}", code="bad_parts") from error
+        raise UsageError(f"these are not parts of an index: {error}", code="bad_parts") from error
 
 
 def _part_reads(

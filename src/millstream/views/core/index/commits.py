@@ -111,7 +111,7 @@ class IndexSnapshot:
             if not self.is_expired:  # else it expired, and the node was let go, while it was read
                 raise
         raise UnavailableError(
-            "this answer took longer than its rows are kept: ask for less at a time",
+            "the query took longer than its rows are kept: request fewer rows at a time",
             code="snapshot_expired",
             retry="same",
         )

@@ -144,7 +144,7 @@ def _is_stale(value: Any) -> bool:
 
 def _partition(value: Any) -> str:
     if value != "":
-        raise UsageError("there are no partitioned databases here: leave partition out")
+        raise UsageError("partitioned databases are not supported: leave partition out")
     return ""
 
 

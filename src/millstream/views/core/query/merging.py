@@ -239,6 +239,4 @@ class GroupMerge(_Merge):
 
 
 def _unexpected(node: str) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"node {node} sent what does not belong into this answer", code="bad_part"
-    )
+    return RemoteProtocolError(f"node {node} sent an unexpected answer", code="bad_part")

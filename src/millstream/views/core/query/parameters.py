@@ -145,13 +145,13 @@ class Query:
         """
         reduced = self.is_reduced(has_reduce)
         if reduced and not has_reduce:
-            raise _refused("reduce is asked for, but the view has no reduce function")
+            raise _refused("reduce is requested, but the view has no reduce function")
         if not reduced and (self.group or self.group_level):
             raise _refused("grouping needs a reduce function and reduce not false")
         if self.group is False and self.group_level:
             raise _refused("group=false contradicts group_level above 0")
         if reduced and (self.include_docs or self.conflicts):
-            raise _refused("include_docs and conflicts are for rows: give reduce=false as well")
+            raise _refused("include_docs and conflicts need rows: add reduce=false")
         self._check_keys(reduced, encode)
         if not may_be_empty:
             self._check_range(encode)
@@ -250,7 +250,7 @@ def _decoded(name: str, text: str | bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise UsageError(f"{name} is no JSON: {error}", code="bad_request") from error
+        raise UsageError(f"{name} is not JSON: {error}", code="bad_request") from error
 
 
 def body_options(body: bytes) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def parse_query(options: Mapping[str, Any]) -> Query:
         else:
             members[name] = checked
     if "stale" in options and "update" in options:
-        raise _refused("give one of stale and update")
+        raise _refused("use either stale or update")
     if members.get("timeout", 0) > QUERY_TIMEOUT_MS_MAX:
         raise _refused(f"timeout: at most {QUERY_TIMEOUT_MS_MAX} milliseconds")
     return Query(**members)
@@ -348,7 +348,7 @@ def _checked(name: str, given: str, value: Any) -> Any:
             raise _refused(f"{given} must be one of {', '.join(_CHOICES[name])}")
     else:
         assert name == "partition", "all others are known"
-        raise _refused("there are no partitioned databases here: leave partition out")
+        raise _refused("partitioned databases are not supported: leave partition out")
     return value
 
 

@@ -139,7 +139,7 @@ def unreachable(wanted: Mapping[int, Wanted], partitions: Collection[int]) -> Co
         for partition in sorted(partitions)[:_SHOWN_MAX]
     )
     return ConditionError(
-        f"changes asked for by `at` were lost or undone ({len(partitions)} partitions: {shown}): "
+        f"changes requested by `at` were lost or undone ({len(partitions)} partitions: {shown}): "
         "read the documents again and repeat what is missing",
         code="seq_unreachable",
     )
@@ -173,7 +173,7 @@ def vector_from_json(form: Any) -> dict[int, Wanted]:
 
 def _partition(name: str) -> int:
     if not name.isascii() or not name.isdigit() or not 0 <= int(name[:6]) < PARTITIONS_MAX:
-        raise _refused(f"at: {name[:20]!r} is no partition number")
+        raise _refused(f"at: {name[:20]!r} is not a partition number")
     return int(name)
 
 
@@ -244,7 +244,7 @@ def _from_text(text: str) -> dict[int, Wanted]:
     try:
         members = _DECODER.decode(urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     except (ValueError, msgspec.DecodeError) as error:
-        raise _refused("at: this is no update_seq of an answer of this database") from error
+        raise _refused("at: this is not an update_seq of this database") from error
     vector = {member.partition: member.wanted() for member in members}
     for partition, wanted in vector.items():
         uuid, seqno, start, end, purge = wanted.position
@@ -254,7 +254,7 @@ def _from_text(text: str) -> dict[int, Wanted]:
             or not 0 <= start <= seqno <= end <= UINT53_MAX
             or not 0 <= (purge or 0) <= UINT53_MAX
         ):
-            raise _refused("at: this is no update_seq of an answer of this database")
+            raise _refused("at: this is not an update_seq of this database")
     return vector
 
 

@@ -230,7 +230,7 @@ class _Ranked:
             try:
                 distinct.setdefault(encode_key(value), value)
             except UsageError as error:
-                raise IllegalValueError(f"the value has no place in the order: {error}", None)\
+                raise IllegalValueError(f"the value cannot be ordered: {error}", None)\
                     from error  # fmt: skip
         chosen = sorted(distinct, reverse=self._is_top)[: self._count]
         return [distinct[ekey] for ekey in chosen]

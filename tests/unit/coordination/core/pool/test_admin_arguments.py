@@ -38,5 +38,5 @@ def test_of_a_node_that_lives_and_one_that_was_removed_the_first_is_meant() -> N
     one.running.state.is_changed = True
     answer = asked(world, one, "LEAVE 0202")
     assert answer is not None
-    assert answer.startswith(b"-CONFLICT it is alive")
+    assert answer.startswith(b"-CONFLICT the node is alive")
     assert one.running.tables.node(two.id) is not None

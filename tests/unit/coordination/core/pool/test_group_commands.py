@@ -64,7 +64,7 @@ def test_a_creation_says_who_has_not_done_it_in_time() -> None:
     world = joined(3)
     world.crash(world.nodes[2])
     answer = asked(world, world.nodes[0], "GROUP CREATE 7 0101 0202 0303", for_ms=12_000)
-    assert answer == b"-NOTREADY " + b"03" * 16 + b": say it again to go on"
+    assert answer == b"-NOTREADY " + b"03" * 16 + b": repeat the command to continue"
     world.start(world.nodes[2])
     assert asked(world, world.nodes[0], "GROUP CREATE 7 0101 0202 0303") == OK
 

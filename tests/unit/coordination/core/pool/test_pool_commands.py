@@ -138,7 +138,7 @@ def test_a_node_that_stood_still_takes_nobody_for_silent() -> None:
     world.step(one, Timer())
     assert ticket not in world.answers
     world.run(world.now_ms + 1000)
-    assert world.answers[ticket].startswith(b"-CONFLICT it is alive")
+    assert world.answers[ticket].startswith(b"-CONFLICT the node is alive")
     assert three.id not in one.running.tables.tombstones
 
 
@@ -158,7 +158,7 @@ def test_an_answer_that_waits_for_the_disk_is_an_answer() -> None:
     assert three.id not in one.running.tables.tombstones
     del world.write
     world.run(world.now_ms + 1000)
-    assert world.answers[ticket].startswith(b"-CONFLICT it is alive")
+    assert world.answers[ticket].startswith(b"-CONFLICT the node is alive")
 
 
 def test_a_removal_for_which_there_is_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_only_dead_nodes_that_are_in_no_group_are_removed() -> None:
     one, two, three = world.nodes
     alive = asked(world, one, "LEAVE 0303", for_ms=100)
     assert alive is not None
-    assert alive.startswith(b"-CONFLICT it is alive")
+    assert alive.startswith(b"-CONFLICT the node is alive")
     itself = asked(world, one, "LEAVE 0101")
     assert itself is not None
     assert itself.startswith(b"-CONFLICT this node is in group 1")

@@ -377,7 +377,7 @@ def test_no_request_ends_the_connection_after_what_was_asked() -> None:
 def test_what_a_browser_is_made_to_say_is_not_done(head: str) -> None:
     client = Client()
     said = client.say(head, "", "SET owned 1", "ADMIN STATUS")
-    assert said.endswith("-ERR this is no port for HTTP; the connection is closed\r\n")
+    assert said.endswith("-ERR this port does not speak HTTP; the connection is closed\r\n")
     assert client.resp.is_done
     assert client.backend.executed == []
 

@@ -2,9 +2,9 @@
 
 Invariants:
 1. Only an owner or an administrator changes a list; with RECURSIVE, of every element below.
-2. What is refused changes nothing.
+2. A refused command changes nothing.
 
-Elsewhere: what a list says, and where it is looked at (`permissions`).
+Elsewhere: the meaning of a list, and where it is checked (`permissions`).
 
 Source: V2R2, "ACL".
 """

@@ -1,10 +1,11 @@
 """BARRIER INIT size path, WAIT, CANCEL, DESTROY.
 
 Invariants:
-1. Sessions leave a barrier in sets of its size: the one that completes a set is told GO at once,
-   each of the others OK, once, when it comes again. It never comes into the next set by that.
-2. A session that ends, or cancels, before its set is complete does not count; afterwards it no
-   longer matters.
+1. Sessions leave a barrier in sets of its size. The session that completes a set gets GO at once.
+   Each of the others gets OK once, when it repeats its request; this does not enter it into the
+   next set.
+2. A session that ends or cancels before its set is complete does not count. Afterwards its end has
+   no effect.
 
 Elsewhere: waits (`waits`).
 
@@ -100,7 +101,7 @@ def _destroy(words: Words) -> Call:
         if barrier is None or not barrier.is_barrier:
             return OK
         sync.set_primitive(element, None)
-        answer = error("DESTROYED", "the barrier is no more")
+        answer = error("DESTROYED", "the barrier was destroyed")
         for name in [name for name, _ in sync.claims.of(element, Phase.WAITING, Mode.PLACE)]:
             sync.waits.finish(job, name, lambda _asked: answer, with_notice=True)
         return OK

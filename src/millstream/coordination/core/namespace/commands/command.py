@@ -1,14 +1,14 @@
-"""How commands are understood: words become a call, once at admission and once at work.
+"""Parses the words of a command into a call, at admission and again at execution.
 
     call = parse(words, COMMANDS)     # raises Refused
     reply = call.execute(job)
 
 Invariants:
-1. What is logged was understood before; that it is parsed again at work gives the same call, as
-   nothing but the words is looked at.
-2. Keywords are taken in any case; paths and data are bytes as they are.
-3. A call keeps nothing of being executed, so what was understood lately, and is short, is not
-   parsed again: `_understood` says what the words say.
+1. Only commands that were parsed are logged. Parsing uses only the words, so parsing at execution
+   gives the same call.
+2. Keywords are case-insensitive. Paths and data are bytes and are not changed.
+3. Executing a call does not change it. So recent short commands are cached in `_understood`, and
+   not parsed again.
 
 Elsewhere: the commands (a mapping in the module of each kind), all of them (`machine`).
 """

@@ -1,10 +1,10 @@
 """Commands of counters.
 
 Invariants:
-1. Whoever is stopped at an end of the range is told so: the value, and NOWRAP.
-2. INC, DEC and RESET give a counter a new version even if its value stays.
+1. A client whose change is stopped at an end of the range gets the value and NOWRAP.
+2. INC, DEC and RESET give a counter a new version even if its value does not change.
 
-Elsewhere: values (`counter_values`), that a repeated request counts once (`client_table`).
+Elsewhere: values (`counter_values`), repeated requests that count once (`client_table`).
 
 Source: V2R2, "COUNTER".
 """

@@ -1,11 +1,11 @@
-"""FORCE before a command: an administrator's, which the locks of other sessions do not stop.
+"""FORCE before a command of an administrator: it ignores the locks of other sessions.
 
 Invariants:
-1. Who may is decided by what the entry says of its asker, so it is the same on every member.
-2. No lock is taken from anybody. One that an element has ends with the element; and nothing moves
-   to where its locks would meet others that forbid them.
+1. The entry names the user and the groups, so every member decides equally whether it is allowed.
+2. No session loses a lock by force. A lock ends with its element. An element cannot be moved to a
+   place where its locks would conflict with others.
 
-Elsewhere: where it is written (`resp.prefixes`), what it passes (`holders`).
+Elsewhere: where FORCE is written (`resp.prefixes`), which locks it ignores (`holders`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What types that have items share: items among a command's words, opening one, bounded replies.
+"""Shared code of the types with items: parsing items, opening an element, bounded replies.
 
 Invariants:
-1. An item has `ITEM_BYTES_MAX` bytes at most.
-2. A change gives back `GIVEN_BYTES_MAX` at most, since its reply is kept; a read shows
-   `SHOWN_BYTES_MAX`.
+1. An item has at most `ITEM_BYTES_MAX` bytes.
+2. A change returns at most `GIVEN_BYTES_MAX` bytes, since its reply is stored. A read returns at
+   most `SHOWN_BYTES_MAX`.
 
-Elsewhere: commands (`counters`, `lists`, `sets`, `queues`), how many items there may be (`state`).
+Elsewhere: commands (`counters`, `lists`, `sets`, `queues`), the limit of the number of items
+(`state`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Commands of lists: values at indexes from 0 on, or from -1 on backwards.
+"""Commands of lists: values at indexes from 0 on, or from the end at -1, -2, and so on.
 
-Ranges have both their ends. Values that are prepended stand in front in the order given. What is
-inserted gets that index, or with a negative one stands before the item that has it.
+Ranges include both ends. Prepended values are placed before the others, in the given order. An
+inserted value gets the given index; with a negative index it is placed before the item there.
 
 Invariants:
-1. A change costs what is near it, not what the list has; only REMVAL and FIND look at all items.
-2. An index outside of the list is refused where something is put, and is nothing elsewhere.
-3. A list that is as it was has no new version.
+1. The cost of a change depends on the items near it, not on the length of the list. Only REMVAL
+   and FIND examine all items.
+2. An index outside the list is refused by commands that write, and is an empty result otherwise.
+3. A command that does not change a list does not give it a new version.
 
 Elsewhere: where items are (`list_items`).
 

@@ -1,16 +1,17 @@
 """LOCK [READ|WRITE] [GROUP] path ... [TOKEN] [NOWAIT], LOCK RELEASE, CANCEL, INFO; ELECT.
 
-A leader is who holds the WRITE lock of an element: ELECT CAMPAIGN is LOCK WRITE ... TOKEN, which
-may also say what the element shall hold from then on; ELECT RESIGN is LOCK RELEASE.
+The leader is the holder of the WRITE lock of an element. ELECT CAMPAIGN is LOCK WRITE ... TOKEN,
+and may set the data of the element once the lock is granted. ELECT RESIGN is LOCK RELEASE.
 
 Invariants:
-1. A session gets a lock at once iff nothing is in its way, nobody who waits included, or if its
-   own locks allow as much already.
-2. Of several elements a session gets all or none; while it waits it holds none of them for that.
-3. A session that makes its READ lock a WRITE one comes before others.
-4. A session that would wait for itself, by way of others, is told DEADLOCK instead.
+1. A session gets a lock at once if no other session holds or waits for a conflicting one, or if
+   its own locks already allow as much.
+2. A session gets a group of locks all together or not at all. While it waits it holds none of
+   them.
+3. A session that upgrades its READ lock to WRITE comes before others.
+4. A session that would wait for itself, through other sessions, gets DEADLOCK instead.
 
-Elsewhere: what is in the way, offers, what a lock forbids others (`holders`).
+Elsewhere: conflicts, offers, and what a lock prevents (`holders`).
 
 Source: V2R2, "LOCK".
 """

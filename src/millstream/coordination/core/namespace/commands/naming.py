@@ -1,17 +1,19 @@
 """Commands that keep names of namespaces unique over all groups.
 
-CREATENAMESPACE and DELETENAMESPACE are executed by the system group. In one entry, if the root is
-one of its own; else that entry only begins it, and its reply says how: RESERVED or DELETING and
-the ids, or AWAITED: another one is not settled. Then steps go on with it: NAMESPACE and the step.
+CREATENAMESPACE and DELETENAMESPACE are executed by the system group. If the root is in the system
+group, one entry does everything. Otherwise the entry only begins it. Its reply is RESERVED or
+DELETING with the ids, or AWAITED if another request for the name is not settled. Further steps are
+commands: NAMESPACE and the step.
 
-Steps of the system group: RESERVE, CONFIRM, DELETE, KEEP, FREE. They answer what is known of the
-name after it: `[status, gid, id, deletion]`, or nothing. Of a target: CREATE, UNDO, DROP;
-CREATED, GONE, DELETED, or what keeps the root: NOTEMPTY, LOCKED, TOOBIG.
+Steps of the system group: RESERVE, CONFIRM, DELETE, KEEP, FREE. They return the record of the name
+after the step: `[status, gid, id, deletion]`, or nothing. Steps of a target group: CREATE, UNDO,
+DROP. They return CREATED, GONE, DELETED, or the reason why the root stays: NOTEMPTY, LOCKED,
+TOOBIG.
 
 Invariants:
-1. They are for administrators: nodes ask the steps of groups in place of clients.
+1. The steps are for administrators: nodes send them to groups on behalf of clients.
 
-Elsewhere: what the steps are for (`names`), carrying them (`settling`).
+Elsewhere: the purpose of the steps (`names`), carrying them out (`settling`).
 
 Source: V2R2, "CREATENAMESPACE", uniqueness within an instance.
 """

@@ -1,16 +1,16 @@
-"""Commands of queues: items leave once, by priority and then in the order of their push.
+"""Commands of queues: each item leaves once, by priority and then in the order of PUSH.
 
-POP removes at once: an item whose reply is lost is lost. TAKE hides items from others until their
-taker says ACK; with NACK or the end of its session they come back, in front of their priority, so
-an item may come twice, and `deliveries` says so. An id is the version of the push, and a number
-over all that its entry pushed.
+POP removes at once: an item whose reply is lost is lost. TAKE hides items from others until the
+taker sends ACK. With NACK, or the end of the session, they return to the front of their priority.
+So an item may be delivered twice, and `deliveries` counts this. The id of an item is the version
+of its PUSH and a number among the items of that entry.
 
 Invariants:
-1. PURGE ends what is ready; what is taken stays its taker's.
-2. A queue that is as it was has no new version.
-3. WAIT reserves nothing: of those who wait, as many as there are items ready are told, in order.
+1. PURGE removes ready items. Taken items stay with their taker.
+2. A command that does not change a queue does not give it a new version.
+3. WAIT reserves nothing. As many waiting clients are notified, in order, as there are ready items.
 
-Elsewhere: where items are (`queue_items`), who waits (`holders`).
+Elsewhere: where items are (`queue_items`), waiting clients (`holders`).
 
 Source: V2R2, "Queues".
 """
@@ -128,7 +128,9 @@ def _take(words: Words) -> Call:
         session = _session(job)
         has = job.state.queues.number_taken(session)
         if has >= TAKEN_MAX:
-            raise Refused("QUOTA", f"a session has {TAKEN_MAX} items at most; end some first")
+            raise Refused(
+                "QUOTA", f"a session has {TAKEN_MAX} items at most; acknowledge some first"
+            )
         taken = queue.take(session, min(count, TAKEN_MAX - has), GIVEN_BYTES_MAX)
         if taken:
             _changed(job, element, queue)

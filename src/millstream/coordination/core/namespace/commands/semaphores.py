@@ -1,12 +1,12 @@
 """SEMAPHORE INIT size path, ACQUIRE, RELEASE, CANCEL, DESTROY.
 
 Invariants:
-1. Units that are held or offered are never more than the semaphore's size. A session has one unit
-   at most, and gets it behind those who wait for longer.
-2. A semaphore that is being destroyed takes nobody in; it ends in the entry in which the last one
-   leaves it, whether or not anybody waits for that.
+1. The number of units that are held or offered never exceeds the size of the semaphore. A session
+   has at most one unit, and gets it after those that have waited longer.
+2. A semaphore that is being destroyed grants no units. It ends in the entry in which the last
+   holder leaves it.
 
-Elsewhere: who is next (`holders`).
+Elsewhere: the next session in line (`holders`).
 
 Source: V2R2, "SEMAPHORE".
 """
@@ -47,12 +47,16 @@ def begin(job: Job, path: Path, primitive: Primitive) -> bytes:
     sync = job.state.synchronisation
     known = sync.primitive(element)
     if known is not None and known.is_ending:
-        raise Refused("DESTROYING", "the semaphore ends when those who have it leave it")
+        raise Refused(
+            "DESTROYING", "the semaphore is being destroyed: it ends when its holders leave it"
+        )
     if known is not None and (known.is_barrier, known.size) == primitive[:2]:
         return status(b"EXISTS")
     claimed = any(sync.claims.number(element, phase, mode) for phase in Phase for mode in LOCKS)
     if known is not None or claimed:
-        raise Refused("SYNCTYPE", "there is another one, or locks; end those first")
+        raise Refused(
+            "SYNCTYPE", "there is another semaphore or barrier, or locks; end those first"
+        )
     sync.set_primitive(element, primitive)
     return OK
 
@@ -106,7 +110,9 @@ def _acquired(
         waits.join(job, name, token=token)
         return sync.claim(job, name) if waits.there(name).offer else PENDING
     if semaphore.is_ending:
-        raise Refused("DESTROYING", "the semaphore ends when those who have it leave it")
+        raise Refused(
+            "DESTROYING", "the semaphore is being destroyed: it ends when its holders leave it"
+        )
     used = sum(claims.number(element, phase, Mode.UNIT) for phase in (Phase.HELD, Phase.OFFERED))
     if used < semaphore.size and not claims.number(element, Phase.WAITING, Mode.UNIT):
         return granted(sync.take(job, (element,), Mode.UNIT), asked=token)
@@ -124,7 +130,7 @@ def _release(words: Words) -> Call:
         sync, session = job.state.synchronisation, job.asker.session
         hold = sync.claims.held_by(session, element)
         if hold is None or hold.mode is not Mode.UNIT:
-            raise Refused("NOTHELD", "this session has no unit")
+            raise Refused("NOTHELD", "this session holds no unit")
         sync.release(job, session, element)
         return OK
 

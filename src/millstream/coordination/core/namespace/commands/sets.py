@@ -1,8 +1,8 @@
-"""Commands of sets: members, each once, in the order of their bytes wherever an order shows.
+"""Commands of sets. Members are unique; where an order is visible it is that of their bytes.
 
 Invariants:
-1. What a command looks at is bounded: by its words, by a page, or by `LOOKED_AT_MAX` members.
-2. A set that is as it was has no new version.
+1. The work of a command is bounded: by its words, by a page, or by `LOOKED_AT_MAX` members.
+2. A command that does not change a set does not give it a new version.
 
 Elsewhere: where members are (`set_members`).
 
@@ -153,7 +153,7 @@ def _member_in(token: bytes) -> bytes:
     try:
         return b64decode(token, b"-_", validate=True)
     except ValueError:
-        raise Refused("BADTOKEN", "SET MEMBERS did not give this cursor") from None
+        raise Refused("BADTOKEN", "this is not a cursor of SET MEMBERS") from None
 
 
 def _read(words: Words, path: Path, read: Callable[[Sets, int], bytes]) -> Call:

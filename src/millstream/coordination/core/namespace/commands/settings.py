@@ -1,10 +1,10 @@
 """Commands on configuration: CONFIG GET, SET, UNSET.
 
 Invariants:
-1. A key that belongs elsewhere, or a value that it does not read, is refused before it is logged;
-   one that does not go with what else is set, when it is executed.
+1. A key of another scope and an invalid value are refused before they are logged. A value that
+   contradicts other settings is refused when it is executed.
 
-Elsewhere: which keys there are (`keys`), what counts (`configuration`).
+Elsewhere: the keys (`keys`), the value in force (`configuration`).
 
 Source: V2R2, "Nomenclature" on configuration, "Sessions and Heartbeating" for an example.
 """

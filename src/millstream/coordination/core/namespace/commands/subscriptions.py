@@ -1,16 +1,16 @@
-"""Who may subscribe to what, from where on: SUBSCRIBE, MARK, SUBACK.
+"""Checks and begins subscriptions: SUBSCRIBE, MARK, SUBACK.
 
     read  SUBSCRIBE path ... [MODE META|DATA] [TREE|CHILDREN] [FROM lsn] [DURABLE name]
           OK; MARK: not before that is logged; or why not
     log   MARK path ... [TREE|CHILDREN] [DURABLE name]      on the primary
-    then  `subscribe`, which looks once more and begins, or raises `Refused`
+    then  `subscribe`, which checks again and begins, or raises `Refused`
 
 Invariants:
-1. A subscription begins behind its mark: so what it hears can be resumed, as long as it is kept.
-2. Of the paths of one command all are subscribed to, or none.
-3. A subscription goes on only from where everything later is kept.
+1. A subscription begins after its mark. So it can be resumed as long as its updates are kept.
+2. One command subscribes to all of its paths or to none.
+3. A subscription is resumed only at an LSN after which all updates are kept.
 
-Elsewhere: marks (`marks`), messages (`audience`), the connection's mode (`resp`).
+Elsewhere: marks (`marks`), messages (`audience`), the mode of the connection (`resp`).
 
 Source: V2R2, "Subscribe to an element".
 """

@@ -1,17 +1,17 @@
-"""Transactions: commands that are collected, logged as one entry, and done all or not at all.
+"""Transactions: commands that are collected, logged as one entry, and executed all or not at all.
 
-    MULTI, then each command is looked at and QUEUED, then EXEC or DISCARD
+    MULTI, then each command is checked and QUEUED, then EXEC or DISCARD
 
-The entry's words are EXEC and one word for each command: its words, each behind its length
-(4 bytes).
+The words of the entry are EXEC and one word for each command: the words of the command, each after
+its length (4 bytes).
 
 Invariants:
-1. What is logged was understood: a command that is not makes EXEC fail before anything is logged.
-2. The first error undoes everything the entry did, and is its only answer.
-3. A group of commands has at most `COMMANDS_MAX` of them, with `QUEUED_BYTES_MAX` in all, and
-   answers with at most `ANSWER_BYTES_MAX`.
+1. Only valid commands are logged: an invalid command makes EXEC fail before anything is logged.
+2. The first error undoes everything that the entry did, and is its only reply.
+3. A transaction has at most `COMMANDS_MAX` commands with `QUEUED_BYTES_MAX` in all, and its reply
+   has at most `ANSWER_BYTES_MAX`.
 
-Elsewhere: how it is undone (`tables`), what the commands do.
+Elsewhere: undoing (`tables`), the effects of the commands.
 
 Source: V2R2, "Group Operations/Transactions".
 """
@@ -155,7 +155,7 @@ def look_at(words: Sequence[bytes], commands: Mapping[bytes, tuple[str, Command]
         Refused: as `parse`; BADARG for what is done alone.
     """
     if words and words[0].upper() in _ALONE:
-        raise Refused("BADARG", "a namespace is created and deleted alone")
+        raise Refused("BADARG", "a transaction cannot create or delete namespaces")
     return parse(words, commands)
 
 
@@ -176,7 +176,7 @@ def _execute(job: Job, calls: Sequence[Call]) -> bytes:
 
 def _check_reply(reply: bytes, size: int) -> None:
     if reply == _PENDING or reply.startswith(_PENDING, _FIRST_AT):
-        raise Refused("WOULDBLOCK", "nothing waits in a transaction")
+        raise Refused("WOULDBLOCK", "a command cannot wait in a transaction")
     if size > ANSWER_BYTES_MAX:
         raise Refused("TOOBIG", f"a transaction answers with {ANSWER_BYTES_MAX} bytes at most")
 

@@ -1,12 +1,12 @@
-"""Commands for elements of all types: making, finding, reading, writing, moving, deleting.
+"""Commands for elements of all types: create, find, read, write, move, delete.
 
-Namespaces are made and deleted elsewhere (`naming`): their names are unique over all groups.
+Namespaces are created and deleted elsewhere (`naming`): their names are unique over all groups.
 
 Invariants:
-1. A command asks `State.guard` before it looks at data or changes anything.
-2. What is there already is never an error of CREATE, and is not changed by it.
+1. A command calls `State.guard` before it reads data or changes anything.
+2. CREATE of an existing element is not an error, and does not change the element.
 
-Elsewhere: the tree (`elements`), what elements hold (`data`, `kinds`).
+Elsewhere: the tree (`elements`), the contents of elements (`data`, `kinds`).
 
 Source: V2R2, "Namespace API".
 """
@@ -191,9 +191,9 @@ def _move(words: Words) -> Call:
     is_forced = words.has(b"FORCE_MOVE")
     words.end()
     if source[0] != target[0]:
-        raise Refused("CROSS_NAMESPACE", "an element stays in its namespace")
+        raise Refused("CROSS_NAMESPACE", "an element cannot be moved to another namespace")
     if len(source) < 2 or len(target) < 2:
-        raise Refused("ISROOT", "a namespace stays where it is")
+        raise Refused("ISROOT", "a namespace cannot be moved")
 
     def execute(job: Job) -> bytes:
         return _moved(job, source, target, is_forced=is_forced)
@@ -324,7 +324,7 @@ def _put(words: Words) -> Call:
         job.state.guard(job, number, Want.WRITE)
         one = job.state.elements.there(number)
         if one.type is Type.ROOT:
-            raise Refused("ISROOT", "the data of a namespace is that of its creation")
+            raise Refused("ISROOT", "the data of a namespace cannot be changed")
         if one.type is not Type.BINARY:
             raise Refused("WRONGTYPE", one.type.name)
         if token is not None:
@@ -414,7 +414,7 @@ def _name_in(token: bytes) -> bytes:
     except ValueError:
         name = b""
     if not name or urlsafe_b64encode(name) != token:
-        raise Refused("BADTOKEN", "LIST did not give this cursor")
+        raise Refused("BADTOKEN", "this is not a cursor of LIST")
     return name
 
 

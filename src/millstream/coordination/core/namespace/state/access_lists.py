@@ -1,12 +1,12 @@
 """Access lists as records: who may read and who may write one element.
 
 Invariants:
-1. The class is chosen as POSIX does: the owner; else an entry that names the user; else the
-   owning group and entries that name one of the caller's groups, of which any may grant; else the
-   rest. A class that is chosen and does not grant is the end: none after it is asked.
-2. One list has one encoding: entries are in order, and nobody has two.
+1. The class is chosen as in POSIX: the owner; else an entry that names the user; else the owning
+   group and the entries that name a group of the caller, any of which may grant; else all others.
+   If the chosen class does not grant, access is refused: no later class is tried.
+2. A list has exactly one encoding: its entries are sorted, and no user or group has two.
 
-Elsewhere: which element has which list (`permissions`), commands (`acl`).
+Elsewhere: the list of each element (`permissions`), commands (`acl`).
 
 Source: V2R2, "ACL"; POSIX.1e draft 17, section 23.1.5.
 """
@@ -229,7 +229,7 @@ def decode_acl(data: bytes) -> Acl:
         at += _GRANT.size + length
         found.append(Grant(bool(is_group), data[at - length : at], bits))
     if at != len(data):
-        raise ValueError("an access list has another length")
+        raise ValueError("an access list has a wrong length")
     return Acl(
         data[_HEAD.size : _HEAD.size + owner], data[_HEAD.size + owner :][:group], mode,
         tuple(found[:grants]), default_mode, tuple(found[grants:]),

@@ -1,16 +1,17 @@
-"""Who holds, is offered or waits for what on which elements; which of that forbids a lock.
+"""Claims of sessions on elements, and which of them conflict with a lock.
 
-A claim is on one element. A lock is a claim on everything below its element, too; a unit of a
-semaphore, a place at a barrier and the others are not.
+A claim is something that a session holds, is offered or waits for on one element. A lock also
+covers everything below its element. A unit of a semaphore, a place at a barrier and the other
+claims do not.
 
 Invariants:
-1. A session holds at most one thing on an element.
-2. `_nodes` knows every element with claims on it or below it, with their number: so who looks
-   below an element meets none but those. Elements that move take this with them.
-3. `number` is the number of claims that `of` gives.
-4. Which tokens are current is known without a search, unless changes were taken back since.
+1. A session holds at most one claim on an element.
+2. `_nodes` has every element with claims on it or below it, with their number. So a search below
+   an element visits only those. Elements that move take their entries with them.
+3. `number` is the number of claims that `of` returns.
+4. The current tokens are known without a search, unless changes were undone since.
 
-Elsewhere: what waits (`waits`), what becomes of claims (`holders`).
+Elsewhere: waits (`waits`), what happens to claims (`holders`).
 
 Source: V2R2, "LOCK".
 """

@@ -1,9 +1,9 @@
-"""Configuration that is state: what was set for elements, for the group and for all groups.
+"""Configuration in the replicated state: settings of elements, of the group and of all groups.
 
 Invariants:
-1. What counts for an element is what was set nearest upwards, then what was set for the group,
-   then what the key is by itself.
-2. Only values that the key reads are kept.
+1. The value for an element is the setting at the nearest element upwards, else the setting of the
+   group, else the default of the key.
+2. Only values that the key accepts are stored.
 
 Elsewhere: keys (`keys`), commands (`settings`), who may change it (`permissions`).
 

@@ -1,8 +1,8 @@
-"""The values of counters: whole numbers between two ends, at which they stop or go round.
+"""The values of counters: integers in a range, at whose ends they stop or wrap around.
 
 Invariants:
-1. A counter has `BITS_MIN` to `BITS_MAX` bits, by eights, for ever those it was created with. It
-   is never outside of its range: 0 to 2^bits - 1 if unsigned, else -2^(bits-1) to 2^(bits-1) - 1.
+1. A counter has `BITS_MIN` to `BITS_MAX` bits, a multiple of eight, set when it is created. Its
+   value is always in its range: 0 to 2^bits - 1 if unsigned, else -2^(bits-1) to 2^(bits-1) - 1.
 
 Elsewhere: commands (`counters`).
 """
@@ -52,11 +52,11 @@ def _encode(counter: Counter) -> bytes:
 
 def _decode(text: bytes) -> Counter:
     if len(text) < _HEAD.size:
-        raise ValueError("a counter is longer")
+        raise ValueError("a counter is cut off")
     bits, is_unsigned, is_wrapping = _HEAD.unpack_from(text)
     digits = text[_HEAD.size :]
     if len(digits) * 8 != bits:
-        raise ValueError("a counter has another length")
+        raise ValueError("a counter has a wrong length")
     value = int.from_bytes(digits, "big", signed=not is_unsigned)
     return Counter(bits, bool(is_unsigned), bool(is_wrapping), value)
 

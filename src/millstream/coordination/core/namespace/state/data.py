@@ -1,9 +1,9 @@
-"""What binary elements hold, and attributes that users give to elements of any type.
+"""The data of binary elements, and attributes that users give to elements of any type.
 
 Invariants:
-1. The bytes of a binary element are there iff it is not empty, and `data_len` is their number.
+1. A binary element has a data record if and only if it is not empty, and `data_len` is its length.
 
-Elsewhere: what elements of other types hold (their modules).
+Elsewhere: the contents of elements of other types (their modules).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Elements: the tree of a group's namespaces, by number, name and path.
 
 Invariants:
-1. An element has a number that no other one ever has, before or after it; it keeps it when it
-   moves. So what else there is about it is kept under its number, and a move changes two records.
-2. Each name below an element is there once; `nchildren` is how many there are.
-3. An element's version changes with its data and own attributes, its child version with which
-   children it has.
-4. One that is ephemeral has no children, and ends with its session, or with the last other session
+1. An element has a number that no other element ever has, and keeps it when it moves. So
+   everything about it is stored under its number, and a move changes two records.
+2. Names below an element are unique. `nchildren` is their number.
+3. The version of an element changes with its data and its own attributes. Its child version
+   changes when children are added or removed.
+4. An ephemeral element has no children. It ends with its session, or with the last other session
    that holds something on it or waits for it.
 
-Elsewhere: commands (`tree`), their data (`data`, and the modules of their types).
+Elsewhere: commands (`tree`), data (`data`, and the modules of the types).
 
 Source: V2R2, "Namespace", "Elements".
 """
@@ -127,7 +127,7 @@ def _decode(text: bytes) -> Element:
         texts.append(text[at : at + size])
         at += size
     if at != len(text):
-        raise ValueError("an element has another length")
+        raise ValueError("an element has a wrong length")
     created, version, child = (Version(*numbers[i : i + 3]) for i in (0, 3, 6))
     sequence, created_ts, ts, created_cts, cts, data_len, _ = numbers[9:]
     return Element(

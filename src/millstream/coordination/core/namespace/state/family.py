@@ -1,11 +1,12 @@
-"""What a kind of things that elements can have hears of the others: locks, limits, histories.
+"""The interface by which state about elements follows changes: locks, limits, histories.
 
 Invariants:
-1. A family is asked and told in the order that `state` lists them, which is the same everywhere.
-2. Who raises `Refused` in `guard`, `created`, `resized`, `counted` or `moved` forbids the whole
-   command.
+1. Families are called in the order in which `state` lists them. This order is the same on all
+   members.
+2. A family that raises `Refused` in `guard`, `created`, `resized`, `counted` or `moved` makes the
+   whole command fail.
 
-Elsewhere: which families there are (`state`), who calls (`elements`, `machine`).
+Elsewhere: the families (`state`), the callers (`elements`, `machine`).
 """
 
 from __future__ import annotations

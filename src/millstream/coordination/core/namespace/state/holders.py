@@ -1,13 +1,14 @@
-"""Locks, semaphores and barriers of a state: who may, who waits, and who is next.
+"""Locks, semaphores and barriers of a state: who holds them, who waits, and who is next.
 
 Invariants:
-1. No two sessions hold or are offered a lock, one of them WRITE, where one element is the other or
-   above it. Nobody gets a lock before somebody who waits for longer and is in its way.
-2. The token of a lock is the version of the entry that made its session the holder: it only grows.
-3. After every entry, whoever can have what it waits for has an offer.
+1. No two sessions hold or are offered conflicting locks: one of them WRITE, on the same element or
+   one above the other. No session gets a lock before one that conflicts with it and has waited
+   longer.
+2. The token of a lock is the version of the entry that made its session the holder. It only grows.
+3. After every entry, each session that can have what it waits for has an offer.
 4. An element has locks, or a semaphore, or a barrier.
-5. A semaphore or a barrier keeps nobody from anything but itself. An element cannot go, though,
-   while another session holds a unit there or is offered one.
+5. A semaphore or a barrier does not restrict access to its element. But the element cannot be
+   deleted while another session holds a unit there or is offered one.
 
 Elsewhere: claims and waits (`claims`, `waits`), commands (`locks`, `semaphores`, `barriers`,
 `elections`).
@@ -160,7 +161,7 @@ class Synchronisation(Family):
     def check_token(self, token: Version) -> None:
         """Raise FENCED unless this is the token of what is held now, by anybody, anywhere."""
         if not self.claims.is_current(token):
-            raise Refused("FENCED", "the lock of this token is held no more")
+            raise Refused("FENCED", "the lock of this token is no longer held")
 
     # ---- getting, giving back
 
@@ -287,7 +288,8 @@ class Synchronisation(Family):
                         continue  # it may cancel what it awaits, and an offer lapses
                     path = self._elements.path(rival.element).decode()
                     raise Refused(
-                        "DEADLOCK", f"what is in the way waits for this session's lock on {path}"
+                        "DEADLOCK",
+                        f"a holder of the requested lock waits for this session's lock on {path}",
                     )
                 for name in [rival.name] if is_waiting else self.waits.names_of(other):
                     wait = self.waits.there(name)

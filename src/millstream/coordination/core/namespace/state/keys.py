@@ -1,13 +1,13 @@
-"""Configuration keys: which there are, who may set each, what each may be, what it is by itself.
+"""Configuration keys: their names, scopes, accepted values and defaults.
 
-A value is kept, shown and taken in one form: times as `3000 ms`, sizes as bytes, `true`, `false`.
+A value is stored, shown and accepted in one form: times as `3000 ms`, sizes as bytes, `true`,
+`false`.
 
 Invariants:
-1. What is kept is a value that `Key.read` gave, so whoever uses it finds a number where it
-   expects one.
-2. `NODE` keys are no state: a node takes them from its file when it starts.
+1. Only values that `Key.read` returned are stored. So code that reads a number finds one.
+2. `NODE` keys are not replicated: a node takes them from its file when it starts.
 
-Elsewhere: where values are kept and which one counts (`configuration`).
+Elsewhere: where values are stored and which one is in force (`configuration`).
 
 Source: V2R2, "Nomenclature", the four configuration sets.
 """

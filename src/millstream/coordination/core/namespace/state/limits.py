@@ -1,13 +1,13 @@
 """Limits: how much an element may hold, and how much a namespace may have in all.
 
 Invariants:
-1. The sums of a namespace are those of its elements and of the bytes they hold, user attributes
-   among them, at any time.
-2. A limit is looked at where something grows. One that is set lower than what is there takes
-   nothing away, and lets nothing more in.
+1. The sums of a namespace always equal the number of its elements and of their bytes, including
+   user attributes.
+2. A limit is checked where something grows. A limit below the present size removes nothing, and
+   allows no growth.
 
-Elsewhere: what the limits are (`keys`, `configuration`), items of lists, sets and queues (their
-modules; `State.items_max`).
+Elsewhere: the limits (`keys`, `configuration`), items of lists, sets and queues (their modules;
+`State.items_max`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The items of a list, in chunks: a change copies what is near it, however long the list is.
+"""The items of a list, in chunks: a change copies only chunks near it, however long the list is.
 
 Invariants:
-1. A chunk has 1 to `CHUNK_ITEMS_MAX` items and, if several, `CHUNK_BYTES_MAX` bytes at most.
-2. No two neighbours fit into half a chunk, so chunks are few: a change costs the chunks that it
-   touches and one pass over the directory.
+1. A chunk has 1 to `CHUNK_ITEMS_MAX` items and, if it has several, at most `CHUNK_BYTES_MAX`
+   bytes.
+2. No two neighbours fit into half a chunk, so there are few chunks. A change costs the chunks that
+   it touches and one pass over the directory.
 
 Elsewhere: commands (`lists`).
 """
@@ -184,10 +185,10 @@ def _encode_directory(directory: Directory) -> bytes:
 def _decode_directory(text: bytes) -> Directory:
     """Return what was encoded; ValueError."""
     if len(text) < _HEAD.size:
-        raise ValueError("a list's directory is longer")
+        raise ValueError("a list's directory is cut off")
     next_number, count = _HEAD.unpack_from(text)
     if len(text) != _HEAD.size + count * _CHUNK.size:
-        raise ValueError("a list's directory has another length")
+        raise ValueError("a list's directory has a wrong length")
     chunks = list(_CHUNK.iter_unpack(text[_HEAD.size :]))
     numbers, counts, sizes = zip(*chunks, strict=True) if chunks else ((), (), ())
     return Directory(next_number, sum(counts), sum(sizes), numbers, counts, sizes)

@@ -1,17 +1,17 @@
-"""Marks: of which places updates are kept, so that a subscription can go on where it was cut off.
+"""Marks: the elements and trees whose updates are kept, so that subscriptions can be resumed.
 
-A mark has the last updates that fell into its place when they happened, in chunks. It knows a
-floor: everything later than that LSN is kept, nothing is promised of what is not.
+A mark has the last updates of its element and scope, in chunks. It has a floor: all updates after
+that LSN are kept, earlier ones may be missing.
 
 Invariants:
-1. A mark is replicated state: its beginning, its updates and its end are those of log entries.
-2. What is kept is whole from the floor on: who asks for less is told so, never given a part.
-3. A mark keeps as many updates as its element's SUBS.MIN.HISTORY says, but no more than
-   `KEPT_BYTES_MAX` of them: no subscriber could have more waiting. One of an element that is gone,
-   or whose history is to be of no length, is gone.
+1. A mark is replicated state: log entries begin it, add its updates, and end it.
+2. Updates after the floor are complete. A client that asks for earlier ones gets an error, never a
+   part.
+3. A mark keeps as many updates as SUBS.MIN.HISTORY of its element says, but at most
+   `KEPT_BYTES_MAX`: no subscriber can have more waiting. A mark ends with its element, and when
+   its history is set to zero.
 
-Elsewhere: what is an update (`updates`), who hears it at once (`audience`), who has a mark made
-(`subscriptions`).
+Elsewhere: updates (`updates`), current subscribers (`audience`), creating marks (`subscriptions`).
 
 Source: V2R2, "Subscribe to an element".
 """
@@ -68,7 +68,7 @@ def _encode_mark(mark: Mark) -> bytes:
 
 def _decode_mark(text: bytes) -> Mark:
     if len(text) != _MARK.size:
-        raise ValueError("a mark has another length")
+        raise ValueError("a mark has a wrong length")
     return Mark(*_MARK.unpack(text))
 
 
@@ -78,7 +78,7 @@ def _number(lsn: int) -> bytes:
 
 def _number_in(text: bytes) -> int:
     if len(text) != 8:
-        raise ValueError("a number has another length")
+        raise ValueError("a number has a wrong length")
     return int.from_bytes(text, "big")
 
 

@@ -1,12 +1,12 @@
-"""Which access list each element has, and what it lets somebody do.
+"""The access list of each element, and what it allows a user to do.
 
 Invariants:
-1. Only the element itself is looked at, never the path to it.
-2. A list that says nothing is not kept. So nothing is, where there are no users.
+1. Only the element itself is checked, never the path to it.
+2. A default list is not stored. So nothing is stored where there are no users.
 
-Elsewhere: what a list says (`access_lists`), commands (`acl`), who is asking (whoever logs the
-request: it puts `ADMINS` among the groups of administrators and of nobody else; no principal is
-asked for where there are no users).
+Elsewhere: the contents of a list (`access_lists`), commands (`acl`), the user of a request (the
+member that logs it adds `ADMINS` to the groups of administrators, and of no others; without users
+no principal is required).
 
 Source: V2R2, "ACL".
 """

@@ -1,12 +1,12 @@
 """The items of queues: ready, in the order in which they leave, or taken by a session.
 
 Invariants:
-1. An item is ready or taken by one session, and only that session ends it or gives it back.
-2. Items leave by priority, then by place: what is pushed gets the last place of its priority,
-   what is given back the first; several that are given back come in the order of their push.
-3. A session has `TAKEN_MAX` items at most, so its end is bounded work.
+1. An item is ready or taken by one session. Only that session acknowledges or returns it.
+2. Items leave by priority, then by place. A pushed item gets the last place of its priority, a
+   returned one the first. Several returned items keep the order of their PUSH.
+3. A session has at most `TAKEN_MAX` items, so the work at its end is bounded.
 
-Elsewhere: commands (`queues`), who waits for items (`holders`).
+Elsewhere: commands (`queues`), clients that wait for items (`holders`).
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _encode_queue(queue: Queue) -> bytes:
 def _decode_queue(text: bytes) -> Queue:
     """Return what was encoded; ValueError."""
     if len(text) != _QUEUE.size:
-        raise ValueError("a queue has another length")
+        raise ValueError("a queue has a wrong length")
     return Queue(*_QUEUE.unpack(text))
 
 
@@ -235,7 +235,7 @@ def _encode_item(item: Item) -> bytes:
 def _decode_item(text: bytes) -> Item:
     """Return what was encoded; ValueError."""
     if len(text) < _ITEM.size:
-        raise ValueError("an item of a queue is longer")
+        raise ValueError("an item of a queue is cut off")
     epoch, view, lsn, number, priority, deliveries = _ITEM.unpack_from(text)
     return Item(epoch, view, lsn, number, priority, deliveries, text[_ITEM.size :])
 
@@ -258,7 +258,7 @@ class Queues(Family):
 
     def _go_on(self, _run: Run, element: int) -> bytes:
         if not self.ready(element):
-            raise Refused("WOULDBLOCK", "nothing is ready")
+            raise Refused("WOULDBLOCK", "no item is ready")
         return OK
 
     def of(self, element: int) -> QueueItems:
@@ -298,6 +298,6 @@ def _nobody_waits(_element: int) -> None:
 
 def _count_in(text: bytes) -> int:
     if len(text) != _TAKER.size:
-        raise ValueError("a number of items has another length")
+        raise ValueError("a number of items has a wrong length")
     (count,) = _TAKER.unpack(text)
     return int(count)

@@ -2,9 +2,9 @@
 
 Invariants:
 1. Each root has an id: that of its reservation, or the version of the entry that created it.
-2. An id that is refused is refused for ever: it is never taken off the list.
+2. A refused id is refused forever: it is never removed from the list.
 
-Elsewhere: what follows from what (`names`), the commands (`naming`).
+Elsewhere: the protocol (`names`), the commands (`naming`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _encode_version(version: Version) -> bytes:
 
 def _decode_version(text: bytes) -> Version:
     if len(text) != _VERSION.size:
-        raise ValueError("a version has another length")
+        raise ValueError("a version has a wrong length")
     return Version(*_VERSION.unpack(text))
 
 
@@ -46,7 +46,7 @@ def _encode_name(name: Name) -> bytes:
 
 def _decode_name(text: bytes) -> Name:
     if len(text) < _NAME.size:
-        raise ValueError("a name has another length")
+        raise ValueError("a name has a wrong length")
     gid, flags, *numbers = _NAME.unpack_from(text)
     status = NameStatus(text[_NAME.size :])
     return Name(

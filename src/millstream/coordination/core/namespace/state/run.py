@@ -1,10 +1,10 @@
-"""One command at work: for whom it is done, when, and what comes of it beside its reply.
+"""The execution of one command: its session, its time, and its results besides the reply.
 
 Invariants:
-1. All that it knows is of its entry and of the state: no clock, no chance.
-2. What a refused command has told is forgotten with what it changed.
+1. It depends only on its entry and the state: no clock, no randomness.
+2. The updates of a refused command are dropped together with its changes.
 
-Elsewhere: who makes one (`machine`), what commands do (their modules).
+Elsewhere: creating it (`machine`), the commands (their modules).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The members of sets, in the order of their bytes.
 
 Invariants:
-1. A set's size is that of its members; an empty one has no record.
+1. The size of a set is the number of its members. An empty set has no record.
 
 Elsewhere: commands (`sets`).
 """
@@ -35,7 +35,7 @@ def _encode(size: Size) -> bytes:
 
 def _decode(text: bytes) -> Size:
     if len(text) != _SIZE.size:
-        raise ValueError("the size of a set has another length")
+        raise ValueError("the size of a set has a wrong length")
     return Size(*_SIZE.unpack(text))
 
 

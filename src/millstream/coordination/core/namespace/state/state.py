@@ -1,9 +1,9 @@
-"""Everything that a group's members have in common, but the sessions.
+"""The replicated state of a group, without sessions.
 
 Invariants:
-1. Tables are added in one order; a new one comes behind the others, with a higher state format.
-2. Families are told things in the order that the end of a session is worked off: what waits and
-   what is held, what was taken, elements that end with it, subscriptions.
+1. Tables are added in a fixed order. A new table comes last, with a higher state format.
+2. Families are called in the order in which the end of a session is processed: waits and locks,
+   taken items, ephemeral elements, subscriptions.
 
 Elsewhere: changing it (`machine`).
 """

@@ -1,15 +1,16 @@
-"""Updates: what an entry did to elements, as subscribers hear of it.
+"""Updates: what an entry did to elements, as subscribers receive it.
 
 Invariants:
-1. An update says what was at its moment: path, type and data of then, whatever became of them.
-2. It falls into a place at most once: its element, in all scopes; the children of its parent, if
-   there are others now; the trees it is in. Of a move, those on both sides.
-3. Who hears of an element alone hears that its children are others, not which.
-4. A subscriber hears of an element only what it could read as of that entry (`seen_by`): nothing
-   if an access list forbids reading it, but for names that its parent shows; no data while
-   another session has a WRITE lock there.
+1. An update describes the moment of its entry: path, type and data as they were then.
+2. It belongs to a subscription at most once: those of its element, in all scopes; those of the
+   children of its parent, if a child was added or removed; those of the trees around it. A move
+   belongs to both sides.
+3. A subscriber of an element alone learns that its children changed, not which.
+4. A subscriber learns of an element only what it could read as of that entry (`seen_by`): nothing
+   if an access list forbids reading it, except names that its parent shows; no data while another
+   session has a WRITE lock there.
 
-Elsewhere: what commands do (`run`), what is kept of it (`marks`), who hears of it (`audience`).
+Elsewhere: commands (`run`), kept updates (`marks`), subscribers (`audience`).
 
 Source: V2R2, "Subscribe to an element".
 """

@@ -1,15 +1,15 @@
-"""What sessions wait for: in order, offered when it is theirs, answered when they come for it.
+"""What sessions wait for: in order, offered when free, answered on the next request.
 
     begin -> (join ...) -> offer -> (join ...) -> finish       drop, at any time: no answer
 
 Invariants:
-1. A wait keeps the numbers of its first and its newest request, and both get its final reply; one
-   between them has ended with PENDING. A session has at most `OPEN_MAX` such numbers.
-2. What a session waits for already, it waits for once: a further request joins and keeps the
-   place.
-3. Waits are in the order of their beginning; who waits to make its lock a WRITE one comes first.
+1. A wait keeps the numbers of its first and its newest request. Both get its final reply. A
+   request between them has ended with PENDING. A session has at most `OPEN_MAX` such numbers.
+2. A session has one wait for one thing: a further request joins it and keeps its place.
+3. Waits are in the order of their beginning. A session that upgrades its lock to WRITE comes
+   first.
 
-Elsewhere: claims on elements (`claims`), what fits (`holders`), who counts an offer's time (the
+Elsewhere: claims on elements (`claims`), conflicts (`holders`), the time of an offer (the
 primary).
 
 Source: V2R2, "LOCK"; the numbers of requests: `client_table`.
@@ -86,7 +86,7 @@ def _decode(text: bytes) -> Wait:
         parts.append(text[at : at + size])
         at += size
     if at != len(text):
-        raise ValueError("a wait has another length")
+        raise ValueError("a wait has a wrong length")
     return Wait(
         Mode(mode), session, parts[0], tuple(one for (one,) in _NUMBER.iter_unpack(parts[2])),
         tuple((csn, asked) for csn, asked in _CSN.iter_unpack(parts[3])), offer,
@@ -162,7 +162,7 @@ class Waits:
             Refused: WOULDBLOCK within a transaction, QUOTA if it waits for too much.
         """
         if run.is_in_transaction:
-            raise Refused("WOULDBLOCK", "a transaction does not wait")
+            raise Refused("WOULDBLOCK", "a command cannot wait in a transaction")
         name = bytes((not is_first,)) + _NUMBER.pack(run.version.lsn)
         self._waits.put(name, wait)
         claim = Claim(wait.session, wait.client)

@@ -187,7 +187,7 @@ def test_nothing_waits_in_a_transaction(
     assert call.paths == ((b"ns",),)
     with pytest.raises(Refused) as refused:
         call.execute(tree.last)
-    assert refused.value.value == b"-EXECABORT 0 WOULDBLOCK nothing waits in a transaction"
+    assert refused.value.value == b"-EXECABORT 0 WOULDBLOCK a command cannot wait in a transaction"
 
 
 def test_data_that_reads_like_waiting_is_data(tree: Tree) -> None:
