@@ -1,7 +1,7 @@
 """What an orchestrator and a node send each other: `POST /_millstream/cluster/orders`.
 
-Elsewhere: the orders (`cluster.core.orders`), who takes them (`cluster.aio.order_taker`), who gives
-them (`cluster.aio.orchestrator`).
+Elsewhere: the orders (`cluster.core.orders`), who takes them (`cluster.aio.order_taker`), who
+gives them (`cluster.aio.orchestrator`).
 """
 
 from __future__ import annotations

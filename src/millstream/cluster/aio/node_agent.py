@@ -2,9 +2,9 @@
 
     agent = NodeAgent(...); agent.start(); ...; await agent.stop()
 
-A session is opened, the state is read, the maps are taken: then the node is *in step*. A beat every
-`SESSION_BEAT_MS` reads the element of the session linearizably; the lease is counted from when the
-last answered beat was sent.
+A session is opened, the state is read, the maps are taken: then the node is *in step*. A beat
+every `SESSION_BEAT_MS` reads the element of the session linearizably; the lease is counted from
+when the last answered beat was sent.
 
 Invariants:
 1. The lease ends before the coordination service can end the session: each beat is a sign of life

@@ -75,7 +75,7 @@ async def ask(client: AsyncClient, request: Request, *, timeout_s: float) -> Map
 
     Raises:
         MillstreamError: what the orchestrator refused.
-        UnavailableError: `timeout`: nobody answered; it may still be done.
+        OutcomeUnknownError: `timeout`: nobody answered; it may still be done.
     """
     await client.queue(REQUESTS).push(msgspec.json.encode(request))
     path = result_path(request.id)
@@ -87,7 +87,7 @@ async def ask(client: AsyncClient, request: Request, *, timeout_s: float) -> Map
             break
         except MissingError:
             if loop.time() >= until_s:
-                raise UnavailableError(
+                raise OutcomeUnknownError(
                     f"{request.op} was asked for, and nobody has answered within {timeout_s:g} s; "
                     "it may still be done: see `millstream cluster status`",
                     code="timeout",

@@ -9,7 +9,8 @@ Guards:
 | all of a new cluster | the first node | absent |
 | a member, a session | the node | absent |
 | what a member says of itself | the node | the version read |
-| maps, plan, states of members, buckets, the end of a session | the orchestrator | its lock, and the version read |
+| maps, plan, states of members, buckets | the orchestrator | its lock, and the version read |
+| the end of a session | the orchestrator | its lock, and the version read |
 | settings, the end of a plan | an administrator | the version read |
 
 Invariants:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millstream.cluster.core.elements import ClusterState
 from millstream.cluster.core.orders import Place
-from support.cluster.managed_nodes import BUCKET, members
+from support.cluster.agents_in_loop import BUCKET, members
 from support.coordination.coordinators import until
 
 ROWS = {0: ("a", "b", "c"), 1: ("b", "c", "a"), 2: ("c", "a", "b")}

@@ -115,7 +115,7 @@ def count_of(reply: Any) -> Count:
 
 
 def data_of(shown: Any) -> bytes:
-    """Return the data of a binary element or a counter as TREE shows it; nothing if it does not."""
+    """Return the data of an element as TREE shows it; empty if it shows none."""
     if isinstance(shown, int):
         return b"%d" % shown
     return bytes(shown) if shown is not None else b""

@@ -87,9 +87,11 @@ class Members:
     async def until(self, is_so: Callable[[ClusterState], object]) -> ClusterState:
         """Read the state until it is so."""
         async with asyncio.timeout(WAIT_S):
-            while not is_so(state := await self.state()):
+            while True:
+                state = await self.state()
+                if is_so(state):
+                    return state
                 await asyncio.sleep(0.02)  # nobody tells: read again
-        return state
 
     def leader(self) -> str | None:
         for name, one in self.orchestrators.items():
