@@ -7,6 +7,7 @@ deleted: unusable files are set aside beside their place, as `log.lost-1`.
 | --- | --- |
 | `node.toml` | written again from the inventory |
 | `inventory.toml` | written again from the files found |
+| `cluster.toml` | written again from the inventory |
 | `users.json` | accepted as it is, if readable; else the node has no users any more |
 | `coord` | set aside: the node begins coordination anew, with a new identity |
 | `buckets/UUID` | the bucket is given up |
@@ -35,11 +36,18 @@ from pathlib import Path
 from typing import Final
 
 from millstream.access.users import accept_users
+from millstream.cluster.core.identity import Identity
 from millstream.data_directory.bucket_files import (
     BUCKET_FILE,
     BucketRecord,
     record_of,
     store_record,
+)
+from millstream.data_directory.cluster_file import (
+    CLUSTER_FILE,
+    UNKNOWN_NAME,
+    read_identity,
+    write_identity,
 )
 from millstream.data_directory.inventory import (
     INVENTORY_FILE,
@@ -90,6 +98,7 @@ def accept(path: Path, what: str) -> str:
         own = {
             NODE_FILE: _node_file,
             INVENTORY_FILE: _inventory_file,
+            CLUSTER_FILE: _cluster_file,
             "users.json": _users,
             "coord": _coordination,
         }
@@ -122,6 +131,15 @@ def _node_file(path: Path) -> str:
     return f"{NODE_FILE} is written again, for node {contents.uuid}"
 
 
+def _cluster_file(path: Path) -> str:
+    inventory = Inventory(path)
+    cluster = inventory.read().cluster
+    if not cluster:
+        return f"{_set_aside(path / CLUSTER_FILE)[2:] or 'the node is a member of no cluster'}"
+    write_identity(path, inventory, Identity(cluster, UNKNOWN_NAME))
+    return f"{CLUSTER_FILE} is written again, for cluster {cluster}"
+
+
 def _inventory_file(path: Path) -> str:
     try:
         node_uuid = read_node_file(path)[0]
@@ -143,7 +161,11 @@ def _found_in(path: Path, node_uuid: str) -> Contents:
             if record.uuid == directory.name:
                 buckets[record.uuid] = record.entry._replace(parts=_parts_in(directory, record))
     coordinates = any((path / "coord").glob("node.toml*"))
-    return Contents(node_uuid, (path / "users.json").exists(), coordinates, buckets)
+    identity = None
+    with suppress(CorruptionError, OSError):
+        identity = read_identity(path, None)
+    cluster = "" if identity is None else identity.cluster
+    return Contents(node_uuid, (path / "users.json").exists(), coordinates, buckets, cluster)
 
 
 def _parts_in(directory: Path, record: BucketRecord) -> frozenset[str]:

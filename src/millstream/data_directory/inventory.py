@@ -1,8 +1,8 @@
 """The file `inventory.toml`: what the data directory of a node must hold.
 
-It names each bucket with its parts beside its own file, whether there are users, and whether the
-node takes part in coordination. If anything named here is missing or altered, that part stops and
-is never created anew.
+It names each bucket with its parts beside its own file, whether there are users, whether the node
+takes part in coordination, and the cluster that it is a member of. If anything named here is
+missing or altered, that part stops and is never created anew.
 
 Invariants:
 1. A part is durable before it is named here, and it is named before its creation is acknowledged.
@@ -56,11 +56,13 @@ class Contents(NamedTuple):
     coordinates: bool = False
     buckets: Mapping[str, Entry] = {}
     """The buckets by uuid."""
+    cluster: str = ""
+    """Uuid of the cluster that the node is a member of; empty: of none."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether nothing was ever created in the directory."""
-        return not (self.has_users or self.coordinates or self.buckets)
+        return not (self.has_users or self.coordinates or self.buckets or self.cluster)
 
     def with_bucket(self, uuid: str, entry: Entry) -> Contents:
         """Return it with a new or replaced bucket entry."""
@@ -160,6 +162,10 @@ class Inventory:
         """Record durably that the node takes part in coordination; raises as `read`."""
         self.change(lambda contents: contents._replace(coordinates=True))
 
+    def note_cluster(self, uuid: str) -> None:
+        """Record durably of which cluster the node is a member; raises as `read`."""
+        self.change(lambda contents: contents._replace(cluster=uuid))
+
     # -- for the users
 
     def has_users(self) -> bool:
@@ -181,6 +187,7 @@ def _encoded(contents: Contents) -> bytes:
     lines = [f"format = {FORMAT}", f'uuid = "{contents.uuid}"']
     lines += ["users = true"] * contents.has_users
     lines += ["coordination = true"] * contents.coordinates
+    lines += [f'cluster = "{contents.cluster}"'] * bool(contents.cluster)
     for uuid, entry in sorted(contents.buckets.items()):
         parts = ", ".join(f'"{part}"' for part in sorted(entry.parts))
         lines += [
@@ -203,4 +210,5 @@ def _decoded(content: Mapping[str, Any]) -> Contents:
         content.get("users") is True,
         content.get("coordination") is True,
         buckets,
+        str(content.get("cluster", "")),
     )

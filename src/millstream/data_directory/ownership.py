@@ -1,7 +1,7 @@
 """Ownership of a data directory: its node, its format, and the lock for one server.
 
-Layout: `node.toml` (format, uuid, created), `inventory.toml`, `lock`, `users.json`,
-`buckets/<uuid>/`.
+Layout: `node.toml` (format, uuid, created), `inventory.toml`, `cluster.toml`, `lock`,
+`users.json`, `buckets/<uuid>/`.
 
 Invariants:
 1. Nothing is written into a directory that holds foreign files.
@@ -16,10 +16,12 @@ inventory (`data_directory.inventory`), handling of damage (`data_directory.acce
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from pathlib import Path
 from typing import Final
 
+from millstream.data_directory.cluster_file import read_identity
 from millstream.data_directory.inventory import INVENTORY_FILE, Contents, Inventory, accept_hint
 from millstream.data_directory.small_files import FORMAT, as_text, read_toml, sealed, utc_now
 from millstream.errors import CorruptionError, UnavailableError, UsageError
@@ -29,6 +31,7 @@ from millstream.runtime.process import DirectoryLock
 __all__ = [
     "NODE_FILE", "PATIENCE_S", "DataDirectory", "holds_a_node", "node_file_content", "other_node",
     "read_node_file", "refuse_lost_coordination",
+    "remove_unused_coordination",
 ]  # fmt: skip
 
 PATIENCE_S: Final = 3.0
@@ -50,6 +53,8 @@ class DataDirectory:
         self.path = path
         self.inventory = inventory
         self.uuid = node_uuid
+        self.identity = read_identity(path, inventory)
+        """Of which cluster the node is a member; None: of none."""
         self.users_path = path / "users.json"
         self.buckets_path = path / "buckets"
         self._lock = lock
@@ -125,6 +130,17 @@ def refuse_lost_coordination(path: Path, contents: Contents) -> None:
             f"it promised; restore it from a backup{accept_hint(coord)}",
             code="coordination_lost",
         )
+
+
+def remove_unused_coordination(path: Path) -> None:
+    """Remove the files of a coordination that nobody has used. Blocks; raises OSError."""
+    coord = path / "coord"
+    if coord.exists():
+        aside = path / "coord.unused"
+        shutil.rmtree(aside, ignore_errors=True)
+        coord.rename(aside)
+        sync_directory(path)
+        shutil.rmtree(aside)
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -29,6 +29,7 @@ from millstream.model.bucket_map import BUCKET_NODES_MAX, COPIES_MAX, MAP_REVISI
 from millstream.model.rows import Row
 
 __all__ = [
+    "BRANCH_MAX",
     "NO_FLOOR",
     "NO_KEY",
     "ROWS_MAX",

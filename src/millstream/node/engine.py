@@ -24,9 +24,11 @@ from typing import Any, Final
 
 from millstream.access.kv_login import Login
 from millstream.access.users import NODE_USER, UserStore
+from millstream.cluster.aio.local_engine import LocalEngine
+from millstream.cluster.aio.membership import Membership
 from millstream.cluster.cluster_state import NodeAt
 from millstream.data_directory.map_file import PlacedMap
-from millstream.data_directory.ownership import DataDirectory, refuse_lost_coordination
+from millstream.data_directory.ownership import DataDirectory
 from millstream.databases.buckets import Buckets
 from millstream.databases.design_documents import Designs
 from millstream.databases.design_functions import DesignFunctions
@@ -59,6 +61,7 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
+from millstream.node.cluster_member import ClusterMember, Parts
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import (
@@ -70,9 +73,8 @@ from millstream.node.listeners import (
     tls_context,
     trust_of,
 )
+from millstream.node.own_coordination import OwnCoordination
 from millstream.node.peer_buckets import OtherNodes
-from millstream.node.processes.coord_child import CoordOrder
-from millstream.node.processes.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
@@ -82,7 +84,7 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
-from millstream.node.token_order import keep_tokens, token_order
+from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import (
     LoopLag,
     machine_bytes,
@@ -92,6 +94,7 @@ from millstream.runtime.metrics import (
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, UNIX, Link
 from millstream.upr.aio.server import StreamSession
+from millstream.version import __version__
 from millstream.views.aio.serving.gathering import NodeAccess
 
 __all__ = ["DEFAULT_BUCKET", "Engine"]
@@ -166,9 +169,16 @@ class Engine:
             self.documents, self._job_rows, self._make_replicator, time.time_ns
         )  # fmt: skip
         self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
-        self.coordination: CoordProcess | None = None
-        """None: the node takes no part in coordination."""
+        self.coordination = OwnCoordination(settings, directory, self._coordination_failed)
         self._addresses: dict[str, Address] = {}
+        member = ClusterMember(
+            Parts(
+                settings, directory, self._buckets, self.others.neighbours, self._addresses,
+                peer_tls_context(settings), self._managed_engine, self.delete_bucket,
+                self.coordination.join,
+            )
+        )  # fmt: skip
+        self.cluster = Membership(member, __version__, directory.identity)
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -365,7 +375,7 @@ class Engine:
             "kv_held_bytes": self._kv.guests.held_bytes,
             **self.indexes.node_figures(),
             **self.replications.metrics(),
-            **(self.coordination.figures() if self.coordination is not None else NO_FIGURES),
+            **self.coordination.figures(),
             "buckets_ready": sum(status.state == "ready" for status in statuses),
             "buckets_failed": sum(status.state == "failed" for status in statuses),
         }
@@ -393,7 +403,8 @@ class Engine:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
         if self.users.is_empty:
             _LOG.info("this node has no users: every local process has all rights")
-        self._start_coordination(bound, stack)
+        stack.push_async_callback(self.coordination.stop)
+        self.coordination.start(bound)
         stack.callback(self.functions.close)
         stack.push_async_callback(self._buckets.stop)
         stack.push_async_callback(self.documents.stop)
@@ -406,9 +417,9 @@ class Engine:
         self._tasks.start(self._keep_house(), name="housekeeping")
         self._tasks.start(keep_users(self.users, self.drop_user), name="users of the node")
         await self._listen(bound, tls, stack)
-        if self.coordination is not None:
-            await self.coordination.until_ready()
-            await asyncio.to_thread(self._directory.inventory.note_coordination)
+        await self.coordination.until_ready()
+        stack.push_async_callback(self.cluster.stop)
+        self.cluster.start()
 
     def _closed_to_strangers(self) -> tuple[str, ...]:
         """Return the listeners without log-in that a node with users keeps closed."""
@@ -426,30 +437,14 @@ class Engine:
         )
         return ("memcached",)
 
-    def _start_coordination(self, bound: dict[str, socket.socket], stack: AsyncExitStack) -> None:
-        """Start the coordination process, unless it has no open listener."""
-        sockets = {name: bound[name].fileno() for name in COORDINATION if name in bound}
-        if not sockets:
-            return
-        settings, inventory = self.settings, self._directory.inventory
-        if settings.join is None:  # with it a node may begin anew, with a new identity
-            refuse_lost_coordination(self._directory.path, inventory.read())
-        order = CoordOrder(
-            os.getpid(), settings.log_level, settings.log_json,
-            str((self._directory.path / "coord").absolute()),
-            str(self._directory.users_path.absolute()),
-            sockets.get("coord"), sockets.get("peer"), sockets.get("ninep"),
-            (settings.coordination_host, self._port("coord"), self._port("peer")),
-            (settings.join.host, settings.join.port) if settings.join is not None else None,
-            settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
-            token_order(settings),
-        )  # fmt: skip
-        self.coordination = CoordProcess(order, tuple(sockets.values()), self._coordination_failed)
-        stack.push_async_callback(self.coordination.stop)
-        self.coordination.start()
+    def _managed_engine(self) -> LocalEngine:
+        """Return the engine of a member of a cluster."""
+        raise NotImplementedError
 
     async def _open_buckets(self) -> None:
         await self._buckets.open_all()
+        if self.cluster.is_managed:
+            return  # the cluster says which buckets there are
         wanted = self.settings.buckets
         for name, partitions in wanted:
             await self._buckets.ensure(name, partitions, PARTITIONS_DEFAULT)
@@ -492,7 +487,7 @@ class Engine:
 
     def _set_of_tokens(self) -> Mapping[str, str]:
         """Return the token settings that apply to all nodes."""
-        return self.coordination.token_settings if self.coordination is not None else {}
+        return self.coordination.token_settings
 
     def _own_address(self) -> OwnAddress:
         address = self._addresses.get("http")

@@ -130,6 +130,8 @@ class Live(msgspec.Struct, frozen=True):
     addresses: dict[str, str]
     boots: int
     """Number of this session: the node's sessions are counted from 1."""
+    is_ending: bool = False
+    """An orchestrator ends it: the node closes it, or it runs out after the lease."""
 
 
 class Leader(msgspec.Struct, frozen=True):

@@ -85,6 +85,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     """Nodes that it has streams from or to, and whether all of these are broken."""
     has_space: bool = True
     """Whether it may build copies: its disk has more than the reserve left."""
+    keys: dict[str, MapKey] = {}
+    """Of the newest whole data map that it has taken, by the bucket's uuid."""
 
     def copy(self, bucket: str, partition: int) -> CopyReport | None:
         """Return what it says of a copy; None if it says nothing."""

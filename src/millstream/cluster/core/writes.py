@@ -8,7 +8,9 @@ Guards:
 | --- | --- | --- |
 | all of a new cluster | the first node | absent |
 | a member, a session | the node | absent |
+| what a member says of itself | the node | the version read |
 | maps, plan, states of members, buckets | the orchestrator | its lock, and the version read |
+| the end of a session | the orchestrator | its lock, and the version read |
 | settings, the end of a plan | an administrator | the version read |
 
 Invariants:
@@ -68,12 +70,14 @@ __all__ = [
     "Txn",
     "cancel_plan",
     "create_bucket",
+    "end_session",
     "found_cluster",
     "join_node",
     "open_session",
     "put_data_map",
     "put_index_map",
     "put_members",
+    "put_node",
     "put_settings",
     "reset_failovers",
 ]
@@ -154,6 +158,31 @@ def open_session(node: str, live: Live, counted: Version) -> Txn:
                 to_json(live),
             ),
         ),
+    )
+
+
+def end_session(state: ClusterState, node: str) -> Txn:
+    """Return the transaction that marks a node's session as ending.
+
+    The node gives up its lease when it reads the mark. If it does not, its lease has ended before
+    the session runs out.
+    """
+    path = live_path(node)
+    ending = msgspec.structs.replace(state.live[node], is_ending=True)
+    return Txn(
+        f"end session {ending.boots} of {node}",
+        (_held(state), _version(path, state.version(path))),
+        (_put(path, to_json(ending)),),
+    )
+
+
+def put_node(state: ClusterState, node: str, record: NodeRecord) -> Txn:
+    """Return the transaction by which a node replaces what its record says of addresses."""
+    path = node_path(node)
+    return Txn(
+        f"addresses of {record.name}",
+        (_version(path, state.version(path)),),
+        (_put(path, to_json(record)),),
     )
 
 

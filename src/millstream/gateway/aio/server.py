@@ -56,7 +56,7 @@ from millstream.gateway.aio.node import (
     user_pages,
 )
 from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
-from millstream.gateway.aio.peers import part_pages, shared_pages, stored_pages
+from millstream.gateway.aio.peers import cluster_pages, part_pages, shared_pages, stored_pages
 from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
 from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.api.node import CommonNodeApi, NodeApi
@@ -92,7 +92,7 @@ _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, user_document_pages, shared_pages, stored_pages, part_pages,
+    user_pages, user_document_pages, shared_pages, stored_pages, part_pages, cluster_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,

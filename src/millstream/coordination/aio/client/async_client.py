@@ -34,6 +34,7 @@ from millstream.coordination.core.client.replies import (
     Page,
     Versioned,
     attributes_of,
+    data_of,
     version_of,
 )
 from millstream.coordination.core.client.resumed_subscription import Following
@@ -217,6 +218,15 @@ class AsyncClient(GroupClients):
         """Return whether there is such an element, and how far down the path something is."""
         reply = await self._read("LOOKUP", path, at=path, stale=stale)
         return Found(False, reply[1].decode()) if isinstance(reply, list) else Found(True, path)
+
+    async def tree(self, path: str, *, stale: bool = False) -> dict[str, Versioned]:
+        """Return an element and all below it, by path, as of one moment; up to 32 MiB of data.
+
+        The data of a counter is its value in digits. The data of lists, sets, queues, and of what
+        may not be read, is empty.
+        """
+        found = await self._read("TREE", path, at=path, stale=stale)
+        return {row[0].decode(): Versioned(data_of(row[2]), version_of(row[1])) for row in found}
 
     # ---- what an element may be
 

@@ -101,6 +101,11 @@ class Client:
         return self._caller.client_id.decode() if self._caller.client_id else None
 
     @property
+    def time_out_ms(self) -> int:
+        """How long the session may be silent, as the group has it."""
+        return self._caller.time_out_ms
+
+    @property
     def sure_s(self) -> float:
         """For how many more seconds the session is there for sure, by this machine's clock.
 

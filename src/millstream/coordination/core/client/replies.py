@@ -23,6 +23,7 @@ __all__ = [
     "Versioned",
     "attributes_of",
     "count_of",
+    "data_of",
     "is_pending",
     "members_of",
     "places_of",
@@ -110,6 +111,13 @@ def version_of(text: Any) -> Version:
 def count_of(reply: Any) -> Count:
     """Return what COUNTER INC and DEC have said: a number, big or not, or one with NOWRAP."""
     return Count(int(reply[0]), True) if isinstance(reply, list) else Count(int(reply), False)
+
+
+def data_of(shown: Any) -> bytes:
+    """Return the data of an element as TREE shows it; empty if it shows none."""
+    if isinstance(shown, int):
+        return b"%d" % shown
+    return bytes(shown) if shown is not None else b""
 
 
 def attributes_of(reply: dict[bytes, Any]) -> Attributes:

@@ -97,10 +97,11 @@ def _look_at(argv: Sequence[bytes]) -> bytes:
 
 
 _SETS: Final = (b"GROUP", b"GLOBAL", b"NODE")
-_ALL: Final = {**QUEUED, b"EXEC": COMMANDS[b"EXEC"], b"SUBACK": COMMANDS[b"SUBACK"]}
+_ALL: Final = {**QUEUED, **{name: COMMANDS[name] for name in (b"EXEC", b"SUBACK", b"TREE")}}
 """SUBSCRIBE is understood by the connection, which has MARK logged."""
 NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = {
     **dict.fromkeys(QUEUED, admit),
+    b"TREE": admit,
     b"CONFIG": _admit_config,
 }
 """Commands by name."""

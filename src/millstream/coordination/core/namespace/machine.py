@@ -40,7 +40,11 @@ from millstream.coordination.core.namespace.commands.subscriptions import (
     announce,
 )
 from millstream.coordination.core.namespace.commands.transactions import CHECK, exec_of, names_in
-from millstream.coordination.core.namespace.commands.tree import TREE_COMMANDS, list_names
+from millstream.coordination.core.namespace.commands.tree import (
+    TREE,
+    TREE_COMMANDS,
+    list_names,
+)
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.access_lists import READ
@@ -81,8 +85,9 @@ COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     **QUEUED,
     **SUBSCRIBE_COMMANDS,
     **_EXEC,
-    FORCE: force_of({**QUEUED, **_EXEC}),
+    FORCE: force_of({**QUEUED, **_EXEC, b"TREE": TREE}),
     b"NAMESPACE": NAMESPACE,
+    b"TREE": TREE,
 }
 """All commands: name -> how it is written, and how it is understood."""
 STATE_FORMAT: Final = 1

@@ -46,6 +46,7 @@ LIST INDEX path index [STALEREAD] = one value
 LIST LEN path [STALEREAD] = how many values there are
 LIST FIND path value [STALEREAD] = where a value is
 LOOKUP path [STALEREAD] = how much of a path there is
+TREE path [STALEREAD] = all elements from a path on, with versions and data
 SUBSCRIBE path ... [MODE META|DATA] [TREE|CHILDREN] [FROM lsn] [DURABLE name] = hear of changes
 UNSUBSCRIBE [path ...] = hear no more
 SUBACK name lsn [NAMESPACE root] = a durable subscription was heard so far

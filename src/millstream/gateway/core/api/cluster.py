@@ -53,5 +53,21 @@ class ClusterApi(Protocol):
             UnavailableError: `no_quorum`; `timeout`: it was asked for and may still be done.
         """
 
+    async def member(self) -> Mapping[str, Any]:
+        """Return what a node needs to know that wants to join.
+
+        Raises:
+            ConditionError: `not_managed`.
+            UnavailableError: `no_quorum`.
+        """
+
+    async def reign(self) -> Mapping[str, Any]:
+        """Return the status by what this node knows as the orchestrator.
+
+        Raises:
+            ConditionError: `not_managed`, `not_orchestrator`.
+            UnavailableError: `no_quorum`.
+        """
+
     async def orders(self, content: bytes) -> bytes:
         """Carry out orders of an orchestrator (`cluster.core.orders`); return the replies."""

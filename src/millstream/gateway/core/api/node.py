@@ -14,6 +14,7 @@ import msgspec
 from millstream.access.users import UserStore
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.changes import ChangesApi
+from millstream.gateway.core.api.cluster import ClusterApi
 from millstream.gateway.core.api.coverage import CoverageApi
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.api.replications import ReplicationApi
@@ -382,6 +383,10 @@ class NodeApi(CommonNodeApi, Protocol):
     @property
     def changes(self) -> ChangesApi:
         """Return the changes of the databases."""
+
+    @property
+    def cluster(self) -> ClusterApi:
+        """Return the cluster that the node is, or may become, a member of."""
 
     @property
     def coverage(self) -> CoverageApi:

@@ -43,11 +43,22 @@ from millstream.vsr.core.values import (
 )
 from millstream.vsr.core.versions import Version, parse_version
 
-__all__ = ["EXISTS", "LIST_COUNT", "LIST_COUNT_MAX", "TREE_COMMANDS", "delete_tree", "shown"]
+__all__ = [
+    "EXISTS",
+    "LIST_COUNT",
+    "LIST_COUNT_MAX",
+    "TREE",
+    "TREE_BYTES_MAX",
+    "TREE_COMMANDS",
+    "delete_tree",
+    "shown",
+]
 
 LIST_COUNT: Final = 1000
 """Names on a page, if a client does not say."""
 LIST_COUNT_MAX: Final = 10_000
+TREE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Data in the reply to TREE."""
 ATTRIBUTE_NAME_BYTES_MAX: Final = 64
 """Behind `u.`"""
 EXISTS: Final = status(b"EXISTS")
@@ -432,6 +443,44 @@ def _lookup(words: Words) -> Call:
     return Call(execute, (path,), is_change=False, is_stale=is_stale)
 
 
+# ---- TREE
+
+
+def _tree(words: Words) -> Call:
+    path = parse_path(words.take())
+    is_stale = words.ends_with(b"STALEREAD")
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        elements = job.state.elements
+        number = elements.at(path)
+        job.state.guard(job, number, Want.READ)
+        rows, size = [], 0
+        for each in sorted(elements.tree(number, job), key=elements.path):
+            one = elements.there(each)
+            data = NULL
+            if one.type in _PLAIN and _is_readable(job, each):
+                size += one.data_len
+                if size > TREE_BYTES_MAX:
+                    raise Refused("TOOBIG", f"TREE answers with {TREE_BYTES_MAX} bytes at most")
+                data = shown(job, each)
+            rows.append(array((bulk(elements.path(each)), bulk(one.version.text), data)))
+        return array(rows)
+
+    return Call(execute, (path,), is_change=False, is_stale=is_stale)
+
+
+def _is_readable(job: Job, number: int) -> bool:
+    try:
+        job.state.guard(job, number, Want.READ)
+    except Refused:
+        return False
+    return True
+
+
+_PLAIN: Final = (Type.BINARY, Type.COUNTER)
+TREE: Final[tuple[str, Command]] = ("TREE path [STALEREAD]", _tree)
+"""It is not among `TREE_COMMANDS`: a transaction, which is logged, never has it."""
 TREE_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"CREATE": (
         "CREATE BINARY|LIST|SET|QUEUE|COUNTER [EPHEMERAL] [SEQUENTIAL] [PARENTS] [UNSIGNED] "

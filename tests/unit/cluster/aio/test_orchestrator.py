@@ -1,0 +1,44 @@
+"""The orchestrator among members with real sessions: fail-over, return, ended sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millstream.cluster.core.elements import ClusterState
+from millstream.cluster.core.orders import Place
+from support.cluster.agents_in_loop import BUCKET, members
+from support.coordination.coordinators import until
+
+ROWS = {0: ("a", "b", "c"), 1: ("b", "c", "a"), 2: ("c", "a", "b")}
+
+
+def actives(state: ClusterState) -> list[str | None]:
+    return [record.active for record in state.data[BUCKET].records]
+
+
+async def test_partitions_of_a_node_that_dies_are_promoted(tmp_path: Path) -> None:
+    async with members(tmp_path, ROWS) as here:
+        await here.start(*"abc")
+        await until(lambda: all(
+            here.engines[row[0]].serves(Place(BUCKET, number)) for number, row in ROWS.items()
+        ))  # fmt: skip
+        leader = await until(here.leader)
+        lost = next(name for name in "abc" if name != leader)
+        await here.stop(lost)
+        state = await here.until(lambda state: lost not in actives(state))
+        assert state.nodes[lost].state == "failed"
+        assert state.failover_count == 1
+        for partition, active in enumerate(actives(state)):
+            assert active is not None
+            place = Place(BUCKET, partition)
+            await until(lambda name=active, at=place: here.engines[name].serves(at))
+
+
+async def test_another_node_leads_once_the_orchestrator_is_gone(tmp_path: Path) -> None:
+    async with members(tmp_path, ROWS) as here:
+        await here.start(*"abc")
+        leader = await until(here.leader)
+        await here.stop(leader)
+        state = await here.until(lambda state: leader not in actives(state))
+        assert state.leader is not None
+        assert state.leader.node != leader
