@@ -180,7 +180,7 @@ class Bucket:
         self.map_changes += 1
         for partition, row in zip(self.partitions, bucket_map.rows, strict=True):
             if len(row) > 1 or partition.acknowledged is not None:
-                self._acknowledged(partition).set_row(row, node_name)
+                self._acknowledged(partition).set_rows((row,), node_name)
         self._tell_reached()
         self.notifications.tell_map()
 
