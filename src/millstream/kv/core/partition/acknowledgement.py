@@ -107,8 +107,8 @@ class _Row:
     def durable(self, persisted_seqno: int) -> int:
         """Return what a majority has on disk; the argument is what this copy has there."""
         beside, without = self._beside_own, self._without_own
-        with_own = beside if beside < persisted_seqno else persisted_seqno
-        return with_own if with_own > without else without
+        with_own = min(beside, persisted_seqno)
+        return max(with_own, without)
 
 
 class Acknowledged:

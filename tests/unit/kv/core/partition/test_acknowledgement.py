@@ -241,9 +241,7 @@ class Model:
 
     def durable(self, persisted: int) -> int:
         own = {"a": persisted}
-        return min(
-            max(self.reached(row, ends | own) for ends in self.beside) for row in self.rows
-        )
+        return min(max(self.reached(row, ends | own) for ends in self.beside) for row in self.rows)
 
 
 class Copies(RuleBasedStateMachine):
