@@ -152,6 +152,14 @@ class Replicator:
             if source.wanted and source.feed is None and source.failure
         }
 
+    def streams(self) -> dict[str, bool]:
+        """Return the names of source nodes, and whether copies have streams from them."""
+        return {
+            node.name: source.feed is not None and source.feed.figures().streams > 0
+            for node, source in self._sources.items()
+            if source.wanted
+        }
+
     def statistics(self) -> ReplicationStatistics:
         """Return the current statistics."""
         sources = list(self._sources.values())
