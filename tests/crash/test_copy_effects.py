@@ -103,13 +103,14 @@ class CopyOnDisk:
         moves.activate(self.partition, self.store.activate(0))
 
     def remove(self) -> None:
-        moves.restore(self.partition, self.store.remove(0))
+        self.store.remove([0])
+        moves.restore(self.partition, self.store.partition(0))
 
     def roll_back(self, seqno: int) -> None:
         moves.restore(self.partition, self.store.roll_back(0, seqno))
 
     def raise_branch(self, branch: int) -> None:
-        self.store.promise([0], branch)
+        self.store.promise({0: branch})
         self.partition.last_branch = self.store.partition(0).last_branch
 
     def receive(self, log: FailoverLog, purge: int, end: int, *changes: tuple[bytes, int]) -> None:

@@ -147,6 +147,13 @@ class BucketState(msgspec.Struct, frozen=True):
     """Revision of the map that the places come from; 0: there was none."""
     heard: list[int] = []
     """The partitions whose design documents some owner has reported."""
+    generation: int = 0
+    """Generation of that map."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return the age of the map that the places come from."""
+        return self.generation, self.revision
 
     def lacks_designs(self) -> bool:
         """Return whether there may be design documents that no owner has reported yet."""
@@ -169,9 +176,9 @@ def learn(told: Sequence[Told], before: BucketState | None = None) -> BucketStat
     """
     one = told[0].bucket
     bucket_map = newest_map(told)
-    revision = 0 if bucket_map is None else bucket_map.revision
-    if before is not None and revision < before.revision:
-        revision, places = before.revision, before.places
+    key = (0, 0) if bucket_map is None else bucket_map.key
+    if before is not None and key < before.key:
+        key, places = before.key, before.places
     elif bucket_map is None:
         places = [
             Place(
@@ -188,8 +195,9 @@ def learn(told: Sequence[Told], before: BucketState | None = None) -> BucketStat
         one.partitions,
         places,
         designs_of(owned, one.partitions, known[0]),
-        revision,
+        key[1],
         sorted(owned.keys() | set(known[1])),
+        key[0],
     )
 
 
@@ -200,7 +208,7 @@ def _partition_of_design(name: str, partitions: int) -> int:
 def newest_map(told: Sequence[Told]) -> BucketMap | None:
     """Return the newest map that any of the nodes has."""
     maps = [found for each in told if (found := each.bucket.bucket_map()) is not None]
-    return max(maps, key=lambda one: one.revision, default=None)
+    return max(maps, key=lambda one: one.key, default=None)
 
 
 def places_of(bucket_map: BucketMap) -> list[Place]:

@@ -134,7 +134,7 @@ class Promoter:
         for _ in range(ROUNDS_MAX):
             asked = [node for node in bucket_map.nodes if node.name not in away]
             maps, no_map = self._each(asked, self._map_of)
-            newest = max([bucket_map, *maps.values()], key=lambda one: one.revision)
+            newest = max([bucket_map, *maps.values()], key=lambda one: one.key)
             if newest.nodes == bucket_map.nodes:
                 bucket_map = newest
                 break

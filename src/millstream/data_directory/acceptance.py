@@ -16,6 +16,8 @@ deleted: unusable files are set aside beside their place, as `log.lost-1`.
 | `buckets/UUID/local` | accepted as it is, if readable; else set aside |
 | `buckets/UUID/log` | cut at the first damage; the rest is set aside |
 
+`records.json` of a managed cluster is not accepted: the node takes the map of the cluster again.
+
 Invariants:
 1. If the command is interrupted, it can be run again.
 2. The inventory is changed last.
@@ -54,12 +56,13 @@ from millstream.data_directory.inventory import (
     LOCAL,
     LOG,
     MAP,
+    RECORDS,
     Contents,
     Entry,
     Inventory,
 )
 from millstream.data_directory.log_salvage import salvage_log
-from millstream.data_directory.map_file import MAP_FILE
+from millstream.data_directory.map_file import MAP_FILE, RECORDS_FILE
 from millstream.data_directory.ownership import (
     NODE_FILE,
     holds_a_node,
@@ -173,6 +176,7 @@ def _parts_in(directory: Path, record: BucketRecord) -> frozenset[str]:
         LOG: (directory / "log" / "receipt").exists(),
         LOCAL: (directory / LOCAL / "data.mdb").exists(),
         MAP: record.has_map or (directory / MAP_FILE).exists(),
+        RECORDS: record.has_records or (directory / RECORDS_FILE).exists(),
     }
     return frozenset(part for part, there in is_there.items() if there)
 
@@ -245,7 +249,8 @@ def _bucket_file(inventory: Inventory, directory: Path, entry: Entry | None) -> 
         name=name, uuid=directory.name, partitions=partitions, created=created
     )
     record = record._replace(
-        has_map=record.has_map or MAP in parts or (directory / MAP_FILE).exists()
+        has_map=record.has_map or MAP in parts or (directory / MAP_FILE).exists(),
+        has_records=record.has_records or RECORDS in parts or (directory / RECORDS_FILE).exists(),
     )
     store_record(directory.parent, record)
     if entry is None:

@@ -1,13 +1,15 @@
 """The directories of buckets: found, created and removed, and the content of their small files.
 
 A bucket is a directory named by its uuid. It has `bucket.toml` (format, name, uuid, partitions,
-created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas), the files of the
-engine, and `map.json` if it has a map. The name of a directory that is being created ends in
-`.creating`, of one that is being removed in `.deleted`. The next start removes both.
+created, perhaps purge_age_s, memory_quota_bytes, has_map, has_records and index_replicas), the
+files of the engine, `map.json` if it was given a map, and `records.json` if it belongs to a
+managed cluster. The name of a directory that is being created ends in `.creating`, of one that is
+being removed in `.deleted`. The next start removes both.
 
 Invariants:
 1. A directory under its final name is complete, and durable once `make_directory` returns.
-2. That a map is required is written after the map, and before a new bucket gets its final name.
+2. That a map, or records, are required is written after these, and before a new bucket gets its
+   final name.
 3. `bucket.toml` has a checksum and agrees with the inventory. A bucket that the inventory names is
    listed with its damage, whatever happened to its directory.
 
@@ -29,8 +31,26 @@ from millstream.data_directory.bucket_names import (
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.data_directory.inventory import LOCAL, LOG, MAP, Contents, Entry, accept_hint
-from millstream.data_directory.map_file import MAP_FILE, PlacedMap, damaged, read_map, write_map
+from millstream.data_directory.inventory import (
+    LOCAL,
+    LOG,
+    MAP,
+    RECORDS,
+    Contents,
+    Entry,
+    accept_hint,
+)
+from millstream.data_directory.map_file import (
+    MAP_FILE,
+    RECORDS_FILE,
+    AdoptedMap,
+    PlacedMap,
+    damaged,
+    read_adopted,
+    read_map,
+    write_adopted,
+    write_map,
+)
 from millstream.data_directory.small_files import FORMAT, as_text, read_toml, sealed
 from millstream.errors import ConditionError, CorruptionError, MillstreamError
 from millstream.kv.core.queue.low_points import PURGE_AGE_S
@@ -41,12 +61,14 @@ __all__ = [
     "BUCKET_FILE",
     "BucketRecord",
     "clean_and_find",
+    "find_adopted",
     "find_map",
     "find_records",
     "make_directory",
     "record_of",
     "refuse_other",
     "remove_directory",
+    "store_adopted",
     "store_map",
     "store_record",
     "take_back_directory",
@@ -76,6 +98,8 @@ class BucketRecord(NamedTuple):
     """Whether copies that are not active are indexed too."""
     is_sealed: bool = True
     """Whether the file has a checksum; files of older versions have none."""
+    has_records: bool = False
+    """Whether adopted records of a managed cluster are required; without this they may exist."""
 
     @property
     def entry(self) -> Entry:
@@ -95,6 +119,17 @@ def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
     if placed is None and record.has_map:
         raise damaged(directory, "the file is missing")
     return placed
+
+
+def find_adopted(directory: Path, record: BucketRecord) -> AdoptedMap | None:
+    """Return what a bucket has adopted; None if it belongs to no managed cluster. Blocks.
+
+    Raises as `find_map`.
+    """
+    adopted = read_adopted(directory, record.partitions)
+    if adopted is None and record.has_records:
+        raise damaged(directory, "the file is missing", RECORDS_FILE)
+    return adopted
 
 
 def find_records(path: Path, contents: Contents = Contents()) -> list[BucketRecord]:  # noqa: B008 - immutable
@@ -119,7 +154,10 @@ def find_records(path: Path, contents: Contents = Contents()) -> list[BucketReco
             record = _read_record(directory, is_known=entry is not None)
             if entry is not None:
                 _refuse_altered(directory, record, entry)
-                record = record._replace(has_map=record.has_map or MAP in entry.parts)
+                record = record._replace(
+                    has_map=record.has_map or MAP in entry.parts,
+                    has_records=record.has_records or RECORDS in entry.parts,
+                )
             records.append(record)
         except (CorruptionError, OSError) as error:
             name, partitions, created, _ = entry or Entry(uuid, 0, "")
@@ -205,15 +243,21 @@ def record_of(content: Mapping[str, object]) -> BucketRecord:
         content.get("has_map") is True,
         content.get("index_replicas") is True,
         content.get("sealed") is True,
+        content.get("has_records") is True,
     )
 
 
-def make_directory(path: Path, record: BucketRecord, placed: PlacedMap | None) -> None:
-    """Create a bucket's directory durably; with a map `record.has_map` is true. Blocks."""
-    assert record.has_map == (placed is not None)
+def make_directory(
+    path: Path, record: BucketRecord, placed: PlacedMap | AdoptedMap | None
+) -> None:
+    """Create a bucket's directory durably; `record` says whether it has a map. Blocks."""
+    assert record.has_map == isinstance(placed, PlacedMap)
+    assert record.has_records == isinstance(placed, AdoptedMap)
     directory = path / f"{record.uuid}.creating"
     directory.mkdir()
-    if placed is not None:
+    if isinstance(placed, AdoptedMap):
+        write_adopted(directory, placed)
+    elif placed is not None:
         write_map(directory, placed)
     write_atomically(directory / BUCKET_FILE, _record_as_toml(record))
     directory.rename(path / record.uuid)
@@ -231,6 +275,8 @@ def _record_as_toml(record: BucketRecord) -> bytes:
         content += f"memory_quota_bytes = {record.memory_quota_bytes}\n"
     if record.has_map:
         content += "has_map = true\n"
+    if record.has_records:
+        content += "has_records = true\n"
     if record.index_replicas:
         content += "index_replicas = true\n"
     return sealed(content)
@@ -241,6 +287,14 @@ def store_map(directory: Path, record: BucketRecord, placed: PlacedMap) -> None:
     write_map(directory, placed)
     if not record.has_map:
         write_atomically(directory / BUCKET_FILE, _record_as_toml(record._replace(has_map=True)))
+
+
+def store_adopted(directory: Path, record: BucketRecord, adopted: AdoptedMap) -> None:
+    """Write what a bucket has adopted durably. Blocks; raises OSError."""
+    write_adopted(directory, adopted)
+    if not record.has_records:
+        content = _record_as_toml(record._replace(has_records=True))
+        write_atomically(directory / BUCKET_FILE, content)
 
 
 def store_record(path: Path, record: BucketRecord) -> None:

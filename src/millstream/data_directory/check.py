@@ -44,7 +44,13 @@ from millstream.coordination.core.pool.group_check import (
     Known,
     check_group,
 )
-from millstream.data_directory.bucket_files import BucketRecord, find_map, find_records, way_out
+from millstream.data_directory.bucket_files import (
+    BucketRecord,
+    find_adopted,
+    find_map,
+    find_records,
+    way_out,
+)
 from millstream.data_directory.inventory import LOCAL, LOG, Contents, Inventory
 from millstream.data_directory.ownership import (
     holds_a_node,
@@ -208,7 +214,7 @@ def _check_bucket(
     tell: Callable[[float], None],
 ) -> None:
     try:
-        placed = find_map(path, record)
+        placed = find_adopted(path, record) or find_map(path, record)
         if placed is not None:
             found.map_revision, found.node_name = placed.bucket_map.revision, placed.node_name
         check_local(path / LOCAL, must_be_there=LOCAL in parts)

@@ -27,7 +27,8 @@ from millstream.errors import CorruptionError
 from millstream.runtime.files import alone_in, write_atomically
 
 __all__ = [
-    "INVENTORY_FILE", "LOCAL", "LOG", "MAP", "Contents", "Entry", "Inventory", "accept_hint",
+    "INVENTORY_FILE", "LOCAL", "LOG", "MAP", "RECORDS", "Contents", "Entry", "Inventory",
+    "accept_hint",
 ]  # fmt: skip
 
 INVENTORY_FILE: Final = "inventory.toml"
@@ -37,6 +38,8 @@ LOCAL: Final = "local"
 """Part of a bucket: `_local` documents or settings were stored."""
 MAP: Final = "map"
 """Part of a bucket: it was given a map."""
+RECORDS: Final = "records"
+"""Part of a bucket: it adopted records of a managed cluster."""
 
 
 class Entry(NamedTuple):

@@ -6,20 +6,19 @@ Invariants:
 3. A bucket with damaged files fails alone: it is listed with the reason, and the other buckets are
    served. If its name cannot be read either, it is listed by its uuid.
 4. A failed creation leaves nothing behind. A failed deletion can be repeated.
-5. A bucket that was given a map is not opened without one. The revisions of its maps grow, and all
-   of them have the same name for this node.
+5. A bucket that was given a map, or has adopted records, is not opened without them.
 6. A bucket that could not be opened for lack of disk space is retried until it comes up.
 7. Every bucket is named in the inventory. A bucket named there is never created anew, and the
    error of one that fails says how to continue with the files that are left.
 
-Elsewhere: the engine of a bucket (`kv.aio.engine`), its directory (`data_directory.bucket_files`).
+Elsewhere: maps of buckets (`databases.bucket_maps`), the engine of a bucket (`kv.aio.engine`),
+its directory (`data_directory.bucket_files`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -29,11 +28,10 @@ from typing import Final
 from millstream.data_directory.bucket_files import (
     BucketRecord,
     clean_and_find,
+    find_adopted,
     find_map,
     make_directory,
-    refuse_other,
     remove_directory,
-    store_map,
     store_record,
     take_back_directory,
     way_out,
@@ -43,15 +41,24 @@ from millstream.data_directory.bucket_names import (
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.data_directory.inventory import LOCAL, LOG, MAP, Contents, Entry, Inventory
-from millstream.data_directory.map_file import PlacedMap, is_newer
+from millstream.data_directory.inventory import (
+    LOCAL,
+    LOG,
+    MAP,
+    RECORDS,
+    Contents,
+    Entry,
+    Inventory,
+)
+from millstream.data_directory.map_file import AdoptedMap, PlacedMap
 from millstream.data_directory.small_files import utc_now
+from millstream.databases.adopted_records import AdoptedRecords
+from millstream.databases.bucket_maps import BucketMaps
 from millstream.errors import (
     ConditionError,
     CorruptionError,
     MillstreamError,
     UnavailableError,
-    UsageError,
 )
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.kv.aio.copies import Copies
@@ -66,11 +73,10 @@ __all__ = ["BUCKETS_MAX", "Buckets"]
 
 _LOG = logging.getLogger(__name__)
 BUCKETS_MAX: Final = 1000
-_UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class Buckets:
-    """All buckets of one node.
+class Buckets(BucketMaps):
+    """All buckets of one node; their maps are in `BucketMaps`.
 
     Args:
         path: the directory `buckets`, created if missing; the inventory is beside it.
@@ -126,6 +132,8 @@ class Buckets:
         self._leaving = ""
         """The bucket that is being deleted; it can no longer be found."""
         self._change = asyncio.Lock()
+        self._adopted: dict[str, AdoptedRecords] = {}
+        """By name, of the buckets that belong to a managed cluster."""
 
     @property
     def running(self) -> dict[str, BucketEngine]:
@@ -185,7 +193,8 @@ class Buckets:
         if record.name not in self._running:
             return set()
         has_local = (self._path / record.uuid / LOCAL / "data.mdb").exists()
-        return {LOG} | ({MAP} if record.has_map else set()) | ({LOCAL} if has_local else set())
+        parts = {LOG: True, MAP: record.has_map, LOCAL: has_local, RECORDS: record.has_records}
+        return {part for part, is_there in parts.items() if is_there}
 
     def _fail(self, record: BucketRecord, error: Exception) -> None:
         name = record.name
@@ -263,7 +272,9 @@ class Buckets:
             await self._make(record)
         return self._status(record)
 
-    async def _make(self, record: BucketRecord, placed: PlacedMap | None = None) -> None:
+    async def _make(
+        self, record: BucketRecord, placed: PlacedMap | AdoptedMap | None = None
+    ) -> None:
         name = record.name
         if len(self._records) >= BUCKETS_MAX:
             raise UnavailableError(
@@ -288,6 +299,7 @@ class Buckets:
         """Stop and forget a bucket whose creation failed after it was opened."""
         self.served.pop(record.name, None)
         running = self._running.pop(record.name, None)
+        self._adopted.pop(record.name, None)
         if running is not None:
             await running.stop()
         with suppress(MillstreamError, OSError):  # the next start finds it missing
@@ -314,103 +326,6 @@ class Buckets:
                 ) from error
             self._records[name] = record
             self._on_up(running, wanted)
-
-    # -- maps
-
-    def map_of(self, name: str) -> PlacedMap | None:
-        """Return a served bucket's map, None if it has none; raises as `compact`."""
-        bucket = self.engine(name).bucket
-        return None if bucket.map is None else PlacedMap(bucket.map, bucket.node_name)
-
-    async def set_map(
-        self, name: str, bucket_uuid: str, partitions: int, placed: PlacedMap
-    ) -> None:
-        """Give a bucket its map durably; create the bucket with this uuid if there is none.
-
-        A partition that the map places on this node behind the first place, and that this node
-        does not have, becomes a replica. No other state changes: copies are activated by a
-        separate call, and a copy that the map does not place here stays until it is removed. A new
-        bucket has no active partitions.
-
-        Raises:
-            UsageError: `bad_bucket_name`, `bad_bucket_uuid`, `bad_partitions`, `bad_map_rows`.
-            ConditionError: `other_uuid`, `uuid_taken`, `other_partitions`, `other_node_name`,
-                `older_map`, `other_map` (of the same revision).
-            UnavailableError: `too_many_buckets`, `bucket_failed`, `disk_error`, `disk_full`,
-                `disk_failed`: the same map may be given again.
-        """
-        checked_bucket_name(name)
-        checked_partition_count(partitions)
-        if not _UUID.fullmatch(bucket_uuid):
-            raise UsageError(
-                f"uuid {bucket_uuid[:40]!r}: must be 32 hexadecimal digits in lower case",
-                code="bad_bucket_uuid",
-            )
-        if len(placed.bucket_map.rows) != partitions:
-            raise UsageError(
-                f"{len(placed.bucket_map.rows)} rows for {partitions} partitions: must be one "
-                f"for each",
-                code="bad_map_rows",
-            )
-        async with self._change:
-            record = self._records.get(name)
-            if record is None:
-                self._refuse_taken(bucket_uuid)
-                await self._make(
-                    BucketRecord(name, bucket_uuid, partitions, utc_now(), has_map=True), placed
-                )
-            else:
-                refuse_other(record, bucket_uuid, partitions)
-                await self._replace_map(record, placed)
-            await self.engine(name).copies.take_places()
-
-    def _refuse_taken(self, bucket_uuid: str) -> None:
-        for record in self._records.values():
-            if record.uuid == bucket_uuid:
-                raise ConditionError(
-                    f"bucket {record.name!r} has the uuid {bucket_uuid}: a bucket has the same "
-                    "name on all nodes",
-                    code="uuid_taken",
-                )
-
-    async def _replace_map(self, record: BucketRecord, placed: PlacedMap) -> None:
-        name = record.name
-        if name in self._lacks_map:
-            await self._keep_map(record, placed)
-            await self._try_again(record)
-            return
-        bucket = self.engine(name).bucket
-        if bucket.map is not None and not is_newer(bucket.map, bucket.node_name, placed):
-            return
-        await self._keep_map(record, placed)
-        bucket.set_map(*placed)
-        bucket_map, node = placed
-        _LOG.info("bucket %s: map %d, this node is %s", name, bucket_map.revision, node)
-
-    async def _try_again(self, record: BucketRecord) -> None:
-        """Open a bucket that lacked its map."""
-        self._lacks_map.discard(record.name)
-        del self._failures[record.name]
-        try:
-            contents = await in_thread(self._inventory.read)
-            await self._bring_up(record, contents.buckets.get(record.uuid))
-            await self._name([record])
-        except (MillstreamError, OSError) as error:
-            self._fail(record, error)
-            raise UnavailableError(
-                f"bucket {record.name} has its map and is not served: {error}",
-                code="bucket_failed",
-            ) from error
-
-    async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
-        try:
-            await in_thread(store_map, self._path / record.uuid, record, placed)
-            await in_thread(self._note_part, record, MAP)
-        except OSError as error:
-            raise UnavailableError(
-                f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
-            ) from error
-        self._records[record.name] = record._replace(has_map=True)
 
     def _note_part(self, record: BucketRecord, part: str) -> None:
         self._inventory.change(lambda contents: contents.with_part(record.uuid, part))
@@ -439,6 +354,7 @@ class Buckets:
         if bucket is not None:
             before(bucket)
         running = self._running.pop(name, None)
+        self._adopted.pop(name, None)
         if running is not None and name not in self._failures:
             try:
                 await running.stop()
@@ -532,7 +448,10 @@ class Buckets:
                 self._on_stopped(bucket)
 
         directory = self._path / record.uuid
-        placed = await in_thread(find_map, directory, record)
+        adopted = await in_thread(find_adopted, directory, record)
+        placed: AdoptedMap | PlacedMap | None = adopted
+        if placed is None:
+            placed = await in_thread(find_map, directory, record)
         running = await self._open_bucket(
             directory,
             name=name,
@@ -546,6 +465,7 @@ class Buckets:
             memory_quota_bytes=self._quota_of(record),
             link_to=self._link_to,
             bucket_map=placed.bucket_map if placed else None,
+            records=adopted.records if adopted else None,
             node_name=placed.node_name if placed else "",
             is_begun=LOG in parts,
             has_local=LOCAL in parts,
@@ -554,6 +474,8 @@ class Buckets:
         self._running[name] = running
         if is_again:
             self._failures.pop(name, None)
+        if adopted:
+            self._manage(record, running, adopted)
         if placed:
             await self._take_places(name, running)
         if name not in self._failures:

@@ -60,6 +60,8 @@ class Purges:
             self._never_made[uuid] = self._never_made.get(uuid, 0) + len(over)
             self._ends[uuid] = ends = [end for end in ends if end > now]
         text = f"{running.purge_epoch}.{0 if bucket_map is None else bucket_map.revision}"
+        if bucket_map is not None and bucket_map.generation:
+            text += f".{bucket_map.generation}"
         if uuid in self._never_made:
             text += f"-{_LIFE}-{self._never_made[uuid]}"
         return f"{text}-{_LIFE}+{next(self._numbers)}" if ends else text

@@ -128,7 +128,7 @@ class Router:
     @property
     def is_alone(self) -> bool:
         """Return whether no other node has any part of the bucket."""
-        return self.bucket.map is None or len(self.bucket.map.nodes) == 1
+        return self.bucket.map is None or not self.others()
 
     @property
     def is_whole(self) -> bool:

@@ -5,10 +5,13 @@ Invariants:
    one. A place is empty (None) while no node has that copy, and it still counts for a majority.
 2. All rows of a map have the same number of places, a row names a node once at most, and only
    nodes that are listed.
-3. A map never changes; the next one has a larger revision.
+3. A map never changes; the next one has a larger key (generation, revision). Maps made by hand
+   have generation 0. The map of a bucket in a managed cluster is made from its records, and
+   replaces every map made by hand.
 
 Elsewhere: the file (`data_directory.map_file`), what a node does about a new map
-(`databases.buckets`), what clients are shown of it (`kv.core.copies.cluster_config`).
+(`databases.buckets`), what clients are shown of it (`kv.core.copies.cluster_config`), records
+(`model.cluster_maps`).
 """
 
 from __future__ import annotations
@@ -61,6 +64,13 @@ class BucketMap:
     revision: int
     nodes: tuple[NodeAddress, ...]
     rows: tuple[tuple[str | None, ...], ...]
+    generation: int = 0
+    """0: the map was made by hand."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return the age of the map; a larger one is newer."""
+        return self.generation, self.revision
 
     def active(self, partition_id: int) -> str | None:
         """Return the node with the active copy, None if no node has it."""
@@ -110,6 +120,8 @@ def checked_node_name(name: object) -> str:
 def bucket_map_from_json(content: Mapping[str, object]) -> BucketMap:
     """Return the map in an object with the members revision, nodes and rows; others are ignored.
 
+    Without a generation it is a map made by hand.
+
     Raises:
         UsageError: `bad_map_revision`; `bad_map_nodes`, `bad_node_name`, `bad_node_address`,
             `node_listed_twice`; `bad_map_rows`, `unknown_node`, `two_copies_on_a_node`.
@@ -121,13 +133,22 @@ def bucket_map_from_json(content: Mapping[str, object]) -> BucketMap:
             f"{MAP_REVISION_MAX} is wanted",
             code="bad_map_revision",
         )
+    generation = _number(content.get("generation", 0), 0, MAP_REVISION_MAX)
+    if generation is None:
+        raise UsageError(
+            f'"generation" {_shown(content.get("generation"))}: a number from 0 to '
+            f"{MAP_REVISION_MAX} is wanted",
+            code="bad_map_revision",
+        )
     nodes = _nodes(content.get("nodes"))
-    return BucketMap(revision, nodes, _rows(content.get("rows"), {node.name for node in nodes}))
+    rows = _rows(content.get("rows"), {node.name for node in nodes})
+    return BucketMap(revision, nodes, rows, generation)
 
 
 def bucket_map_to_json(bucket_map: BucketMap) -> dict[str, Any]:
     """Reverse `bucket_map_from_json`."""
-    return {
+    generation = {"generation": bucket_map.generation} if bucket_map.generation else {}
+    return generation | {
         "revision": bucket_map.revision,
         "nodes": [node._asdict() for node in bucket_map.nodes],
         "rows": [list(row) for row in bucket_map.rows],

@@ -25,7 +25,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from millstream.errors import CorruptionError
-from millstream.model.bucket_map import BUCKET_NODES_MAX, COPIES_MAX, MAP_REVISION_MAX
+from millstream.model.bucket_map import (
+    BUCKET_NODES_MAX,
+    COPIES_MAX,
+    MAP_REVISION_MAX,
+    BucketMap,
+    NodeAddress,
+)
 from millstream.model.rows import Row
 
 __all__ = [
@@ -39,6 +45,7 @@ __all__ = [
     "IndexMap",
     "IndexRecord",
     "MapKey",
+    "bucket_map_of",
     "data_map_from_json",
     "data_map_to_json",
     "index_map_from_json",
@@ -200,6 +207,28 @@ def next_index_map(before: IndexMap, changed: Mapping[int, IndexRecord]) -> Inde
         assert record.floor >= records[partition].floor, f"the floor of {partition} falls"
         records[partition] = msgspec.structs.replace(record, at=key)
     return IndexMap(key, before.bucket, tuple(records))
+
+
+def bucket_map_of(data_map: DataMap, addresses: Mapping[str, NodeAddress]) -> BucketMap:
+    """Return the map that clients are shown: it depends on the arguments alone.
+
+    A row begins with the copy that serves. Then the other copies of the wanted row follow, as far
+    as there are places. A node without an address is left out.
+
+    Args:
+        data_map: of a bucket.
+        addresses: of nodes, by name.
+    """
+    width = max(len(record.row) for record in data_map.records)
+    nodes = tuple(addresses[name] for name in sorted(data_map.names()) if name in addresses)
+    rows = tuple(_shown_row(record, width, addresses) for record in data_map.records)
+    return BucketMap(data_map.key.revision, nodes, rows, data_map.key.generation)
+
+
+def _shown_row(record: DataRecord, width: int, addresses: Mapping[str, NodeAddress]) -> Row:
+    active = record.active if record.active in addresses else None
+    others = [name for name in record.row if name in addresses and name != active]
+    return (active, *others, *[None] * width)[:width]
 
 
 # ---- JSON

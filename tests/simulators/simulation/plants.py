@@ -19,6 +19,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.replica import Replica
 from millstream.kv.core.queue.mutation_queue import MutationQueue
 from millstream.model.position import FailoverLog, Position
+from millstream.model.rows import Row
 from millstream.storage.core import branches
 from millstream.storage.core.commit import Control, control
 from millstream.storage.core.records import Kind
@@ -137,11 +138,11 @@ def forgets_only_the_newest(self: LogStore, partition_id: int, seqno: int) -> An
 
 # -- acknowledgement and promotion
 
-_set_row = Acknowledged.set_row
+_set_rows = Acknowledged.set_rows
 
 
-def half_is_a_majority(self: Acknowledged, row: tuple[str | None, ...], own: str) -> None:
-    _set_row(self, row[:-1], own)
+def half_is_a_majority(self: Acknowledged, rows: tuple[Row, ...], own: str) -> None:
+    _set_rows(self, tuple(row[:-1] for row in rows), own)
 
 
 def newest_branch_wins(standing: Any) -> tuple[int, int]:
@@ -273,7 +274,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "half_is_a_majority": Plant(
         "one copy too few is taken for a majority",
-        swap(Acknowledged, "set_row", half_is_a_majority),
+        swap(Acknowledged, "set_rows", half_is_a_majority),
     ),
     "stale_acknowledgement": Plant(
         "what was acknowledged in one history counts in another",

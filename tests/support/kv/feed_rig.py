@@ -106,7 +106,7 @@ class Node:
         return partition.high_seqno
 
     def promise(self, p: int, branch: int) -> None:
-        self.store.promise([p], branch)
+        self.store.promise({p: branch})
         partition = self.bucket.partitions[p]
         partition.last_branch = max(partition.last_branch, branch)
 

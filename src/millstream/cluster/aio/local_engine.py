@@ -20,6 +20,7 @@ from millstream.cluster.core.orders import Place
 from millstream.cluster.core.reports import CopyReport, PartReport
 from millstream.cluster.core.settings import Settings
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexMap, IndexRecord, MapKey
+from millstream.vsr.core.versions import NEVER, Version
 
 __all__ = ["ClusterMaps", "LocalEngine"]
 
@@ -36,6 +37,8 @@ class ClusterMaps(msgspec.Struct, frozen=True):
     """By uuid. A bucket that is missing was dropped."""
     data: dict[str, DataMap]
     index: dict[str, IndexMap]
+    version: Version = NEVER
+    """The newest version of any element that was read: a larger one is of a later read."""
 
 
 class LocalEngine(Protocol):
@@ -69,7 +72,8 @@ class LocalEngine(Protocol):
     async def take_maps(self, maps: ClusterMaps) -> None:
         """Take whole maps: make buckets that are new, drop those that are gone, adopt records.
 
-        An older map or record is passed over.
+        An older map or record is passed over. Maps of a smaller `version` drop no bucket: they
+        may be older than the bucket.
 
         Raises:
             MillstreamError: some bucket could not follow; the others did.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 
 from millstream.errors import ConditionError, UsageError
@@ -133,7 +134,8 @@ class Copies:
         p, store, flusher = partition.partition_id, self._store, self._flusher
         if move is Move.REMOVE:
             partition.epoch += 1
-            restore(partition, await flusher.in_thread(store.remove, p))
+            await flusher.in_thread(store.remove, [p])
+            restore(partition, store.partition(p))
         elif move is Move.ACTIVATE:
             activate(partition, await flusher.in_thread(store.activate, p))
         else:
@@ -208,10 +210,11 @@ class Copies:
         return recovered.high_seqno
 
     async def take_places(self) -> None:
-        """Create replicas where the map places one here and there is no copy.
+        """Create replicas where the newest map or record places one here and there is no copy.
 
-        The map has no other effect: activating a copy here takes a separate command, and copies
-        outside the map's places stay until they are removed.
+        Maps and records have no other effect: activating a copy here takes a separate command, and
+        copies that are not placed stay until they are removed. In a managed cluster a new copy
+        follows no source of a lower branch than that of its record.
 
         Raises:
             UnavailableError: as `set_state`.
@@ -221,24 +224,32 @@ class Copies:
             return
         async with self._suspended(*wanted):
             missing = [one for one in wanted if one.state is PartitionState.ABSENT]
-            numbers = [partition.partition_id for partition in missing]
-            replica = PartitionState.REPLICA
-            await self._flusher.in_thread(self._store.set_states, numbers, replica)
+            heard = {one.partition_id: self._branch_of_record(one) for one in missing}
+            await self._flusher.in_thread(self._store.promise, heard, begins=True)
             for partition in missing:
-                rename(partition, replica)
+                branch = heard[partition.partition_id]
+                partition.last_branch = max(partition.last_branch, branch)
+                rename(partition, PartitionState.REPLICA)
             bucket.map_changes += 1
             self._move_total += len(missing)
         _LOG.info("bucket %s: %d copies follow from now on", bucket.name, len(missing))
 
     def _missing_replicas(self) -> list[Partition]:
-        bucket = self._bucket
-        if bucket.map is None:
-            return []
+        bucket, absent = self._bucket, PartitionState.ABSENT
+        missing = [one for one in bucket.partitions if one.state is absent]
         return [
             partition
-            for partition, row in zip(bucket.partitions, bucket.map.rows, strict=True)
-            if partition.state is PartitionState.ABSENT and bucket.node_name in row[1:]
+            for partition in missing
+            if bucket.is_placed(partition.partition_id)
+            and (bucket.is_managed or not self._is_first(partition))
         ]
+
+    def _is_first(self, partition: Partition) -> bool:
+        return self._bucket.active_node(partition.partition_id) == self._bucket.node_name
+
+    def _branch_of_record(self, partition: Partition) -> int:
+        record = self._bucket.record(partition.partition_id)
+        return 0 if record is None else record.branch
 
     async def take_over(self, partition_id: int, state: PartitionState, epoch: int) -> None:
         """Become pending, or active in the same history, at the request of a take-over's source.
@@ -272,75 +283,143 @@ class Copies:
                 await self._change(partition, PartitionState.REPLICA)
 
     async def promise(self, partition_ids: Collection[int], branch: int) -> list[int]:
-        """Let copies promise a branch before a promotion; return those that did.
+        """Let copies promise one branch; see `promise_all`."""
+        return await self.promise_all(dict.fromkeys(partition_ids, branch))
 
-        Durable on return. From then on they follow no source of a lower branch and serve no
-        documents: an active copy stands down, with all its data. A copy that knows this branch or
-        a larger one promises nothing: ask with a larger one.
+    async def promise_all(self, branches: Mapping[int, int]) -> list[int]:
+        """Let copies promise branches before promotions; return those that did.
+
+        In one commit, durable on return. From then on they follow no source of a lower branch and
+        serve no documents: an active copy stands down, with all its data. A copy that knows this
+        branch or a larger one promises nothing: ask with a larger one.
 
         Raises:
             UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
         """
         every = self._bucket.partitions
-        async with self._suspended(*(every[p] for p in partition_ids)):
-            asked = [every[p] for p in partition_ids if branch > every[p].last_branch]
+        async with self._suspended(*(every[p] for p in branches)):
+            asked = [every[p] for p in branches if branches[p] > every[p].last_branch]
             serving = [partition for partition in asked if partition.state in SERVING]
             for partition in serving:
                 await self._flusher.flush(partition)
             numbers = [partition.partition_id for partition in asked]
-            await self._flusher.in_thread(self._store.promise, numbers, branch)
+            promised = {p: branches[p] for p in numbers}
+            await self._flusher.in_thread(self._store.promise, promised)
             for partition in asked:
-                partition.last_branch = branch
+                partition.last_branch = promised[partition.partition_id]
             for partition in serving:
                 rename(partition, PartitionState.REPLICA)
             self._bucket.map_changes += bool(serving)
             self._move_total += len(serving)
         _LOG.warning(
             "bucket %s: %d of %d copies promised branch %d, %d of them stood down",
-            self._bucket.name, len(asked), len(partition_ids), branch, len(serving),
+            self._bucket.name, len(asked), len(branches), max(branches.values(), default=0),
+            len(serving),
         )  # fmt: skip
         return numbers
 
     async def activate(self, branch: int, ends: Mapping[int, int]) -> list[int]:
-        """Make copies active in the branch they promised last; return those that are.
+        """Make copies active in one branch; see `activate_all`.
+
+        Args:
+            branch: as promised.
+            ends: partition -> the least complete end that it must have.
+        """
+        return await self.activate_all(dict.fromkeys(ends, branch), ends)
+
+    async def activate_all(
+        self, branches: Mapping[int, int], ends: Mapping[int, int] = MappingProxyType({})
+    ) -> list[int]:
+        """Make copies active in the branches they promised last; return those that are.
 
         A copy that is already active in it stays so: a request may come twice. A copy that has
         promised another branch since, or has less than it had when it promised, is left as it is.
 
         Args:
-            branch: as promised.
-            ends: partition -> the least complete end that it must have.
+            branches: partition -> the branch, as promised.
+            ends: partition -> the least complete end that it must have, by default 0.
 
         Raises:
             UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
         """
-        asked = [self._bucket.partitions[p] for p in ends]
+        asked = [self._bucket.partitions[p] for p in branches]
         active = PartitionState.ACTIVE
         async with self._suspended(*asked):
             ready = [
                 partition
                 for partition in asked
                 if partition.state is not active
-                and partition.failover_log[0].branch < branch == partition.last_branch
-                and partition.high_seqno >= ends[partition.partition_id]
+                and partition.failover_log[0].branch < branches[partition.partition_id]
+                and partition.last_branch == branches[partition.partition_id]
+                and partition.high_seqno >= ends.get(partition.partition_id, 0)
             ]
             for partition in ready:
                 await self._flusher.flush(partition)
-            numbers = [partition.partition_id for partition in ready]
-            await self._flusher.in_thread(self._store.activate_all, numbers, branch)
+            numbers = {one.partition_id: branches[one.partition_id] for one in ready}
+            await self._flusher.in_thread(self._store.activate_all, numbers)
             for partition in ready:
                 activate(partition, self._store.partition(partition.partition_id))
             self._bucket.map_changes += bool(ready)
             self._move_total += len(ready)
         _LOG.warning(
             "bucket %s: %d of %d copies became active in branch %d",
-            self._bucket.name, len(ready), len(asked), branch,
+            self._bucket.name, len(ready), len(asked), max(branches.values(), default=0),
         )  # fmt: skip
         return [
             partition.partition_id
             for partition in asked
-            if partition.state is active and partition.failover_log[0].branch == branch
+            if partition.state is active
+            and partition.failover_log[0].branch == branches[partition.partition_id]
         ]
+
+    async def follow_again(self, partition_ids: Collection[int]) -> None:
+        """Make dead copies replicas; other copies stay as they are. In one commit.
+
+        Raises:
+            UnavailableError: as `set_state`.
+        """
+        await self._rename_all(partition_ids, (PartitionState.DEAD,), PartitionState.REPLICA)
+
+    async def remove(self, partition_ids: Collection[int]) -> None:
+        """Remove copies in whatever state they are. Durable on return.
+
+        Raises:
+            UnavailableError: as `set_state`.
+        """
+        await self._rename_all(
+            partition_ids, (*SERVING, PartitionState.REPLICA), PartitionState.DEAD
+        )
+        every = [self._bucket.partitions[p] for p in partition_ids]
+        async with self._suspended(*every):
+            dead = [one for one in every if one.state is PartitionState.DEAD]
+            for partition in dead:
+                partition.epoch += 1
+            numbers = [partition.partition_id for partition in dead]
+            await self._flusher.in_thread(self._store.remove, numbers)
+            for partition in dead:
+                restore(partition, self._store.partition(partition.partition_id))
+            self._bucket.map_changes += bool(dead)
+            self._move_total += len(dead)
+        _LOG.info("bucket %s: %d copies were removed", self._bucket.name, len(dead))
+
+    async def _rename_all(
+        self,
+        partition_ids: Collection[int],
+        before: Collection[PartitionState],
+        state: PartitionState,
+    ) -> None:
+        """Set the state of copies, except to active, if they are in one of the states before."""
+        every = [self._bucket.partitions[p] for p in partition_ids]
+        async with self._suspended(*every):
+            wanted = [partition for partition in every if partition.state in before]
+            for partition in wanted:
+                await self._flusher.flush(partition)
+            numbers = [partition.partition_id for partition in wanted]
+            await self._flusher.in_thread(self._store.set_states, numbers, state)
+            for partition in wanted:
+                rename(partition, state)
+            self._bucket.map_changes += bool(wanted)
+            self._move_total += len(wanted)
 
     def statistics(self) -> CopiesStatistics:
         """Return the number of copies per state, and totals of their changes."""

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -58,6 +58,7 @@ from millstream.kv.core.queue.low_points import PURGE_AGE_S, HistoryWindow
 from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.kv.core.revisions.design_documents import DesignDocuments
 from millstream.model.bucket_map import BucketMap
+from millstream.model.cluster_maps import DataRecord
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
@@ -208,6 +209,7 @@ class BucketEngine:
         on_corrupt: Callable[[CorruptionError], None],
         purge_age_s: int,
         bucket_map: BucketMap | None,
+        records: Sequence[DataRecord] | None,
         node_name: str,
         link_to: LinkTo,
     ) -> None:
@@ -242,6 +244,8 @@ class BucketEngine:
             new_lease_id=lambda: secrets.randbits(53),
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, collaborators=collaborators,
         )  # fmt: skip
+        if records is not None:
+            bucket.set_records(records, node_name)
         if bucket_map is not None:
             bucket.set_map(bucket_map, node_name)
         self._sweep = BlobSweep(
@@ -310,6 +314,7 @@ class BucketEngine:
         on_corrupt: Callable[[CorruptionError], None],
         purge_age_s: int = PURGE_AGE_S,
         bucket_map: BucketMap | None = None,
+        records: Sequence[DataRecord] | None = None,
         node_name: str = "",
         link_to: LinkTo = plain_link,
         is_begun: bool = False,
@@ -330,7 +335,8 @@ class BucketEngine:
             on_corrupt: called when a read found a damaged record: the bucket should be stopped.
             purge_age_s: age at which deletions may be forgotten; 0: never.
             bucket_map: which nodes have copies; None: only this one.
-            node_name: of this node in the map.
+            records: adopted in a managed cluster, by partition; they decide what the map shows.
+            node_name: of this node in the map and in records.
             link_to: connects to other nodes with copies.
             is_begun: the log was opened before and must be there, with its receipt.
             has_local: `_local` documents or settings were stored and must be there.
@@ -347,8 +353,9 @@ class BucketEngine:
         )
         try:
             store = await asyncio.to_thread(
-                _open_store, path, partition_count, bucket_map, is_begun=is_begun
-            )
+                _open_store, path, partition_count, bucket_map, records, node_name,
+                is_begun=is_begun,
+            )  # fmt: skip
         except BaseException:
             local.close()
             raise
@@ -362,7 +369,7 @@ class BucketEngine:
             opened, name=name, uuid=uuid, flush_interval_ms=flush_interval_ms,
             memory_quota_bytes=memory_quota_bytes, on_persisted=on_persisted, on_fatal=on_fatal,
             on_corrupt=on_corrupt, purge_age_s=purge_age_s, bucket_map=bucket_map,
-            node_name=node_name, link_to=link_to,
+            records=records, node_name=node_name, link_to=link_to,
         )  # fmt: skip
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
@@ -490,15 +497,25 @@ class BucketEngine:
 
 
 def _open_store(
-    path: Path, partition_count: int, bucket_map: BucketMap | None, *, is_begun: bool
+    path: Path,
+    partition_count: int,
+    bucket_map: BucketMap | None,
+    records: Sequence[DataRecord] | None,
+    node_name: str,
+    *,
+    is_begun: bool,
 ) -> LogStore:
+    alone: bool | set[int] = bucket_map is None or bucket_map.is_alone
+    if records is not None:
+        alone = {p for p, record in enumerate(records) if record.rows == ((node_name,),)}
+
     def opened() -> LogStore:
         store = LogStore.open(
             OsDisk(path / "log"),
             LmdbByIdMap(path / "byid"),
             partition_count=partition_count,
             new_entry=new_failover_entry,
-            is_alone=bucket_map is None or bucket_map.is_alone,
+            is_alone=alone,
             begins_absent=bucket_map is not None,
             is_begun=is_begun,
         )

@@ -1,10 +1,12 @@
-"""Keeps the copies of one bucket following their sources by the bucket's map.
+"""Keeps the copies of one bucket following their sources by the bucket's map or records.
 
-Each copy here that follows (`kv.core.partition.states.FOLLOWING`) and whose row of the map begins
-with another node has a stream. One connection per source node carries all its streams.
+Each copy here that follows (`kv.core.partition.states.FOLLOWING`), and that is active on another
+node by the newest record, or map made by hand, has a stream. In a managed cluster a copy that no
+record places follows nobody. One connection per source node carries all its streams.
 
 Invariants:
-1. The source of a copy is chosen again after each map, each move of a copy and each rollback.
+1. The source of a copy is chosen again after each map or record, each move of a copy and each
+   rollback.
 2. A lost connection is opened again after a pause that grows up to `PAUSE_S_MAX`. The copies
    continue from their positions.
 3. A rollback that has begun is finished, whatever happens to the connection that requested it.
@@ -150,6 +152,14 @@ class Replicator:
             if source.wanted and source.feed is None and source.failure
         }
 
+    def streams(self) -> dict[str, bool]:
+        """Return the names of source nodes, and whether copies have streams from them."""
+        return {
+            node.name: source.feed is not None and source.feed.figures().streams > 0
+            for node, source in self._sources.items()
+            if source.wanted
+        }
+
     def statistics(self) -> ReplicationStatistics:
         """Return the current statistics."""
         sources = list(self._sources.values())
@@ -207,11 +217,9 @@ class Replicator:
         self._end_idle()
 
     def _source_of(self, partition_id: int) -> NodeAddress | None:
-        bucket_map, bucket = self._bucket.map, self._bucket
-        if bucket_map is None or bucket.partitions[partition_id].state not in FOLLOWING:
+        if self._bucket.partitions[partition_id].state not in FOLLOWING:
             return None
-        name = bucket_map.active(partition_id)
-        return None if name is None or name == bucket.node_name else bucket_map.node(name)
+        return self._bucket.source(partition_id)
 
     def _place(self, partition_id: int) -> None:
         """Let a copy follow its source by the map."""

@@ -2,8 +2,11 @@
 
 Invariants:
 1. The number of partitions never changes.
-2. The revisions of its maps only grow. A map changes no partition.
-3. What it needs from its engine is given at construction (`Collaborators`).
+2. The keys of its maps, and of the records of each partition, only grow. Neither changes the
+   state of a partition.
+3. In a managed cluster the adopted records say which copies count. The map only shows where
+   clients find partitions, and where nodes are.
+4. What it needs from its engine is given at construction (`Collaborators`).
 
 Elsewhere: which writes are accepted (`write_gate`), subscribers to changes (`notifications`),
 leases (`leases`), connections that stream (`streams`), the map's file (`data_directory.map_file`).
@@ -11,7 +14,7 @@ leases (`leases`), connections that stream (`streams`), the map's file (`data_di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from millstream.kv.core.collaborators import Collaborators
@@ -31,8 +34,10 @@ from millstream.kv.core.statistics import (
 )
 from millstream.kv.core.streams import BucketStreams
 from millstream.kv.core.write_gate import WriteGate
-from millstream.model.bucket_map import BucketMap
+from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.model.rows import Row
 from millstream.upr.core.shared_slices import SharedSlices
 from millstream.upr.core.source import Hold
 
@@ -72,7 +77,13 @@ class Bucket:
         self.map: BucketMap | None = None
         """Which nodes have copies; None: only this node."""
         self.node_name = ""
-        """Name of this node in the map; empty without a map."""
+        """Name of this node in the map and in records; empty without a map."""
+        self._records: list[DataRecord] | None = None
+        self.adopt: Callable[[Mapping[int, DataRecord]], Awaitable[None]] | None = None
+        """Adopts records durably, those that are news; None: the bucket is not managed."""
+        self.rights: Callable[[int], bool] = lambda _: True
+        self.heard: dict[int, int] = {}
+        """By partition: the largest branch that a reader has come with."""
         self.map_changes = 0
         """How often the set of active partitions here, or the places of copies, changed."""
         self._take_overs: set[int] = set()
@@ -109,7 +120,7 @@ class Bucket:
 
     def begin_feeding(self, partition_id: int) -> bool:
         """Let one connection feed the copy; False: another connection already does."""
-        source = None if self.map is None else self.map.active(partition_id)
+        source = self.active_node(partition_id)
         if partition_id in self._fed or source not in (None, self.node_name):
             return False
         self._fed.add(partition_id)
@@ -172,15 +183,99 @@ class Bucket:
         self.notifications.tell_changed()
 
     def set_map(self, bucket_map: BucketMap, node_name: str) -> None:
-        """Use another map, in which this node has a name. The caller has made it durable."""
-        assert self.map is None or self.map.revision < bucket_map.revision, "an older map"
+        """Use another map, in which this node has a name. The caller has made it durable.
+
+        In a managed cluster the adopted records stay in force.
+        """
+        assert self.map is None or self.map.key < bucket_map.key, "an older map"
         assert len(bucket_map.rows) == self.partition_count, "a map of another bucket"
         self.map = bucket_map
         self.node_name = node_name
+        if self._records is None:
+            for partition, row in zip(self.partitions, bucket_map.rows, strict=True):
+                self._set_rows(partition, (row,))
+        self._tell_map()
+
+    # -- records of a managed cluster
+
+    @property
+    def is_managed(self) -> bool:
+        """Return whether the bucket belongs to a managed cluster."""
+        return self._records is not None
+
+    def record(self, partition_id: int) -> DataRecord | None:
+        """Return the adopted record of a partition; None if the bucket is not managed."""
+        return None if self._records is None else self._records[partition_id]
+
+    def set_records(self, records: Sequence[DataRecord], node_name: str) -> None:
+        """Use the first records, one for each partition. The caller has made them durable."""
+        assert self._records is None, "there are records"
+        assert len(records) == self.partition_count, "records of another bucket"
+        self.node_name = node_name
+        self._records = list(records)
+        for partition, record in zip(self.partitions, records, strict=True):
+            self._use_record(partition, record, is_new_row=record.is_moving)
+        self._tell_map()
+
+    def use_records(self, records: Mapping[int, DataRecord]) -> None:
+        """Use newer records from now on. The caller has made them durable."""
+        known = self._records
+        assert known is not None, "the bucket is not managed"
+        for partition_id, record in records.items():
+            before = known[partition_id]
+            assert before.at < record.at, "an older record"
+            known[partition_id] = record
+            is_new_row = record.is_moving and before.since != record.since
+            self._use_record(self.partitions[partition_id], record, is_new_row=is_new_row)
+        self._tell_map()
+
+    def _use_record(self, partition: Partition, record: DataRecord, *, is_new_row: bool) -> None:
+        known = partition.acknowledged
+        if known is None or known.rows != record.rows:
+            self._set_rows(partition, record.rows)
+        if is_new_row:
+            self._acknowledged(partition).confirm_from_now()
+
+    def active_node(self, partition_id: int) -> str | None:
+        """Return the node with the active copy by the newest record or map; None if unknown."""
+        if self._records is not None:
+            return self._records[partition_id].active
+        return None if self.map is None else self.map.active(partition_id)
+
+    def is_placed(self, partition_id: int) -> bool:
+        """Return whether the newest record or map places a copy on this node."""
+        if self._records is not None:
+            return self.node_name in self._records[partition_id].placed
+        return self.map is not None and self.node_name in self.map.rows[partition_id]
+
+    def source(self, partition_id: int) -> NodeAddress | None:
+        """Return the node that a copy here should follow; None if there is none.
+
+        A copy that no record places follows nobody. Before there are records, every copy follows
+        the active one of the map.
+        """
+        name, bucket_map = self.active_node(partition_id), self.map
+        if bucket_map is None or name is None or name == self.node_name:
+            return None
+        if self._records is not None and not self.is_placed(partition_id):
+            return None
+        return bucket_map.node(name) if bucket_map.has_node(name) else None
+
+    def may_serve_now(self, partition_id: int) -> bool:
+        """Return whether the active copy may serve plain requests now."""
+        return self.rights(partition_id)
+
+    def quiet_ms(self, partition_id: int) -> int | None:
+        """Return the time since the copy last told its source that it follows; None: unknown."""
+        return None
+
+    def _set_rows(self, partition: Partition, rows: tuple[Row, ...]) -> None:
+        is_alone = rows == ((self.node_name,),) if self.is_managed else len(rows[0]) == 1
+        if partition.acknowledged is not None or not is_alone:
+            self._acknowledged(partition).set_rows(rows, self.node_name)
+
+    def _tell_map(self) -> None:
         self.map_changes += 1
-        for partition, row in zip(self.partitions, bucket_map.rows, strict=True):
-            if len(row) > 1 or partition.acknowledged is not None:
-                self._acknowledged(partition).set_row(row, node_name)
         self._tell_reached()
         self.notifications.tell_map()
 

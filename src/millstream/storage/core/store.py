@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 from millstream.errors import UnavailableError
@@ -73,6 +74,7 @@ CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sealed segments read whole at a start, newest first; all of them by `verify`."""
 
 FlushBatch = ChangeColumns
+Alone = bool | Collection[int]
 
 
 class LogStore:
@@ -124,7 +126,7 @@ class LogStore:
         partition_count: int,
         new_entry: NewEntry,
         sizes: LogSizes = LogSizes(),  # noqa: B008 - immutable
-        is_alone: bool = True,
+        is_alone: Alone = True,
         begins_absent: bool = False,
         is_begun: bool = False,
     ) -> LogStore:
@@ -137,9 +139,8 @@ class LogStore:
             partition_count: fixed when the bucket was created.
             new_entry: makes the failover entry of a new branch.
             sizes: of segments.
-            is_alone: no other node has copies. Else nobody but an operator makes a copy active:
-                new partitions are absent, and an active copy comes back from an unclean stop as
-                a replica, for another one may have taken its place.
+            is_alone: no other node has copies (of these partitions). Else new partitions are
+                absent, and an active copy comes back from an unclean stop as a replica.
             begins_absent: new partitions are, also where each node is alone with its share.
             is_begun: as of `SegmentLog`.
 
@@ -169,7 +170,7 @@ class LogStore:
         partition_count: int,
         new_entry: NewEntry,
         *,
-        is_alone: bool,
+        is_alone: Alone,
         begins_absent: bool,
     ) -> LogStore:
         receipt, ids = cls._accepts_receipt(disk, log), ById(by_id)
@@ -184,7 +185,7 @@ class LogStore:
         store.was_clean_stop = store._has_receipt = receipt
         store._check_newest()
         if not receipt:
-            controls = store._after_unclean_stop(is_alone=is_alone, begins_absent=begins_absent)
+            controls = store._after_unclean_stop(is_alone, begins_absent=begins_absent)
             store._write_controls(list(controls))
             log.write_receipt()
         if is_built:
@@ -207,13 +208,14 @@ class LogStore:
                 return
             self._log.verify(number)
 
-    def _after_unclean_stop(self, *, is_alone: bool, begins_absent: bool) -> Iterator[Control]:
+    def _after_unclean_stop(self, is_alone: Alone, *, begins_absent: bool) -> Iterator[Control]:
+        alone = range(len(self._summaries)) if is_alone is True else is_alone or ()
         for p, summary in enumerate(self._summaries):
             is_active = summary.state is PartitionState.ACTIVE
             if begins_absent and not summary.failover_log:
                 yield from branches.with_all_owed(p, branches.absence(p, summary, self._new_entry))
                 continue
-            if is_active and is_alone:
+            if is_active and p in alone:
                 yield from self._new_branch(p, summary.mark)
                 continue
             yield branches.memory_owed(p, summary)
@@ -240,6 +242,7 @@ class LogStore:
 
     def _write_controls(self, controls: Sequence[Control]) -> None:
         if controls:
+            self.withdraw_receipt()
             commit = encode_controls(self._log.commit_record, controls)
             self._append(commit)
             self.absorb(commit)
@@ -514,45 +517,43 @@ class LogStore:
 
     def set_states(self, partition_ids: Iterable[int], state: PartitionState) -> None:
         """Do the same for several copies, in one commit."""
-        self.withdraw_receipt()
         self._write_controls([c for p in partition_ids for c in branches.state_of_copy(p, state)])
 
-    def promise(self, partition_ids: Iterable[int], branch: int) -> None:
-        """See to it that later branches of these are larger, and that none of them serves.
+    def promise(self, promised: Mapping[int, int], *, begins: bool = False) -> None:
+        """See to it that later branches are larger, by partition, and that none of these serves.
 
-        In one commit, durable on return.
+        In one commit, durable on return. `begins`: these are new copies, replicas from now on.
         """
-        summaries = self._summaries
-        controls = [c for p in partition_ids for c in branches.promise(p, summaries[p], branch)]
-        if controls:
-            self.withdraw_receipt()
-            self._write_controls(controls)
+        controls = list[Control]()
+        for p, branch in promised.items():
+            controls += branches.promise(p, self._summaries[p], branch)
+            if begins:
+                controls += branches.state_of_copy(p, PartitionState.REPLICA)
+        self._write_controls(controls)
 
     def activate(self, partition_id: int, branch: int | None = None) -> RecoveredPartition:
         """Make one copy active, see `activate_all`; return what it is now."""
-        self.activate_all((partition_id,), branch)
+        self.activate_all({partition_id: branch})
         return self.partition(partition_id)
 
-    def activate_all(self, partition_ids: Iterable[int], branch: int | None = None) -> None:
-        """Make copies active in new histories, each from its newest mark on.
+    def activate_all(self, branch_of: Mapping[int, int | None]) -> None:
+        """Make copies active in new histories, by partition, each from its newest mark on.
 
-        In one commit, durable on return. `branch`: that they have promised last and no history
-        has; None: one larger than any.
+        In one commit, durable on return. A branch is what the copy has promised last and no
+        history has; None: one larger than any.
         """
+        summaries, new_entry = self._summaries, self._new_entry
+        every = (branches.activation(p, summaries[p], new_entry, b) for p, b in branch_of.items())
+        self._write_controls([*chain.from_iterable(every)])
+
+    def remove(self, partition_ids: Iterable[int]) -> None:
+        """Forget partitions: nothing is left but their last branches. Durable on return."""
         self.withdraw_receipt()
         controls = list[Control]()
         for p in partition_ids:
-            controls += branches.activation(p, self._summaries[p], self._new_entry, branch)
+            absence = branches.absence(p, self._summaries[p], self._new_entry)
+            controls += branches.with_all_owed(p, [*self._kill_above(p, 0), *absence])
         self._write_controls(controls)
-
-    def remove(self, partition_id: int) -> RecoveredPartition:
-        """Forget the partition: nothing is left but its last branch. Durable on return."""
-        self.withdraw_receipt()
-        p = partition_id
-        absence = branches.absence(p, self._summaries[p], self._new_entry)
-        emptied = [*self._kill_above(p, 0), *absence]
-        self._write_controls([*branches.with_all_owed(p, emptied)])
-        return self.partition(p)
 
     def roll_back(self, partition_id: int, seqno: int) -> RecoveredPartition:
         """Go back to the newest mark <= `seqno` not below history_seqno; empty if there is none.

@@ -21,7 +21,7 @@ def with_copies(*row: str) -> Partition:
         log=None,  # type: ignore[arg-type]
     )  # fmt: skip
     partition.acknowledged = Acknowledged(partition)
-    partition.acknowledged.set_row(row, "a")
+    partition.acknowledged.set_rows((row,), "a")
     return partition
 
 

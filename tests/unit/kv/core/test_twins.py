@@ -138,7 +138,7 @@ class World:
         partition = self.partitions[number]
         if partition.acknowledged is None:
             partition.acknowledged = Acknowledged(partition)
-            partition.acknowledged.set_row(("a", "b"), "a")
+            partition.acknowledged.set_rows((("a", "b"),), "a")
         if is_known:
             high = partition.high_seqno
             partition.acknowledged.join("b", self)

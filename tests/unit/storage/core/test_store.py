@@ -408,9 +408,9 @@ def test_states_and_raised_branches_are_kept(directory, how):
     before = store.partition(0)
     assert before.state is PartitionState.ACTIVE
     store.set_state(0, PartitionState.DEAD)
-    store.promise([0], 500)
-    store.promise([0], 30)
-    store.promise([1], 2)
+    store.promise({0: 500})
+    store.promise({0: 30})
+    store.promise({1: 2})
     store = reopened(directory, **how)
     state = store.partition(0)
     assert (state.state, state.last_branch) == (PartitionState.DEAD, 500)
@@ -466,7 +466,8 @@ def test_what_a_copy_lost_is_known_until_it_is_there_again(directory, is_by_id_l
     directory.store.set_state(0, PartitionState.ACTIVE)
     assert stands(is_clean=True) == (0, 0)
     directory.store.set_state(0, PartitionState.DEAD)
-    assert directory.store.remove(0).owed == (UINT64_MAX, UINT64_MAX)
+    directory.store.remove([0])
+    assert directory.store.partition(0).owed == (UINT64_MAX, UINT64_MAX)
 
 
 def test_records_outside_any_range_are_dead(directory):
@@ -512,12 +513,12 @@ def test_a_promise_is_kept_by_those_who_stood_down_for_it(directory, how):
     directory.write(0, (b"a", b"1"))
     store.set_state(1, PartitionState.DEAD)
     before = store.partition(0)
-    store.promise([0, 1], 70)
+    store.promise({0: 70, 1: 70})
     store = reopened(directory, **how)
     for p, state in enumerate((PartitionState.REPLICA, PartitionState.DEAD)):
         assert (store.partition(p).state, store.partition(p).last_branch) == (state, 70)
     assert store.partition(0).failover_log == before.failover_log
-    store.promise([1], 60)
+    store.promise({1: 60})
     assert store.partition(1).last_branch == 70
     active = store.activate(0, 70)
     assert (active.failover_log[0].branch, active.failover_log[1:]) == (70, before.failover_log)
@@ -556,7 +557,7 @@ def test_a_removed_partition_is_empty_and_begins_anew(directory):
     directory.write(1, (b"b", b"1"))
     store.commit_by_id()
     before = store.partition(0)
-    store.remove(0)
+    store.remove([0])
     for _ in range(2):
         state = store.partition(0)
         assert (state.state, state.high_seqno) == (PartitionState.ABSENT, 0)

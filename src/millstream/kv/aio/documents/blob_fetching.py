@@ -137,15 +137,14 @@ class BlobFetcher:
         self._remember(name)
 
     def _source_of(self, partition_id: int) -> NodeAddress:
-        bucket_map, bucket = self._bucket.map, self._bucket
-        name = None if bucket_map is None else bucket_map.active(partition_id)
-        if bucket_map is None or name is None or name == bucket.node_name:
+        source = self._bucket.source(partition_id)
+        if source is None:
             raise UnavailableError(
                 f"no map says which node has the attachments of partition {partition_id} of "
-                f"bucket {bucket.name!r}: give the bucket a map",
+                f"bucket {self._bucket.name!r}: give the bucket a map",
                 code="blob_missing",
             )
-        return bucket_map.node(name)
+        return source
 
 
 async def _pieces(link: Link, name: bytes) -> AsyncIterator[bytes]:

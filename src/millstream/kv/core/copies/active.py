@@ -41,11 +41,13 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
 def place_of(bucket: Bucket, partition: Partition) -> str:
     """Return a text that says which node to ask for a partition."""
     bucket_map = bucket.map
-    name = None if bucket_map is None else bucket_map.active(partition.partition_id)
+    name = bucket.active_node(partition.partition_id)
     if bucket_map is None or name is None:
         return "no node is said to have it"
     if name == bucket.node_name:
         return "this node is to have it, and has not yet"
+    if not bucket_map.has_node(name):
+        return f"node {name} is to have it, and its address is not known here yet"
     node = bucket_map.node(name)
     return f"ask node {name} at {node.host}:{node.http}"
 

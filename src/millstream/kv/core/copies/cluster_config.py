@@ -28,7 +28,7 @@ _CAPABILITIES: Final = [
 """Capabilities of every bucket. Without `couchapi` the Java SDK treats a bucket as ephemeral."""
 _CLUSTER_CAPABILITIES_VERSION: Final = [1, 0]
 _EPOCH_ALONE: Final = 1
-"""Epoch of a bucket that is on one node only; a map of revision N has this plus N."""
+"""Epoch of a bucket that is on one node only; a map of revision N made by hand has this plus N."""
 _NOBODY: Final = -1
 
 
@@ -58,14 +58,15 @@ def cluster_config(
     all_here = tuple(others)
     mapped = [(one.map, one.node_name) for one in all_here if one.map is not None]
     if bucket is None and mapped:
-        newest, this = max(mapped, key=lambda pair: pair[0].revision)
-        at = newest.revision
+        newest, this = max(mapped, key=lambda pair: pair[0].key)
         nodes = tuple(
             node for node in newest.nodes
             if node.name == this
             or all(one.map is not None and node in one.map.nodes for one in all_here)
         )  # fmt: skip
-        return json.encode(_nodes_part(nodes, this, epoch=_EPOCH_ALONE + at, revision=at))
+        return json.encode(
+            _nodes_part(nodes, this, epoch=_epoch(newest), revision=newest.revision)
+        )
     alone = (NodeAddress("", host, kv_port, http_port),)
     config = _nodes_part(alone, "", epoch=_EPOCH_ALONE, revision=revision)
     if bucket is not None:
@@ -75,12 +76,19 @@ def cluster_config(
     return json.encode(config)
 
 
+def _epoch(bucket_map: BucketMap) -> int:
+    """Return the generation; it is larger than every epoch of the maps made by hand before it."""
+    return bucket_map.generation or _EPOCH_ALONE + bucket_map.revision
+
+
 def _mapped(bucket: Bucket, bucket_map: BucketMap) -> dict[str, Any]:
     """Return the map's rows unchanged: copies in another state will follow it soon or are dead."""
-    nodes, revision = bucket_map.nodes, bucket_map.revision
+    nodes = bucket_map.nodes
     indexes: dict[str | None, int] = {node.name: index for index, node in enumerate(nodes)}
     rows = [[indexes.get(name, _NOBODY) for name in row] for row in bucket_map.rows]
-    config = _nodes_part(nodes, bucket.node_name, epoch=_EPOCH_ALONE + revision, revision=revision)
+    config = _nodes_part(
+        nodes, bucket.node_name, epoch=_epoch(bucket_map), revision=bucket_map.revision
+    )
     return config | _bucket_part(bucket, nodes, rows)
 
 

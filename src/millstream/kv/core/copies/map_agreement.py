@@ -1,4 +1,4 @@
-"""Compares a bucket's map with the copies on this node, for operators.
+"""Compares a bucket's map, or adopted records, with the copies on this node, for operators.
 
 Invariants:
 1. It only compares. Resolving a difference is left to an operator or a promotion.
@@ -32,11 +32,13 @@ def places_of(bucket: Bucket) -> Places:
     if bucket.map is None:
         return Places(0, 0, 0, 0, 0, 0)
     this, not_active, not_first, missing = bucket.node_name, 0, 0, 0
-    for row, partition in zip(bucket.map.rows, bucket.partitions, strict=True):
+    for partition in bucket.partitions:
         is_active = partition.state is PartitionState.ACTIVE
-        not_active += row[0] == this and not is_active
-        not_first += row[0] != this and is_active
-        missing += this in row and partition.state is PartitionState.ABSENT
+        is_first = bucket.active_node(partition.partition_id) == this
+        not_active += is_first and not is_active
+        not_first += is_active and not is_first
+        is_missing = partition.state is PartitionState.ABSENT
+        missing += is_missing and bucket.is_placed(partition.partition_id)
     return Places(
         bucket.map.revision, len(bucket.map.nodes), not_active, not_first, missing,
         len(left_over(bucket)),
@@ -44,11 +46,12 @@ def places_of(bucket: Bucket) -> Places:
 
 
 def left_over(bucket: Bucket) -> list[int]:
-    """Return the partitions that have a copy here and no place in the map for it."""
+    """Return the partitions that have a copy here and no place for it."""
     if bucket.map is None:
         return []
     return [
         partition.partition_id
-        for row, partition in zip(bucket.map.rows, bucket.partitions, strict=True)
-        if bucket.node_name not in row and partition.state is not PartitionState.ABSENT
+        for partition in bucket.partitions
+        if partition.state is not PartitionState.ABSENT
+        and not bucket.is_placed(partition.partition_id)
     ]

@@ -2,7 +2,8 @@
 
 A following copy gives its name when it opens its stream, and acknowledges the ends of complete
 snapshots: those in memory, and those that are durable with their range. These ends, this copy's
-own end and the row of the bucket's map determine what a majority has.
+own end and the rows in force determine what a majority has. A map made by hand has one row. While
+a partition moves several rows are in force, and a majority is one of each row.
 
     acknowledged.join("b", stream)                      # its stream was opened
     acknowledged.acknowledge("b", stream, 17, 12)       # complete up to 17, durable up to 12
@@ -10,12 +11,13 @@ own end and the row of the bucket's map determine what a majority has.
     acknowledged.leave("b", stream)
 
 Invariants:
-1. Only copies in the row count, each once: a new stream with a known name replaces the old one. An
-   empty place of the row is a copy that does not answer.
-2. What a majority once had stays reached, in the same history and row: a copy that left still has
+1. Only copies in a row count for it, each once: a new stream with a known name replaces the old
+   one. An empty place of a row is a copy that does not answer.
+2. What a majority once had stays reached, in the same history and rows: a copy that left still has
    it, or says otherwise where that matters (`Replica.is_intact`, `is_whole`).
-3. Acknowledgements of one epoch of the partition do not count in another, and those of one row not
-   in another. What was durable by a former row is kept separately (`kept_seqno`).
+3. Acknowledgements of one epoch of the partition do not count in another, and what is reached by
+   one set of rows not by another. What was durable by former rows is kept separately
+   (`kept_seqno`).
 4. Neither seqno is above the partition's high seqno.
 5. Missing copies count as about to connect for at most `AWAITED_NS_MAX`: the time that they need
    to find the active copy after it moved.
@@ -28,9 +30,11 @@ Source: docs/concepts/durability.md, docs/design/0006-copies.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from millstream.model.limits import UINT64_MAX
+from millstream.model.rows import Row, has_all, majority
 
 __all__ = ["AWAITED_NS_MAX", "Acknowledged", "Followed"]
 
@@ -62,45 +66,98 @@ class _Ends(NamedTuple):
     persisted_end: int = 0
 
 
+class _Row:
+    """What a majority of one row is known to have."""
+
+    __slots__ = (
+        "_beside_own", "_without_own", "complete", "has_own", "is_possible", "majority", "others",
+    )  # fmt: skip
+
+    def __init__(self, row: Row, own: str) -> None:
+        self.others = tuple(name for name in row if name is not None and name != own)
+        self.has_own = own in row
+        self.majority = majority(row)
+        self.is_possible = False
+        """Enough copies follow."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew with nothing reached."""
+        self.complete = self._beside_own = self._without_own = 0
+
+    def count(self, following: Mapping[str, _Ends]) -> None:
+        """Take what the copies that follow have now."""
+        ends = [following[name] for name in self.others if name in following]
+        needed = self.majority - self.has_own
+        self.is_possible = len(ends) >= needed
+        if not ends and needed:
+            return
+        complete = sorted((end.complete_end for end in ends), reverse=True)
+        persisted = sorted((end.persisted_end for end in ends), reverse=True)
+        self.complete = max(self.complete, _end_of(complete, needed))
+        if self.has_own:
+            self._beside_own = max(self._beside_own, _end_of(persisted, needed))
+        self._without_own = max(self._without_own, _end_of(persisted, self.majority))
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Return what was reached, to be compared."""
+        return self.complete, self._beside_own, self._without_own
+
+    def durable(self, persisted_seqno: int) -> int:
+        """Return what a majority has on disk; the argument is what this copy has there."""
+        beside, without = self._beside_own, self._without_own
+        with_own = min(beside, persisted_seqno)
+        return max(with_own, without)
+
+
 class Acknowledged:
     """The acknowledged ends of one partition's copies."""
 
     __slots__ = (
-        "_beside_own", "_complete", "_epoch", "_following", "_has_own", "_kept", "_missed_ns",
-        "_partition", "_without_own", "majority", "row",
+        "_complete", "_confirm_end", "_counted", "_epoch", "_following", "_is_possible", "_kept",
+        "_missed_ns", "_own", "_partition", "majority", "row", "rows",
     )  # fmt: skip
 
     def __init__(self, partition: Followed) -> None:
         self._partition = partition
         self._epoch = partition.epoch
         self._following: dict[str, _Ends] = {}
-        self._has_own = True
-        self.row: tuple[str, ...] = ()
-        """The other nodes that should have a copy."""
-        self.majority = 1
-        """Number of copies in a majority, this one included."""
+        self._own = ""
         self._kept = 0
         self._missed_ns = 0
         """When a write first missed copies (Unix); 0: none since a majority was there."""
-        self._forget()
-        self._count()
+        self._confirm_end = 0
+        """What a majority of the last row must have for that row to be confirmed."""
+        self._use((("",),))
 
-    def set_row(self, row: tuple[str | None, ...], own: str) -> None:
-        """Use another row of the map, in which this node is called `own`.
+    def set_rows(self, rows: tuple[Row, ...], own: str) -> None:
+        """Use other rows, in which this node is called `own`; the last one is the wanted one.
 
-        What was durable by the former row is still reported (`kept_seqno`): a copy that lacks it
+        What was durable by the former rows is still reported (`kept_seqno`): a copy that lacks it
         is not promoted without force.
         """
+        assert rows, "no row"
         self._kept = self.kept_seqno
-        self.row = tuple(name for name in row if name is not None and name != own)
-        self._has_own = own in row
-        self.majority = len(row) // 2 + 1
+        self._own = own
         self._missed_ns = 0
-        self._forget()
+        self._use(rows)
+
+    def _use(self, rows: tuple[Row, ...]) -> None:
+        self.rows = rows
+        self._counted = tuple(_Row(row, self._own) for row in rows)
+        self.row: tuple[str, ...] = tuple(
+            dict.fromkeys(name for one in self._counted for name in one.others)
+        )
+        """The other nodes that should have a copy, by any row."""
+        self.majority = max(one.majority for one in self._counted)
+        """Number of copies in a majority, this one included; of the row that wants most."""
         self._count()
 
-    def _forget(self) -> None:
-        self._complete = self._beside_own = self._without_own = 0
+    def confirm_from_now(self) -> None:
+        """The last row is another one: it is confirmed once it has what this copy has now."""
+        self._check_epoch()
+        self._confirm_end = self._partition.high_seqno
 
     def _check_epoch(self) -> None:
         """Start anew if the partition's state or history has changed: its streams end, too."""
@@ -109,7 +166,9 @@ class Acknowledged:
             self._epoch = epoch
             self._following.clear()
             self._kept = self._missed_ns = 0
-            self._forget()
+            self._confirm_end = self._partition.high_seqno
+            for one in self._counted:
+                one.forget()
             self._count()
 
     # -- reports of the streams
@@ -118,7 +177,8 @@ class Acknowledged:
         """A copy follows by a stream from now on; its state is not known yet."""
         self._check_epoch()
         self._following[name] = _Ends(stream)
-        if self.is_possible:
+        self._count()
+        if self._is_possible:
             self._missed_ns = 0
 
     def acknowledge(
@@ -133,9 +193,16 @@ class Acknowledged:
         if known is None or known.stream is not stream:
             return False
         self._following[name] = _Ends(stream, complete_end, persisted_end)
-        before = self._complete, self._beside_own, self._without_own
+        counted = self._counted
+        if len(counted) == 1:
+            only = counted[0]
+            before = only.reached
+            only.count(self._following)
+            self._complete = only.complete
+            return only.reached != before
+        all_before = [one.reached for one in counted]
         self._count()
-        return before != (self._complete, self._beside_own, self._without_own)
+        return [one.reached for one in counted] != all_before
 
     def leave(self, name: str, stream: object) -> None:
         """The stream has ended; does nothing if another one has replaced it."""
@@ -143,30 +210,26 @@ class Acknowledged:
         known = self._following.get(name)
         if known is not None and known.stream is stream:
             del self._following[name]
+            self._count()
 
     def _count(self) -> None:
-        ends = [self._following[name] for name in self.row if name in self._following]
-        complete = sorted((end.complete_end for end in ends), reverse=True)
-        persisted = sorted((end.persisted_end for end in ends), reverse=True)
-        others = self.majority - self._has_own
-        self._complete = max(self._complete, _end_of(complete, others))
-        if self._has_own:
-            self._beside_own = max(self._beside_own, _end_of(persisted, others))
-        self._without_own = max(self._without_own, _end_of(persisted, self.majority))
+        for one in self._counted:
+            one.count(self._following)
+        self._complete = min(one.complete for one in self._counted)
+        self._is_possible = all(one.is_possible for one in self._counted)
 
     # -- results
 
     @property
     def is_alone(self) -> bool:
         """Return whether this copy is a majority by itself."""
-        return self._has_own and self.majority == 1
+        return self.majority == 1 and all(one.has_own for one in self._counted)
 
     @property
     def is_possible(self) -> bool:
         """Return whether enough copies follow for a majority to get a change."""
         self._check_epoch()
-        following = sum(name in self._following for name in self.row)
-        return following + self._has_own >= self.majority
+        return self._is_possible
 
     def are_awaited(self, now_ns: int) -> bool:
         """Return whether too few copies follow for a write now (Unix), but more may soon."""
@@ -177,9 +240,14 @@ class Acknowledged:
 
     @property
     def following(self) -> int:
-        """Return how many copies of the row follow now."""
+        """Return how many copies of the rows follow now."""
         self._check_epoch()
         return sum(name in self._following for name in self.row)
+
+    def has(self, name: str) -> bool:
+        """Return whether a copy of that node follows now, in a row or not."""
+        self._check_epoch()
+        return name in self._following
 
     @property
     def slowest_end(self) -> int | None:
@@ -195,7 +263,7 @@ class Acknowledged:
 
     @property
     def kept_seqno(self) -> int:
-        """Return the seqno that a majority of this or a former row has on disk in this history."""
+        """Return the seqno that a majority of these or former rows has on disk in this history."""
         durable = self.durable_seqno
         return min(max(durable, self._kept), self._partition.high_seqno)
 
@@ -203,9 +271,24 @@ class Acknowledged:
     def durable_seqno(self) -> int:
         """Return the seqno that a majority has on disk."""
         self._check_epoch()
-        partition = self._partition
-        with_own = min(self._beside_own, partition.persisted_seqno)
-        return min(max(with_own, self._without_own), partition.high_seqno)
+        partition, counted = self._partition, self._counted
+        durable = counted[0].durable(partition.persisted_seqno)
+        for one in counted[1:]:
+            durable = min(durable, one.durable(partition.persisted_seqno))
+        return min(durable, partition.high_seqno)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return whether the last row has what was there when it came into force, also on disk.
+
+        A majority of the row must have it, or all copies that the row names if these are fewer.
+        """
+        self._check_epoch()
+        partition, row, end = self._partition, self.rows[-1], self._confirm_end
+        complete = {name: ends.complete_end for name, ends in self._following.items()}
+        persisted = {name: ends.persisted_end for name, ends in self._following.items()}
+        complete[self._own], persisted[self._own] = partition.high_seqno, partition.persisted_seqno
+        return has_all(row, complete, end) and has_all(row, persisted, end)
 
 
 def _end_of(ends: list[int], count: int) -> int:

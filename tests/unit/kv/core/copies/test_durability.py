@@ -26,7 +26,7 @@ def written(*row: str) -> Partition:
     partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
     if row:
         partition.acknowledged = Acknowledged(partition)
-        partition.acknowledged.set_row(row, "a")
+        partition.acknowledged.set_rows((row,), "a")
     return partition
 
 

@@ -84,7 +84,7 @@ def test_only_the_active_of_several_copies_knows_what_is_durable() -> None:
     log.take(partition)
     partition.acknowledged = Acknowledged(partition)
     assert partition.durable_mark() == 1
-    partition.acknowledged.set_row(("a", "b"), "a")
+    partition.acknowledged.set_rows((("a", "b"),), "a")
     partition.acknowledged.join("b", 1)
     partition.acknowledged.acknowledge("b", 1, 1, 1)
     assert partition.durable_mark() == 1
@@ -97,7 +97,7 @@ def test_deletions_are_not_forgotten_before_a_majority_has_them() -> None:
     partition = filled(log)
     assert partition.purge_limit() == 4
     partition.acknowledged = Acknowledged(partition)
-    partition.acknowledged.set_row(("a", "b"), "a")
+    partition.acknowledged.set_rows((("a", "b"),), "a")
     assert (partition.history_limit(), partition.purge_limit()) == (4, 0)
     partition.acknowledged.join("b", 1)
     partition.acknowledged.acknowledge("b", 1, 4, 3)

@@ -57,7 +57,7 @@ def test_positions_tell_what_a_majority_has_on_disk() -> None:
 
     assert told() == (2, 2)
     acknowledged = partition.acknowledged = Acknowledged(partition)
-    acknowledged.set_row(("a", "b"), "a")
+    acknowledged.set_rows((("a", "b"),), "a")
     assert told() == (2, 0)
     acknowledged.join("b", 1)
     acknowledged.acknowledge("b", 1, 2, 1)

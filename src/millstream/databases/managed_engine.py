@@ -1,0 +1,355 @@
+"""The data engine of one node as the node agent of a managed cluster sees it.
+
+Invariants:
+1. What `carry_out` and `take_maps` were asked for is durable, and in force, once they return. Only
+   a take-over goes on in the background; reports tell when it is over.
+2. Steps of one partition are carried out in their order. Those of several partitions that are of
+   one kind are made durable together.
+3. A bucket is dropped only if this node took a map of it in this cluster, and only for maps that
+   are not older than any taken before.
+
+Elsewhere: what orders mean (`cluster.core.admission`), adoption (`databases.adopted_records`),
+copies (`kv.aio.copies`), take-overs (`kv.aio.replicator`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from millstream.cluster.aio.local_engine import ClusterMaps
+from millstream.cluster.core.admission import (
+    Activate,
+    Adopt,
+    AdoptIndex,
+    Follow,
+    Freeze,
+    Promise,
+    Remove,
+    Step,
+    StopPart,
+    TakeOver,
+)
+from millstream.cluster.core.elements import Bucket as BucketElement
+from millstream.cluster.core.elements import NodeRecord
+from millstream.cluster.core.orders import Place
+from millstream.cluster.core.reports import CopyReport, PartReport, no_copy
+from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
+from millstream.data_directory.map_file import AdoptedMap
+from millstream.databases.buckets import Buckets
+from millstream.errors import ConditionError, MillstreamError
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.copy_status import standing_of
+from millstream.model.bucket_map import NodeAddress
+from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey
+from millstream.model.partitions import PartitionState
+from millstream.runtime.tasks import Tasks
+from millstream.vsr.core.versions import NEVER, Version
+
+__all__ = ["IndexParts", "IndexStep", "ManagedEngine", "address_of"]
+
+_LOG = logging.getLogger(__name__)
+IndexStep = AdoptIndex | Freeze | StopPart
+
+
+class IndexParts(Protocol):
+    """The index parts of this node."""
+
+    def parts(self) -> Mapping[str, Mapping[int, PartReport]]:
+        """Return the parts that are here, by the bucket's uuid."""
+
+    def index_record(self, place: Place) -> IndexRecord | None:
+        """Return the adopted index record of a partition."""
+
+    async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
+        """Carry out steps; see `LocalEngine.carry_out`."""
+
+
+class ManagedEngine:
+    """Implements `cluster.aio.local_engine.LocalEngine`.
+
+    Args:
+        node: id of this node.
+        buckets: of this node.
+        path: in the file system of the data.
+        delete: deletes a bucket, by name.
+        take_over: makes a copy active in place of its source's; by the bucket's name and
+            partition. By default the indexes here do not catch up first.
+        on_maps: called after maps or buckets have changed.
+        index: the index parts; None: there are none.
+        set_right: see `LocalEngine.set_right`.
+        set_settings: see `LocalEngine.set_settings`.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        buckets: Buckets,
+        path: Path,
+        *,
+        delete: Callable[[str], Awaitable[None]],
+        take_over: Callable[[str, int], Awaitable[None]] | None = None,
+        on_maps: Callable[[], None] = lambda: None,
+        index: IndexParts | None = None,
+        set_right: Callable[[int | None, bool], None] = lambda *_: None,
+        set_settings: Callable[[Settings], None] = lambda _: None,
+    ) -> None:
+        self._node = node
+        self._buckets = buckets
+        self._path = path
+        self._delete = delete
+        self._take_over = take_over or self._take_over_plainly
+        self._on_maps = on_maps
+        self._index = index
+        self._set_right = set_right
+        self.set_settings = set_settings
+        self._newest: Version = NEVER
+        """Of the maps that were taken."""
+        self._taking: set[Place] = set()
+        self._may_take = asyncio.Semaphore(TAKE_OVERS_MAX)
+        self._tasks = Tasks()
+
+    async def stop(self) -> None:
+        """End the take-overs that wait; those that have begun go on until the buckets stop."""
+        await self._tasks.stop()
+
+    # -- reports
+
+    def copies(self) -> Mapping[str, Mapping[int, CopyReport]]:
+        """Return the copies that are here, and those whose record was adopted, by uuid."""
+        served = self._buckets.served.values()
+        return {bucket.uuid: _copies_of(bucket) for bucket in served if bucket.is_managed}
+
+    def parts(self) -> Mapping[str, Mapping[int, PartReport]]:
+        """Return the index parts that are here, by uuid."""
+        return {} if self._index is None else self._index.parts()
+
+    def record(self, place: Place) -> DataRecord | None:
+        """Return the adopted record of a partition."""
+        bucket = self._served(place.bucket)
+        return None if bucket is None else bucket.record(place.partition)
+
+    def index_record(self, place: Place) -> IndexRecord | None:
+        """Return the adopted index record of a partition."""
+        return None if self._index is None else self._index.index_record(place)
+
+    def keys(self) -> Mapping[str, MapKey]:
+        """Return the key of the newest whole data map that was taken, by uuid."""
+        every = ((self._buckets.adopted(name), one) for name, one in self._buckets.served.items())
+        return {one.uuid: known.adopted.data_map.key for known, one in every if known is not None}
+
+    def broken(self) -> Mapping[str, bool]:
+        """Return the nodes that copies here have streams from or to; True: all are broken."""
+        found: dict[str, bool] = {}
+        for name, bucket in self._buckets.served.items():
+            if bucket.is_managed:
+                streams = self._buckets.replicator(name).streams()
+                for node, is_there in (*streams.items(), *_streams_to(bucket).items()):
+                    found[node] = found.get(node, True) and not is_there
+        return found
+
+    def has_space(self, reserve_percent: int) -> bool:
+        """Return whether the disk has more than the reserve left."""
+        found = os.statvfs(self._path)
+        return found.f_bavail * 100 > found.f_blocks * reserve_percent
+
+    def set_right(self, lease_ms: int | None, *, is_admitted: bool) -> None:
+        """Set until when active copies serve by the lease; None: the node is out of step."""
+        self._set_right(lease_ms, is_admitted)
+
+    # -- steps of orders
+
+    async def carry_out(self, bucket: str, steps: Sequence[Step]) -> None:
+        """Carry out steps of orders, of any partitions of a bucket, in this order.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`, and the errors of the disk.
+        """
+        index = [step for step in steps if isinstance(step, IndexStep)]
+        if index:
+            if self._index is None:
+                raise ConditionError("this node has no indexes", code="not_indexed")
+            await self._index.carry_out(bucket, index)
+        waiting: dict[int, deque[_DataStep]] = {}
+        for step in steps:
+            if isinstance(step, _DataStep):
+                waiting.setdefault(step.place.partition, deque()).append(step)
+        while waiting:
+            kind = type(next(iter(waiting.values()))[0])
+            heads = [own.popleft() for own in waiting.values() if type(own[0]) is kind]
+            waiting = {partition: own for partition, own in waiting.items() if own}
+            await self._carry_out(bucket, heads)
+
+    async def _carry_out(self, uuid: str, steps: Sequence[_DataStep]) -> None:
+        """Carry out steps of one kind, of different partitions."""
+        name = self._buckets.name_of(uuid)
+        if name is None:
+            raise ConditionError(f"no bucket of uuid {uuid}", code="bucket_not_found")
+        running = self._buckets.engine(name)
+        copies, numbers = running.copies, [step.place.partition for step in steps]
+        match steps[0]:
+            case Adopt():
+                adopted = self._buckets.adopted(name)
+                if adopted is None:
+                    message = f"bucket {name!r} has no map of the cluster yet"
+                    raise ConditionError(message, code="not_managed")
+                every = cast(Sequence[Adopt], steps)
+                await adopted.adopt({step.place.partition: step.record for step in every})
+            case Promise() | Activate():
+                with_branch = cast(Sequence[Promise | Activate], steps)
+                branches = {step.place.partition: step.branch for step in with_branch}
+                if isinstance(steps[0], Promise):
+                    await copies.promise_all(branches)
+                else:
+                    await copies.activate_all(branches)
+            case Follow():
+                await copies.follow_again(numbers)
+            case Remove():
+                self._tell_removal(running, numbers)
+                await copies.remove(numbers)
+            case TakeOver():
+                for number in numbers:
+                    self._begin_take_over(name, Place(uuid, number))
+
+    def _tell_removal(self, running: BucketEngine, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            partition = running.bucket.partitions[number]
+            _LOG.info(
+                "bucket %s: the copy of partition %d is removed; it was at %d in %s",
+                running.bucket.name, number, partition.high_seqno, partition.failover_log[0],
+            )  # fmt: skip
+
+    def _begin_take_over(self, name: str, place: Place) -> None:
+        if place not in self._taking:
+            self._taking.add(place)
+            work = self._take(name, place)
+            self._tasks.start(work, name=f"take {name}/{place.partition} over")
+
+    async def _take(self, name: str, place: Place) -> None:
+        try:
+            async with self._may_take:
+                await self._take_over(name, place.partition)
+        except MillstreamError as error:  # the order comes again
+            _LOG.warning(
+                "bucket %s: partition %d is not taken over: %s", name, place.partition, error
+            )
+        finally:
+            self._taking.discard(place)
+
+    async def _take_over_plainly(self, name: str, partition: int) -> None:
+        await self._buckets.replicator(name).take_over(partition)
+
+    # -- whole maps
+
+    async def take_maps(self, maps: ClusterMaps) -> None:
+        """Take whole maps: make buckets that are new, drop those that are gone, adopt records.
+
+        Raises:
+            MillstreamError: some bucket could not follow; the others did.
+        """
+        failure: MillstreamError | None = None
+        addresses = {name: address_of(name, one) for name, one in maps.nodes.items()}
+        for uuid, data_map in maps.data.items():
+            element = maps.buckets.get(uuid)
+            if element is None:
+                continue
+            try:
+                await self._take_map(maps.cluster, element, data_map, addresses)
+            except MillstreamError as error:
+                _LOG.error("bucket %s does not follow its map: %s", element.name, error)
+                failure = failure or error
+        try:
+            await self._drop_gone(maps)
+        except MillstreamError as error:
+            failure = failure or error
+        self._on_maps()
+        if failure is not None:
+            raise failure
+
+    async def _take_map(
+        self,
+        cluster: str,
+        element: BucketElement,
+        data_map: DataMap,
+        addresses: Mapping[str, NodeAddress],
+    ) -> None:
+        known = self._buckets.adopted(element.name)
+        if known is not None and known.adopted.data_map.key > data_map.key:
+            return
+        names = {self._node, *data_map.names()} & addresses.keys()
+        nodes = tuple(addresses[name] for name in sorted(names))
+        adopted = AdoptedMap(cluster, self._node, nodes, data_map, data_map.records)
+        quota = element.settings.get("memory_quota_bytes")
+        await self._buckets.take_map(
+            element.name, element.partitions, adopted, quota if isinstance(quota, int) else None
+        )
+
+    async def _drop_gone(self, maps: ClusterMaps) -> None:
+        """Drop the buckets of this cluster that the maps have no more."""
+        if maps.version < self._newest:
+            return
+        self._newest = maps.version
+        for name in list(self._buckets.served):
+            known = self._buckets.adopted(name)
+            if known is None or known.adopted.cluster != maps.cluster:
+                continue
+            if known.adopted.data_map.bucket not in maps.buckets:
+                _LOG.warning("bucket %s was dropped by the cluster", name)
+                await self._delete(name)
+
+    def _served(self, uuid: str) -> Bucket | None:
+        return next((one for one in self._buckets.served.values() if one.uuid == uuid), None)
+
+
+_DataStep = Adopt | Promise | Activate | Follow | TakeOver | Remove
+
+
+def address_of(name: str, node: NodeRecord) -> NodeAddress:
+    """Return where a member's copies are reached."""
+    return NodeAddress(name, node.host, node.ports.get("kv", 0), node.ports.get("http", 0))
+
+
+def _copies_of(bucket: Bucket) -> dict[int, CopyReport]:
+    found: dict[int, CopyReport] = {}
+    absent, active = PartitionState.ABSENT, PartitionState.ACTIVE
+    for number, partition in enumerate(bucket.partitions):
+        record = bucket.record(number)
+        assert record is not None, "a managed bucket has all records"
+        if partition.state is absent:
+            found[number] = no_copy(number, record.at)
+            continue
+        is_active, acknowledged = partition.state is active, partition.acknowledged
+        is_confirmed = (
+            is_active
+            and record.is_moving
+            and acknowledged is not None
+            and acknowledged.is_confirmed
+        )
+        found[number] = CopyReport(
+            standing_of(partition),
+            record.at,
+            is_active and bucket.may_serve_now(number),
+            is_confirmed,
+            bucket.heard.get(number, 0),
+            None if is_active else bucket.quiet_ms(number),
+        )
+    return found
+
+
+def _streams_to(bucket: Bucket) -> dict[str, bool]:
+    """Return the nodes that should follow copies here, and whether each has a stream."""
+    found: dict[str, bool] = {}
+    for number, partition in enumerate(bucket.partitions):
+        record, acknowledged = bucket.record(number), partition.acknowledged
+        if partition.state is PartitionState.ACTIVE and record is not None:
+            for name in record.placed:
+                if name != bucket.node_name and not found.get(name, False):
+                    found[name] = acknowledged is not None and acknowledged.has(name)
+    return found
