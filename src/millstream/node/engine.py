@@ -49,13 +49,13 @@ from millstream.gateway.core.api.node import (
     NodeMetrics,
     PartitionStatus,
 )
-from millstream.gateway.core.api.replications import REPLICATOR
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.copy_status import standing_of
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.bucket_names import REPLICATOR
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
