@@ -42,7 +42,9 @@ from millstream.databases.purges import Purges
 from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
+from millstream.gateway.aio.databases.making import create_bucket
 from millstream.gateway.aio.server import BACKLOG, HttpServer
+from millstream.gateway.core.api.cluster import ClusterApi
 from millstream.gateway.core.api.node import (
     BucketStatus,
     FollowStatus,
@@ -166,6 +168,7 @@ class Engine:
             self.documents, self._job_rows, self._make_replicator, time.time_ns
         )  # fmt: skip
         self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
+        self.cluster: ClusterApi | None = None
         self.coordination: CoordProcess | None = None
         """None: the node takes no part in coordination."""
         self._addresses: dict[str, Address] = {}
@@ -554,7 +557,7 @@ class Engine:
 
     async def _make_replicator(self) -> None:
         if all(status.name != REPLICATOR for status in self.bucket_statuses()):
-            await self.create_bucket(REPLICATOR, REPLICATOR_PARTITIONS)
+            await create_bucket(self, REPLICATOR, REPLICATOR_PARTITIONS)
 
     def _bucket_stopped(self, bucket: Bucket) -> None:
         self._drop_bucket(bucket)

@@ -261,6 +261,7 @@ class FakeHost:
 
     def __init__(self, users=None):
         self.users = users or UserStore()
+        self.cluster = None
         self.designs = FakeDesigns()
         self.functions = FakeFunctions()
         self.indexes = FakeIndexes()

@@ -14,6 +14,7 @@ import msgspec
 from millstream.access.users import UserStore
 from millstream.errors import MillstreamError
 from millstream.gateway.core.api.changes import ChangesApi
+from millstream.gateway.core.api.cluster import ClusterApi
 from millstream.gateway.core.api.coverage import CoverageApi
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.api.replications import ReplicationApi
@@ -315,6 +316,10 @@ class IndexApi(Protocol):
 
 class CommonNodeApi(Protocol):
     """The part of the interface that nodes without data have, too; all calls run in the loop."""
+
+    @property
+    def cluster(self) -> ClusterApi | None:
+        """The cluster that the node may be a member of; None: it takes no part in coordination."""
 
     @property
     def indexes(self) -> IndexApi:
