@@ -170,6 +170,11 @@ _HTTP_STATUS_OF_CODE: Final = {
     "missing_named_view": 404,
     "not_my_partition": 503,
     "design_differs": 503,
+    "other_cluster": 403,
+    "other_node": 403,
+    "removed": 403,
+    "too_few_nodes": 409,
+    "no_space": 507,
 }
 _HTTP_STATUS_OF_KIND: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
     (UsageError, 400),

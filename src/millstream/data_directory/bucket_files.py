@@ -26,11 +26,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.data_directory.bucket_names import (
-    checked_bucket_name,
-    checked_memory_quota,
-    checked_partition_count,
-)
 from millstream.data_directory.inventory import (
     LOCAL,
     LOG,
@@ -54,6 +49,11 @@ from millstream.data_directory.map_file import (
 from millstream.data_directory.small_files import FORMAT, as_text, read_toml, sealed
 from millstream.errors import ConditionError, CorruptionError, MillstreamError
 from millstream.kv.core.queue.low_points import PURGE_AGE_S
+from millstream.model.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
 from millstream.runtime.files import sync_directory, write_atomically
 from millstream.storage.core.by_id import BY_ID_DAMAGED
 

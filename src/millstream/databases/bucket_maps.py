@@ -26,13 +26,13 @@ from millstream.data_directory.bucket_files import (
     store_adopted,
     store_map,
 )
-from millstream.data_directory.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.data_directory.inventory import MAP, RECORDS, Entry, Inventory
 from millstream.data_directory.map_file import AdoptedMap, PlacedMap, is_newer, refuse_managed
 from millstream.data_directory.small_files import utc_now
 from millstream.databases.adopted_records import AdoptedRecords
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio.engine import BucketEngine
+from millstream.model.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.runtime.tasks import in_thread
 
 __all__ = ["BucketMaps"]

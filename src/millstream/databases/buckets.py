@@ -36,11 +36,6 @@ from millstream.data_directory.bucket_files import (
     take_back_directory,
     way_out,
 )
-from millstream.data_directory.bucket_names import (
-    checked_bucket_name,
-    checked_memory_quota,
-    checked_partition_count,
-)
 from millstream.data_directory.inventory import (
     LOCAL,
     LOG,
@@ -66,6 +61,11 @@ from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
+from millstream.model.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
 from millstream.runtime.tasks import in_thread
 from millstream.storage.core.disk_errors import is_full
 

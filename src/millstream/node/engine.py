@@ -44,6 +44,7 @@ from millstream.databases.purges import Purges
 from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
+from millstream.gateway.aio.databases.making import create_bucket
 from millstream.gateway.aio.server import BACKLOG, HttpServer
 from millstream.gateway.core.api.node import (
     BucketStatus,
@@ -51,13 +52,13 @@ from millstream.gateway.core.api.node import (
     NodeMetrics,
     PartitionStatus,
 )
-from millstream.gateway.core.api.replications import REPLICATOR
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.copy_status import standing_of
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.bucket_names import REPLICATOR
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
@@ -549,7 +550,7 @@ class Engine:
 
     async def _make_replicator(self) -> None:
         if all(status.name != REPLICATOR for status in self.bucket_statuses()):
-            await self.create_bucket(REPLICATOR, REPLICATOR_PARTITIONS)
+            await create_bucket(self, REPLICATOR, REPLICATOR_PARTITIONS)
 
     def _bucket_stopped(self, bucket: Bucket) -> None:
         self._drop_bucket(bucket)

@@ -38,6 +38,7 @@ from millstream.cluster.peers import NODE_ASK_S, ClusterPeers
 from millstream.data_directory.ownership import DataDirectory
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.aio.server import HttpServer
+from millstream.gateway.core.api.cluster import ClusterApi
 from millstream.gateway.core.api.node import BucketStatus, NodeMetrics
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.followed_bucket import FollowedBucket
@@ -68,6 +69,7 @@ class IndexNode:
         self.users = UserStore(
             directory.users_path, node_secret=settings.cluster_secret, note=directory.inventory
         )
+        self.cluster: ClusterApi | None = None
         self._join = NodeAt(settings.join.host, settings.join.port)
         self._path = directory.path / FOLLOWED
         self._run_directory = RunDirectory(directory.path)

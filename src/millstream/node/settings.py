@@ -21,15 +21,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from millstream.data_directory.bucket_names import (
+from millstream.errors import UsageError
+from millstream.gateway.core.cors import ANY_ORIGIN
+from millstream.model.addresses import is_key_source, is_loopback
+from millstream.model.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.errors import UsageError
-from millstream.gateway.core.cors import ANY_ORIGIN
-from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
-from millstream.model.addresses import is_key_source, is_loopback
+from millstream.model.limits import MEMORY_QUOTA_BYTES_MIN
 from millstream.runtime.logs import LEVELS
 from millstream.views.core.reduce.reductions import REDUCE_LIMITS, ReduceLimit
 

@@ -13,9 +13,9 @@ from millstream.data_directory.small_files import sealed
 from millstream.databases import buckets as buckets_module
 from millstream.databases.buckets import Buckets
 from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
-from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
 from millstream.kv.core.queue.low_points import PURGE_AGE_S
 from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.limits import MEMORY_QUOTA_BYTES_MIN
 
 NODE_QUOTA = 8 * MEMORY_QUOTA_BYTES_MIN
 

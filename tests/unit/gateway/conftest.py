@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from millstream.access.users import UserStore
-from millstream.data_directory.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.api.node import (
     BucketStatus,
@@ -22,6 +21,7 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.revisions.design_documents import DesignDocuments
 from millstream.kv.core.statistics import Figures, Histogram
+from millstream.model.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.model.standing import Standing
@@ -261,6 +261,7 @@ class FakeHost:
 
     def __init__(self, users=None):
         self.users = users or UserStore()
+        self.cluster = None
         self.designs = FakeDesigns()
         self.functions = FakeFunctions()
         self.indexes = FakeIndexes()

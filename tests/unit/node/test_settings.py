@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from millstream.errors import UsageError
-from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.model.limits import MEMORY_QUOTA_BYTES_MIN
 from millstream.node.settings import (
     LISTENERS,
     Address,

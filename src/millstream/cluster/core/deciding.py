@@ -12,6 +12,7 @@ Invariants:
 2. Fail-over comes first: who serves is written before members and plans, these before moves, and
    data before the index.
 3. Nothing is done with a state that carries another orchestrator's token.
+4. A bucket that is being dropped is decided about by nobody else (`cluster.core.dropping`).
 
 Elsewhere: promotions (`cluster.core.fail_over`), moves (`cluster.core.moving`), the index
 (`cluster.core.index_moving`), members and plans (`cluster.core.members`).
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from millstream.cluster.core.dropping import finish_drop
 from millstream.cluster.core.fail_over import (
     admit,
     is_heard_above,
@@ -33,6 +35,7 @@ from millstream.cluster.core.members import tend_members
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.progress import stalled
 from millstream.cluster.core.step import Decision, Step, View
 from millstream.cluster.core.writes import Txn, put_data_map, put_index_map
 from millstream.model.cluster_maps import DataMap, DataRecord, next_data_map, next_index_map
@@ -58,7 +61,9 @@ class _Change(NamedTuple):
 
 def decide(view: View, memory: Memory) -> Decision:
     """Return what to do now; changes `memory`."""
-    step = Step(view, memory)
+    whole = view.state
+    step = Step(view._replace(state=whole.without_dropped()), memory)
+    view = step.view
     if view.state.token != view.token:
         step.decision.is_deposed = True
         return step.decision
@@ -72,7 +77,9 @@ def decide(view: View, memory: Memory) -> Decision:
         admit(step, name)
     members = tend_members(step)
     index = _index_write(step)
-    step.decision.write = _first_write(step, changes, members) or index
+    write = _first_write(step, changes, members) or index
+    step.decision.write = write or finish_drop(step, whole)
+    step.decision.stalled = stalled(step)
     step.end_sessions()
     return step.decision
 

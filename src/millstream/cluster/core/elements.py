@@ -13,6 +13,7 @@ how elements are written, and under which guards (`cluster.core.writes`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -115,6 +116,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """When the state changed; Unix time of the orchestrator."""
     boots: int = 0
     """Sessions that it had opened when it failed: a later one says that it has returned."""
+    leaves: bool = False
+    """Of a failed node: it was asked to leave, so it never becomes a member again."""
 
     @property
     def is_given_up(self) -> bool:
@@ -246,6 +249,22 @@ class ClusterState:
             name in one.names() for one in self.index.values()
         )
 
+    def without_dropped(self) -> ClusterState:
+        """Return the state without the buckets that are being dropped."""
+        opened = {uuid: one for uuid, one in self.buckets.items() if one.state == "open"}
+        if len(opened) == len(self.buckets):
+            return self
+        return dataclasses.replace(
+            self,
+            buckets=opened,
+            data={uuid: self.data[uuid] for uuid in opened},
+            index={uuid: self.index[uuid] for uuid in opened},
+        )
+
+    def bucket_named(self, name: str) -> str | None:
+        """Return the uuid of a bucket; None if there is none of this name."""
+        return next((uuid for uuid, one in self.buckets.items() if one.name == name), None)
+
     def version(self, path: str) -> Version:
         """Return the version of an element; `NEVER` if it was not there."""
         return self.versions.get(path, NEVER)
@@ -267,8 +286,8 @@ def live_path(node: str) -> str:
 
 
 def name_path(bucket_name: str) -> str:
-    """Return the path that makes the name of a bucket unique."""
-    return f"{ROOT}/names/{bucket_name}"
+    """Return the path that makes the name of a bucket unique; no name has a `|`."""
+    return f"{ROOT}/names/{bucket_name.replace('/', '|')}"
 
 
 def bucket_path(uuid: str) -> str:

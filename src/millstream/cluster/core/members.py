@@ -5,8 +5,9 @@
 | joining | in | it has a session |
 | in, leaving | failed | its session is gone, its streams are broken, and the limits allow it |
 | failed | in | it has a session that was opened later, and its partitions were promoted |
+| failed | leaving | the same, of a node that was asked to leave |
 | leaving | out | no map names it, and it reports that it has no copies |
-| failed | out | it was given up, and no map names it |
+| failed | out | it was given up or asked to leave, has no session, and no map names it |
 
 Invariants:
 1. A plan is made from the members that are `in`. If these change, the plan is made anew before
@@ -30,6 +31,7 @@ from millstream.cluster.core.elements import (
     FailedBy,
     FailOver,
     NodeRecord,
+    NodeState,
     Plan,
     PlanKind,
 )
@@ -103,7 +105,10 @@ def _next_members(step: Step) -> dict[str, NodeRecord]:
         if node.state == "joining" and live is not None:
             changed[name] = replace(node, state="in", since_ms=now_ms)
         elif _has_returned(step, name, node):
-            changed[name] = replace(node, state="in", by="", boots=0, since_ms=now_ms)
+            back: NodeState = "leaving" if node.leaves else "in"
+            changed[name] = replace(
+                node, state=back, by="", boots=0, leaves=False, since_ms=now_ms
+            )
         elif _is_over(step, name, node):
             changed[name] = replace(node, state="out", since_ms=now_ms)
     return changed
@@ -117,14 +122,14 @@ def _has_returned(step: Step, name: str, node: NodeRecord) -> bool:
     state, live = step.state, step.state.live.get(name)
     if node.state != "failed" or live is None or live.boots <= node.boots:
         return False
-    if state.settings.rejoin == "manual":
+    if state.settings.rejoin == "manual" and not node.leaves:
         return False
     is_active = any(record.active == name for one in state.data.values() for record in one.records)
     return not is_active or step.view.unix_ms - node.since_ms >= FAILED_MS_MIN
 
 
 def _is_over(step: Step, name: str, node: NodeRecord) -> bool:
-    if node.is_given_up:
+    if node.is_given_up or (node.state == "failed" and node.leaves):
         return name not in step.state.live and not step.state.is_named(name)
     return node.state == "leaving" and _is_empty(step, name)
 
@@ -143,7 +148,8 @@ def failed_record(state: ClusterState, name: str, by: FailedBy, unix_ms: int) ->
     live = state.live.get(name)
     boots = state.boots.get(name, 0) if live is None else live.boots
     node = state.nodes[name]
-    return replace(node, state="failed", by=by, boots=boots, since_ms=unix_ms)
+    leaves = node.leaves or node.state == "leaving"
+    return replace(node, state="failed", by=by, boots=boots, since_ms=unix_ms, leaves=leaves)
 
 
 # ---- automatic fail-over
@@ -219,9 +225,14 @@ def _next_plan(step: Step, after: ClusterState) -> tuple[Plan | None, dict[str, 
         return (None if made is None or is_done(after, made) else made), {}
     if plan.is_cancelled:
         stays = {
-            name: replace(node, state="in", since_ms=view.unix_ms)
+            name: replace(
+                node,
+                state="in" if node.state == "leaving" else node.state,
+                leaves=False,
+                since_ms=view.unix_ms,
+            )
             for name, node in after.nodes.items()
-            if node.state == "leaving"
+            if node.state == "leaving" or node.leaves
         }
         return None, stays
     if plan.basis != after.basis:
@@ -242,7 +253,7 @@ def _wanted_kind(step: Step, after: ClusterState) -> PlanKind | None:
     for name, node in after.nodes.items():
         if not after.is_named(name):
             continue
-        if node.state == "leaving":
+        if node.state == "leaving" or node.leaves:
             return "rebalance"
         is_late = step.view.unix_ms - node.since_ms >= delay_ms > 0
         if node.state == "failed" and is_late:

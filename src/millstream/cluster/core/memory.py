@@ -98,6 +98,8 @@ class Memory:
     """Nodes with a session that something waits for, and since when they have not answered."""
     stopped: dict[Place, Stopped] = field(default_factory=dict)
     """Index parts that were stopped."""
+    marks: dict[Place, tuple[object, int]] = field(default_factory=dict)
+    """Where partitions of the plan are, and since when."""
     floors: dict[Place, tuple[MapKey, int, Floor]] = field(default_factory=dict)
     """What a lost index owner, in its session of this number, may have shown."""
 

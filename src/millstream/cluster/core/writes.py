@@ -57,7 +57,7 @@ from millstream.cluster.core.elements import (
     to_json,
 )
 from millstream.cluster.core.settings import Settings, settings_to_json
-from millstream.errors import UsageError
+from millstream.errors import ConditionError, UsageError
 from millstream.model.cluster_maps import (
     DataMap,
     IndexMap,
@@ -70,10 +70,13 @@ __all__ = [
     "Txn",
     "cancel_plan",
     "create_bucket",
+    "drop_bucket",
     "end_session",
+    "forget_bucket",
     "found_cluster",
     "join_node",
     "open_session",
+    "put_bucket",
     "put_data_map",
     "put_index_map",
     "put_members",
@@ -259,12 +262,10 @@ def create_bucket(
     """Return the transaction that makes a bucket with its maps.
 
     Raises:
-        UsageError: `bucket_exists`: the name is taken.
+        ConditionError: `bucket_exists`: the name is taken.
     """
     if state.version(name_path(bucket.name)) != NEVER:
-        raise UsageError(
-            f"there is a bucket {bucket.name!r}: choose another name", code="bucket_exists"
-        )
+        raise ConditionError(f"bucket {bucket.name!r} exists already", code="bucket_exists")
     made = {
         name_path(bucket.name): uuid.encode(),
         bucket_path(uuid): to_json(bucket),
@@ -275,6 +276,47 @@ def create_bucket(
         f"create bucket {bucket.name}",
         (_held(state), *(_absent(path) for path in made)),
         tuple(_create(b"BINARY", path, data) for path, data in made.items()),
+    )
+
+
+def put_bucket(state: ClusterState, uuid: str, bucket: Bucket, plan: Plan | None) -> Txn:
+    """Return the transaction that changes what is wanted of a bucket, and the plan.
+
+    Args:
+        state: as read.
+        uuid: of the bucket.
+        bucket: the next description; the name and the number of partitions stay.
+        plan: the next one; None: none.
+    """
+    before, path = state.buckets[uuid], bucket_path(uuid)
+    assert (before.name, before.partitions) == (bucket.name, bucket.partitions)
+    checks = [_held(state), _version(path, state.version(path))]
+    changes = [_put(path, to_json(bucket))]
+    if plan != state.plan:
+        checks.append(_version(PLAN, state.version(PLAN)))
+        changes.append(_put(PLAN, to_json(plan)))
+    return Txn(f"bucket {bucket.name}", tuple(checks), tuple(changes))
+
+
+def drop_bucket(state: ClusterState, uuid: str) -> Txn:
+    """Return the transaction that begins to drop a bucket: nodes remove what they have of it."""
+    path = bucket_path(uuid)
+    dropping = msgspec.structs.replace(state.buckets[uuid], state="dropping")
+    return Txn(
+        f"drop bucket {dropping.name}",
+        (_held(state), _version(path, state.version(path))),
+        (_put(path, to_json(dropping)),),
+    )
+
+
+def forget_bucket(state: ClusterState, uuid: str) -> Txn:
+    """Return the transaction that removes a dropped bucket; its name is free again."""
+    name = state.buckets[uuid].name
+    paths = (map_path(uuid), index_map_path(uuid), bucket_path(uuid), name_path(name))
+    return Txn(
+        f"bucket {name} is dropped",
+        (_held(state), *(_version(path, state.version(path)) for path in paths)),
+        tuple((b"DELETE", path.encode()) for path in paths),
     )
 
 

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from millstream.access.users import NODE_USER
 from millstream.databases.jobs.replicator import ReplicatorDocuments, utc_text
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
-from millstream.gateway.core.api.replications import REPLICATOR
+from millstream.model.bucket_names import REPLICATOR
 from millstream.replication.aio.peer import Peer, http_peers
 from millstream.replication.aio.runner import Runner
 from millstream.replication.aio.scheduler import Scheduler

@@ -37,7 +37,7 @@ from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import interactive
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.core.api.documents import DocumentApi
-from millstream.gateway.core.api.replications import REPLICATOR
+from millstream.model.bucket_names import REPLICATOR
 from millstream.replication.aio.scheduler import Scheduler
 from millstream.replication.core.jobs import Job, parse_job
 from millstream.replication.core.reports import figures_of, job_name, shown

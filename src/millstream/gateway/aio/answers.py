@@ -38,6 +38,7 @@ __all__ = [
     "TOKENS",
     "USER",
     "answer",
+    "asker",
     "design_of",
     "is_bearer",
     "raw_answer",
@@ -89,6 +90,12 @@ def raw_answer(
 ) -> web.Response:
     """Return JSON text."""
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def asker(request: web.Request) -> str:
+    """Return the name of the user who asks, empty for nobody."""
+    user = request[USER]
+    return "" if user is None else user.name
 
 
 def design_of(request: web.Request) -> tuple[str, str]:

@@ -48,6 +48,7 @@ from millstream.gateway.aio.documents import (
 from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.aio.node import (
     administration_pages,
+    cluster_pages,
     dataless_pages,
     node_pages,
     pool_pages,
@@ -56,7 +57,7 @@ from millstream.gateway.aio.node import (
     user_pages,
 )
 from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
-from millstream.gateway.aio.peers import cluster_pages, part_pages, shared_pages, stored_pages
+from millstream.gateway.aio.peers import order_pages, part_pages, shared_pages, stored_pages
 from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
 from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.api.node import CommonNodeApi, NodeApi
@@ -93,6 +94,7 @@ _HANDLER: Final = {"auto_decompress": False}
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, user_document_pages, shared_pages, stored_pages, part_pages, cluster_pages,
+    order_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
@@ -101,8 +103,8 @@ PAGES: Final = (
 
 
 DATALESS_PAGES: Final = (
-    node_pages, session_pages, user_pages, user_document_pages, part_pages, index_pages,
-    view_pages, design_pages, dataless_pages,
+    node_pages, session_pages, cluster_pages, user_pages, user_document_pages, part_pages,
+    index_pages, view_pages, design_pages, dataless_pages,
 )  # fmt: skip
 """The pages of a node without data: they need no more than a `CommonNodeApi`."""
 

@@ -6,9 +6,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from millstream.cluster.core.elements import PLAN, NodeRecord, Plan, Request, node_path
-from millstream.cluster.core.requests import txn_of
+from millstream.cluster.core.elements import (
+    PLAN,
+    SETTINGS,
+    NodeRecord,
+    Plan,
+    Request,
+    node_path,
+)
+from millstream.cluster.core.requests import outcome_of, txn_of
+from millstream.cluster.core.settings import settings_from_json
 from millstream.cluster.core.writes import Txn
 from millstream.errors import ConditionError, UsageError
 from support.cluster.scene import Scene, written
@@ -111,3 +120,93 @@ def test_a_reset_and_a_cancel_are_done_once() -> None:
     assert cancelled.is_cancelled
     scene.set(plan=cancelled)
     assert ask(scene, "cancel") is None
+
+
+def named(scene: Scene, node: str) -> None:
+    record = replace(scene.state.nodes[node], name="north")
+    scene.set(nodes={**scene.state.nodes, node: record})
+
+
+def test_a_node_is_named_by_id_name_or_the_only_beginning_of_an_id() -> None:
+    scene = Scene(("ab1", "ab2"), active="ab1", nodes=("ab1", "ab2", "c3"))  # type: ignore[arg-type]
+    named(scene, "c3")
+    for text in ("c3", "north", "c", "C"):
+        assert member(ask(scene, "rebalance", remove=[text]), "c3").state == "leaving"
+    with pytest.raises(UsageError, match="can mean ab1") as caught:
+        ask(scene, "rebalance", remove=["ab"])
+    assert caught.value.code == "unknown_node"
+    with pytest.raises(UsageError, match="only ab1, ab2, north"):
+        ask(scene, "rebalance", remove=[""])
+    named(scene, "ab1")
+    scene.set_node("ab1", state="out")  # a removed node may have had the name
+    assert member(ask(scene, "rebalance", remove=["north"]), "c3").state == "leaving"
+
+
+def test_a_trial_tells_what_would_move_and_changes_nothing() -> None:
+    scene = Scene(("a", "b"))
+    outcome = outcome_of(
+        scene.state, Request("r", "rebalance", {"remove": ["a"], "trial": True}), 5
+    )
+    assert outcome.txn is None
+    moves = outcome.answer["moves"]
+    assert (moves["partitions"], moves["copies"], moves["active"]) == (1, 1, 1)
+    assert outcome.answer["leaving"] == ["a"]
+    request = Request("r", "failover", {"node": "a", "mode": "hard", "trial": True})
+    assert outcome_of(scene.state, request, 5, scene.memory) == (
+        None, {"node": "a", "name": "a", "mode": "hard", "partitions": 1,
+               "at_risk": []},
+    )  # fmt: skip
+
+
+def test_a_removal_of_a_dead_node_fails_it_over_and_it_stays_away() -> None:
+    scene = Scene()
+    assert member(ask(scene, "remove", nodes=["b"]), "b").state == "leaving"
+    scene.lose("b")
+    dead = member(ask(scene, "remove", nodes=["b"], now=True), "b")
+    assert (dead.state, dead.by, dead.leaves) == ("failed", "hard", True)
+    scene.set_node("b", state="failed", by="hard", leaves=True)
+    with pytest.raises(ConditionError, match="has not come back") as caught:
+        ask(scene, "rebalance", add=["b"])
+    assert caught.value.code == "node_failed"
+    scene.set_node("b", state="failed", leaves=False)
+    assert member(ask(scene, "remove", nodes=["b"]), "b").leaves
+
+
+def test_a_failed_node_that_came_back_is_added_again_and_a_removed_one_is_not() -> None:
+    scene = Scene()
+    scene.set_node("b", state="failed", by="auto", boots=0)
+    assert member(ask(scene, "rebalance", add=["b"]), "b").state == "in"
+    scene.set_node("b", state="out")
+    with pytest.raises(ConditionError) as caught:
+        ask(scene, "rebalance", add=["b"])
+    assert caught.value.code == "removed"
+
+
+def test_a_hard_fail_over_that_would_lose_acknowledged_writes_is_refused() -> None:
+    scene = Scene(("a", "b"))
+    scene.lose("a", "b")
+    request = Request("r", "failover", {"node": "a", "mode": "hard"})
+    with pytest.raises(ConditionError, match="majority and persisted") as caught:
+        outcome_of(scene.state, request, 5, scene.memory)
+    assert caught.value.code == "unsafe"
+    forced = Request("r", "failover", {"node": "a", "mode": "force"})
+    outcome = outcome_of(scene.state, forced, 5, scene.memory)
+    assert outcome.txn is not None
+    assert outcome.answer["at_risk"] == ["majority", "persisted"]
+    scene = Scene()
+    scene.lose("a")
+    assert outcome_of(scene.state, request, 5, scene.memory).answer["at_risk"] == []
+
+
+def test_settings_are_merged_and_a_bad_one_is_refused() -> None:
+    scene = Scene()
+    outcome = outcome_of(scene.state, Request("r", "settings", {"moves": 4}), 5)
+    assert (outcome.answer["moves"], outcome.answer["auto_failover_max"]) == (4, 1)
+    data = written(outcome.txn, SETTINGS)
+    assert data is not None
+    assert settings_from_json(data).moves == 4
+    assert ask(scene, "settings", moves=2) is None
+    for wrong in ({"moves": 0}, {"speed": 1}):
+        with pytest.raises(UsageError) as caught:
+            ask(scene, "settings", **wrong)
+        assert caught.value.code == "bad_cluster_setting"

@@ -32,7 +32,7 @@ from millstream.cluster.core.writes import (
     put_settings,
     reset_failovers,
 )
-from millstream.errors import UsageError
+from millstream.errors import ConditionError, UsageError
 from millstream.model.bucket_map import BUCKET_NODES_MAX
 from millstream.model.cluster_maps import (
     DataMap,
@@ -189,7 +189,7 @@ def test_settings_are_changed_by_who_read_them(tree: CoordinationTree) -> None:
 
 def test_the_name_of_a_bucket_is_taken_once(tree: CoordinationTree) -> None:
     before = tree.state()
-    with pytest.raises(UsageError, match="choose another name"):
+    with pytest.raises(ConditionError, match="exists already"):
         create_bucket(before, "u2", Bucket("b", 1, 0), DATA, INDEX)
     data, index = DATA._replace(bucket="u2"), INDEX._replace(bucket="u2")
     made = create_bucket(before, "u2", Bucket("c", 1, 0), data, index)

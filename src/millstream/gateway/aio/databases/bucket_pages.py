@@ -8,6 +8,7 @@ Elsewhere: the buckets (`databases.buckets`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, Final
@@ -16,7 +17,21 @@ from aiohttp import web
 
 from millstream.access.users import Right
 from millstream.errors import AccessError, ConditionError, UsageError
-from millstream.gateway.aio.answers import NODE_API, OLD, USER, answer, read_object, require
+from millstream.gateway.aio.answers import (
+    NODE_API,
+    OLD,
+    USER,
+    answer,
+    asker,
+    read_object,
+    require,
+)
+from millstream.gateway.aio.databases.making import (
+    SERVED_S,
+    change_bucket,
+    create_bucket,
+    drop_bucket,
+)
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.model.limits import KEY_BYTES_MAX, PARTITIONS_DEFAULT
 from millstream.model.partitions import key_from_text, text_of_key
@@ -26,6 +41,8 @@ __all__ = ["KEYS_MAX", "routes"]
 KEYS_MAX: Final = 1000
 """Keys in one answer."""
 
+_COPIES: Final[tuple[str, ...]] = ("replicas", "index_replicas", "strict")
+"""Members of a body that only a managed cluster knows."""
 _BUCKET_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
 
 
@@ -100,14 +117,42 @@ async def _create(request: web.Request) -> web.Response:
     quota = content.get("memory_quota_bytes")
     if quota is not None and (not isinstance(quota, int) or isinstance(quota, bool)):
         raise UsageError('"memory_quota_bytes" must be a number', code="bad_memory_quota")
-    status = await request.app[NODE_API].create_bucket(name, partitions, quota)
-    return answer(_shown(status), status=201)
+    copies = {name: content[name] for name in _COPIES if name in content}
+    made = await create_bucket(
+        request.app[NODE_API], name, partitions, quota, by=asker(request), copies=copies
+    )
+    if made.status is None or not made.is_served:
+        reason = f"bucket {name!r} is made, and was not served here within {SERVED_S:g} s"
+        return answer({"name": name, **made.answer, "reason": reason}, status=202)
+    return answer({**_shown(made.status), **_answered(made.answer)}, status=201)
+
+
+def _answered(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of copies in an answer of the orchestrator."""
+    wanted = ("replicas", "replicas_wanted")
+    return {name: told[name] for name in wanted if name in told}
 
 
 async def _delete(request: web.Request) -> web.Response:
     require(request, "admin")
-    await request.app[NODE_API].delete_bucket(request.match_info["name"])
-    return answer({"ok": True})
+    name = request.match_info["name"]
+    if await drop_bucket(request.app[NODE_API], name, by=asker(request)):
+        return answer({"ok": True})
+    reason = f"bucket {name!r} is being dropped, and was not gone within {SERVED_S:g} s"
+    return answer({"ok": True, "reason": reason}, status=202)
+
+
+async def _change(request: web.Request) -> web.Response:
+    """Change copies and settings of a bucket of a managed cluster."""
+    require(request, "admin")
+    content = await read_object(request)
+    if unknown := content.keys() - {*_COPIES, "memory_quota_bytes"}:
+        raise UsageError(f"there is no setting {', '.join(sorted(unknown))} of a bucket")
+    changes = {name: content[name] for name in _COPIES if name in content}
+    if "memory_quota_bytes" in content:
+        changes["settings"] = {"memory_quota_bytes": content["memory_quota_bytes"]}
+    name = request.match_info["name"]
+    return answer(await change_bucket(request.app[NODE_API], name, changes, by=asker(request)))
 
 
 async def _compact(request: web.Request) -> web.Response:
@@ -123,7 +168,11 @@ async def _index_replicas(request: web.Request) -> web.Response:
     wanted = (await read_object(request)).get("wanted")
     if not isinstance(wanted, bool):
         raise UsageError('the body must hold "wanted", true or false')
-    await request.app[NODE_API].set_index_replicas(request.match_info["name"], wanted)
+    host, name = request.app[NODE_API], request.match_info["name"]
+    if host.cluster is not None and host.cluster.is_managed:
+        await change_bucket(host, name, {"index_replicas": int(wanted)}, by=asker(request))
+    else:
+        await host.set_index_replicas(name, wanted)
     return answer({"ok": True})
 
 
@@ -135,6 +184,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/_millstream/buckets/{name}", _one),
         web.get("/_millstream/buckets/{name}/keys", _keys),
         web.put("/_millstream/buckets/{name}", _create),
+        web.patch("/_millstream/buckets/{name}", _change),
         web.delete("/_millstream/buckets/{name}", _delete),
         web.post("/_millstream/buckets/{name}/compact", _compact),
         web.put("/_millstream/buckets/{name}/index_replicas", _index_replicas),

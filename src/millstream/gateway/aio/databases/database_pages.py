@@ -28,10 +28,12 @@ from millstream.gateway.aio.answers import (
     OLD,
     USER,
     answer,
+    asker,
     raw_answer,
     read_body,
     require,
 )
+from millstream.gateway.aio.databases.making import create_bucket, drop_bucket
 from millstream.gateway.aio.streaming import stream
 from millstream.gateway.core.api.documents import DatabaseInfo
 
@@ -97,8 +99,9 @@ async def _create(request: web.Request) -> web.Response:
     if options.get("partitioned", "false") != "false":
         raise UsageError("there are no partitioned databases here", code="not_supported")
     partitions = _partitions(options.get("q", str(DATABASE_PARTITIONS)))
-    await request.app[NODE_API].create_bucket(name, partitions)
-    return answer({"ok": True}, status=201, headers={"Location": f"/{quote(name, safe='')}"})
+    made = await create_bucket(request.app[NODE_API], name, partitions, by=asker(request))
+    status = 201 if made.is_served else 202
+    return answer({"ok": True}, status=status, headers={"Location": f"/{quote(name, safe='')}"})
 
 
 async def _delete(request: web.Request) -> web.Response:
@@ -109,8 +112,9 @@ async def _delete(request: web.Request) -> web.Response:
             "document instead?",
             code="bad_request",
         )
-    await request.app[NODE_API].delete_bucket(request.match_info[DATABASE])
-    return answer({"ok": True})
+    name = request.match_info[DATABASE]
+    is_gone = await drop_bucket(request.app[NODE_API], name, by=asker(request))
+    return answer({"ok": True}, status=200 if is_gone else 202)
 
 
 # -- settings

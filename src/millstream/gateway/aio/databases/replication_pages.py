@@ -24,7 +24,7 @@ from aiohttp.typedefs import Handler
 
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import DATABASE, NODE_API, answer, read_object, require
-from millstream.gateway.core.api.replications import REPLICATOR
+from millstream.model.bucket_names import REPLICATOR
 from millstream.replication.core.jobs import parse_job
 from millstream.replication.core.reports import job_name
 

@@ -318,6 +318,10 @@ class CommonNodeApi(Protocol):
     """The part of the interface that nodes without data have, too; all calls run in the loop."""
 
     @property
+    def cluster(self) -> ClusterApi | None:
+        """The cluster that the node may be a member of; None: it takes no part in coordination."""
+
+    @property
     def indexes(self) -> IndexApi:
         """The views."""
 

@@ -10,10 +10,7 @@ from typing import Any, Protocol
 
 from millstream.replication.core.jobs import Job
 
-__all__ = ["REPLICATOR", "ReplicationApi"]
-
-REPLICATOR = "_replicator"
-"""The database whose documents are jobs."""
+__all__ = ["ReplicationApi"]
 
 
 class ReplicationApi(Protocol):

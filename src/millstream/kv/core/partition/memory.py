@@ -20,7 +20,6 @@ __all__ = [
     "BY_ID_SHARE",
     "HIGH_SHARE",
     "LOW_SHARE",
-    "MEMORY_QUOTA_BYTES_MIN",
     "PENDING_CHANGE_BYTES",
     "QUEUE_SHARE",
     "ROOM_SHARE",
@@ -28,8 +27,6 @@ __all__ = [
     "Memory",
 ]
 
-MEMORY_QUOTA_BYTES_MIN: Final = 16 * 1024 * 1024
-"""Smallest memory quota of a bucket."""
 HIGH_SHARE: Final = 0.85
 """Share of the quota above which documents are evicted."""
 LOW_SHARE: Final = 0.75

@@ -1,12 +1,12 @@
 import pytest
 
-from millstream.data_directory.bucket_names import (
+from millstream.errors import UsageError
+from millstream.model.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.errors import UsageError
-from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.model.limits import MEMORY_QUOTA_BYTES_MIN
 
 
 @pytest.mark.parametrize("name", ["default", "a", "Orders-2", "a/b", "x_$()+.%-", "9", "q" * 100])

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from millstream.access.users import NODE_USER
 from millstream.errors import AccessError
-from millstream.gateway.aio.answers import HOST, USER, answer, raw_answer, read_body, require
+from millstream.gateway.aio.answers import NODE_API, USER, answer, raw_answer, read_body, require
 
 __all__ = ["ORDERS_BYTES_MAX", "routes"]
 
@@ -30,21 +30,21 @@ ORDERS_BYTES_MAX: Final = 64 * 1024 * 1024
 async def _orders(request: web.Request) -> web.Response:
     _require_node(request)
     content = await read_body(request, ORDERS_BYTES_MAX)
-    return raw_answer(await request.app[HOST].cluster.orders(content))
+    return raw_answer(await request.app[NODE_API].cluster.orders(content))
 
 
 async def _member(request: web.Request) -> web.Response:
     require(request, "admin")
-    return answer(await request.app[HOST].cluster.member())
+    return answer(await request.app[NODE_API].cluster.member())
 
 
 async def _reign(request: web.Request) -> web.Response:
     require(request, "admin")
-    return answer(await request.app[HOST].cluster.reign())
+    return answer(await request.app[NODE_API].cluster.reign())
 
 
 def _require_node(request: web.Request) -> None:
-    if request.app[HOST].users.is_empty:
+    if request.app[NODE_API].users.is_empty:
         return
     user = request[USER]
     if user is None:

@@ -16,11 +16,21 @@ import re
 from typing import Final
 
 from millstream.errors import UsageError
-from millstream.gateway.core.api.replications import REPLICATOR
-from millstream.kv.core.partition.memory import MEMORY_QUOTA_BYTES_MIN
-from millstream.model.limits import BUCKET_NAME_BYTES_MAX, PARTITIONS_MAX
+from millstream.model.limits import (
+    BUCKET_NAME_BYTES_MAX,
+    MEMORY_QUOTA_BYTES_MIN,
+    PARTITIONS_MAX,
+)
 
-__all__ = ["checked_bucket_name", "checked_memory_quota", "checked_partition_count"]
+__all__ = [
+    "REPLICATOR",
+    "checked_bucket_name",
+    "checked_memory_quota",
+    "checked_partition_count",
+]
+
+REPLICATOR: Final = "_replicator"
+"""The database whose documents are jobs."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_$()+/.%-]*")
 

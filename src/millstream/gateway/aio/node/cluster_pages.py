@@ -1,0 +1,131 @@
+"""The cluster for administrators: `/_millstream/cluster`.
+
+| page | does |
+| --- | --- |
+| GET | tells members, buckets, plan and fail-overs |
+| POST init | makes a cluster of this node |
+| POST join | has this node join a cluster |
+| POST requests | asks the orchestrator for something: `{op, args, timeout_s}` |
+
+Invariants:
+1. Only administrators are answered.
+2. A page waits for `TIMEOUT_S_MAX` at most; what was asked for may still be done after that.
+
+Elsewhere: what is asked for (`cluster.core.requests`), orders of the orchestrator
+(`gateway.aio.peers.order_pages`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from millstream.errors import ConditionError, UsageError
+from millstream.gateway.aio.answers import NODE_API, answer, asker, read_object, require
+from millstream.gateway.core.api.cluster import ClusterApi
+
+__all__ = ["TIMEOUT_S_DEFAULT", "TIMEOUT_S_MAX", "routes"]
+
+TIMEOUT_S_DEFAULT: Final = 30.0
+TIMEOUT_S_MAX: Final = 300.0
+"""Longest wait for the answer of the orchestrator."""
+NAME_LENGTH_MAX: Final = 100
+"""Characters of the name of a cluster, or of a zone."""
+_T = TypeVar("_T")
+
+
+def _cluster(request: web.Request) -> ClusterApi:
+    """Return the cluster.
+
+    Raises:
+        ConditionError: `not_managed`: the node takes no part in coordination.
+    """
+    require(request, "admin")
+    cluster = request.app[NODE_API].cluster
+    if cluster is None:
+        raise ConditionError(
+            "this node takes no part in coordination, so it can be in no cluster: start it with "
+            "its coord and peer listeners",
+            code="not_managed",
+        )
+    return cluster
+
+
+def _managed(request: web.Request) -> ClusterApi:
+    cluster = _cluster(request)
+    if not cluster.is_managed:
+        raise ConditionError(
+            "this node is in no cluster: make one with `millstream cluster init`, or join one "
+            "with `millstream cluster join`",
+            code="not_managed",
+        )
+    return cluster
+
+
+async def _status(request: web.Request) -> web.Response:
+    return answer(await _managed(request).status())
+
+
+class _Init(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)] = ""
+    coordinators: Literal[1, 3, 5, 7] = 3
+
+
+class _Join(msgspec.Struct, forbid_unknown_fields=True):
+    address: str
+    zone: Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)] = ""
+    roles: tuple[Literal["data", "index", "coord"], ...] = ()
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    op: str
+    args: dict[str, Any] = {}
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_S_MAX)] = TIMEOUT_S_DEFAULT
+
+
+async def _init(request: web.Request) -> web.Response:
+    cluster = _cluster(request)
+    content = await _content(request, _Init)
+    if not content.name.isprintable():
+        raise UsageError("a cluster's name has no control characters")
+    return answer(await cluster.init(content.name, content.coordinators))
+
+
+async def _join(request: web.Request) -> web.Response:
+    cluster = _cluster(request)
+    content = await _content(request, _Join)
+    roles = tuple(dict.fromkeys(content.roles))
+    return answer(await cluster.join(content.address, zone=content.zone, roles=roles))
+
+
+async def _request(request: web.Request) -> web.Response:
+    cluster = _managed(request)
+    content = await _content(request, _Request)
+    by, timeout_s = asker(request), content.timeout_s
+    return answer(await cluster.request(content.op, content.args, by, timeout_s=timeout_s))
+
+
+async def _content(request: web.Request, kind: type[_T]) -> _T:
+    """Return the body.
+
+    Raises:
+        UsageError: `bad_request`: a member is missing, unknown, or wrong.
+    """
+    content = await read_object(request)
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the body of {request.path}: {error}") from error
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    path = "/_millstream/cluster"
+    return [
+        web.get(path, _status),
+        web.post(f"{path}/init", _init),
+        web.post(f"{path}/join", _join),
+        web.post(f"{path}/requests", _request),
+    ]
