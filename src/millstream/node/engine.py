@@ -40,6 +40,7 @@ from millstream.databases.jobs.coverage import Coverage
 from millstream.databases.jobs.job_rows import JobRows
 from millstream.databases.jobs.replications import OwnAddress, Replications
 from millstream.databases.jobs.replicator import ReplicatorDocuments
+from millstream.databases.managed_engine import ManagedEngine
 from millstream.databases.purges import Purges
 from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
@@ -440,7 +441,10 @@ class Engine:
 
     def _managed_engine(self) -> LocalEngine:
         """Return the engine of a member of a cluster."""
-        raise NotImplementedError
+        return ManagedEngine(
+            self.uuid, self._buckets, self._directory.path,
+            delete=self.delete_bucket, take_over=self.take_over, on_maps=self._raise_revision,
+        )  # fmt: skip
 
     async def _open_buckets(self) -> None:
         await self._buckets.open_all()
