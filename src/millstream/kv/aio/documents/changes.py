@@ -15,6 +15,7 @@ Elsewhere: what is read, and positions (`kv.core.revisions.changes_feed`), the p
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -50,7 +51,7 @@ SUSPENDED_SECONDS_MAX: Final = 10.0
 error."""
 
 UNKNOWN_SECONDS_MAX: Final = 1.0
-"""How long a reader waits for copies to follow a partition that has just moved."""
+"""How long a request waits for copies to follow a partition that has just moved."""
 
 
 class Changes:
@@ -289,6 +290,20 @@ class BucketChanges:
     def purge_epoch(self) -> int:
         """Return the number of purges."""
         return self._purge_epoch()
+
+    async def known(self) -> None:
+        """Wait a little if it is not known what a majority has, but may be known soon.
+
+        It returns after `UNKNOWN_SECONDS_MAX` in any case: what is asked then gets the error.
+        """
+        waited_s = 0.0
+        while waited_s < UNKNOWN_SECONDS_MAX and self._may_be_known():
+            await asyncio.sleep(SUSPENDED_WAIT_S)
+            waited_s += SUSPENDED_WAIT_S
+
+    def _may_be_known(self) -> bool:
+        now_ns = time.time_ns()
+        return any(partition.may_be_known(now_ns) for partition in self._bucket.partitions)
 
     def latest(self) -> Vector:
         """Return the position of a reader that has all durable changes: `update_seq`.
