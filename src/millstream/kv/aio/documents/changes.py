@@ -269,6 +269,8 @@ class BucketChanges:
         """The same, with the databases that it is a copy of."""
         self._open: set[Changes] = set()
         self._is_dropped = False
+        self._unknown_s: float | None = None
+        """Time of the first request that waited for what a majority has; None: none waits."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -294,16 +296,22 @@ class BucketChanges:
     async def known(self) -> None:
         """Wait a little if it is not known what a majority has, but may be known soon.
 
-        It returns after `UNKNOWN_SECONDS_MAX` in any case: what is asked then gets the error.
+        All requests that wait in vain do so together, once: they return after
+        `UNKNOWN_SECONDS_MAX`, and what is asked then gets the error.
         """
-        waited_s = 0.0
-        while waited_s < UNKNOWN_SECONDS_MAX and self._may_be_known():
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while self._may_be_known():
+            self._unknown_s = loop.time() if self._unknown_s is None else self._unknown_s
+            if loop.time() >= min(began_s, self._unknown_s) + UNKNOWN_SECONDS_MAX:
+                return
             await asyncio.sleep(SUSPENDED_WAIT_S)
-            waited_s += SUSPENDED_WAIT_S
+        self._unknown_s = None
 
     def _may_be_known(self) -> bool:
         now_ns = time.time_ns()
-        return any(partition.may_be_known(now_ns) for partition in self._bucket.partitions)
+        awaited = [one for one in self._bucket.partitions if one.may_be_known(now_ns)]
+        return bool(awaited)  # all were asked: for each the time runs from now on
 
     def latest(self) -> Vector:
         """Return the position of a reader that has all durable changes: `update_seq`.

@@ -159,9 +159,10 @@ class ReadCopy:
 
         Copies follow, or may be about to connect, as after the partition moved.
         """
-        if self.is_durable_known or self.acknowledged is None:
+        acknowledged = self.acknowledged
+        if acknowledged is None or self.is_durable_known:
             return False
-        return self.acknowledged.is_possible or self.acknowledged.are_awaited(now_ns)
+        return acknowledged.is_possible or acknowledged.are_awaited(now_ns)
 
     @property
     def _may_reach_majority(self) -> bool:
