@@ -249,9 +249,7 @@ def _check_end(name: str, end: Any) -> None:
     if isinstance(end, str):
         return
     if not isinstance(end, Mapping):
-        raise _forbidden(
-            f"The `{name}' property must exist and be either a string or an object."
-        )
+        raise _forbidden(f"The `{name}' property must exist and be either a string or an object.")
     if not isinstance(end.get("url"), str) or not end["url"]:
         raise _forbidden(
             f"The url property must exist in the `{name}' field and must be a non-empty string."
