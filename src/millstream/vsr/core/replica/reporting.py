@@ -110,8 +110,8 @@ class Reporting:
             return f"no quorum answers; silent: {' '.join(one.hex() for one in silent)}"
         if state.status is Status.VIEWCHANGE and state.log.holes:
             return (
-                f"no primary leads, and entry {state.log.holes[0]} of the log is missing or damaged "
-                "here: another member has to give it"
+                f"no primary leads, and entry {state.log.holes[0]} of the log is missing or "
+                "damaged here: another member has to give it"
             )
         if state.status is Status.VIEWCHANGE:
             return "no primary leads: not enough members vote for one"
