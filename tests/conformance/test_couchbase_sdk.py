@@ -27,6 +27,7 @@ from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     AuthenticationException,
     BucketDoesNotExistException,
+    BucketNotFlushableException,
     BucketNotFoundException,
     CasMismatchException,
     CouchbaseException,
@@ -507,5 +508,11 @@ def test_a_cluster_becomes_ready_answers_pings_and_says_what_it_has_not(
             cluster.buckets().get_bucket("none")
         with pytest.raises(UnsupportedOperation):
             list(cluster.bucket("documents").collections().get_all_scopes())
+        with pytest.raises(BucketNotFlushableException):
+            cluster.buckets().flush_bucket("documents")
+        for name in ("documents", "none"):
+            with pytest.raises(CouchbaseException) as raised:
+                cluster.buckets().drop_bucket(name)
+            assert isinstance(raised.value, BucketDoesNotExistException) == (name == "none")
     finally:
         cluster.close()

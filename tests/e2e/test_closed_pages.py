@@ -22,9 +22,9 @@ ADMIN, READER, STRANGER = "ada", "bob", "eve"
 OPEN = {
     ("GET", "/"), ("GET", "/_up"), ("GET", "/_session"), ("POST", "/_session"),
     ("DELETE", "/_session"), ("GET", "/_uuids"), ("POST", "/orders/_temp_view"),
-    ("POST", "/pools/_x"), ("POST", "/pools/default/buckets/orders/scopes_x"),
+    ("POST", "/pools/_x"),
 }  # fmt: skip
-"""What nobody has to log in for; temporary views, scopes and other pools are there for nobody."""
+"""What nobody has to log in for; temporary views and other pools are there for nobody."""
 ENDLESS = re.compile("/pools/default/(bs|nodeServicesStreaming|bucketsStreaming)(/|$)")
 """Pages whose answers to a reader do not end."""
 READ_BY_POST = (

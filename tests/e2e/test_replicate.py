@@ -254,7 +254,11 @@ def test_documents_are_jobs_and_go_on_after_a_kill(
     fill(node, "src", [f"d{n}" for n in range(300)])
     job = {"source": "src", "target": "copy", "create_target": True}
     done(node, "PUT", "/_replicator/once", {**job, "target": "once"})
-    done(node, "PUT", "/_replicator/bad", {"source": "src"})
+    for wrong in ({"source": "src"}, {**job, "continuous": "true"}):
+        assert call(node, "PUT", "/_replicator/wrong", wrong)[0] == 403
+        [row] = done(node, "POST", "/_replicator/_bulk_docs", {"docs": [wrong]})
+        assert row["error"] == "forbidden"
+    done(node, "PUT", "/_replicator/bad", {"source": "src", "target": "ftp://h/t"})
     done(node, "PUT", "/_replicator/always", {**job, "continuous": True, "worker_batch_size": 20})
     until(lambda: docs(node)["once"]["state"] == "completed", lambda: str(docs(node)))
     assert docs(node)["bad"]["state"] == "failed"

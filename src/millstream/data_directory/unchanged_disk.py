@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from io import BufferedReader
 from pathlib import Path
 
 from millstream.ports.disk import FileIdentity
@@ -17,9 +18,11 @@ __all__ = ["UnchangedDisk"]
 class _UnchangedFile:
     """A file opened for reading; truncation is recorded, not made."""
 
-    def __init__(self, path: Path, sizes: dict[str, int], heads: dict[str, bytes]) -> None:
-        self._file = path.open("rb")
-        self._name = path.name
+    def __init__(
+        self, file: BufferedReader, name: str, sizes: dict[str, int], heads: dict[str, bytes]
+    ) -> None:
+        self._file = file
+        self._name = name
         self._sizes = sizes
         self._heads = heads
 
@@ -91,7 +94,8 @@ class UnchangedDisk:
     def open(self, name: str, *, create: bool = False) -> _UnchangedFile:
         """Open for reading."""
         assert not create, "a check creates nothing"
-        return _UnchangedFile(self._path / name, self._sizes, self._heads)
+        file = (self._path / name).open("rb")
+        return _UnchangedFile(file, name, self._sizes, self._heads)
 
     def rename(self, source: str, target: str) -> None:
         """Rename nothing."""

@@ -131,6 +131,9 @@ class FakePartition:
 
     awaits_majority, is_durable_known = False, True
 
+    def may_be_known(self, now_ns: int) -> bool:
+        return False
+
     def check_durable(self) -> None:
         pass
 

@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 
 from millstream.data_directory.unchanged_disk import UnchangedDisk
@@ -45,3 +47,10 @@ def test_what_a_start_would_change_is_remembered_and_not_done(path):
     ):
         with pytest.raises(AssertionError, match="a check"):
             change()
+
+
+def test_a_file_that_is_missing_is_an_error_and_nothing_else(path, capsys):
+    with pytest.raises(FileNotFoundError):
+        UnchangedDisk(path).open("c")
+    gc.collect()
+    assert capsys.readouterr().err == ""

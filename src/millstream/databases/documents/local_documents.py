@@ -211,7 +211,9 @@ class Documents:
         self, bucket: str, doc_id: str, body: bytes | None, rev: int | None
     ) -> int:
         """Replace or delete one durably; return the number of its revision."""
-        stamp = self._changes.of(bucket).latest().text()
+        changes = self._changes.of(bucket)
+        await changes.known()
+        stamp = changes.latest().text()
         return await self._buckets.engine(bucket).local.write(doc_id, body, rev, stamp)
 
     async def locals(self, bucket: str) -> list[LocalDocument]:

@@ -245,6 +245,7 @@ class LocalNode:
             finally:
                 walk.close()
             self._check_active(bucket, wanted.partitions)
+        await self._changes.of(bucket.name).known()
         return own_histories(bucket, wanted.partitions, self._purges.said(bucket.name))
 
     def _walk(

@@ -77,6 +77,7 @@ class NodeChanges:
         own = self.of(bucket)
         router = self.router(bucket)
         if not router.is_shared:
+            await own.known()
             return own
         purges = partial(self._purges.said, bucket)
         return DistributedFeed(own, router, await BucketView.look(router), purges)

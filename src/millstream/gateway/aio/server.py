@@ -29,6 +29,7 @@ from millstream.gateway.aio.databases import (
     bucket_pages,
     coverage_pages,
     database_pages,
+    database_updates_pages,
     design_pages,
     map_pages,
     partition_pages,
@@ -99,6 +100,7 @@ PAGES: Final = (
     purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
     replication_pages, pool_pages, administration_pages, database_pages,
+    database_updates_pages,
 )  # fmt: skip
 
 
@@ -125,6 +127,7 @@ def make_application(
     )
     application[NODE_API] = cast("NodeApi", api)
     application[OLD] = OldRevisions()
+    application[database_updates_pages.UPDATES] = database_updates_pages.NodeUpdates()
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
     application[TOKENS] = tokens

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from millstream.errors import UsageError
+from millstream.errors import AccessError, UsageError
 
 __all__ = [
     "BATCH_DOCUMENTS_DEFAULT",
@@ -38,6 +38,7 @@ __all__ = [
     "Job",
     "Member",
     "Proxy",
+    "check_document",
     "member_of",
     "parse_job",
     "replication_id",
@@ -57,6 +58,15 @@ TIMEOUT_DEFAULT_MS: Final = 30_000
 TIMEOUT_MAX_MS: Final = 600_000
 DOC_IDS_MAX: Final = 100_000
 _EXCLUSIVE: Final = "`doc_ids`,`filter`,`selector` are mutually exclusive"
+_TYPES: Final[Sequence[tuple[str, type | tuple[type, ...], str]]] = (
+    ("create_target", bool, "a boolean"),
+    ("continuous", bool, "a boolean"),
+    ("doc_ids", list, "an array of strings"),
+    ("selector", (dict, list, type(None)), "an object"),
+    ("filter", str, "a non-empty string"),
+    ("query_params", (dict, list), "an object"),
+)
+"""Members of a document of `_replicator` that have one type, as CouchDB checks it."""
 _DESIGN: Final = "_design"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _PORTS: Final = {"http": 80, "https": 443}
@@ -201,6 +211,56 @@ def parse_job(form: Mapping[str, Any]) -> Job:
         transitive=_flag(form, "transitive", default=True),
         **filters,
     )  # fmt: skip
+
+
+def check_document(form: Mapping[str, Any]) -> None:
+    """Check a document of `_replicator` before it is stored, as CouchDB does: its types only.
+
+    A document whose run ended as `failed` may have any members: nobody runs it.
+
+    Raises:
+        AccessError: `forbidden`; the message has CouchDB's words.
+    """
+    if form.get("_replication_state") == "failed":
+        return
+    for name in ("source", "target"):
+        _check_end(name, form.get(name))
+    for name, kinds, wanted in _TYPES:
+        if name in form and not isinstance(form[name], kinds):
+            raise _forbidden(f"The `{name}' field must be {wanted}.")
+    if form.get("filter") == "":
+        raise _forbidden("The `filter' field must be a non-empty string.")
+    if "doc_ids" in form and "selector" in form:
+        raise _forbidden("`doc_ids' field is incompatible with `selector'.")
+    if "filter" in form and form.keys() & {"doc_ids", "selector"}:
+        raise _forbidden("`filter' field is incompatible with `selector' and `doc_ids'.")
+    context = form.get("user_ctx") or {}
+    if not isinstance(context, Mapping):
+        raise _forbidden("The `user_ctx' property must be a non-null object.")
+    if context.get("name") is not None and not (
+        isinstance(context["name"], str) and context["name"]
+    ):
+        raise _forbidden("The `user_ctx.name' property must be a non-empty string or null.")
+    if context.get("roles") and not isinstance(context["roles"], list):
+        raise _forbidden("The `user_ctx.roles' property must be an array of strings.")
+
+
+def _check_end(name: str, end: Any) -> None:
+    if isinstance(end, str):
+        return
+    if not isinstance(end, Mapping):
+        raise _forbidden(f"The `{name}' property must exist and be either a string or an object.")
+    if not isinstance(end.get("url"), str) or not end["url"]:
+        raise _forbidden(
+            f"The url property must exist in the `{name}' field and must be a non-empty string."
+        )
+    for member in ("auth", "headers"):
+        if member in end and not isinstance(end[member], Mapping):
+            raise _forbidden(f"`{name}.{member}' must be a non-null object.")
+
+
+def _forbidden(reason: str) -> AccessError:
+    return AccessError(reason, code="forbidden")
 
 
 def _filters(form: Mapping[str, Any]) -> dict[str, Any]:

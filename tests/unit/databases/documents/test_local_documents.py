@@ -14,7 +14,10 @@ from millstream.documents.purge_list import Purged
 from millstream.documents.tokens import parse_token, vector_to_json
 from millstream.errors import ConditionError, UnavailableError
 from millstream.gateway.core.api.documents import Written
+from millstream.kv.aio.documents import changes
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.copies import moves
+from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.model.partitions import PartitionState
 from support.http.sharing_nodes import Network, SharingNode
 from support.kv.running_bucket import opened, put
@@ -80,6 +83,38 @@ async def test_a_scan_goes_by_ids(running: BucketEngine) -> None:
     running.bucket.partitions[0].state = PartitionState.REPLICA
     with pytest.raises(UnavailableError, match="not active"):
         await ids(b"", b"\xff")
+
+
+async def test_a_request_waits_a_little_until_it_is_known_what_a_majority_has(
+    running: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As right after a promotion, when the copies are about to connect."""
+    documents = documents_of(running)
+    await documents.update("b", [(f"k{n}", put()) for n in range(20)], is_durable=True)
+    partition = running.bucket.partitions[0]
+    partition.acknowledged = Acknowledged(partition)
+    row = partition.acknowledged
+    row.set_row(("a", "b"), "a")
+
+    def forget() -> None:
+        """The partition is promoted: what its copies have is unknown."""
+        moves.rename(partition, PartitionState.REPLICA)
+        moves.rename(partition, PartitionState.ACTIVE)
+
+    def follow() -> None:
+        row.join("b", 1)
+        row.acknowledge("b", 1, partition.high_seqno, partition.high_seqno)
+
+    forget()
+    asyncio.get_running_loop().call_later(0.05, follow)
+    assert await documents.write_local("b", "x", b"{}", None) == 1
+    forget()
+    asyncio.get_running_loop().call_later(0.05, follow)
+    assert (await documents.info("b")).document_count == 20
+    forget()
+    monkeypatch.setattr(changes, "UNKNOWN_SECONDS_MAX", 0.0)
+    with pytest.raises(UnavailableError, match="majority"):
+        await documents.write_local("b", "y", b"{}", None)
 
 
 async def test_attachments(running: BucketEngine) -> None:

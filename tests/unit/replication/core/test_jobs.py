@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import UsageError
-from millstream.replication.core.jobs import Member, Proxy, member_of, parse_job, replication_id
+from millstream.errors import AccessError, UsageError
+from millstream.replication.core.jobs import (
+    Member,
+    Proxy,
+    check_document,
+    member_of,
+    parse_job,
+    replication_id,
+)
 from millstream.replication.core.reports import job_name
 from support.budget import budget
 
@@ -42,6 +49,46 @@ def test_wrong_jobs_are_refused(form, reason):
     with pytest.raises(UsageError, match=reason.replace("(", r"\(")) as caught:
         parse_job(form)
     assert caught.value.code == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"target": "t"}, "The `source' property must exist"),
+        ({"source": 5, "target": "t"}, "The `source' property must exist"),
+        ({"source": "s", "target": None}, "The `target' property must exist"),
+        ({"source": "s", "target": {"url": ""}}, "The url property must exist in the `target'"),
+        ({"source": {"url": "s", "auth": None}, "target": "t"}, "`source.auth' must be"),
+        ({"source": {"url": "s", "headers": "x"}, "target": "t"}, "`source.headers' must be"),
+        ({"source": "s", "target": "t", "create_target": 1}, "`create_target' field"),
+        ({"source": "s", "target": "t", "continuous": "true"}, "`continuous' field"),
+        ({"source": "s", "target": "t", "doc_ids": "a"}, "`doc_ids' field must be"),
+        ({"source": "s", "target": "t", "selector": "a"}, "`selector' field must be"),
+        ({"source": "s", "target": "t", "filter": 5}, "`filter' field must be"),
+        ({"source": "s", "target": "t", "filter": ""}, "`filter' field must be a non-empty"),
+        ({"source": "s", "target": "t", "query_params": None}, "`query_params' field"),
+        ({"source": "s", "target": "t", "doc_ids": [], "selector": {}}, "incompatible"),
+        ({"source": "s", "target": "t", "doc_ids": [], "filter": "a/b"}, "incompatible"),
+        ({"source": "s", "target": "t", "selector": {}, "filter": "a/b"}, "incompatible"),
+        ({"source": "s", "target": "t", "user_ctx": 5}, "`user_ctx' property"),
+        ({"source": "s", "target": "t", "user_ctx": {"name": ""}}, "`user_ctx.name'"),
+        ({"source": "s", "target": "t", "user_ctx": {"roles": "x"}}, "`user_ctx.roles'"),
+    ],
+)
+def test_documents_of_jobs_with_members_of_wrong_types_are_forbidden(form, reason):
+    with pytest.raises(AccessError, match=reason) as raised:
+        check_document(form)
+    assert raised.value.code == "forbidden"
+    check_document(form | {"_replication_state": "failed"})
+
+
+def test_documents_of_jobs_that_couchdb_stores_are_stored():
+    check_document({"source": "s", "target": "t"})
+    check_document({"source": "s", "target": {"url": "ftp://h", "auth": {}, "headers": {}}})
+    check_document(
+        {"source": "s", "target": "t", "selector": None, "user_ctx": {"name": None, "roles": []}}
+    )
+    check_document({"source": "s", "target": "t", "doc_ids": [5], "owner": "x", "more": 1})
 
 
 def test_credentials_leave_the_address():

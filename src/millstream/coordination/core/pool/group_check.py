@@ -154,7 +154,7 @@ def _damage(found: GroupCheck, surveyed: Survey) -> str:
         first = next(image.faulty())
         return (
             f"{found.faulty} entries cannot be read, the first is LSN {first}: the next start "
-            "fetches them from the other members"
+            "fetches them from the other members; for a group of one member restore a backup"
         )
     if image.snapshot_id is not None and image.snapshot is None:
         return (

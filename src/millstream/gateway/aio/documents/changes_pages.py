@@ -60,7 +60,7 @@ from millstream.replication.core.coverage import Record, record_to_json
 from millstream.views.core.mango.selectors import Selector, parse_selector
 from millstream.wire.frames import seqno_of
 
-__all__ = ["routes"]
+__all__ = ["routes", "stream_at_once", "with_heartbeats"]
 
 ROWS_PER_STEP: Final = 128
 DOCUMENTS_PER_STEP: Final = 50
@@ -308,7 +308,7 @@ def _has_all_deletions(database: DatabaseChanges, walk: ChangesWalk) -> bool:
     return all(position.seqno >= history.purge_seqno for position, history in pairs)
 
 
-async def _with_heartbeats(
+async def with_heartbeats(
     pieces: AsyncIterator[TextPiece], query: ChangesQuery
 ) -> AsyncGenerator[TextPiece, None]:
     """Yield non-empty pieces, and a heartbeat after each interval without one."""
@@ -340,10 +340,10 @@ async def _changes(request: web.Request) -> web.StreamResponse:
             texts = _texts_of(request, bucket, query)
             answer = _Answer(database, walk, query, passes, told, request[STILL], texts)
             pieces = answer.pieces()
-            async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
+            async with aclosing(pieces), aclosing(with_heartbeats(pieces, query)) as beating:
                 if query.feed == "normal" and query.heartbeat_s is None:
                     return await stream(request, beating, {"Cache-Control": "must-revalidate"})
-                return await _stream_at_once(request, beating, query)
+                return await stream_at_once(request, beating, query)
     finally:
         walk.close()
 
@@ -417,7 +417,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return await read_object(request, CHANGES_BODY_BYTES_MAX)
 
 
-async def _stream_at_once(
+async def stream_at_once(
     request: web.Request, pieces: AsyncIterator[TextPiece], query: ChangesQuery
 ) -> web.StreamResponse:
     """Send each piece when it is there, the headers before anything is."""

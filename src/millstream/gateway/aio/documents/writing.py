@@ -6,6 +6,7 @@ Invariants:
    they were asked, they are asked again.
 3. Design documents are stored only if they compile, but for those that a peer has: what it stored
    is stored here, too, and what cannot be run in it says so when it is asked.
+4. Documents of `_replicator` are stored only if their members have the types of a job's.
 
 Elsewhere: what becomes of a document (`documents.updating`), the functions
 (`gateway.core.api.node.FunctionApi`), attachments (`attaching`).
@@ -39,6 +40,8 @@ from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.documents import Decide
 from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.user_documents import shown_roles
+from millstream.model.bucket_names import REPLICATOR
+from millstream.replication.core.jobs import check_document
 from millstream.views.core.design.design_code import DocumentChange
 
 __all__ = [
@@ -208,6 +211,8 @@ async def _write(
     for at, edit in enumerate(edits):
         if edit.doc_id.startswith(_DESIGN):
             done[at] = await _design_refusal(request, bucket, edit)
+        elif bucket == REPLICATOR and not (edit.deletes or edit.sent.is_deleted):
+            done[at] = _job_refusal(edit)
     open_ones = [at for at, refusal in enumerate(done) if refusal is None]
     validates = await api.functions.validates(bucket)
     vain, together_max = 0, TOGETHER_MAX
@@ -337,6 +342,14 @@ async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> Mill
         if not edit.sent.is_deleted and not edit.is_replicated:
             name = edit.doc_id.removeprefix(_DESIGN)
             await request.app[NODE_API].designs.check(bucket, name, dict(edit.sent.content))
+    except MillstreamError as error:
+        return error
+    return None
+
+
+def _job_refusal(edit: Edit) -> MillstreamError | None:
+    try:
+        check_document(edit.sent.content)
     except MillstreamError as error:
         return error
     return None

@@ -2,8 +2,9 @@
 
 Invariants:
 1. What is shown is the state of this node's buckets and maps; nothing is made up for SDKs.
-2. Management of collections answers 400 in the words by which SDKs know that the feature is not
-   available, and not that a bucket is missing. Other management that is not here answers 404.
+2. Management that is not here answers 400 in words by which SDKs know that the feature is not
+   available. Only where the named bucket is missing it answers 404: SDKs take that as "bucket not
+   found".
 3. A stream sends a map when it begins and whenever it has changed; it ends with its bucket or with
    the rights of who asked. Without changes it repeats the map every `HEARTBEAT_SECONDS`.
 
@@ -23,7 +24,7 @@ from aiohttp import web
 
 from millstream.access.users import Right
 from millstream.errors import AccessError
-from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer
+from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.version import __version__
 
@@ -60,8 +61,17 @@ async def _not_here(_: web.Request) -> web.Response:
     return web.Response(status=404, text="Not found.")
 
 
-async def _no_collections(_: web.Request) -> web.Response:
+async def _no_management(request: web.Request) -> web.Response:
     """Answer in the words of a server before collections, which all SDKs know."""
+    if request.method == "GET":
+        _need_login(request)
+    else:
+        require(request, "admin")
+    name = request.match_info.get("name")
+    if name is not None and _one(request) is None:
+        return _no_bucket()
+    if request.match_info.get("rest") == "controller/doFlush":
+        return web.Response(status=400, text='{"_":"Flush is disabled for the bucket"}')
     return web.Response(status=400, text="Not allowed on this version of cluster")
 
 
@@ -271,8 +281,11 @@ def routes() -> list[web.RouteDef]:
         web.get("/pools/default/nodeServicesStreaming", _node_services_stream),
         web.get("/whoami", _whoami),
     ]
+    bucket = "/pools/default/buckets/{name}"
     return [
         *pages,
-        web.route("*", "/pools/default/buckets/{name}/scopes{rest:.*}", _no_collections),
+        web.route("*", "/pools/default/buckets", _no_management),
+        web.route("*", bucket, _no_management),
+        web.route("*", bucket + "/{rest:.*}", _no_management),
         web.route("*", "/pools/{rest:.+}", _not_here),
     ]

@@ -15,6 +15,7 @@ Elsewhere: what is read, and positions (`kv.core.revisions.changes_feed`), the p
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -50,7 +51,7 @@ SUSPENDED_SECONDS_MAX: Final = 10.0
 error."""
 
 UNKNOWN_SECONDS_MAX: Final = 1.0
-"""How long a reader waits for copies to follow a partition that has just moved."""
+"""How long a request waits for copies to follow a partition that has just moved."""
 
 
 class Changes:
@@ -268,6 +269,8 @@ class BucketChanges:
         """The same, with the databases that it is a copy of."""
         self._open: set[Changes] = set()
         self._is_dropped = False
+        self._unknown_s: float | None = None
+        """Time of the first request that waited for what a majority has; None: none waits."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -289,6 +292,26 @@ class BucketChanges:
     def purge_epoch(self) -> int:
         """Return the number of purges."""
         return self._purge_epoch()
+
+    async def known(self) -> None:
+        """Wait a little if it is not known what a majority has, but may be known soon.
+
+        All requests that wait in vain do so together, once: they return after
+        `UNKNOWN_SECONDS_MAX`, and what is asked then gets the error.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while self._may_be_known():
+            self._unknown_s = loop.time() if self._unknown_s is None else self._unknown_s
+            if loop.time() >= min(began_s, self._unknown_s) + UNKNOWN_SECONDS_MAX:
+                return
+            await asyncio.sleep(SUSPENDED_WAIT_S)
+        self._unknown_s = None
+
+    def _may_be_known(self) -> bool:
+        now_ns = time.time_ns()
+        awaited = [one for one in self._bucket.partitions if one.may_be_known(now_ns)]
+        return bool(awaited)  # all were asked: for each the time runs from now on
 
     def latest(self) -> Vector:
         """Return the position of a reader that has all durable changes: `update_seq`.

@@ -157,6 +157,7 @@ class DocumentCounts:
         """Return the current counts, of some partitions or all; raises as walks do."""
         self._asked_s = monotonic()
         async with self._turn:
+            await self._changes.known()
             latest = self._changes.latest()
             wanted = range(len(latest.positions)) if numbers is None else numbers
             for number in wanted:
@@ -199,6 +200,7 @@ class DocumentCounts:
         None: they are not known yet.
         """
         self._asked_s = monotonic()
+        await self._changes.known()
         latest = self._changes.latest().positions
         new = [n for n, position in enumerate(latest) if not self._is_known(n, position)]
         if sum(latest[number].seqno for number in new) <= COUNTED_AT_ONCE_MAX:

@@ -154,6 +154,16 @@ class ReadCopy:
         """Return whether it is unknown what a majority has, but known soon: copies follow."""
         return not self.is_durable_known and self._may_reach_majority
 
+    def may_be_known(self, now_ns: int) -> bool:
+        """Return whether what a majority has is unknown, but may be known soon (Unix time).
+
+        Copies follow, or may be about to connect, as after the partition moved.
+        """
+        acknowledged = self.acknowledged
+        if acknowledged is None or self.is_durable_known:
+            return False
+        return acknowledged.is_possible or acknowledged.are_awaited(now_ns)
+
     @property
     def _may_reach_majority(self) -> bool:
         return self.acknowledged is None or self.acknowledged.is_possible

@@ -108,6 +108,11 @@ class Reporting:
         if state.leading and state.suspended:
             silent = [one for one in state.members if self.changes.is_silent(one)]
             return f"no quorum answers; silent: {' '.join(one.hex() for one in silent)}"
+        if state.status is Status.VIEWCHANGE and state.log.holes:
+            return (
+                f"no primary leads, and entry {state.log.holes[0]} of the log is missing or "
+                "damaged here: another member has to give it"
+            )
         if state.status is Status.VIEWCHANGE:
             return "no primary leads: not enough members vote for one"
         if state.status is Status.GAP:

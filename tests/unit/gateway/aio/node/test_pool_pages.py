@@ -36,10 +36,36 @@ async def test_a_bucket_that_is_not_there_is_not_found(client, kind):
     assert "Requested resource not found" in await answer.text()
 
 
-@pytest.mark.parametrize("path", ["users", "buckets/orders/x/y"])
-async def test_management_that_is_not_here_is_told_from_a_missing_bucket(client, path):
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "orders/x/y"), ("GET", "orders/scopes"), ("POST", "orders/scopes/s/collections"),
+        ("POST", ""), ("PUT", "orders"), ("POST", "orders"), ("DELETE", "orders"),
+        ("GET", "orders/ddocs"), ("POST", "orders/controller/compactBucket"),
+    ],
+)  # fmt: skip
+async def test_management_that_is_not_here_is_told_from_a_missing_bucket(client, method, path):
+    answer = await client.request(method, f"/pools/default/buckets/{path}".rstrip("/"))
+    told = (answer.status, await answer.text())
+    assert told == (400, "Not allowed on this version of cluster")
+    if "orders" in path:
+        path = path.replace("orders", "none")
+        answer = await client.request(method, f"/pools/default/buckets/{path}")
+        assert answer.status == 404
+        assert "Requested resource not found" in await answer.text()
+
+
+async def test_a_flush_is_refused_as_that_of_a_bucket_that_may_not_be_flushed(client):
+    path = "/pools/default/buckets/{}/controller/doFlush"
+    answer = await client.post(path.format("orders"))
+    assert answer.status == 400
+    assert "Flush is disabled" in await answer.text()
+    assert (await client.post(path.format("none"))).status == 404
+
+
+async def test_other_management_is_not_here(client):
     for method in ("GET", "POST", "PUT", "DELETE"):
-        answer = await client.request(method, f"/pools/default/{path}")
+        answer = await client.request(method, "/pools/default/users")
         assert (answer.status, await answer.text()) == (404, "Not found.")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.kv.core.copies import moves
-from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.acknowledgement import AWAITED_NS_MAX, Acknowledged
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.wire.frames import mutation
@@ -90,6 +90,26 @@ def test_only_the_active_of_several_copies_knows_what_is_durable() -> None:
     assert partition.durable_mark() == 1
     moves.rename(partition, PartitionState.REPLICA)
     assert (partition.durable_seqno, partition.durable_mark()) == (0, 0)
+
+
+def test_what_a_majority_has_may_be_known_soon_only_while_copies_follow_or_are_awaited() -> None:
+    log = LogDouble()
+    partition = new_partition(log=log)
+    partition.put(b"k", b"", 0, 0, 0, 0, NOW)
+    log.take(partition)
+    assert not partition.may_be_known(NOW)
+    row = partition.acknowledged = Acknowledged(partition)
+    assert not partition.may_be_known(NOW), "it is known"
+    row.set_row(("a", "b"), "a")
+    moves.rename(partition, PartitionState.REPLICA)
+    moves.rename(partition, PartitionState.ACTIVE)
+    assert partition.may_be_known(NOW)
+    assert not partition.may_be_known(NOW + AWAITED_NS_MAX), "nobody comes"
+    row.join("b", 1)
+    assert partition.may_be_known(NOW + AWAITED_NS_MAX)
+    row.acknowledge("b", 1, 1, 1)
+    assert partition.is_durable_known
+    assert not partition.may_be_known(NOW)
 
 
 def test_deletions_are_not_forgotten_before_a_majority_has_them() -> None:

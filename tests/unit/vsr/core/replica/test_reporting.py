@@ -1,5 +1,6 @@
 """A replica says about itself what is the case."""
 
+from millstream.vsr.core.effects import Damaged, Image, Start
 from millstream.vsr.core.messages import Learn, LearnOk, NewState, Prepare
 from millstream.vsr.core.replica.requested_changes import LAG_MAX
 from support.coordination.coordination_group import Group
@@ -61,6 +62,19 @@ def test_trouble_has_a_reason_until_it_is_over() -> None:
     group.without()
     group.tick(times=30)
     assert not any(replica.report().trouble or replica.troubled for replica in group.replicas)
+
+
+def test_an_only_member_that_has_lost_an_entry_says_which() -> None:
+    group = Group(1)
+    group.set(0, 1, b"kept")
+    group.settle()
+    lsn = group.disks[0][-1].lsn
+    log = tuple(Damaged(one.header) if one.lsn == lsn else one for one in group.disks[0])
+    machine = type(group.replicas[0].machine)
+    group.replicas[0] = type(group.replicas[0])(machine(), lambda: 0.5)
+    group.step(0, Start(Image(group.standings[0], log)))
+    group.tick(times=10)
+    assert f"entry {lsn} of the log is missing or damaged" in group.replicas[0].report().trouble
 
 
 def test_who_loses_the_quorum_says_so() -> None:
