@@ -125,7 +125,9 @@ class DistributedUpdate:
             counts[edit.doc_id] += 1
         for wave in waves:
             await self._make(wave)
-        return [edit.result for edit in wanted if edit.result is not None]
+        results = [edit.result for edit in wanted if edit.result is not None]
+        assert len(results) == len(wanted), "every change has a result"
+        return results
 
     async def _make(self, wave: Sequence[_Edit]) -> None:
         """Make changes of different documents."""

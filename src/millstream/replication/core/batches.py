@@ -140,6 +140,9 @@ class Batch:
             doc_write_failures=len(self._failures),
             rows_read=len(revs),
         )
+        assert failed | self._missing <= revs.keys() | {row.name for row in self._rows}, (
+            "unknown ids"
+        )
         accepted = frozenset(revs.keys() - failed - self._missing)
         leaves = {
             row.name: row.revs for row in self._rows if row.name not in accepted and not row.reason

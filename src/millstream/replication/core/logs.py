@@ -288,6 +288,8 @@ def extended(
 ) -> dict[str, Any]:
     """Return a log with one more entry; members that it had for others stay."""
     history = thinned((entry, *parse_log(body).entries))
+    assert history[0] is entry, "the new entry is the newest"
+    assert len(history) <= HISTORY_ENTRIES_MAX, "a history has a bound"
     history[_WHOLE_ENTRIES:] = map(_shortened, history[_WHOLE_ENTRIES:])
     return {
         "replication_id_version": _VERSION,

@@ -178,6 +178,8 @@ class Schedule:
         for name in begin:
             self._move(self._jobs[name], "running", now_ms)
             self._jobs[name].happened(Event(now_ms, "started"))
+        assert not set(begin) & set(pause), "a job begins and makes room"
+        assert len(self._in("running")) <= self._running_max, "too many jobs run"
         return Turn(tuple(begin), tuple(pause), self._next_ms())
 
     def _in(self, state: State) -> list[str]:
@@ -193,4 +195,6 @@ class Schedule:
         return min(times, default=None)
 
     def _move(self, job: JobState, state: State, now_ms: float) -> None:
+        assert state != "running" or job.state == "pending", f"a {job.state} job runs"
+        assert state != "pending" or job.state not in OVER, f"a {job.state} job waits"
         job.state, job.since_ms = state, now_ms

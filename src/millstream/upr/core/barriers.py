@@ -104,7 +104,8 @@ class Barriers:
         """Return the next message that is due, and forget what it is about."""
         assert self.is_due
         if self._waiting and not self._waiting[0].awaited:
-            cookie, opaque, _, reached = self._waiting.popleft()
+            cookie, opaque, awaited, reached = self._waiting.popleft()
+            assert not awaited, "a barrier waits for its streams"
             message = encode_barrier_reached(cookie, opaque, reached)
         else:
             self._cycle = None

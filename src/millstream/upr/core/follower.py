@@ -149,6 +149,7 @@ class Follower:
             purge = purge_seqno
         snap_end = snap_end if seqno > snap_start else seqno
         self.position = position_at(log, seqno, snap_start, snap_end, purge)
+        self._check()
 
     def on_refused(self) -> None:
         """Take note that the request was refused for another reason than history, or given up."""
@@ -188,6 +189,7 @@ class Follower:
             raise RemoteProtocolError(message, code="bad_marker")
         start = seqno if is_new else min(snap_start, start)
         self.position = position_at(self.failover_log, seqno, start, end, purge)
+        self._check()
 
     def on_advanced(self, seqno: int) -> bool:
         """Move to `seqno`, of a change or of an advance; return whether a snapshot is complete.
@@ -208,6 +210,11 @@ class Follower:
     def on_ended(self) -> None:
         """Take note that the stream ended or its closing was confirmed."""
         self._move(FollowerState.IDLE)
+
+    def _check(self) -> None:
+        """Assert that the position is inside its snapshot."""
+        _, seqno, snap_start, snap_end, _ = self.position
+        assert snap_start <= seqno <= snap_end, f"{self.position} is outside of its snapshot"
 
     def _at(self, seqno: int) -> Position:
         """Return the position of a complete snapshot."""

@@ -10,10 +10,9 @@ Invariants:
    earlier reads are. While a login or the opening of a session is in progress, nothing else is
    done (`is_blocked`).
 3. At most `OUTSTANDING_MAX` requests wait for replies. No more are examined while `OUT_BYTES_MAX`
-   of replies wait to be sent, or wait for earlier ones. Only as many reads are in progress as
-   would fill this, if all replies were as long as the last ones. Reads that exceed
-   `REPLIES_BYTES_MAX` all the same are refused. From a client that has not logged in where there
-   are users, no request of more than `LOGIN_BYTES_MAX` is accepted.
+   of replies wait to be sent, or wait for earlier ones. Reads in progress are bounded by the
+   length of the last replies; beyond `REPLIES_BYTES_MAX` they are refused. Where there are users,
+   a client without a login sends requests of at most `LOGIN_BYTES_MAX`.
 4. A request that changes something carries its session and number if the connection has a session.
    A number without a session opens one first.
 5. Any data on a connection shows each group whose session is used there that its client is alive.

@@ -279,6 +279,10 @@ class Commits:
         header = msgspec.structs.replace(
             header, commit=commit, committed_ms=now_ms, next_node=next_node, nodes=nodes
         )
+        header.check_invariants()
+        assert next_node >= self.next_number, "node numbers only grow"
+        assert nodes >= 0, "more nodes were freed than there are"
+        assert header.fence >= self.newest.fence, "fencing numbers never go back"
         if freed.nodes_max:
             free[commit] = freed
         kept = retained([*kept, header], free, now_ms, self._bounds)

@@ -124,6 +124,8 @@ class FirstBuild:
             return None
         batch = self._batches.popleft()
         self._bytes -= sum(map(len, batch.frames))
+        assert self._bytes >= 0, "more bytes were taken than gathered"
+        assert len(batch.frames) == len(batch.sides), "frames and sides differ"
         return batch
 
     def receive_data(self, data: bytes) -> None:
@@ -146,6 +148,7 @@ class FirstBuild:
                 self._on_marker(partition)
             case SnapshotCompleted(partition, position):
                 if (under_way := self._under_way.pop(partition, None)) is not None:
+                    assert partition not in self.left_out, "void rows count as whole"
                     self.whole[partition] = Place(position, under_way.log)
                     self._seqnos[partition] = position.seqno
                     self._ask_for_more()
@@ -193,5 +196,6 @@ class FirstBuild:
     def _ask_for_more(self) -> None:
         while self._waiting and len(self._under_way) < STREAMS_MAX:
             partition = self._waiting.popleft()
+            assert partition not in self.whole, "a whole partition is read again"
             self._under_way[partition] = _UnderWay()
             self._consumer.follow(partition, Position(), (), _TO_LATEST)

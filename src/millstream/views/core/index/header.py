@@ -174,6 +174,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The partitions that may have rows which count for nothing."""
         return self.bitmap("cleanup") | self.void
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if invariant 1 or 2 does not hold; called before each commit."""
+        counted = {p for p, state in self.states.items() if state != "cleanup"}
+        assert self.positions.keys() == counted, "positions of other partitions"
+        assert self.failover_logs.keys() == counted, "failover logs of other partitions"
+        assert self.purge_seqnos.keys() == counted, "purge seqnos of other partitions"
+        assert not self.void & ~bitmap_of(counted), "a void partition is not here"
+        for p in members_of(self.void):
+            assert not self.positions[p].seqno, "a void partition has a position"
+
     @property
     def roots(self) -> tuple[Root | None, ...]:
         """The back-index and all trees."""

@@ -227,6 +227,8 @@ class _Reading:
         self.sides: list[bytes] = []
 
     def cut(self, end: Position, count: int) -> Part:
+        assert 0 <= count <= len(self.frames) == len(self.sides), "frames and sides differ"
+        assert self.start.seqno <= end.seqno, "a part ends before its start"
         part = Part(self.start, end, self.log, self.frames[:count], self.sides[:count])
         del self.frames[:count], self.sides[:count]
         self.start, self.complete, self.complete_at = end, None, 0
@@ -349,6 +351,7 @@ class Feed:
                 if reading.frames
             }
         self._bytes -= sum(len(frame) for part in parts.values() for frame in part.frames)
+        assert self._bytes >= 0, "more bytes were taken than gathered"
         self._complete_count = 0
         self._oldest_at = now if self._bytes else None
         return parts

@@ -102,6 +102,8 @@ def retained(
     waiting_max = max(bounds.waiting_nodes_min, headers[-1].nodes)
     while len(kept) > bounds.newest_min and _waiting(kept, free_lists) > waiting_max:
         del kept[0]
+    assert kept[-1] is headers[-1], "the header in force is kept"
+    assert len(kept) <= max(bounds.roots_max, bounds.newest_min), "too many headers are kept"
     return kept
 
 

@@ -124,6 +124,7 @@ class Offers:
             return False
         self._held.pop(signature, None)
         self._taken[signature] = now
+        self._check(signature)
         return True
 
     def is_held(self, signature: str) -> bool:
@@ -155,3 +156,9 @@ class Offers:
     def _decline(self, signature: str, now: float) -> None:
         self.forget(signature)
         self._declined[signature] = now
+        self._check(signature)
+
+    def _check(self, signature: str) -> None:
+        """Assert that a build is in one state: held, taken or neither."""
+        assert not (signature in self._held and signature in self._taken), "held and taken"
+        assert not (signature in self._waited and signature in self._held), "waited and held"

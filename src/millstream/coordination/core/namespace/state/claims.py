@@ -254,6 +254,7 @@ class Claims:
     def put(self, element: int, phase: Phase, mode: Mode, name: bytes, claim: Claim) -> None:
         """Add a claim."""
         at = _at(element, phase, mode)
+        assert name, "a claim has a name"
         self._claims.put(at + name, claim)
         self._numbers.put(at, (self._numbers.get(at) or 0) + 1)
         self._count(self._elements.line(element), 1, int(mode is Mode.WRITE))
@@ -263,6 +264,7 @@ class Claims:
         at = _at(element, phase, mode)
         claim, left = self._claims.delete(at + name), (self._numbers.get(at) or 0) - 1
         assert claim is not None
+        assert left >= 0, "more claims are removed than there are"
         if left:
             self._numbers.put(at, left)
         else:

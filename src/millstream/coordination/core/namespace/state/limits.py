@@ -92,6 +92,7 @@ class Limits(Family):
         key = key_of(root)
         before, size_before = self._sums.get(key) or _NONE
         elements, size = before + more, size_before + more_bytes
+        assert elements >= 0 <= size, "a namespace has less than nothing"
         elements_max, size_max = self._settings.numbers(root, _OF_ROOTS)
         if more > 0 and elements > elements_max:
             self._check(root, b"LIMIT.ELEMENTS", elements)

@@ -197,6 +197,7 @@ class QueueItems:
             return
         key = key_of(session) + self._key
         has = (self._tables.takers.get(key) or 0) + more
+        assert has >= 0, "a session gives back more than it has"
         if has:
             self._tables.takers.put(key, has)
         else:
@@ -204,7 +205,9 @@ class QueueItems:
         self._keep(taken=self.now.taken + more, taken_size=self.now.taken_size + size)
 
     def _keep(self, **changes: int) -> None:
-        self.now = self.now._replace(**changes)
+        self.now = now = self.now._replace(**changes)
+        assert now.ready >= 0 <= now.ready_size, "less than nothing is ready"
+        assert now.taken >= 0 <= now.taken_size, "less than nothing is taken"
         self._tables.queues.put(self._key, self.now)
 
 

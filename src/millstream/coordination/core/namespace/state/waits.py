@@ -163,6 +163,7 @@ class Waits:
         """
         if run.is_in_transaction:
             raise Refused("WOULDBLOCK", "a command cannot wait in a transaction")
+        assert not wait.offer, "a wait begins without an offer"
         name = bytes((not is_first,)) + _NUMBER.pack(run.version.lsn)
         self._waits.put(name, wait)
         claim = Claim(wait.session, wait.client)
@@ -191,6 +192,7 @@ class Waits:
     def offer(self, run: Run, name: bytes) -> None:
         """Reserve for the session what it waits for, and tell it."""
         wait = self.there(name)
+        assert not wait.offer, "an offer is made once"
         for element in wait.elements:
             claim = self._claims.remove(element, Phase.WAITING, wait.mode, name)
             self._claims.put(element, Phase.OFFERED, wait.mode, name, claim)
@@ -203,6 +205,7 @@ class Waits:
     def withdraw(self, name: bytes) -> bytes:
         """Turn an offer into a wait again, in its old place. Return the reply."""
         wait = self.there(name)
+        assert wait.offer, "only an offer can be withdrawn"
         for element in wait.elements:
             claim = self._claims.remove(element, Phase.OFFERED, wait.mode, name)
             self._claims.put(element, Phase.WAITING, wait.mode, name, claim)
