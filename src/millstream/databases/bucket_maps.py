@@ -31,7 +31,13 @@ from millstream.data_directory.inventory import MAP, RECORDS, Entry, Inventory
 from millstream.data_directory.map_file import AdoptedMap, PlacedMap, is_newer, refuse_managed
 from millstream.data_directory.small_files import utc_now
 from millstream.databases.adopted_records import AdoptedRecords
-from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.errors import (
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.kv.aio.engine import BucketEngine
 from millstream.runtime.tasks import in_thread
 
@@ -201,13 +207,22 @@ class BucketMaps:
             memory_quota_bytes: of a new bucket; None: that of the node.
 
         Raises:
+            UsageError: `bad_bucket_name`, `bad_partitions`.
             ConditionError: `other_uuid`, `uuid_taken`, `other_partitions`; `other_cluster`: the
                 bucket belongs to another cluster.
             CorruptionError: `other_map`.
             UnavailableError: `too_many_buckets`, `bucket_failed`, `disk_error`, `disk_full`,
                 `disk_failed`.
         """
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
         data_map = adopted.data_map
+        if len(data_map.records) != partitions:
+            raise CorruptionError(
+                f"the map of bucket {name!r} has {len(data_map.records)} records for {partitions} "
+                "partitions; run `millstream cluster recover`",
+                code="bad_cluster_map",
+            )
         async with self._change:
             record = self._records.get(name)
             if record is None:

@@ -84,6 +84,12 @@ class ManagedNode:
         self.kv.close()
         await self.buckets.stop()
 
+    async def kill(self) -> None:
+        """Stop without the receipt of a clean stop."""
+        for running in self.buckets.running.values():
+            running.store.stop = running.store.close  # type: ignore[method-assign]
+        await self.stop()
+
     async def _delete(self, name: str) -> None:
         self.dropped.append(name)
         await self.buckets.delete(name, self.kv.drop_bucket)
@@ -212,3 +218,16 @@ class ManagedNodes:
 
 
 HERE = Place(UUID, 0)
+NOW_NS = 1_700_000_000_000_000_000
+
+
+def put(node: ManagedNode, number: int, *keys: str) -> None:
+    """Write documents to a copy, whether it may serve or not."""
+    for key in keys:
+        node.partition(number).put(key.encode(), b"1", 0, 0, 0, 0, NOW_NS)
+    node.bucket.changed()
+
+
+def keys_of(node: ManagedNode, number: int = 0) -> set[str]:
+    """Return the keys that a copy has."""
+    return {key.decode() for key in node.partition(number).known_keys()}

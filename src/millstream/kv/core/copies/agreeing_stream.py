@@ -2,7 +2,8 @@
 
 Before the stream of a copy is requested, and whenever the copy has a newer record, the feed
 exchanges records with the source (`AdoptRecords`, answered by `on_adopted`, if the source has the
-newer one). All copies that wait for that share one request.
+newer one). The source is also told what the copy has promised: if that is above the branch that it
+serves, somebody must be promoted. All copies that wait for that share one request.
 
 Invariants:
 1. No stream is requested, and nothing is acknowledged, before the source has said that its record
@@ -46,6 +47,8 @@ class AgreeingFeed(Feed):
         super().__init__(bucket, name, node_name, window_bytes=window_bytes)
         self._agreed: dict[int, MapKey] = {}
         """Keys of the source's records as it told them last."""
+        self._told: dict[int, int] = {}
+        """The branches that the source was told: what copies had promised."""
         self._to_exchange: set[int] = set()
         self._exchanged: dict[int, DataRecord] = {}
         """The records of the exchange under way."""
@@ -93,10 +96,20 @@ class AgreeingFeed(Feed):
         return False
 
     def _ask(self, line: Line) -> None:
-        if line.may_follow and not self._agree(line):
+        if line.may_follow and not (self._agree(line) and self._has_told(line)):
             line.stage = Stage.AGREEING
         else:
             super()._ask(line)
+
+    def _has_told(self, line: Line) -> bool:
+        """Return whether the source knows what the copy has promised; else have it told."""
+        partition = line.partition
+        partition_id = partition.partition_id
+        is_told = self._told.get(partition_id, 0) >= partition.last_branch
+        if is_told or not self._bucket.is_managed:
+            return True
+        self._to_exchange.add(partition_id)
+        return False
 
     def _acknowledge(self, line: Line) -> None:
         if self._agree(line):
@@ -108,6 +121,7 @@ class AgreeingFeed(Feed):
         self._exchanged = {p: one for p, one in records.items() if one is not None}
         partitions = self._bucket.partitions
         branches = {p: partitions[p].last_branch for p in self._exchanged}
+        self._told |= branches
         return exchange_request(Exchange(self._exchanged, branches), _RECORDS_OPAQUE)
 
     def _on_reply(self, packet: Packet) -> None:
