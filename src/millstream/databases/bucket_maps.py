@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class BucketMaps:
+class BucketMaps(ABC):
     """The part of `databases.buckets.Buckets` that gives buckets their maps."""
 
     _path: Path
@@ -58,26 +59,31 @@ class BucketMaps:
     _adopted: dict[str, AdoptedRecords]
     _change: asyncio.Lock
 
+    @abstractmethod
     def engine(self, name: str) -> BucketEngine:
         """Return a served bucket's engine."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _make(
         self, record: BucketRecord, placed: PlacedMap | AdoptedMap | None = None
     ) -> None:
-        raise NotImplementedError
+        """Create a bucket."""
 
+    @abstractmethod
     async def _bring_up(self, record: BucketRecord, entry: Entry | None = None) -> None:
-        raise NotImplementedError
+        """Open a bucket."""
 
+    @abstractmethod
     async def _name(self, records: Sequence[BucketRecord]) -> None:
-        raise NotImplementedError
+        """Name buckets in the inventory."""
 
+    @abstractmethod
     def _fail(self, record: BucketRecord, error: Exception) -> None:
-        raise NotImplementedError
+        """List a bucket as failed."""
 
+    @abstractmethod
     def _note_part(self, record: BucketRecord, part: str) -> None:
-        raise NotImplementedError
+        """Name a part of a bucket in the inventory."""
 
     # -- maps made by hand
 

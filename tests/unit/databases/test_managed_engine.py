@@ -10,23 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.aio.local_engine import ClusterMaps
 from millstream.cluster.core.admission import Activate, Adopt, Promise, Step
-from millstream.cluster.core.elements import Bucket, NodeRecord
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.settings import Settings
-from millstream.data_directory import map_file
-from millstream.data_directory.map_file import RECORDS_FILE, PlacedMap
-from millstream.errors import ConditionError, CorruptionError, UnavailableError
-from millstream.model.bucket_map import BucketMap, NodeAddress
-from millstream.model.cluster_maps import DataMap, DataRecord, MapKey, next_data_map
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.model.cluster_maps import MapKey, next_data_map
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 from support.cluster.managed_nodes import (
     HERE,
     UUID,
     WAIT_S,
-    ManagedNode,
     ManagedNodes,
     keys_of,
     put,
@@ -297,32 +290,6 @@ async def test_two_records_of_one_key_are_damage(cluster: ManagedNodes) -> None:
     assert node.engine.record(HERE) == cluster.record()
 
 
-async def test_a_record_that_cannot_be_written_is_not_in_force(
-    cluster: ManagedNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = cluster.nodes["a"]
-    newer = replace(cluster.record(), at=MapKey(2, 90), building=("c",))
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as full:
-        full.setattr(map_file, "write_atomically", refuse)
-        with pytest.raises(UnavailableError, match="no space left"):
-            await node.engine.carry_out(UUID, [Adopt(HERE, newer)])
-    assert node.engine.record(HERE) == cluster.record()
-    await node.engine.carry_out(UUID, [Adopt(HERE, newer)])
-    assert node.engine.record(HERE) == newer
-
-
-async def test_maps_made_by_hand_are_refused(cluster: ManagedNodes) -> None:
-    nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
-    placed = PlacedMap(BucketMap(9, nodes, (("a", "b"),) * 4), "a")
-    with pytest.raises(ConditionError) as caught:
-        await cluster.nodes["a"].buckets.set_map("b", UUID, 4, placed)
-    assert caught.value.code == "managed"
-
-
 async def test_a_bucket_that_is_gone_is_dropped_but_not_by_maps_that_are_older(
     cluster: ManagedNodes,
 ) -> None:
@@ -335,49 +302,6 @@ async def test_a_bucket_that_is_gone_is_dropped_but_not_by_maps_that_are_older(
     await engine.take_maps(replace(gone, version=Version(1, 1, 9)))
     assert node.dropped == ["b"]
     assert engine.keys() == engine.copies() == {}
-
-
-async def test_a_bucket_of_its_own_node_becomes_managed_and_keeps_its_documents(
-    tmp_path: Path,
-) -> None:
-    node = ManagedNode("a", tmp_path / "a")
-    await node.start()
-    uuid = (await node.buckets.create("b", 2)).uuid
-    put(node, 1, "k")
-    record = DataRecord(MapKey(2, 1), "a", 0, (("a",),))
-    maps = ClusterMaps(
-        "c1", Settings(), {"a": NodeRecord("a", "h", {"kv": 1, "http": 2}, ("data",))},
-        {uuid: Bucket("b", 2, 0)}, {uuid: DataMap(MapKey(2, 1), uuid, (record, record))}, {},
-    )  # fmt: skip
-    await node.engine.take_maps(maps)
-    assert node.bucket.is_managed
-    await node.stop()
-    await node.start()
-    assert [one.state for one in node.bucket.partitions] == [ACTIVE, ACTIVE]
-    assert keys_of(node, 1) == {"k"}
-    await node.stop()
-
-
-@pytest.mark.parametrize("content", [None, b"{}"])
-async def test_without_its_records_a_bucket_is_not_served_and_a_whole_map_heals_it(
-    cluster: ManagedNodes, content: bytes | None
-) -> None:
-    node = cluster.nodes["a"]
-    file = node.path / "buckets" / UUID / RECORDS_FILE
-    await node.stop()
-    if content is None:
-        file.unlink()
-    else:
-        file.write_bytes(content)
-    await node.start()
-    (status,) = node.buckets.statuses()
-    assert status.state == "failed"
-    assert RECORDS_FILE in status.reason
-    assert node.engine.copies() == {}
-    assert node.engine.record(HERE) is None
-    await cluster.give_maps("a")
-    assert node.buckets.statuses()[0].state == "ready"
-    assert node.engine.record(HERE) == cluster.record()
 
 
 async def test_nodes_without_any_stream_are_reported_as_broken(cluster: ManagedNodes) -> None:

@@ -132,9 +132,9 @@ class Bucket:
         self.accept_writes_again(partition_id)
 
     def begin_feeding(self, partition_id: int) -> bool:
-        """Let one connection feed the copy; False: another connection already does."""
+        """Let one connection feed the copy; False: another does, or the copy follows a node."""
         source = self.active_node(partition_id)
-        if partition_id in self._fed or source not in (None, self.node_name):
+        if self.is_managed or partition_id in self._fed or source not in (None, self.node_name):
             return False
         self._fed.add(partition_id)
         return True
@@ -204,9 +204,10 @@ class Bucket:
     def set_map(self, bucket_map: BucketMap, node_name: str) -> None:
         """Use another map, in which this node has a name. The caller has made it durable.
 
-        In a managed cluster the adopted records stay in force.
+        In a managed cluster the adopted records stay in force, and a map of the same key has other
+        addresses of nodes.
         """
-        assert self.map is None or self.map.key < bucket_map.key, "an older map"
+        assert self.map is None or self.map.key <= bucket_map.key, "an older map"
         assert len(bucket_map.rows) == self.partition_count, "a map of another bucket"
         self.map = bucket_map
         self.node_name = node_name

@@ -52,6 +52,8 @@ class AgreeingFeed(Feed):
         self._to_exchange: set[int] = set()
         self._exchanged: dict[int, DataRecord] = {}
         """The records of the exchange under way."""
+        self._tried: dict[int, MapKey] = {}
+        """Keys of the copies' records as they were sent last."""
 
     # -- calls of the shell
 
@@ -80,6 +82,7 @@ class AgreeingFeed(Feed):
         """The source's records are adopted; if not, `failure` says why."""
         for partition_id in partition_ids:
             if failure:
+                self._agreed.pop(partition_id, None)
                 self._disagree(partition_id, failure)
             else:
                 self._go_on(partition_id)
@@ -112,8 +115,12 @@ class AgreeingFeed(Feed):
         return False
 
     def _acknowledge(self, line: Line) -> None:
-        if self._agree(line):
+        partition_id = line.partition.partition_id
+        own = self._bucket.record(partition_id)
+        if own is None or self._agreed.get(partition_id, _NOTHING) >= own.at:
             super()._acknowledge(line)
+        elif self._tried.get(partition_id) != own.at:  # else it failed, and is repeated later
+            self._to_exchange.add(partition_id)
 
     def _exchange(self) -> bytes:
         records = {p: self._bucket.record(p) for p in sorted(self._to_exchange)}
@@ -122,6 +129,7 @@ class AgreeingFeed(Feed):
         partitions = self._bucket.partitions
         branches = {p: partitions[p].last_branch for p in self._exchanged}
         self._told |= branches
+        self._tried |= {p: one.at for p, one in self._exchanged.items()}
         return exchange_request(Exchange(self._exchanged, branches), _RECORDS_OPAQUE)
 
     def _on_reply(self, packet: Packet) -> None:
