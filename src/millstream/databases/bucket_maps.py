@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,13 @@ from millstream.data_directory.inventory import MAP, RECORDS, Entry, Inventory
 from millstream.data_directory.map_file import AdoptedMap, PlacedMap, is_newer, refuse_managed
 from millstream.data_directory.small_files import utc_now
 from millstream.databases.adopted_records import AdoptedRecords
-from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.errors import (
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.runtime.tasks import in_thread
@@ -41,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class BucketMaps:
+class BucketMaps(ABC):
     """The part of `databases.buckets.Buckets` that gives buckets their maps."""
 
     _path: Path
@@ -52,26 +59,31 @@ class BucketMaps:
     _adopted: dict[str, AdoptedRecords]
     _change: asyncio.Lock
 
+    @abstractmethod
     def engine(self, name: str) -> BucketEngine:
         """Return a served bucket's engine."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _make(
         self, record: BucketRecord, placed: PlacedMap | AdoptedMap | None = None
     ) -> None:
-        raise NotImplementedError
+        """Create a bucket."""
 
+    @abstractmethod
     async def _bring_up(self, record: BucketRecord, entry: Entry | None = None) -> None:
-        raise NotImplementedError
+        """Open a bucket."""
 
+    @abstractmethod
     async def _name(self, records: Sequence[BucketRecord]) -> None:
-        raise NotImplementedError
+        """Name buckets in the inventory."""
 
+    @abstractmethod
     def _fail(self, record: BucketRecord, error: Exception) -> None:
-        raise NotImplementedError
+        """List a bucket as failed."""
 
+    @abstractmethod
     def _note_part(self, record: BucketRecord, part: str) -> None:
-        raise NotImplementedError
+        """Name a part of a bucket in the inventory."""
 
     # -- maps made by hand
 
@@ -201,13 +213,22 @@ class BucketMaps:
             memory_quota_bytes: of a new bucket; None: that of the node.
 
         Raises:
+            UsageError: `bad_bucket_name`, `bad_partitions`.
             ConditionError: `other_uuid`, `uuid_taken`, `other_partitions`; `other_cluster`: the
                 bucket belongs to another cluster.
             CorruptionError: `other_map`.
             UnavailableError: `too_many_buckets`, `bucket_failed`, `disk_error`, `disk_full`,
                 `disk_failed`.
         """
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
         data_map = adopted.data_map
+        if len(data_map.records) != partitions:
+            raise CorruptionError(
+                f"the map of bucket {name!r} has {len(data_map.records)} records for {partitions} "
+                "partitions; run `millstream cluster recover`",
+                code="bad_cluster_map",
+            )
         async with self._change:
             record = self._records.get(name)
             if record is None:

@@ -45,7 +45,7 @@ from millstream.data_directory.inventory import (
     Entry,
     Inventory,
 )
-from millstream.data_directory.map_file import AdoptedMap, PlacedMap
+from millstream.data_directory.map_file import AdoptedMap, PlacedMap, refuse_managed
 from millstream.data_directory.small_files import utc_now
 from millstream.databases.adopted_records import AdoptedRecords
 from millstream.databases.bucket_maps import BucketMaps
@@ -377,6 +377,17 @@ class Buckets(BucketMaps):
 
     def copies(self, name: str) -> Copies:
         """Return the operations on a bucket's copies; raises as `compact`."""
+        return self.engine(name).copies
+
+    def copies_by_hand(self, name: str) -> Copies:
+        """Return them to an operator.
+
+        Raises:
+            ConditionError: `managed`: the cluster decides; as `compact`.
+            UnavailableError: as `compact`.
+        """
+        if self.engine(name).bucket.is_managed:
+            raise refuse_managed(name)
         return self.engine(name).copies
 
     def replicator(self, name: str) -> Replicator:

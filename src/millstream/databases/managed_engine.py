@@ -79,8 +79,8 @@ class ManagedEngine:
         buckets: of this node.
         path: in the file system of the data.
         delete: deletes a bucket, by name.
-        take_over: makes a copy active in place of its source's; by the bucket's name and
-            partition. By default the indexes here do not catch up first.
+        take_over: makes a copy active in place of its source's, by the bucket's name and
+            partition (`Engine.take_prepared`). By default the indexes here do not catch up first.
         on_maps: called after maps or buckets have changed.
         index: the index parts; None: there are none.
         set_right: see `LocalEngine.set_right`.

@@ -274,9 +274,14 @@ class Engine:
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Set the state of a copy durably; raises as `kv.aio.copies.Copies` does."""
-        await self._buckets.copies(name).set_state(number, state)
+        await self._buckets.copies_by_hand(name).set_state(number, state)
 
     async def take_over(self, name: str, number: int) -> None:
+        """Take a partition over at the wish of an operator; raises as `copies_by_hand`, too."""
+        self._buckets.copies_by_hand(name)
+        await self.take_prepared(name, number)
+
+    async def take_prepared(self, name: str, number: int) -> None:
         """Take a partition over; raises as `kv.aio.replicator.Replicator` does.
 
         The indexes of this node catch up first, so views neither lack rows nor wait for them.
@@ -297,15 +302,15 @@ class Engine:
 
     async def promise(self, name: str, branch: int, numbers: Collection[int]) -> list[int]:
         """Let copies promise a branch; raises as `kv.aio.copies.Copies` does."""
-        return await self._buckets.copies(name).promise(numbers, branch)
+        return await self._buckets.copies_by_hand(name).promise(numbers, branch)
 
     async def activate(self, name: str, branch: int, ends: Mapping[int, int]) -> list[int]:
         """Activate copies by their promises; raises as `kv.aio.copies.Copies` does."""
-        return await self._buckets.copies(name).activate(branch, ends)
+        return await self._buckets.copies_by_hand(name).activate(branch, ends)
 
     async def roll_back_partition(self, name: str, number: int, seqno: int) -> int:
         """Roll a copy back; raises as `kv.aio.copies.Copies` does."""
-        return await self._buckets.copies(name).roll_back(number, seqno)
+        return await self._buckets.copies_by_hand(name).roll_back(number, seqno)
 
     async def set_index_replicas(self, name: str, wanted: bool) -> None:
         """Set replica indexing; raises as `databases.buckets.Buckets.set_index_replicas`."""

@@ -123,6 +123,7 @@ class Opcode(IntEnum):
     BRANCH_LOG = 0x7A
     GET_BLOB = 0x7B
     PUT_BLOB = 0x7C
+    EXCHANGE_RECORDS = 0x7D
     GET_REPLICA = 0x83
     SELECT_BUCKET = 0x89
     OBSERVE_SEQNO = 0x91

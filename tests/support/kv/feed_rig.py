@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from millstream.kv.aio.engine import _StoreReader
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
+from millstream.kv.core.copies.record_exchange import AdoptRecords
 from millstream.kv.core.copies.replica_stream import ChangeState, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.flush import FlushPlan
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.states import FOLLOWING
 from millstream.kv.core.session.session import KvSession
+from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.segment_log import LogSizes
@@ -134,6 +136,20 @@ class _Host(HostDouble):
         self.buckets = {"b": bucket}
         self.producer: Producer | None = None
         self.acknowledged = acknowledged
+        self.told: list[Mapping[int, DataRecord]] = []
+        """Records that the copy had and the source had not."""
+        self.refusal = Status.SUCCESS
+
+    def adopt(
+        self,
+        session: KvSession,
+        records: Mapping[int, DataRecord],
+        done: Callable[[Status], None],
+    ) -> None:
+        self.told.append(records)
+        if self.refusal == Status.SUCCESS:
+            self.buckets["b"].use_records(records)
+        done(self.refusal)
 
     def open_stream(self, session: KvSession, name: str, flags: int) -> StreamDouble:
         self.producer = producer = Producer(
@@ -168,6 +184,7 @@ class Rig:
         self.waits: list[Wait] = []
         self.undos: list[Undo] = []
         self.reads: list[Read] = []
+        self.adopts: list[AdoptRecords] = []
         self.changes: list[ChangeState] = []
         self.taken_over: list[TakenOver] = []
         for p in range(count):
@@ -184,7 +201,7 @@ class Rig:
         self.session = new_session(self.host)
         self.session.receive(request(Opcode.HELLO, value=b"\xff\x00\x00\x0b"), NOW)
         self.to_source = self.to_copy = b""
-        self.waits, self.undos, self.reads = [], [], []
+        self.waits, self.undos, self.reads, self.adopts = [], [], [], []
         self.changes, self.taken_over = [], []
         self.feed = TakingFeed(self.copy.bucket, b"copy", "here", window_bytes=self.window_bytes)
         for p in range(self.count):
@@ -261,6 +278,8 @@ class Rig:
                     self.waits.append(effect)
                 case Read():
                     self.reads.append(effect)
+                case AdoptRecords():
+                    self.adopts.append(effect)
                 case ChangeState():
                     self.changes.append(effect)
                 case TakenOver():

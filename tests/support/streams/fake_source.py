@@ -261,7 +261,10 @@ class FakeBucket:
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         self.told.append(f"{name} left {partition_id}")
 
-    def begin_take_over(self, partition_id: int) -> bool:
+    def may_hand_over(self, partition_id: int, reader: str) -> bool:
+        return True
+
+    def begin_take_over(self, partition_id: int, reader: str) -> bool:
         is_first = partition_id not in self.take_overs
         self.take_overs.add(partition_id)
         return is_first

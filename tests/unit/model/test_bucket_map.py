@@ -151,3 +151,14 @@ def test_the_longest_names_fit_into_a_stream_name() -> None:
     name = "n" * NODE_NAME_BYTES_MAX
     stream = f"millstream:replication:{name}->{name}:{'b' * BUCKET_NAME_BYTES_MAX}"
     assert len(stream) <= STREAM_NAME_BYTES_MAX
+
+
+def test_a_map_of_a_managed_cluster_has_a_generation_and_replaces_those_made_by_hand() -> None:
+    managed = BucketMap(1, (A,), (("a",),), 9)
+    assert bucket_map_from_json(bucket_map_to_json(managed)) == managed
+    by_hand = BucketMap(8, (A,), (("a",),))
+    assert "generation" not in bucket_map_to_json(by_hand)
+    assert by_hand.key < managed.key
+    with pytest.raises(UsageError) as caught:
+        bucket_map_from_json(bucket_map_to_json(managed) | {"generation": -1})
+    assert caught.value.code == "bad_map_revision"

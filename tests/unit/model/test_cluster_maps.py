@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from millstream.errors import CorruptionError
+from millstream.model.bucket_map import NodeAddress
 from millstream.model.cluster_maps import (
     NO_KEY,
     DataMap,
@@ -18,6 +19,7 @@ from millstream.model.cluster_maps import (
     IndexMap,
     IndexRecord,
     MapKey,
+    bucket_map_of,
     data_map_from_json,
     data_map_to_json,
     index_map_from_json,
@@ -25,6 +27,7 @@ from millstream.model.cluster_maps import (
     next_data_map,
     next_index_map,
 )
+from millstream.model.rows import Row
 from support.cluster.records import data_maps, data_records, index_maps, index_records
 
 KEY = MapKey(2, 7)
@@ -124,3 +127,24 @@ def test_branches_and_floors_never_fall() -> None:
         next_index_map(before, {0: replace(record, floor=Floor(3, 8))})
     after = next_index_map(before, {0: replace(record, owner="b", floor=Floor(4, 1))})
     assert after.records[0].at == after.key == MapKey(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("record", "shown"),
+    [
+        (DataRecord(KEY, "b", 9, (("a", "b", None),)), ("b", "a", None)),
+        (DataRecord(KEY, "c", 9, (("c", "b", None), ("a", "b", None))), ("c", "a", "b")),
+        (DataRecord(KEY, None, 9, (("a", "b", None),)), (None, "a", "b")),
+        (DataRecord(KEY, "a", 9, (("a", "gone", "b"),)), ("a", "b", None)),
+        (DataRecord(KEY, "gone", 9, (("gone", "a"),)), (None, "a", None)),
+    ],
+)
+def test_clients_are_shown_the_copy_that_serves_and_then_the_wanted_ones(
+    record: DataRecord, shown: Row
+) -> None:
+    addresses = {name: NodeAddress(name, "h", n, n + 10) for n, name in enumerate("abcd", 1)}
+    wide = DataRecord(KEY, "a", 9, (("a", "b", "c"),))
+    found = bucket_map_of(DataMap(KEY, "u", (record, wide)), addresses)
+    assert found.rows == (shown, ("a", "b", "c"))
+    assert (found.generation, found.revision) == found.key == KEY
+    assert [node.name for node in found.nodes] == ["a", "b", "c"]

@@ -29,6 +29,7 @@ from millstream.kv.core.session.document_commands import DOCUMENT_COMMANDS
 from millstream.kv.core.session.handshake import BEFORE_LOGIN, SESSION_COMMANDS
 from millstream.kv.core.session.host import Host, StreamPort
 from millstream.kv.core.session.introspection import INTROSPECTION_COMMANDS
+from millstream.kv.core.session.record_commands import RECORD_COMMANDS
 from millstream.kv.core.session.requests import http_refusal
 from millstream.kv.core.session.session import Command, KvSession
 from millstream.kv.core.streams import Streaming
@@ -53,6 +54,7 @@ COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
     **ADMINISTRATION_COMMANDS,
     **BLOB_COMMANDS,
+    **RECORD_COMMANDS,
 }  # fmt: skip
 
 

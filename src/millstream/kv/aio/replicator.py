@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -41,6 +41,7 @@ from millstream.errors import (
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.record_exchange import AdoptRecords
 from millstream.kv.core.copies.replica_stream import (
     FULL_WAIT_S,
     ChangeState,
@@ -55,6 +56,7 @@ from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.partition.states import FOLLOWING
 from millstream.model.bucket_map import NodeAddress
+from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
@@ -434,6 +436,8 @@ class _Source:
                         self._changing[partition_id] = self._undoing.start(
                             self._change(feed, effect), name="take a partition over"
                         )
+                    case AdoptRecords(records):
+                        self._undoing.start(self._adopt(feed, records), name="adopt records")
                     case TakenOver(partition_id, failure):
                         self._taken(partition_id, failure)
 
@@ -520,6 +524,19 @@ class _Source:
         if not absent.fetch(partial(self._fetched, feed)):
             loop = asyncio.get_running_loop()
             loop.call_later(BUSY_WAIT_S, self._fetched, feed, None)
+
+    async def _adopt(self, feed: TakingFeed, records: Mapping[int, DataRecord]) -> None:
+        failure, adopt = "", self._bucket.adopt
+        assert adopt is not None
+        try:
+            await adopt(records)
+        except MillstreamError as error:
+            failure = str(error)
+            _LOG.error("bucket %s: records of node %s are not adopted: %s",
+                       self._bucket.name, self.node.name, error)  # fmt: skip
+        if self.feed is feed:
+            feed.on_adopted(records, failure)
+            self._news.set()
 
     def _fetched(self, feed: TakingFeed, error: Exception | None) -> None:
         if self.feed is not feed:

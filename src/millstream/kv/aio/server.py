@@ -15,9 +15,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from millstream import accelerated
@@ -41,6 +41,7 @@ from millstream.wire.mcbp import Feature, Status
 
 if TYPE_CHECKING:
     from millstream.access.users import UserStore
+    from millstream.model.cluster_maps import DataRecord
     from millstream.model.partitions import PartitionState
 
 __all__ = [
@@ -192,28 +193,43 @@ class KvServer:
         """Set the state of a copy; the connection's requests wait meanwhile."""
         connection = next(c for c in self.connections if c.session is session)
         assert session.bucket is not None
-        task = self.loop.create_task(
-            self._change_state(connection, session.bucket, partition_id, state, done),
-            name="kv change of state",
-        )
+        work = session.bucket.copies.set_state(partition_id, state)
+        what = f"partition {partition_id} of {session.bucket.name}"
+        self._start(self._change(connection, work, what, done), "kv change of state")
+
+    def adopt(
+        self,
+        session: KvSession,
+        records: Mapping[int, DataRecord],
+        done: Callable[[Status], None],
+    ) -> None:
+        """Adopt records; the connection's requests wait meanwhile."""
+        connection = next(c for c in self.connections if c.session is session)
+        bucket = session.bucket
+        assert bucket is not None
+        assert bucket.adopt is not None
+        what = f"records of {bucket.name}"
+        self._start(self._change(connection, bucket.adopt(records), what, done), "kv adopt")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(work, name=name)
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 
-    async def _change_state(
+    async def _change(
         self,
         connection: KvConnection,
-        bucket: Bucket,
-        partition_id: int,
-        state: PartitionState,
+        work: Awaitable[None],
+        what: str,
         done: Callable[[Status], None],
     ) -> None:
         try:
-            await bucket.copies.set_state(partition_id, state)
+            await work
             status = Status.SUCCESS
         except UsageError:
             status = Status.EINVAL
         except MillstreamError as error:
-            _LOG.error("partition %d of %s: %s", partition_id, bucket.name, error)
+            _LOG.error("%s: %s", what, error)
             status = Status.ETMPFAIL
         if connection in self.connections:
             done(status)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from millstream.errors import ConditionError
 from millstream.kv.core.collaborators import Collaborators
 from millstream.kv.core.leases import BucketLeases
 from millstream.kv.core.notifications import Notifications
@@ -38,6 +39,7 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.model.rows import Row
+from millstream.model.serving_rights import Right, may_hand_over
 from millstream.upr.core.shared_slices import SharedSlices
 from millstream.upr.core.source import Hold
 
@@ -86,8 +88,8 @@ class Bucket:
         """By partition: the largest branch that a reader has come with."""
         self.map_changes = 0
         """How often the set of active partitions here, or the places of copies, changed."""
-        self._take_overs: set[int] = set()
-        """Partitions that are being taken over by a stream."""
+        self._take_overs: dict[int, str] = {}
+        """Partitions that are being taken over by a stream, and the nodes that do it."""
         self._fed: set[int] = set()
         """Partitions whose copies are fed by other connections."""
         self.refused: dict[str, int] = {}
@@ -106,22 +108,33 @@ class Bucket:
         for partition in partitions:
             partition.blobs = made.attachments.blobs
 
-    def begin_take_over(self, partition_id: int) -> bool:
-        """Let one stream take the partition over; False: another stream already does."""
+    def begin_take_over(self, partition_id: int, reader: str = "") -> bool:
+        """Let one stream of a node take the partition over; False: another already does."""
         if partition_id in self._take_overs:
             return False
-        self._take_overs.add(partition_id)
+        self._take_overs[partition_id] = reader
         return True
+
+    def may_hand_over(self, partition_id: int, reader: str) -> bool:
+        """Return whether a node may take the partition over now.
+
+        In a managed cluster the newest record must want that, and the copy here must be allowed to
+        serve. Else whoever runs the cluster has decided it.
+        """
+        record = self.record(partition_id)
+        if record is None:
+            return True
+        return may_hand_over(record, reader, Right(self.may_serve_now(partition_id), False))
 
     def end_take_over(self, partition_id: int) -> None:
         """A take-over stream has ended; writes held back for it are accepted again."""
-        self._take_overs.discard(partition_id)
+        self._take_overs.pop(partition_id, None)
         self.accept_writes_again(partition_id)
 
     def begin_feeding(self, partition_id: int) -> bool:
-        """Let one connection feed the copy; False: another connection already does."""
+        """Let one connection feed the copy; False: another does, or the copy follows a node."""
         source = self.active_node(partition_id)
-        if partition_id in self._fed or source not in (None, self.node_name):
+        if self.is_managed or partition_id in self._fed or source not in (None, self.node_name):
             return False
         self._fed.add(partition_id)
         return True
@@ -140,6 +153,12 @@ class Bucket:
 
     async def stop_copy(self, partition_id: int, epoch: int) -> None:
         """Make an active copy of that epoch dead; see `upr.core.source`."""
+        reader = self._take_overs.get(partition_id, "")
+        if not self.may_hand_over(partition_id, reader):
+            raise ConditionError(
+                f"partition {partition_id} is not to be taken over by {reader!r} any more",
+                code="not_taken_over",
+            )
         await self.copies.stop(partition_id, epoch)
 
     def give_up_waiting(self) -> None:
@@ -185,9 +204,10 @@ class Bucket:
     def set_map(self, bucket_map: BucketMap, node_name: str) -> None:
         """Use another map, in which this node has a name. The caller has made it durable.
 
-        In a managed cluster the adopted records stay in force.
+        In a managed cluster the adopted records stay in force, and a map of the same key has other
+        addresses of nodes.
         """
-        assert self.map is None or self.map.key < bucket_map.key, "an older map"
+        assert self.map is None or self.map.key <= bucket_map.key, "an older map"
         assert len(bucket_map.rows) == self.partition_count, "a map of another bucket"
         self.map = bucket_map
         self.node_name = node_name
@@ -260,6 +280,13 @@ class Bucket:
         if self._records is not None and not self.is_placed(partition_id):
             return None
         return bucket_map.node(name) if bucket_map.has_node(name) else None
+
+    def hear(self, partition_id: int, branch: int) -> None:
+        """A reader has promised a branch: none that is active in a lower one is followed by it."""
+        partition = self.partitions[partition_id]
+        is_active = partition.state is PartitionState.ACTIVE
+        if is_active and branch > partition.failover_log[0].branch:
+            self.heard[partition_id] = max(branch, self.heard.get(partition_id, 0))
 
     def may_serve_now(self, partition_id: int) -> bool:
         """Return whether the active copy may serve plain requests now."""

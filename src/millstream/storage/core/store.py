@@ -539,8 +539,7 @@ class LogStore:
     def activate_all(self, branch_of: Mapping[int, int | None]) -> None:
         """Make copies active in new histories, by partition, each from its newest mark on.
 
-        In one commit, durable on return. A branch is what the copy has promised last and no
-        history has; None: one larger than any.
+        In one commit, durable on return. A branch is the last promise; None: one above all.
         """
         summaries, new_entry = self._summaries, self._new_entry
         every = (branches.activation(p, summaries[p], new_entry, b) for p, b in branch_of.items())

@@ -256,8 +256,9 @@ class Producer:
         has_advances = self.settings.is_extended
         if grant.is_take_over:
             return self._take_overs.begin(
-                source, grant, opaque, profile, has_advances=has_advances
-            )
+                source, grant, opaque, profile, has_advances=has_advances,
+                reader=self.settings.consumer_name,
+            )  # fmt: skip
         skips = bool(self._flags & OpenFlag.SKIP_DELETES_IN_BACKFILL)
         return Stream(
             source, grant, opaque, profile,

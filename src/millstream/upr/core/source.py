@@ -214,8 +214,14 @@ class BucketSource(Protocol):
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         """The stream is over."""
 
-    def begin_take_over(self, partition_id: int) -> bool:
-        """Begin the takeover of the partition by one stream. False: another one does it."""
+    def begin_take_over(self, partition_id: int, reader: str) -> bool:
+        """Begin the takeover of the partition by one stream. False: another one does it.
+
+        `reader`: name of the reader's node; empty if it did not say it.
+        """
+
+    def may_hand_over(self, partition_id: int, reader: str) -> bool:
+        """Return whether that node may take the partition over now."""
 
     def end_take_over(self, partition_id: int) -> None:
         """That stream is over; writes held back for it are accepted again."""

@@ -267,17 +267,22 @@ class TakeOvers:
         profile: Profile,
         *,
         has_advances: bool,
+        reader: str,
     ) -> TakeOverStream:
-        """Begin one that was judged already.
+        """Begin one that was judged already; `reader`: the name of its node.
 
         Raises:
-            RefusedError: not allowed on this connection, or the partition is being taken over.
+            RefusedError: not allowed on this connection, the partition is not to move there, or it
+                is being taken over.
         """
         if not self._is_allowed:
             raise RefusedError(Status.EACCESS, "only administrators take partitions over")
         if opaque in self._streams:
             raise RefusedError(Status.EINVAL, "answers name the stream by its opaque alone")
-        if not self._bucket.begin_take_over(source.partition_id):
+        if not self._bucket.may_hand_over(source.partition_id, reader):
+            message = f"partition {source.partition_id} is not to be taken over by {reader!r} now"
+            raise RefusedError(Status.ETMPFAIL, message)
+        if not self._bucket.begin_take_over(source.partition_id, reader):
             message = f"partition {source.partition_id} is being taken over already"
             raise RefusedError(Status.EBUSY, message)
         stream = TakeOverStream(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.collaborators import Collaborators
 from millstream.kv.core.copies import moves
 from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState, partition_of
 from support.kv.log_double import NOW, LogDouble, new_bucket, persist
 
@@ -160,3 +163,63 @@ class Behind:
     """A reader that stands at the beginning."""
 
     sent = memory_after = 0
+
+
+# ---- records of a managed cluster
+
+RECORD = DataRecord(MapKey(2, 5), "b", 1, (("a", "b"),))
+
+
+def managed(*records: DataRecord) -> Bucket:
+    bucket = new_bucket(len(records))
+    nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
+    bucket.set_records(records, "a")
+    bucket.set_map(BucketMap(5, nodes, (("a", "b"),) * len(records), 2), "a")
+    return bucket
+
+
+def test_records_decide_which_copies_count_whatever_the_map_shows() -> None:
+    alone = replace(RECORD, rows=(("a",),), active="a")
+    elsewhere = replace(RECORD, rows=(("b",),))
+    bucket = managed(RECORD, alone, elsewhere)
+    first, second, third = (partition.acknowledged for partition in bucket.partitions)
+    assert first is not None
+    assert first.rows == (("a", "b"),)
+    assert second is None, "the copy is a majority by itself"
+    assert third is not None
+    assert not third.is_alone
+    assert [bucket.active_node(number) for number in range(3)] == ["b", "a", "b"]
+    assert [bucket.is_placed(number) for number in range(3)] == [True, True, False]
+    assert bucket.is_managed
+    assert not new_bucket(1).is_managed
+
+
+def test_a_copy_follows_by_its_record_and_one_that_is_not_placed_follows_nobody() -> None:
+    bucket = managed(
+        RECORD, replace(RECORD, rows=(("b",),)), replace(RECORD, rows=(("b",),), building=("a",)),
+        replace(RECORD, active="c", rows=(("a", "c"),)), replace(RECORD, active=None),
+    )  # fmt: skip
+    found = [bucket.source(number) for number in range(5)]
+    assert [node and node.name for node in found] == ["b", None, "b", None, None]
+    assert not bucket.begin_feeding(4), "nobody feeds copies of a managed cluster"
+
+
+def test_a_newer_record_is_in_force_at_once_and_its_new_row_has_to_be_confirmed() -> None:
+    bucket = managed(RECORD)
+    told: list[object] = []
+    bucket.subscribe_map(lambda: told.append(bucket.record(0)))
+    partition = bucket.partitions[0]
+    partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
+    rows = (("a", "b"), ("b", None))
+    joint = replace(RECORD, at=MapKey(2, 6), rows=rows, since=MapKey(2, 6))
+    bucket.use_records({0: joint})
+    assert told == [joint]
+    acknowledged = partition.acknowledged
+    assert acknowledged is not None
+    assert acknowledged.rows == rows
+    assert not acknowledged.is_confirmed
+    partition.put(b"k", b"2", 0, 0, 0, 0, NOW)
+    bucket.use_records({0: replace(joint, at=MapKey(2, 7), active="a")})
+    bucket.on_joined("b", 0, self := object())
+    bucket.on_acknowledged("b", 0, self, 1, 1)
+    assert acknowledged.is_confirmed, "the row is the same: what came later need not be there"

@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from millstream.errors import ConditionError, MillstreamError
-from millstream.gateway.aio.answers import HOST, STILL, require
+from millstream.gateway.aio.answers import NODE_API, STILL, require
 from millstream.gateway.aio.documents.changes_pages import stream_at_once, with_heartbeats
 from millstream.gateway.aio.streaming import Turns, WhileThere
 from millstream.gateway.core.changes import ChangesQuery, parse_changes
@@ -53,7 +53,7 @@ class NodeUpdates:
             if self._looked_s >= asked_s and self._looked_s:
                 return
             began_s = loop.time()
-            host, turns = request.app[HOST], Turns()
+            host, turns = request.app[NODE_API], Turns()
             found, unknown = dict[str, Seen](), set[str]()
             for one in host.bucket_statuses():
                 await turns.give()

@@ -39,6 +39,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.record_exchange import AdoptRecords
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.replica import Replica
 from millstream.kv.core.partition.residents import NotInMemory
@@ -145,7 +146,7 @@ class TakenOver(NamedTuple):
     failure: str
 
 
-Effect = Send | Read | Undo | Wait | ChangeState | TakenOver
+Effect = Send | Read | Undo | Wait | ChangeState | TakenOver | AdoptRecords
 
 
 class FeedFigures(NamedTuple):
@@ -169,6 +170,8 @@ class Stage(Enum):
 
     RESTING = auto()
     """No request is open; a copy that should follow waits for its pause to end."""
+    AGREEING = auto()
+    """Records are exchanged with the source before the request (`agreeing_stream`)."""
     ASKED = auto()
     UNDOING = auto()
     OPEN = auto()

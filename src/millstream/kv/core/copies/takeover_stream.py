@@ -24,7 +24,8 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.copies.replica_stream import ChangeState, Feed, Line, Stage, TakenOver
+from millstream.kv.core.copies.agreeing_stream import AgreeingFeed
+from millstream.kv.core.copies.replica_stream import ChangeState, Line, Stage, TakenOver
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
@@ -55,7 +56,7 @@ class _Taking:
         self.failure = ""
 
 
-class TakingFeed(Feed):
+class TakingFeed(AgreeingFeed):
     """A feed with take-overs; the arguments are those of `Feed`."""
 
     def __init__(
@@ -114,6 +115,12 @@ class TakingFeed(Feed):
             return super()._options(line)
         taking.is_asked = True
         return _TAKE_OVER
+
+    def _disagree(self, partition_id: int, why: str) -> None:
+        taking, line = self._takings.get(partition_id), self._lines.get(partition_id)
+        if taking is not None and line is not None and line.stage is Stage.AGREEING:
+            taking.failure = taking.failure or why
+        super()._disagree(partition_id, why)
 
     def _rest(self, line: Line) -> None:
         partition_id = line.partition.partition_id

@@ -2,7 +2,8 @@
 
 Invariants:
 1. They need the right `admin`, and are refused on the plain memcached port.
-2. Success is answered once the state is durable and in force; until then the connection waits.
+2. In a managed cluster states are read only.
+3. Success is answered once the state is durable and in force; until then the connection waits.
 
 Elsewhere: legal moves (`kv.core.partition.states`), making them (`kv.aio.copies`).
 
@@ -73,6 +74,9 @@ def _delete(session: KvSession, packet: Packet, _: int) -> bytes | None:
 def _move(
     session: KvSession, packet: Packet, partition: Partition, state: PartitionState
 ) -> bytes | None:
+    assert session.bucket is not None
+    if session.bucket.is_managed:  # the orchestrator of the cluster decides
+        return session.refusal(packet, Status.NOT_SUPPORTED)
     if move_between(partition.state, state) is None:
         return session.refusal(packet, Status.EINVAL)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millstream.access.users import UserStore
     from millstream.kv.core.bucket import Bucket
     from millstream.kv.core.partition.blobs import BlobPiece
+    from millstream.model.cluster_maps import DataRecord
     from millstream.model.partitions import PartitionState
     from millstream.wire.mcbp import Packet, Status
 
@@ -68,6 +69,14 @@ class Host(Protocol[_Session]):
         done: Callable[[Status], None],
     ) -> None:
         """Set the state of a partition's copy; `done` is called once that is durable."""
+
+    def adopt(
+        self,
+        session: _Session,
+        records: Mapping[int, DataRecord],
+        done: Callable[[Status], None],
+    ) -> None:
+        """Adopt records in the session's bucket; `done` is called once they are durable."""
 
     def read_blob(
         self,

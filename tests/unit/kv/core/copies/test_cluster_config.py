@@ -132,3 +132,13 @@ def test_clients_of_ours_read_it() -> None:
 
 def bucket_config(bucket: Bucket) -> bytes:
     return cluster_config(bucket, host="h", kv_port=1, http_port=2, revision=3)
+
+
+def test_the_epoch_of_a_managed_cluster_is_the_generation_and_no_client_goes_back() -> None:
+    bucket = new_bucket(4)
+    bucket.set_map(BucketMap(7, (A, B), ROWS), "a")
+    before = json.decode(cluster_config(bucket, host="h", kv_port=1, http_port=2, revision=1))
+    bucket.set_map(BucketMap(1, (A, B), ROWS, 9), "a")
+    after = json.decode(cluster_config(bucket, host="h", kv_port=1, http_port=2, revision=1))
+    assert (after["revEpoch"], after["rev"]) == (9, 1)
+    assert (before["revEpoch"], before["rev"]) < (9, 1)
