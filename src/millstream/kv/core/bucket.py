@@ -5,13 +5,14 @@ Invariants:
 2. The revisions of its maps only grow. A map changes no partition.
 3. What it needs from its engine is given at construction (`Collaborators`).
 
-Elsewhere: which writes are accepted (`write_gate`), subscribers to changes (`notifications`),
-leases (`leases`), connections that stream (`streams`), the map's file (`data_directory.map_file`).
+Elsewhere: which writes are accepted (`write_gate`), who may serve (`serving`), subscribers
+to changes (`notifications`), leases (`leases`), connections that stream (`streams`), the map's
+file (`data_directory.map_file`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from millstream.kv.core.collaborators import Collaborators
@@ -19,6 +20,7 @@ from millstream.kv.core.leases import BucketLeases
 from millstream.kv.core.notifications import Notifications
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.serving import RecordOf, ServingRights
 from millstream.kv.core.statistics import (
     Changes,
     Documents,
@@ -33,8 +35,9 @@ from millstream.kv.core.streams import BucketStreams
 from millstream.kv.core.write_gate import WriteGate
 from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.model.serving_rights import Isolation, Right
 from millstream.upr.core.shared_slices import SharedSlices
-from millstream.upr.core.source import Hold
+from millstream.upr.core.source import Hold, Peer
 
 __all__ = ["Bucket"]
 
@@ -58,10 +61,14 @@ class Bucket:
         self.partitions = partitions
         self.partition_count = len(partitions)
         self._now_ns = now_ns
+        self._monotonic_ns = monotonic_ns
         # Attributes that requests read often are here, too.
         self.writes = WriteGate(partitions)
         self.open_tables = self.writes.open_tables
         self.open_partitions = self.writes.open_partitions
+        self.is_managed = False
+        """Active copies serve by rights: call `look_at_rights` before requests are answered."""
+        self.serving = ServingRights(partitions, self.writes.reopen)
         self.is_told_soon = False
         """A call of `changed` is scheduled: further changes need not schedule one."""
         self.notifications = Notifications()
@@ -184,6 +191,60 @@ class Bucket:
         self._tell_reached()
         self.notifications.tell_map()
 
+    # -- the right to serve
+
+    def manage(self, node_id: str, record_of: RecordOf) -> None:
+        """Serve by rights from now on, by the records of a managed cluster.
+
+        Args:
+            node_id: name of this node in the records.
+            record_of: returns the adopted record of a partition.
+        """
+        self.is_managed = True
+        for partition in self.partitions:
+            partition.on_plain = self._refresh
+        self.serving.manage(node_id, record_of, self.now_ms())
+        for partition in self.partitions:
+            self.writes.reopen(partition.partition_id)
+
+    def records_changed(self, partition_ids: Iterable[int]) -> None:
+        """Other records of these partitions were adopted."""
+        self.serving.records_changed(partition_ids, self.now_ms())
+
+    def set_right(self, lease_ms: int | None, *, is_admitted: bool) -> None:
+        """Set until when this node has a lease (monotonic ms); None: it is out of step."""
+        self.serving.set_lease(lease_ms, is_admitted=is_admitted, now_ms=self.now_ms())
+
+    def set_rules(self, window_ms: int, isolation: Isolation) -> None:
+        """Use another contact window, and another answer to isolation."""
+        self.serving.set_rules(window_ms, isolation, self.now_ms())
+
+    def look_at_rights(self) -> None:
+        """Close what may not be served any longer. Costs one look at the clock."""
+        now_ms = self.now_ms()
+        if now_ms >= self.serving.next_change_ms:
+            self.serving.look(now_ms)
+
+    def right_now(self, partition_id: int) -> Right:
+        """Return why the copy may serve plain requests now, if it may."""
+        return self.serving.right(partition_id, self.now_ms())
+
+    def may_serve_now(self, partition_id: int) -> bool:
+        """Return whether an active copy has the right to serve plain requests now."""
+        return self.right_now(partition_id).is_given
+
+    def quiet_ms(self, partition_id: int, now_ms: int) -> int | None:
+        """Return how long ago a copy here answered its source; None: not since the start."""
+        return self.serving.quiet_ms(partition_id, now_ms)
+
+    def _refresh(self, partition_id: int) -> None:
+        self.serving.refresh(partition_id, self.now_ms())
+        self.writes.reopen(partition_id)
+
+    def now_ms(self) -> int:
+        """Return the monotonic time by which rights last."""
+        return self._monotonic_ns() // 1_000_000
+
     # -- copies elsewhere, as reported by their streams
 
     def on_joined(self, name: str, partition_id: int, stream: object) -> None:
@@ -200,8 +261,17 @@ class Bucket:
         ):
             self._tell_reached()
 
+    def on_accepted(self, peer: Peer, partition_id: int, stream: object) -> None:
+        """A copy has accepted the history here: what its node answers is contact."""
+        self.serving.confirm(peer, partition_id, stream, self.now_ms())
+
+    def on_heard(self, peer: Peer) -> None:
+        """A node with following copies has answered."""
+        self.serving.heard(peer, self.now_ms())
+
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         """The stream has ended: writes that now cannot reach a majority stop waiting."""
+        self.serving.left(name, partition_id, stream, self.now_ms())
         partition = self.partitions[partition_id]
         acknowledged = partition.acknowledged
         if acknowledged is None:

@@ -125,6 +125,8 @@ def _all_seqnos(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if state > PartitionState.DEAD:
         return session.refusal(packet, Status.EINVAL)
     wanted = (state,) if state else _ALIVE
+    if PartitionState.ACTIVE in wanted and any(one.unserved == "all" for one in bucket.partitions):
+        return session.refusal(packet, Status.ETMPFAIL)
     return _reply(
         packet,
         b"".join(
