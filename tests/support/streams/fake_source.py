@@ -52,6 +52,7 @@ class FakePartition:
     """Branch -> everything ever written in it, purged or not; seen by checks only."""
 
     is_suspended: bool = False
+    unserved: str = ""
     last_branch: int = 0
 
     @property

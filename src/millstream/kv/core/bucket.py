@@ -66,7 +66,7 @@ class Bucket:
         self.writes = WriteGate(partitions)
         self.open_tables = self.writes.open_tables
         self.open_partitions = self.writes.open_partitions
-        self.is_managed = False
+        self.serves_by_rights = False
         """Active copies serve by rights: call `look_at_rights` before requests are answered."""
         self.serving = ServingRights(partitions, self.writes.reopen)
         self.is_told_soon = False
@@ -200,7 +200,7 @@ class Bucket:
             node_id: name of this node in the records.
             record_of: returns the adopted record of a partition.
         """
-        self.is_managed = True
+        self.serves_by_rights = True
         for partition in self.partitions:
             partition.on_plain = self._refresh
         self.serving.manage(node_id, record_of, self.now_ms())
@@ -233,9 +233,9 @@ class Bucket:
         """Return whether an active copy has the right to serve plain requests now."""
         return self.right_now(partition_id).is_given
 
-    def quiet_ms(self, partition_id: int, now_ms: int) -> int | None:
+    def quiet_ms(self, partition_id: int) -> int | None:
         """Return how long ago a copy here answered its source; None: not since the start."""
-        return self.serving.quiet_ms(partition_id, now_ms)
+        return self.serving.quiet_ms(partition_id, self.now_ms())
 
     def _refresh(self, partition_id: int) -> None:
         self.serving.refresh(partition_id, self.now_ms())

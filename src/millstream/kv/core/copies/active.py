@@ -26,7 +26,7 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
             `temporarily_unavailable`; `isolated`: the copy is active and may not serve now.
     """
     partition = bucket.partition_for(key)
-    if bucket.is_managed:
+    if bucket.serves_by_rights:
         bucket.look_at_rights()
         if partition.unserved == "all":
             raise isolated(partition)
@@ -45,9 +45,9 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
 
 def check_served(bucket: Bucket, numbers: Iterable[int], *, for_write: bool = False) -> None:
     """Raise `isolated` if a copy of these partitions is active here and may not serve now."""
-    if bucket.is_managed:
+    if bucket.serves_by_rights:
         bucket.look_at_rights()
-        for number in numbers:
+        for number in numbers if bucket.serving.isolated else ():
             partition = bucket.partitions[number]
             if partition.unserved == "all" or (for_write and partition.unserved):
                 raise isolated(partition)
