@@ -83,8 +83,6 @@ class ManagedEngine:
             partition (`Engine.take_prepared`). By default the indexes here do not catch up first.
         on_maps: called after maps or buckets have changed.
         index: the index parts; None: there are none.
-        set_right: see `LocalEngine.set_right`.
-        set_settings: see `LocalEngine.set_settings`.
     """
 
     def __init__(
@@ -97,8 +95,6 @@ class ManagedEngine:
         take_over: Callable[[str, int], Awaitable[None]] | None = None,
         on_maps: Callable[[], None] = lambda: None,
         index: IndexParts | None = None,
-        set_right: Callable[[int | None, bool], None] = lambda *_: None,
-        set_settings: Callable[[Settings], None] = lambda _: None,
     ) -> None:
         self._node = node
         self._buckets = buckets
@@ -107,8 +103,9 @@ class ManagedEngine:
         self._take_over = take_over or self._take_over_plainly
         self._on_maps = on_maps
         self._index = index
-        self._set_right = set_right
-        self.set_settings = set_settings
+        self._lease_ms: int | None = None
+        self._is_admitted = False
+        self._settings = Settings()
         self._newest: Version = NEVER
         """Of the maps that were taken."""
         self._taking: set[Place] = set()
@@ -161,7 +158,18 @@ class ManagedEngine:
 
     def set_right(self, lease_ms: int | None, *, is_admitted: bool) -> None:
         """Set until when active copies serve by the lease; None: the node is out of step."""
-        self._set_right(lease_ms, is_admitted)
+        self._lease_ms, self._is_admitted = lease_ms, is_admitted
+        for bucket in self._managed():
+            bucket.set_right(lease_ms, is_admitted=is_admitted)
+
+    def set_settings(self, settings: Settings) -> None:
+        """Use these settings from now on."""
+        self._settings = settings
+        for bucket in self._managed():
+            bucket.set_rules(settings.contact_window_ms, settings.isolation)
+
+    def _managed(self) -> list[Bucket]:
+        return [bucket for bucket in self._buckets.served.values() if bucket.is_managed]
 
     # -- steps of orders
 
@@ -269,6 +277,8 @@ class ManagedEngine:
             await self._drop_gone(maps)
         except MillstreamError as error:
             failure = failure or error
+        self.set_settings(maps.settings)  # new buckets have none of this yet
+        self.set_right(self._lease_ms, is_admitted=self._is_admitted)
         self._on_maps()
         if failure is not None:
             raise failure

@@ -6,11 +6,13 @@ this node only.
 
 Invariants:
 1. A partition that is active on this node, or whose state is about to change, counts as here,
-   whatever the map says.
+   whatever the map says. But if it may not serve here (`isolated`), the map is believed.
 2. Each call reads the newest map.
 3. If a node says that it does not have a partition, the map is read again. The number of attempts
    and the pauses between them are bounded.
-4. A request that was sent and not answered is sent again once, and only if that is harmless.
+4. A node that may not serve a partition counts as one that does not have it. If that is this
+   node, nobody else is known to have it, and the request is refused at once.
+5. A request that was sent and not answered is sent again once, and only if that is harmless.
    Otherwise the result is `ambiguous`.
 
 Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.remote_node`), answers of
@@ -30,7 +32,7 @@ from millstream.databases.remote_node import RemoteNode
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
 from millstream.gateway.core.api.stored import Asked, StoredApi
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.copies.active import place_of
+from millstream.kv.core.copies.active import check_served, place_of
 from millstream.model.partitions import PartitionState, partition_of
 
 __all__ = [
@@ -51,7 +53,6 @@ TRIES_MAX: Final = 10
 """How often the owner of a document is looked up in the newest map until a node has it."""
 PAUSE_S: Final = 0.2
 """Pause before the next lookup of the owner of a document."""
-_ELSEWHERE: Final = ("not_my_partition", "node_failed")
 _A = TypeVar("_A")
 
 
@@ -143,6 +144,7 @@ class Router:
 
     def plan(self, numbers: Iterable[int]) -> Plan:
         """Return where these partitions are."""
+        self._look()
         found = Plan([], {}, [])
         for number in numbers:
             if self._is_own(number):
@@ -155,6 +157,7 @@ class Router:
 
     def place(self, key: bytes) -> Place:
         """Return the place of a document by its key; a pending partition counts as here."""
+        self._look()
         number = partition_of(key, self.bucket.partition_count)
         if self._is_own(number) or not self.is_shared:
             return HERE
@@ -173,8 +176,14 @@ class Router:
             retry="refresh_map",
         )
 
+    def _look(self) -> None:
+        if self.bucket.serves_by_rights:
+            self.bucket.look_at_rights()
+
     def _is_own(self, number: int) -> bool:
         partition = self.bucket.partitions[number]
+        if partition.unserved == "all" and self._node_of(number) is not None:
+            return False
         return partition.state is PartitionState.ACTIVE or partition.is_suspended
 
     def _node_of(self, number: int) -> NodeAt | None:
@@ -199,7 +208,8 @@ async def at_owner(
         is_harmless: whether the request may be done twice.
 
     Raises:
-        UnavailableError: `not_my_partition`; `node_failed`; `ambiguous`, it may have been done.
+        UnavailableError: `not_my_partition`; `node_failed`; `isolated`; `ambiguous`, it may have
+            been done.
         MillstreamError: why the node refuses.
     """
     may_repeat = is_harmless
@@ -216,7 +226,7 @@ async def at_owner(
             may_repeat = False
             continue
         except MillstreamError as error:
-            if not has_moved(error) or not last:
+            if not has_moved(error, place) or not last:
                 raise
         if last:
             await asyncio.sleep(PAUSE_S)
@@ -234,11 +244,12 @@ async def ask_owners(
         kind: of the answers.
 
     Raises:
-        UnavailableError: `not_my_partition`, after all `PAUSES_S`; `node_failed`.
+        UnavailableError: `not_my_partition`, after all `PAUSES_S`; `node_failed`; `isolated`.
     """
     pauses = iter(PAUSES_S)
     while True:
         plan = router.plan(range(router.bucket.partition_count))
+        check_served(router.bucket, plan.own)
         shares: list[tuple[KnownPlace, list[int]]] = [*plan.by_node.items()]
         if plan.own:
             shares.append((HERE, plan.own))
@@ -266,14 +277,18 @@ async def together(calls: Iterable[Awaitable[_A]]) -> list[_A]:
     return answers
 
 
-def has_moved(error: MillstreamError) -> bool:
-    """Return whether a node says that another node has the requested data."""
-    return error.code == "not_my_partition"
+def has_moved(error: MillstreamError, place: Place = None) -> bool:
+    """Return whether a node says that another node has, or will have, the requested data.
+
+    `place` is that of the node. If this node may not serve what it has, no other one is known.
+    """
+    is_isolated = error.code == "isolated" and place != HERE
+    return is_isolated or error.code == "not_my_partition"
 
 
-def is_elsewhere(error: MillstreamError) -> bool:
+def is_elsewhere(error: MillstreamError, place: Place = None) -> bool:
     """Return whether the error means that another node may have the partition: to be retried."""
-    return error.code in _ELSEWHERE
+    return has_moved(error, place) or error.code == "node_failed"
 
 
 def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:

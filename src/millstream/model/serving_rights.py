@@ -27,7 +27,9 @@ from millstream.model.cluster_maps import DataRecord
 from millstream.model.rows import Row, majority
 
 __all__ = [
+    "CONTACT_WINDOW_MS",
     "LEASE_MARGIN_MS",
+    "NOOP_INTERVAL_MS",
     "Contact",
     "Isolation",
     "Right",
@@ -40,6 +42,10 @@ __all__ = [
 ]
 
 
+CONTACT_WINDOW_MS: Final = 500
+"""An active copy serves so long after its last contact with a majority of every row."""
+NOOP_INTERVAL_MS: Final = 100
+"""Longest silence of a stream between copies."""
 LEASE_MARGIN_MS: Final = 200
 """A node gives its lease up so long before its session can end."""
 Isolation = Literal["stop", "read_only", "serve"]

@@ -62,7 +62,7 @@ class Following:
 
     def receive(self, data: bytes) -> int:
         before = self.feed.figures().changes_total
-        self.feed.receive(data)
+        self.feed.receive(data, 0)
         self._step()
         return 1 + self.feed.figures().changes_total - before
 

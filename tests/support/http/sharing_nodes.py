@@ -27,6 +27,7 @@ from millstream.errors import (
 from millstream.gateway.core.api.stored import Asked, decode_asked, encode, refused
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState, partition_of
 
 BUCKET, UUID, PARTITIONS = "b", "00", 4
@@ -220,6 +221,11 @@ class SharingNodes:
         self.give_map(self.rows[:partition] + to + self.rows[partition + 1 :])
         await self.set_state(before, partition, PartitionState.DEAD)
         await self.set_state(to, partition, PartitionState.ACTIVE)
+
+    def isolate(self, name: str) -> None:
+        """Have a node serve by rights from now on, and give it none."""
+        record = DataRecord(MapKey(2, 1), name, 1, ((name, "away"),))
+        self[name].running.bucket.manage(name, lambda _: record)
 
     def owner(self, doc_id: str) -> str:
         return self.rows[partition_of(doc_id.encode(), PARTITIONS)]

@@ -14,7 +14,7 @@ from millstream.model.lineage import born
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
 from millstream.upr.core.shared_slices import SharedSlices
-from millstream.upr.core.source import Hold, Reader
+from millstream.upr.core.source import Hold, Peer, Reader
 from millstream.wire.frames import deletion, described, mutation, seqno_of
 
 UUID_BASE = 0xA000
@@ -52,6 +52,7 @@ class FakePartition:
     """Branch -> everything ever written in it, purged or not; seen by checks only."""
 
     is_suspended: bool = False
+    unserved: str = ""
     last_branch: int = 0
 
     @property
@@ -218,6 +219,7 @@ class FakeBucket:
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     durable_callbacks: list[Callable[[], None]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)
     """What producers said of copies that follow."""
     take_overs: set[int] = field(default_factory=set)
     held_back: set[int] = field(default_factory=set)
@@ -257,6 +259,12 @@ class FakeBucket:
         self, name: str, partition_id: int, stream: object, complete_end: int, persisted_end: int
     ) -> None:
         self.told.append(f"{name} has {complete_end} {persisted_end} of {partition_id}")
+
+    def on_accepted(self, peer: Peer, partition_id: int, stream: object) -> None:
+        self.heard.append(f"{peer.name} accepts {partition_id}")
+
+    def on_heard(self, peer: Peer) -> None:
+        self.heard.append(f"{peer.name} answers {peer.sent_ms}")
 
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         self.told.append(f"{name} left {partition_id}")

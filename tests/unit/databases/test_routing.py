@@ -179,6 +179,34 @@ async def test_who_has_it_no_more_is_asked_again(nodes: SharingNodes) -> None:
         assert len(doing.done) == TRIES_MAX
 
 
+ISOLATED = UnavailableError("it is isolated", code="isolated")
+
+
+async def test_a_node_that_may_not_serve_is_asked_again_unless_it_is_this_one(
+    nodes: SharingNodes,
+) -> None:
+    doing = Doing(ISOLATED, ISOLATED)
+    assert await do(nodes, "b", doing, is_harmless=False) == "b"
+    doing = Doing(*[ISOLATED] * TRIES_MAX)
+    with pytest.raises(UnavailableError, match="it is isolated"):
+        await do(nodes, "b", doing)
+    assert len(doing.done) == TRIES_MAX
+    doing = Doing(ISOLATED)
+    with pytest.raises(UnavailableError, match="it is isolated"):
+        await do(nodes, "a", doing)
+    assert doing.done == ["here"]
+
+
+async def test_the_map_is_believed_where_this_node_may_not_serve(nodes: SharingNodes) -> None:
+    key, router = nodes.id_at("a").encode(), nodes["a"].route(BUCKET)
+    nodes.isolate("a")
+    assert router.place(key) == HERE, "the map says so, too: it is refused here"
+    nodes.give_map("bbbb")
+    assert router.place(key) == NodeAt("b", 1)
+    nodes["a"].running.bucket.set_right(2**62, is_admitted=True)
+    assert router.place(key) == HERE
+
+
 async def test_what_was_lost_is_repeated_once_if_that_is_harmless(nodes: SharingNodes) -> None:
     doing = Doing(LOST)
     assert await do(nodes, "b", doing) == "b"

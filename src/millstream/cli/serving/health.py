@@ -216,6 +216,12 @@ def _bucket_warnings(name: str, figures: Figures) -> Iterator[str]:
             f"{waiting:,} partitions of bucket {name} should be active here and are not: after a "
             f"kill, `millstream cluster promote {name}` makes one copy of each active"
         )
+    if figures.get("serving_isolated_partitions"):
+        yield (
+            f"{figures['serving_isolated_partitions']:,} partitions of bucket {name} are active "
+            "here and may not serve: this node reaches neither the coordination service nor a "
+            "majority of their copies"
+        )
     if figures.get("map_not_first"):
         yield (
             f"{figures['map_not_first']:,} partitions of bucket {name} are active here, by its "

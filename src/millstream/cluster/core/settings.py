@@ -14,17 +14,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from millstream.errors import UsageError
-from millstream.model.serving_rights import Isolation
+from millstream.model.serving_rights import CONTACT_WINDOW_MS, Isolation
 
 __all__ = [
     "ACTIVATE_MS_MAX",
     "BRANCH_TRY_DOUBLINGS_MAX",
     "BRANCH_TRY_MS",
-    "CONTACT_WINDOW_MS",
     "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
     "LOCK_TTL_MS",
-    "NOOP_INTERVAL_MS",
     "ORDER_MS_MAX",
     "PART_STOPPED_MS_MAX",
     "REPORT_INTERVAL_MS",
@@ -43,10 +41,6 @@ SESSION_TTL_MS: Final = 1200
 """Time without a beat after which the coordination service ends the session of a node."""
 SESSION_BEAT_MS: Final = 300
 LOCK_TTL_MS: Final = 1200
-CONTACT_WINDOW_MS: Final = 500
-"""An active copy serves so long after its last contact with a majority of every row."""
-NOOP_INTERVAL_MS: Final = 100
-"""Longest silence of a stream between copies."""
 REPORT_INTERVAL_MS: Final = 500
 ORDER_MS_MAX: Final = 2000
 """Longest wait for the reply to an order, unless another limit is named."""

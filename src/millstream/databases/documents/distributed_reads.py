@@ -92,6 +92,8 @@ class DistributedReads(Generic[_T]):
         """Nodes whose connection was lost once."""
         self._fetched: dict[int, tuple[Node, Stored | None] | MillstreamError] = {}
         """Answers, by the number of the document."""
+        self._why: dict[int, MillstreamError] = {}
+        """Why a node did not answer for a document, last."""
 
     async def read_all(
         self, doc_ids: Sequence[str]
@@ -123,6 +125,9 @@ class DistributedReads(Generic[_T]):
                 break
             if last:
                 await asyncio.sleep(PAUSE_S)
+        why = self._why.get(number)
+        if why is not None and why.code == "isolated":
+            raise why
         raise self._places.no_owner(keys[number])
 
     async def _ask_all(self, keys: dict[int, bytes], wanted: int) -> None:
@@ -151,7 +156,8 @@ class DistributedReads(Generic[_T]):
         try:
             found = await read_stored(node, asked)
         except MillstreamError as error:
-            if has_moved(error):
+            if has_moved(error, place):
+                self._why |= dict.fromkeys(keys, error)
                 return
             if isinstance(error, OutcomeUnknownError) and place not in self._lost:
                 self._lost.add(place)
@@ -162,7 +168,9 @@ class DistributedReads(Generic[_T]):
             try:
                 self._fetched[number] = node, checked(key, one, is_own=place == HERE)
             except MillstreamError as error:
-                if not has_moved(error):
+                if has_moved(error, place):
+                    self._why[number] = error
+                else:
                     self._fetched[number] = error
 
 

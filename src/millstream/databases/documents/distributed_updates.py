@@ -32,7 +32,7 @@ from millstream.databases.documents.distributed_reads import (
 )
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import PAUSE_S, TRIES_MAX, Router, ambiguous, has_moved
+from millstream.databases.routing import HERE, PAUSE_S, TRIES_MAX, Router, ambiguous, has_moved
 from millstream.documents.stored import Packed, StoredDocument, pack
 from millstream.documents.updating import LongDecision
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
@@ -173,7 +173,7 @@ class DistributedUpdate:
             made = [error] * len(left)
         for edit, one in zip(left, made, strict=True):
             edit.why = None
-            if isinstance(one, MillstreamError) and has_moved(one):
+            if isinstance(one, MillstreamError) and has_moved(one, HERE):
                 edit.why = one
             else:
                 edit.result = one

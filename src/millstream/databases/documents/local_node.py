@@ -78,6 +78,8 @@ from millstream.kv.aio.documents.changes import Changes
 from millstream.kv.aio.documents.local_store import Version
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.active import check_served
+from millstream.model.partitions import partition_of
 from millstream.model.position import Position
 from millstream.model.sides import split
 
@@ -138,6 +140,8 @@ class LocalNode:
                 await running.local.keep(doc_id, Version(*version))
                 return Done()
             case stored.ListLocals(after=after):
+                every = range(running.bucket.partition_count)
+                check_served(running.bucket, self._changes.router(bucket).plan(every).own)
                 found_all = await self._own.locals(bucket)
                 is_alone = self._changes.router(bucket).is_alone
                 owned = (o for o in found_all if is_alone or self._owns(bucket, o.id))
@@ -182,7 +186,7 @@ class LocalNode:
     async def _write_local(self, running: BucketEngine, asked: stored.WriteLocal) -> int:
         """Replace or delete one that this node owns, and send it to the other nodes."""
         name = running.bucket.name
-        self._check_owner(name, asked.id)
+        self._check_owner(name, asked.id, for_write=True)
         number = await self._own.write_local(name, asked.id, asked.body, asked.rev)
         version = running.local.newest(asked.id)
         if version is not None:
@@ -195,9 +199,12 @@ class LocalNode:
     def _owns(self, bucket: str, local_id: str) -> bool:
         return self._changes.router(bucket).place((LOCAL_PREFIX + local_id).encode()) == HERE
 
-    def _check_owner(self, bucket: str, local_id: str) -> None:
+    def _check_owner(self, bucket: str, local_id: str, *, for_write: bool = False) -> None:
+        router, key = self._changes.router(bucket), (LOCAL_PREFIX + local_id).encode()
+        number = partition_of(key, router.bucket.partition_count)
+        check_served(router.bucket, (number,), for_write=for_write)
         if not self._owns(bucket, local_id):
-            raise self._changes.router(bucket).no_owner((LOCAL_PREFIX + local_id).encode())
+            raise router.no_owner(key)
 
     # -- whole partitions
 
@@ -281,6 +288,7 @@ class LocalNode:
         self._check_active(bucket, wanted.partitions)
 
     def _check_active(self, bucket: Bucket, numbers: Sequence[int]) -> None:
+        check_served(bucket, numbers)
         missing = set(numbers) - set(self._changes.router(bucket.name).plan(numbers).own)
         if missing:
             raise nowhere(missing)

@@ -28,7 +28,7 @@ from contextlib import aclosing, suppress
 from typing import Final, NamedTuple
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.routing import PAUSES_S, Router, is_elsewhere, nowhere
+from millstream.databases.routing import HERE, PAUSES_S, Router, is_elsewhere, nowhere
 from millstream.databases.scans.bucket_view import BucketView, OwnerState
 from millstream.documents.tokens import (
     SPREAD_PURGED,
@@ -206,7 +206,7 @@ class DistributedWalk:
                             yield piece
                     left.difference_update(lane.numbers)
                 except MillstreamError as error:
-                    if not is_elsewhere(error):
+                    if not is_elsewhere(error, lane.node or HERE):
                         raise
                     failure = error
             if failure is None:

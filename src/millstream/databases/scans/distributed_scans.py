@@ -24,7 +24,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.routing import (
+    HERE,
     PAUSES_S,
+    Place,
     Router,
     ask_owners,
     is_elsewhere,
@@ -34,6 +36,7 @@ from millstream.databases.routing import (
 from millstream.databases.scans.local_scan import Range, scanned
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.bucket_parts import Figures, WantedDocuments, WantedFigures
+from millstream.kv.core.copies.active import check_served
 from millstream.model.sides import side_of
 from millstream.wire.frames import description_bytes, head_of
 
@@ -62,8 +65,9 @@ class _Lane:
         wanted: Range,
         documents: AsyncGenerator[FoundDocument, None],
         closing: AsyncExitStack,
+        place: Place = None,
     ) -> None:
-        self.numbers, self.wanted = numbers, wanted
+        self.numbers, self.wanted, self.place = numbers, wanted, place
         self._documents = documents
         closing.push_async_callback(documents.aclose)
         self.head: FoundDocument | None = None
@@ -109,7 +113,7 @@ class DistributedScan:
                 assert lane.head is not None
                 yield lane.head
                 failure = await _failure_of(lane.advance())
-                if failure is not None and not is_elsewhere(failure):
+                if failure is not None and not is_elsewhere(failure, lane.place):
                     raise failure
                 if failure is not None or lane.is_over:
                     lanes.remove(lane)
@@ -128,7 +132,8 @@ class DistributedScan:
                 for node, part in plan.by_node.items()
             ]
             if plan.own:
-                lanes.append(_Lane(plan.own, wanted, self._own(plan.own, wanted), closing))
+                check_served(self._router.bucket, plan.own)
+                lanes.append(_Lane(plan.own, wanted, self._own(plan.own, wanted), closing, HERE))
             failures = await together(_failure_of(lane.advance()) for lane in lanes)
             failure: MillstreamError | None = nowhere(plan.nowhere) if plan.nowhere else None
             left = list(plan.nowhere)
@@ -218,7 +223,7 @@ async def scan_everywhere(
                         yield key.decode(), one
             return
         except MillstreamError as error:
-            if not router.is_shared or not is_elsewhere(error):
+            if not router.is_shared or not is_elsewhere(error, HERE):
                 raise
     scan = DistributedScan(router, now_ns)
     async with aclosing(scan.documents(wanted._replace(after=last))) as found:

@@ -23,7 +23,7 @@ from millstream.documents.stored import load
 from millstream.errors import UnavailableError
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.copies.active import active_copy
+from millstream.kv.core.copies.active import active_copy, check_served
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.model.sides import split
@@ -105,12 +105,13 @@ async def ordered_keys(
         pace: of the whole scan: its reader gives others a turn after each document.
 
     Raises:
-        UnavailableError: `not_my_partition`, a partition is not active here, or no longer.
+        UnavailableError: `not_my_partition`, a partition is not active here, or no longer;
+            `isolated`.
     """
     if wanted.start == wanted.end:
         alone = partition_of(wanted.start, bucket.partition_count)
         numbers = [alone] if alone in numbers else []
-    lanes = [_Lane(bucket.partitions[number], wanted) for number in numbers]
+    lanes = [_Lane(bucket, bucket.partitions[number], wanted) for number in numbers]
     descending = wanted.descending
     while True:
         for lane in lanes:
@@ -132,7 +133,8 @@ async def ordered_keys(
 class _Lane:
     """The unread keys of one partition; the first of them are loaded."""
 
-    def __init__(self, partition: Partition, wanted: Range) -> None:
+    def __init__(self, bucket: Bucket, partition: Partition, wanted: Range) -> None:
+        self._bucket = bucket
         self._partition, self._descending = partition, wanted.descending
         self._low, self._high = wanted.start, wanted.end + b"\0"
         if wanted.after is not None and wanted.descending:
@@ -161,7 +163,8 @@ class _Lane:
         self._count = min(2 * self._count, LANE_KEYS_MAX)
 
     def check(self) -> None:
-        """Raise if the partition is not active here; otherwise it would look empty."""
+        """Raise if the partition is not active here, or may not serve: it would look empty."""
+        check_served(self._bucket, (self._partition.partition_id,))
         if self._partition.state is not PartitionState.ACTIVE:
             raise UnavailableError(
                 f"partition {self._partition.partition_id} is not active on this node",

@@ -208,6 +208,9 @@ class KvConnection(asyncio.Protocol):
         """Answer received requests; hot path."""
         session = self.session
         self.is_active = True
+        bucket = session.bucket
+        if bucket is not None and bucket.serves_by_rights:
+            bucket.look_at_rights()
         try:
             out = session.receive(data, self._now_ns())
         except RemoteProtocolError as error:

@@ -43,6 +43,7 @@ from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.aio.reserve import Reserve
+from millstream.kv.aio.serving import ServingWatch
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.collaborators import Attachments, Collaborators
 from millstream.kv.core.copies.map_agreement import places_of
@@ -258,6 +259,7 @@ class BucketEngine:
             window=HistoryWindow(), purge_age_s=purge_age_s, sweep=self._sweep,
         )  # fmt: skip
         self.replicator = Replicator(bucket, self.copies, link_to)
+        self.serving = ServingWatch(bucket)
         self._majority = MajorityWait(time.time_ns)
         self.designs = DesignStore(
             bucket, DesignDocuments(bucket), self.until_persisted, self._majority, time.time_ns
@@ -274,6 +276,7 @@ class BucketEngine:
         published.add("copies", self.copies.statistics)
         published.add("map", partial(places_of, self.bucket))
         published.add("replication", self.replicator.statistics)
+        published.add("serving", self.serving.statistics)
         published.add("flusher", self.flusher.statistics)
         published.add("expiry", self.pager.statistics)
         published.add("compaction", self.compactor.statistics)
@@ -477,6 +480,7 @@ class BucketEngine:
 
         An error here is reported as any other: by `on_fatal`.
         """
+        self.serving.stop()
         await self.replicator.stop()
         await self._fetcher.stop()
         await self.pager.stop()

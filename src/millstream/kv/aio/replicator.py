@@ -27,6 +27,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from time import monotonic_ns
 from typing import Final, NamedTuple
 
 from millstream.access.kv_login import Login
@@ -395,7 +396,7 @@ class _Source:
     async def _read(self, link: Link, feed: TakingFeed) -> None:
         """Give received bytes to the feed, as fast as it can take them."""
         while True:
-            feed.receive(await link.read())
+            feed.receive(await link.read(), monotonic_ns() // 1_000_000)
             while feed.is_busy or feed.is_full:
                 if feed.step():
                     self._news.set()

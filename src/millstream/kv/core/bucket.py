@@ -8,8 +8,9 @@ Invariants:
    clients find partitions, and where nodes are.
 4. What it needs from its engine is given at construction (`Collaborators`).
 
-Elsewhere: which writes are accepted (`write_gate`), subscribers to changes (`notifications`),
-leases (`leases`), connections that stream (`streams`), the map's file (`data_directory.map_file`).
+Elsewhere: which writes are accepted (`write_gate`), who may serve (`serving`), subscribers
+to changes (`notifications`), leases (`leases`), connections that stream (`streams`), the map's
+file (`data_directory.map_file`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from millstream.kv.core.leases import BucketLeases
 from millstream.kv.core.notifications import Notifications
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.serving import RecordOf, ServingRights
 from millstream.kv.core.statistics import (
     Changes,
     Documents,
@@ -39,9 +41,9 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.model.rows import Row
-from millstream.model.serving_rights import Right, may_hand_over
+from millstream.model.serving_rights import Isolation, Right, may_hand_over
 from millstream.upr.core.shared_slices import SharedSlices
-from millstream.upr.core.source import Hold
+from millstream.upr.core.source import Hold, Peer
 
 __all__ = ["Bucket"]
 
@@ -65,10 +67,14 @@ class Bucket:
         self.partitions = partitions
         self.partition_count = len(partitions)
         self._now_ns = now_ns
+        self._monotonic_ns = monotonic_ns
         # Attributes that requests read often are here, too.
         self.writes = WriteGate(partitions)
         self.open_tables = self.writes.open_tables
         self.open_partitions = self.writes.open_partitions
+        self.serves_by_rights = False
+        """Active copies serve by rights: call `look_at_rights` before requests are answered."""
+        self.serving = ServingRights(partitions, self.writes.reopen)
         self.is_told_soon = False
         """A call of `changed` is scheduled: further changes need not schedule one."""
         self.notifications = Notifications()
@@ -83,7 +89,6 @@ class Bucket:
         self._records: list[DataRecord] | None = None
         self.adopt: Callable[[Mapping[int, DataRecord]], Awaitable[None]] | None = None
         """Adopts records durably, those that are news; None: the bucket is not managed."""
-        self.rights: Callable[[int], bool] = lambda _: True
         self.heard: dict[int, int] = {}
         """By partition: the largest branch that a reader has come with."""
         self.map_changes = 0
@@ -124,7 +129,7 @@ class Bucket:
         record = self.record(partition_id)
         if record is None:
             return True
-        return may_hand_over(record, reader, Right(self.may_serve_now(partition_id), False))
+        return may_hand_over(record, reader, self.right_now(partition_id))
 
     def end_take_over(self, partition_id: int) -> None:
         """A take-over stream has ended; writes held back for it are accepted again."""
@@ -235,6 +240,7 @@ class Bucket:
         self._records = list(records)
         for partition, record in zip(self.partitions, records, strict=True):
             self._use_record(partition, record, is_new_row=record.is_moving)
+        self.manage(node_name, self.record)
         self._tell_map()
 
     def use_records(self, records: Mapping[int, DataRecord]) -> None:
@@ -247,6 +253,7 @@ class Bucket:
             known[partition_id] = record
             is_new_row = record.is_moving and before.since != record.since
             self._use_record(self.partitions[partition_id], record, is_new_row=is_new_row)
+        self.serving.records_changed(records, self.now_ms())
         self._tell_map()
 
     def _use_record(self, partition: Partition, record: DataRecord, *, is_new_row: bool) -> None:
@@ -288,14 +295,6 @@ class Bucket:
         if is_active and branch > partition.failover_log[0].branch:
             self.heard[partition_id] = max(branch, self.heard.get(partition_id, 0))
 
-    def may_serve_now(self, partition_id: int) -> bool:
-        """Return whether the active copy may serve plain requests now."""
-        return self.rights(partition_id)
-
-    def quiet_ms(self, partition_id: int) -> int | None:
-        """Return the time since the copy last told its source that it follows; None: unknown."""
-        return None
-
     def _set_rows(self, partition: Partition, rows: tuple[Row, ...]) -> None:
         is_alone = rows == ((self.node_name,),) if self.is_managed else len(rows[0]) == 1
         if partition.acknowledged is not None or not is_alone:
@@ -305,6 +304,56 @@ class Bucket:
         self.map_changes += 1
         self._tell_reached()
         self.notifications.tell_map()
+
+    # -- the right to serve
+
+    def manage(self, node_id: str, record_of: RecordOf) -> None:
+        """Serve by rights from now on, by the records of a managed cluster.
+
+        Args:
+            node_id: name of this node in the records.
+            record_of: returns the adopted record of a partition.
+        """
+        self.serves_by_rights = True
+        for partition in self.partitions:
+            partition.on_plain = self._refresh
+        self.serving.manage(node_id, record_of, self.now_ms())
+        for partition in self.partitions:
+            self.writes.reopen(partition.partition_id)
+
+    def set_right(self, lease_ms: int | None, *, is_admitted: bool) -> None:
+        """Set until when this node has a lease (monotonic ms); None: it is out of step."""
+        self.serving.set_lease(lease_ms, is_admitted=is_admitted, now_ms=self.now_ms())
+
+    def set_rules(self, window_ms: int, isolation: Isolation) -> None:
+        """Use another contact window, and another answer to isolation."""
+        self.serving.set_rules(window_ms, isolation, self.now_ms())
+
+    def look_at_rights(self) -> None:
+        """Close what may not be served any longer. Costs one look at the clock."""
+        now_ms = self.now_ms()
+        if now_ms >= self.serving.next_change_ms:
+            self.serving.look(now_ms)
+
+    def right_now(self, partition_id: int) -> Right:
+        """Return why the copy may serve plain requests now, if it may."""
+        return self.serving.right(partition_id, self.now_ms())
+
+    def may_serve_now(self, partition_id: int) -> bool:
+        """Return whether an active copy has the right to serve plain requests now."""
+        return self.right_now(partition_id).is_given
+
+    def quiet_ms(self, partition_id: int) -> int | None:
+        """Return how long ago a copy here answered its source; None: not since the start."""
+        return self.serving.quiet_ms(partition_id, self.now_ms())
+
+    def _refresh(self, partition_id: int) -> None:
+        self.serving.refresh(partition_id, self.now_ms())
+        self.writes.reopen(partition_id)
+
+    def now_ms(self) -> int:
+        """Return the monotonic time by which rights last."""
+        return self._monotonic_ns() // 1_000_000
 
     # -- copies elsewhere, as reported by their streams
 
@@ -322,8 +371,17 @@ class Bucket:
         ):
             self._tell_reached()
 
+    def on_accepted(self, peer: Peer, partition_id: int, stream: object) -> None:
+        """A copy has accepted the history here: what its node answers is contact."""
+        self.serving.confirm(peer, partition_id, stream, self.now_ms())
+
+    def on_heard(self, peer: Peer) -> None:
+        """A node with following copies has answered."""
+        self.serving.heard(peer, self.now_ms())
+
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         """The stream has ended: writes that now cannot reach a majority stop waiting."""
+        self.serving.left(name, partition_id, stream, self.now_ms())
         partition = self.partitions[partition_id]
         acknowledged = partition.acknowledged
         if acknowledged is None:

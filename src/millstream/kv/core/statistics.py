@@ -265,6 +265,8 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "replication_changes_total": "Changes received from sources",
     "replication_rollbacks_total": "Copies rolled back because a source has another history",
     "replication_reconnects_total": "Connections to sources that were lost or failed",
+    "serving_isolated_partitions": "Active copies that may not serve: no lease and no contact",
+    "serving_isolated_total": "How often an active copy lost its right to serve",
     "flusher_commits_total": "Group commits written",
     "flusher_changes_total": "Changes in group commits",
     "flusher_bytes_total": "Bytes of group commits",

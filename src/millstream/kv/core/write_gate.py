@@ -5,9 +5,10 @@ Invariants:
    checks. A partition that is not plain (`Partition.is_plain`) has an empty table there, and None.
    For writing, it must be linear, too (`is_linear`), there must be no `refusals`, and writes must
    not be delayed.
+2. A copy that may not serve (`Partition.unserved`) is open for nothing that it refuses.
 
-Elsewhere: refusing and delaying (`kv.aio.memory_keeper`, `kv.aio.flusher`), the answers
-(`kv.core.session.session`).
+Elsewhere: the right to serve (`kv.core.serving`), refusing and delaying
+(`kv.aio.memory_keeper`, `kv.aio.flusher`), the answers (`kv.core.session.session`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class WriteGate:
 
     def refuses(self, partition_id: int) -> bool:
         """Return whether writes are refused though the partition would accept them."""
-        return bool(self.refusals) or partition_id in self.held_back
+        is_unserved = self._partitions[partition_id].unserved
+        return bool(self.refusals or is_unserved) or partition_id in self.held_back
 
     def hold_back(self, partition_id: int) -> None:
         """Answer new writes of the partition with a temporary failure."""

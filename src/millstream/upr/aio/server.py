@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
+from time import monotonic_ns, perf_counter
 from typing import Final, Protocol
 
 from millstream.errors import MillstreamError
@@ -206,7 +206,7 @@ class StreamSession:
         self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        self._producer.on_tick(int(self._loop.time() * 1000))
+        self._producer.on_tick(monotonic_ns() // 1_000_000)
         self._start_timer()
         self._answer()
 

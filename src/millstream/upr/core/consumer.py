@@ -140,15 +140,20 @@ class ConsumerCore:
         self._unacked_bytes = 0
         self._controls: dict[int, str] = {}
         self._has_barriers = False
+        self.noops = 0
+        """How many no-ops came; each is answered behind what was said before."""
 
     # -- what the reader does
 
-    def start(self, name: bytes, *, noop_interval_s: int = 20, consumer_name: bytes = b"") -> None:
+    def start(
+        self, name: bytes, *, noop_interval_s: float = 20, consumer_name: bytes = b""
+    ) -> None:
         """Open the connection as a consumer.
 
         Args:
             name: 1..200 bytes, unique: an older connection of the same name is closed.
-            noop_interval_s: seconds between the server's signs of life.
+            noop_interval_s: seconds between the server's signs of life; fractions of a second
+                are for our own servers, at least 0.1.
             consumer_name: of the node that keeps copies, for what it acknowledges.
 
         Raises:
@@ -163,11 +168,11 @@ class ConsumerCore:
         self._ask("open", Opcode.DCP_OPEN, _U32.pack(0) + _U32.pack(flags), name, b"")
         self.configure(noop_interval_s=noop_interval_s, consumer_name=consumer_name)
 
-    def configure(self, *, noop_interval_s: int = 20, consumer_name: bytes = b"") -> None:
+    def configure(self, *, noop_interval_s: float = 20, consumer_name: bytes = b"") -> None:
         """Set the options of the streams of a connection that is open or being opened."""
         for key, value in (
             ("enable_noop", "true"),
-            ("set_noop_interval", str(noop_interval_s)),
+            ("set_noop_interval", f"{noop_interval_s:g}"),
             ("connection_buffer_size", str(self._window_bytes)),
             ("enable_expiry_opcode", "true"),
         ):
@@ -179,6 +184,12 @@ class ConsumerCore:
             self._ask("document_meta", Opcode.DCP_CONTROL, b"", b"document_meta", b"true")
         if self._durable_only:
             self._ask("durable_only", Opcode.DCP_CONTROL, b"", b"durable_only", b"true")
+
+    def set_noop_interval(self, seconds: float) -> None:
+        """Ask for signs of life so often from now on."""
+        key = "set_noop_interval"
+        value = f"{seconds:g}".encode()
+        self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), value)
 
     def _ask(self, what: str, opcode: int, extras: bytes, key: bytes, value: bytes) -> None:
         opaque = self._new_opaque(what)
@@ -451,6 +462,7 @@ class ConsumerCore:
         if packet.magic != REQUEST:
             self._on_response(packet, events)
         elif packet.opcode == Opcode.DCP_NOOP:
+            self.noops += 1
             self._out.append(response(Opcode.DCP_NOOP, Status.SUCCESS, packet.opaque))
         else:
             self._unacked_bytes += stop - at

@@ -16,13 +16,12 @@ Invariants:
 4. At most `BACKFILLS_MAX` streams of a connection read the log at a time; a read that was given
    up counts until it is done.
 5. One no-op is outstanding at most.
-6. An acknowledgement that names more than the stream has sent, or less than one before it, closes
-   the connection. What is acknowledged of a partition is told while its stream lasts.
+6. An acknowledgement that is impossible closes the connection.
 7. A barrier's cookie goes behind every message that it waits for, and is counted as they are.
 
 Elsewhere: the judgement of requests (`upr.core.decision`), snapshots (`upr.core.stream`), what a
-barrier waits for (`upr.core.barriers`), sockets, threads and timers (`upr.aio.server`), OPEN (the
-kv port, which makes the producer).
+barrier waits for (`upr.core.barriers`), copies that are fed (`upr.core.fed_copies`), sockets,
+threads and timers (`upr.aio.server`), OPEN (the kv port, which makes the producer).
 
 Source: UPR design paper, "How ep-engine sends snapshots to UPR clients"; the released protocol.
 """
@@ -40,10 +39,10 @@ from millstream.model.partitions import PartitionState
 from millstream.upr.core.barriers import Barriers
 from millstream.upr.core.control import Settings
 from millstream.upr.core.decision import Grant, RollbackError, decide
+from millstream.upr.core.fed_copies import FedCopies
 from millstream.upr.core.messages import (
     RefusedError,
     check_layout,
-    decode_acknowledgement,
     decode_barrier,
     decode_stream_request,
     encode_failover_log,
@@ -102,14 +101,6 @@ _PRODUCER_ONLY: Final = frozenset(
 )
 """Messages that only a producer sends: whoever sends them here closes the connection."""
 _OWN_PRODUCER_ONLY: Final = frozenset({Opcode.BARRIER_REACHED, Opcode.CYCLE_END, Opcode.DOC_META})
-
-
-class _Acknowledged(NamedTuple):
-    """What the peer acknowledged of a stream, and the name it has there."""
-
-    name: str
-    complete_end: int = 0
-    persisted_end: int = 0
 
 
 class StreamFigures(NamedTuple):
@@ -171,8 +162,7 @@ class Producer:
         self._held_back: deque[tuple[Stream, bytes]] = deque()
         """Messages that the window had no room for, the rest of one step at most."""
         self._barriers = Barriers()
-        self._acknowledged: dict[int, _Acknowledged] = {}
-        """Acknowledgements of the streams that feed a copy, by partition."""
+        self._fed = FedCopies(bucket)
         self._may_acknowledge = may_take_over
         self._take_overs = TakeOvers(bucket, is_allowed=may_take_over)
         self._replies: list[bytes] = []
@@ -191,7 +181,7 @@ class Producer:
         self._has_heard = True
         if packet.magic == RESPONSE:
             if packet.opcode == Opcode.DCP_NOOP:
-                self._is_noop_out = False
+                self._on_noop_answered(packet)
             elif self._take_overs.on_response(packet, self._end):
                 self._is_dirty = True
             return
@@ -240,9 +230,8 @@ class Producer:
         insort(self._order, asked.partition_id)
         self._has_asked = self._is_dirty = True
         if self.settings.consumer_name:
-            self._acknowledged[asked.partition_id] = _Acknowledged(self.settings.consumer_name)
             stream.tells_awaited = self.settings.is_extended
-            self._bucket.on_joined(self.settings.consumer_name, asked.partition_id, stream)
+            self._fed.join(self.settings.consumer_name, stream)
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 
     def _begin(self, source: PartitionSource, grant: Grant, opaque: int) -> Stream:
@@ -319,24 +308,9 @@ class Producer:
         self._reply(packet, Status.SUCCESS)
 
     def _on_seqno_acknowledged(self, packet: Packet) -> None:
-        """Take what a copy has by now. Not answered; of a stream that is over it says nothing."""
-        complete_end, persisted_end = decode_acknowledgement(
-            packet, is_extended=self.settings.is_extended
-        )
-        partition_id = packet.vbucket
-        known = self._acknowledged.get(partition_id)
-        if known is None:
-            return
-        stream, has_two = self._streams[partition_id], len(packet.extras) == 16
-        persisted_end = persisted_end if has_two else known.persisted_end
-        if not (
-            known.complete_end <= complete_end <= stream.complete
-            and known.persisted_end <= persisted_end <= complete_end
-        ):
+        """Take what a copy has by now. Not answered."""
+        if not self._fed.on_acknowledged(packet, is_extended=self.settings.is_extended):
             self.wants_close = True
-            return
-        self._acknowledged[partition_id] = _Acknowledged(known.name, complete_end, persisted_end)
-        self._bucket.on_acknowledged(known.name, partition_id, stream, complete_end, persisted_end)
 
     # -- stream messages
 
@@ -445,14 +419,8 @@ class Producer:
         self._order.remove(partition_id)
         self._take_overs.forget(stream)
         self._barriers.on_end(partition_id)
-        self._leave(stream)
+        self._fed.leave(partition_id)
         self._is_dirty = True  # its turn at the log is free
-
-    def _leave(self, stream: Stream) -> None:
-        """Note that this stream no longer feeds a copy."""
-        acknowledged = self._acknowledged.pop(stream.partition_id, None)
-        if acknowledged is not None:
-            self._bucket.on_left(acknowledged.name, stream.partition_id, stream)
 
     # -- the log
 
@@ -525,6 +493,12 @@ class Producer:
         if self.settings.has_noop and self._has_asked:
             self._send_noop(now_ms)
 
+    def _on_noop_answered(self, packet: Packet) -> None:
+        if self._is_noop_out and packet.opaque == self._noop_opaque:
+            assert self._noop_ms is not None
+            self._fed.heard(self._noop_ms)
+        self._is_noop_out = False
+
     def _send_noop(self, now_ms: int) -> None:
         asked_ms = self._noop_ms
         if self._is_noop_out and asked_ms is not None:  # only who was asked can be silent
@@ -544,7 +518,7 @@ class Producer:
         """Close all streams. Nothing is written any more."""
         for stream in self._streams.values():
             stream.abandon()
-            self._leave(stream)
+            self._fed.leave(stream.partition_id)
         self._streams.clear()
         self._order.clear()
         self._round.clear()

@@ -16,13 +16,14 @@ Elsewhere: the engine's implementation (`kv.core`), the streams (`upr.core.produ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.upr.core.shared_slices import SharedSlices
 
-__all__ = ["BucketSource", "Hold", "PartitionSource", "Reader"]
+__all__ = ["BucketSource", "Hold", "PartitionSource", "Peer", "Reader"]
 
 
 class Hold(NamedTuple):
@@ -34,6 +35,15 @@ class Hold(NamedTuple):
     hold_id: int
     at: int
     is_logged: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """The node at the other end of one connection, whose copies its streams feed."""
+
+    name: str
+    sent_ms: int | None = None
+    """When the newest no-op was sent that it answered (monotonic); None: it answered none."""
 
 
 class Reader(Protocol):
@@ -210,6 +220,12 @@ class BucketSource(Protocol):
         self, name: str, partition_id: int, stream: object, complete_end: int, persisted_end: int
     ) -> None:
         """That copy is complete up to `complete_end`, durably so up to `persisted_end`."""
+
+    def on_accepted(self, peer: Peer, partition_id: int, stream: object) -> None:
+        """The copy has accepted the history of the stream; until its end, answers confirm that."""
+
+    def on_heard(self, peer: Peer) -> None:
+        """A peer has answered a no-op; `sent_ms` is when that was sent."""
 
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         """The stream is over."""

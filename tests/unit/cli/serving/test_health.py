@@ -73,12 +73,14 @@ def test_what_to_look_at():
     figures = {
         "memory_is_refusing": 1, "flusher_disk_full_total": 1, "readers_lag": 2_000_000,
         "disk_free_bytes": 5 * 2**20, "map_not_active": 3, "map_left_over": 1, "map_not_first": 2,
+        "serving_isolated_partitions": 21,
     }  # fmt: skip
     buckets = [{**BUCKET, "figures": figures}, {**BUCKET, "state": "failed", "reason": "damage"}]
     found = list(warnings_of(node, buckets))
     assert "is not served: damage" in found[0]
     for words in (
         "3 partitions",
+        "21 partitions of bucket orders are active here and may not serve",
         "1 copies",
         "2 partitions",
         "takes no writes",
@@ -87,7 +89,7 @@ def test_what_to_look_at():
         "late by 250 ms",
     ):
         assert any(words in warning for warning in found), words
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 def test_coordination_is_in_the_nodes_line_and_warnings():

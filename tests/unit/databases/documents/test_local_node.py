@@ -37,6 +37,7 @@ from millstream.gateway.core.bucket_parts import (
     PartCutter,
     Reached,
     WantedChanges,
+    WantedDocuments,
     WantedFigures,
     WantedHistories,
 )
@@ -173,6 +174,78 @@ async def test_a_partition_that_is_stopped_is_not_written(nodes: SharingNodes) -
     refusal = await write(nodes, doc_id, None, packed())
     assert isinstance(refusal, Refused)
     assert refusal.code == "not_my_partition"
+
+
+def asked_of(nodes: SharingNodes) -> list[Any]:
+    """Everything that can be asked about documents of node a."""
+    here = nodes.id_at("a", "_local/l").removeprefix("_local/")
+    owned = [number for number, name in enumerate(nodes.rows) if name == "a"]
+    return [
+        WantedHistories(UUID, owned), WantedFigures(UUID, owned), ReadLocal(UUID, here),
+        WriteLocal(UUID, here, b"{}", None), ListLocals(UUID, ""),
+    ]  # fmt: skip
+
+
+async def test_a_node_that_may_not_serve_answers_nothing_as_if_it_were_current(
+    nodes: SharingNodes,
+) -> None:
+    doc_id = nodes.id_at("a")
+    assert isinstance(await write(nodes, doc_id, None, packed()), Placed)
+    nodes.isolate("a")
+    node, owned = nodes["a"], [number for number, name in enumerate(nodes.rows) if name == "a"]
+    for asked in asked_of(nodes):
+        with pytest.raises(UnavailableError) as caught:
+            await node.stored.answer(BUCKET, asked)
+        assert caught.value.code == "isolated", asked
+    for one in (*await read(nodes, doc_id), await write(nodes, doc_id, None, packed())):
+        assert isinstance(one, Refused)
+        assert one.code == "isolated"
+    for wanted in (
+        WantedChanges(UUID, owned, [NOWHERE] * len(owned), False),
+        WantedDocuments(UUID, owned, b"", b"\xff"),
+    ):
+        cutter = PartCutter()
+        [found] = [
+            message
+            async for data in node.stored.stream(BUCKET, wanted)
+            for message in cutter.receive(data)
+        ]
+        assert isinstance(found, Failed)
+        assert found.code == "isolated"
+    node.running.bucket.set_right(2**62, is_admitted=True)
+    for asked in asked_of(nodes):
+        await node.stored.answer(BUCKET, asked)
+    assert isinstance((await read(nodes, doc_id))[0], Stored)
+
+
+async def test_readers_of_a_node_that_may_not_serve_are_told_at_once(nodes: SharingNodes) -> None:
+    doc_id = nodes.id_at("a")
+    nodes.isolate("a")
+    database, spread = nodes["a"].stored._changes, nodes["a"].spread
+    everything = spread.scan(BUCKET, b"", b"\xff", descending=False)
+    calls: list[Any] = [
+        spread.read(BUCKET, doc_id), spread.info(BUCKET), anext(everything),
+        database.whole(BUCKET),
+    ]  # fmt: skip
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    for found in results:
+        assert isinstance(found, UnavailableError), found
+        assert found.code == "isolated"
+
+
+async def test_a_reader_of_changes_ends_when_its_node_may_not_serve_any_more(
+    nodes: SharingNodes,
+) -> None:
+    database = await nodes["a"].stored._changes.whole(BUCKET)
+    walk = database.open(database.latest(), restarts=False)
+    assert [piece async for piece in walk.pieces()] == []
+    nodes.isolate("a")
+    with pytest.raises(UnavailableError) as caught:
+        async for _ in walk.pieces():
+            pass
+    assert caught.value.code == "isolated"
+    walk.close()
 
 
 # -- partitions

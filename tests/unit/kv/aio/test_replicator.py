@@ -437,8 +437,8 @@ async def test_a_mistake_with_one_copy_does_not_end_the_following_of_the_others(
 ) -> None:
     take, broken = TakingFeed.receive, True
 
-    def receive(feed: TakingFeed, data: bytes) -> None:
-        take(feed, data)
+    def receive(feed: TakingFeed, data: bytes, now_ms: int) -> None:
+        take(feed, data, now_ms)
         if broken and b"bad" in data:
             raise ZeroDivisionError("planted")
 

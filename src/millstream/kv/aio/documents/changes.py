@@ -30,6 +30,7 @@ from millstream.documents.tokens import (
 )
 from millstream.errors import ConditionError, UnavailableError
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.active import check_served
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.revisions.changes_feed import (
     ChangesFeed,
@@ -117,7 +118,7 @@ class Changes:
             ConditionError: `bucket_not_found`.
             UnavailableError: `not_my_partition`.
         """
-        self.check()
+        self._check_served()
         return self._feed.is_suspended or self._feed.lag() > 0
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -165,7 +166,7 @@ class Changes:
                 chunks = walk.chunks
                 assert chunks is not None
                 piece = walk.from_log(await asyncio.to_thread(next, chunks, None))
-                self.check()
+                self._check_served()
             if piece is not None:
                 return piece
         return None
@@ -173,7 +174,7 @@ class Changes:
     async def _settled(self) -> None:
         """Wait while a partition is about to change."""
         waited_s = 0.0
-        self.check()
+        self._check_served()
         while self._feed.is_suspended:
             if waited_s >= SUSPENDED_SECONDS_MAX:
                 raise UnavailableError(
@@ -231,6 +232,11 @@ class Changes:
             raise ConditionError(
                 f"bucket {self._bucket.name!r} is not served any more", code="bucket_not_found"
             )
+
+    def _check_served(self) -> None:
+        """The same, and `isolated` if a copy may not serve now."""
+        self.check()
+        check_served(self._bucket, self._feed.walks)
 
     def drop(self) -> None:
         """The bucket is no longer served: the reader is told."""

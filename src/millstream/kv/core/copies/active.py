@@ -5,6 +5,7 @@ Elsewhere: the copies' states (`kv.core.partition.states`), changes of states (`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from millstream.errors import UnavailableError
@@ -14,7 +15,7 @@ from millstream.wire.mcbp import Status
 if TYPE_CHECKING:
     from millstream.kv.core.bucket import Bucket
 
-__all__ = ["active_copy", "not_now", "place_of"]
+__all__ = ["active_copy", "check_served", "check_writable", "isolated", "not_now", "place_of"]
 
 
 def active_copy(bucket: Bucket, key: bytes) -> Partition:
@@ -22,9 +23,13 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
 
     Raises:
         UnavailableError: `not_my_partition`, the message names the node to ask;
-            `temporarily_unavailable`.
+            `temporarily_unavailable`; `isolated`: the copy is active and may not serve now.
     """
     partition = bucket.partition_for(key)
+    if bucket.serves_by_rights:
+        bucket.look_at_rights()
+        if partition.unserved == "all":
+            raise isolated(partition)
     refusal = partition.refusal
     if refusal is Status.NOT_MY_VBUCKET:
         raise UnavailableError(
@@ -36,6 +41,35 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
     if refusal is not None:
         raise not_now(f"partition {partition.partition_id} changes its state")
     return partition
+
+
+def check_served(bucket: Bucket, numbers: Iterable[int], *, for_write: bool = False) -> None:
+    """Raise `isolated` if a copy of these partitions is active here and may not serve now."""
+    if bucket.serves_by_rights:
+        bucket.look_at_rights()
+        for number in numbers if bucket.serving.isolated else ():
+            partition = bucket.partitions[number]
+            if partition.unserved == "all" or (for_write and partition.unserved):
+                raise isolated(partition)
+
+
+def check_writable(bucket: Bucket, partition: Partition) -> None:
+    """Raise if an active copy takes no writes now: `isolated`, `temporarily_unavailable`."""
+    check_served(bucket, (partition.partition_id,), for_write=True)
+    if bucket.writes.refuses(partition.partition_id):
+        raise not_now("writes are refused at the moment")
+
+
+def isolated(partition: Partition) -> UnavailableError:
+    """Return the error for requests that an active copy may not serve now."""
+    what = "reads and writes" if partition.unserved == "all" else "writes"
+    return UnavailableError(
+        f"partition {partition.partition_id} is active on this node, which may not serve {what} "
+        "now: it has neither a lease of the coordination service nor contact with a majority of "
+        "the copies; ask another node, or again once this node is connected to the others",
+        code="isolated",
+        retry="refresh_map",
+    )
 
 
 def place_of(bucket: Bucket, partition: Partition) -> str:

@@ -22,7 +22,9 @@ Invariants:
    source, for example one that was active and was killed; following it would undo them.
 5. Only complete ends are acknowledged, and for durability only ends that are durable with their
    range, of the history in which the source accepted the copy.
-6. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
+6. A copy that promises a larger branch closes its stream before anything later is answered. A copy
+   that has accepted its source says so with its first acknowledgement, even if it is empty.
+7. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
    `is_full`: it gets no bytes, and acknowledges none to the source's flow control.
 
 Elsewhere: the stream (`upr.core.consumer`), sockets, timers and the choice of sources
@@ -46,6 +48,7 @@ from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.partition.states import FOLLOWING
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
+from millstream.model.serving_rights import NOOP_INTERVAL_MS
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
     ChangesReceived,
@@ -63,19 +66,9 @@ from millstream.upr.core.follower import StreamOptions
 from millstream.wire.mcbp import Opcode, Packet, SnapshotFlag, Status, StreamFlag, request
 
 __all__ = [
-    "FULL_WAIT_S",
-    "ChangeState",
-    "Effect",
-    "Feed",
-    "FeedFigures",
-    "Line",
-    "Read",
-    "Send",
-    "Stage",
-    "TakenOver",
-    "Undo",
-    "Wait",
-]
+    "FULL_WAIT_S", "ChangeState", "Effect", "Feed", "FeedFigures", "Line", "Read", "Send", "Stage",
+    "TakenOver", "Undo", "Wait",
+]  # fmt: skip
 
 UNFLUSHED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Unflushed changes of one source beyond which no more are received."""
@@ -88,6 +81,8 @@ PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 2.0
 _HIGHS_OPAQUE: Final = 0x10000
 _FROM_ACTIVE: Final = StreamOptions(flags=StreamFlag.ACTIVE_ONLY)
+_NOTHING_YET: Final = (-1, -1)
+"""Ends before the first acknowledgement."""
 _SEQNO: Final = Struct(">HQ")
 _STATE: Final = Struct(">I")
 
@@ -204,7 +199,7 @@ class Line:
         """Epoch of the copy when the stream was requested, or after it was opened."""
         self.branch = 0
         """Newest branch of the source of the stream."""
-        self.acknowledged = (0, 0)
+        self.acknowledged = _NOTHING_YET
         self.is_awaited = False
         """A write at the source waits until this copy has the open snapshot on disk."""
         self.failure = ""
@@ -221,9 +216,13 @@ class Line:
     @property
     def is_stale(self) -> bool:
         """Return whether the copy has changed since the request, or has promised not to follow."""
-        partition = self.partition
-        is_other = partition.epoch != self.epoch or not self.may_follow
-        return is_other or partition.last_branch > self.branch
+        is_other = self.partition.epoch != self.epoch or not self.may_follow
+        return is_other or self.is_fenced
+
+    @property
+    def is_fenced(self) -> bool:
+        """Return whether the copy has promised not to follow this source."""
+        return self.partition.last_branch > self.branch
 
     @property
     def replica(self) -> Replica:
@@ -254,6 +253,7 @@ class Feed:
         """Number of applied changes of the first event."""
         self._is_reading = False
         self._has_news = False
+        self._has_short_noops = False
         self._unflushed: deque[tuple[Partition, int, int, int]] = deque()
         """(partition, its epoch, seqno, bytes up to there since the entry before)."""
         self._unflushed_bytes = 0
@@ -270,6 +270,9 @@ class Feed:
 
     def follow(self, partition_id: int) -> None:
         """Keep the copy following; a resting copy requests its stream at once."""
+        if self._bucket.serves_by_rights and not self._has_short_noops:
+            self._has_short_noops = True  # they keep the source serving
+            self._core.set_noop_interval(NOOP_INTERVAL_MS / 1000)
         line = self._lines.get(partition_id)
         if line is None:
             line = self._lines[partition_id] = Line(self._bucket.partitions[partition_id])
@@ -292,7 +295,10 @@ class Feed:
     def look(self, partition_id: int) -> None:
         """The copy has changed: check whether its stream may go on."""
         line = self._lines.get(partition_id)
-        if line is not None and line.stage is Stage.OPEN and line.is_stale:
+        if line is not None and (
+            (line.stage is Stage.OPEN and line.is_stale)
+            or (line.stage is Stage.MOVING and line.is_fenced)
+        ):
             self._close(line)
 
     def ask_highs(self) -> None:
@@ -320,14 +326,17 @@ class Feed:
         """Return whether received data is not applied yet."""
         return bool(self._events)
 
-    def receive(self, data: bytes) -> None:
-        """Receive bytes; `step` applies them.
+    def receive(self, data: bytes, now_ms: int | None = None) -> None:
+        """Receive bytes; `step` applies them. With the time (monotonic) answers are noted.
 
         Raises:
             RemoteProtocolError: the source broke the protocol: close the connection.
             AccessError: the user may not stream this bucket.
         """
+        before = self._core.noops
         self._events += self._core.receive_data(data)
+        if now_ms is not None and self._core.noops != before:
+            self._bucket.serving.answered(self._lines, now_ms)
 
     def step(self) -> bool:
         """Apply a part of the received data; return whether there is more to do at once.
@@ -520,7 +529,7 @@ class Feed:
         line.replica.on_opened(log, event.position.purge_seqno or 0, high)
         line.source_high = max(event.source_high or 0, event.position.seqno)
         line.stage, line.epoch, line.branch = Stage.OPEN, partition.epoch, log[0].branch
-        line.acknowledged, line.failure = (0, 0), ""
+        line.acknowledged, line.failure = _NOTHING_YET, ""
         self._has_news = True
 
     def _on_rollback(self, line: Line, seqno: int, branch: int) -> None:

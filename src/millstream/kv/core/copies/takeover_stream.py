@@ -93,7 +93,8 @@ class TakingFeed(AgreeingFeed):
         self._core.answer_state(partition_id, Status.ETMPFAIL if failure else Status.SUCCESS)
         taking.failure = taking.failure or failure
         line.stage, line.epoch = Stage.OPEN, line.partition.epoch
-        if failure or (taking.failure and taking.wanted is PartitionState.PENDING):
+        is_pending = taking.wanted is PartitionState.PENDING
+        if failure or (is_pending and (taking.failure or line.is_stale)):
             self._close(line)
         elif taking.wanted is PartitionState.ACTIVE:
             line.stage = Stage.CLOSING  # the source ends the stream

@@ -38,7 +38,7 @@ from millstream.kv.core.partition.read_copy import ReadCopy
 from millstream.kv.core.partition.replica import Replica
 from millstream.kv.core.partition.residents import Residents
 from millstream.kv.core.partition.revision_changes import bury, put_over
-from millstream.kv.core.partition.states import refusal_in
+from millstream.kv.core.partition.states import Unserved, refusal_in
 from millstream.kv.core.queue.entry import value_of
 from millstream.kv.core.queue.log_reader import LogReader
 from millstream.kv.core.queue.mutation_queue import (
@@ -102,6 +102,7 @@ class Partition(ReadCopy):
         "residents",
         "state",
         "table",
+        "unserved",
     )
 
     def __init__(
@@ -150,6 +151,8 @@ class Partition(ReadCopy):
         """No write waits any longer for changes at or below this to be durable."""
         self.is_suspended = False
         """Documents are refused for the moment: the state or the history is about to change."""
+        self.unserved: Unserved = ""
+        """What an active copy refuses because it has no right to serve; "": nothing."""
         self.failover_log = failover_log
         self.last_branch = max(last_branch, failover_log[0].branch)
         self.purge_seqno = purge_seqno
@@ -197,7 +200,9 @@ class Partition(ReadCopy):
     @property
     def refusal(self) -> Status | None:
         """Return the status that refuses document requests; None if they are served."""
-        return Status.ETMPFAIL if self.is_suspended else refusal_in(self.state)
+        if self.is_suspended:
+            return Status.ETMPFAIL
+        return refusal_in(self.state) or (Status.ETMPFAIL if self.unserved == "all" else None)
 
     @property
     def memory_floor(self) -> int:
@@ -391,7 +396,7 @@ class Partition(ReadCopy):
 
     def wipe(self, key: bytes, upto: int, now_ns: int) -> None:
         """Delete a document, locked or not, unless it was changed after seqno `upto`."""
-        if self.refusal is not None:
+        if self.refusal is not None or self.unserved:
             return
         frame = self.live(key, now_ns)
         if frame is not None and _cas_seqno_rev(frame)[1] <= upto:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Literal
 
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Status
 
-__all__ = ["FOLLOWING", "MOVES", "SERVING", "STREAMED", "Move", "move_between", "refusal_in"]
+__all__ = [
+    "FOLLOWING", "MOVES", "SERVING", "STREAMED", "Move", "Unserved", "move_between", "refusal_in",
+]  # fmt: skip
 
 _ABSENT: Final = PartitionState.ABSENT
 _ACTIVE: Final = PartitionState.ACTIVE
@@ -83,6 +85,8 @@ FOLLOWING: Final = frozenset({_REPLICA, _PENDING})
 """States that accept changes from a source."""
 SERVING: Final = frozenset({_ACTIVE, _PENDING})
 """States that a copy leaves when it promises a branch: it serves, or is about to."""
+Unserved = Literal["", "writes", "all"]
+"""What an active copy refuses because it may not serve now (`kv.core.serving`)."""
 _REFUSALS: Final[Mapping[PartitionState, Status]] = {
     _ABSENT: Status.NOT_MY_VBUCKET,
     _REPLICA: Status.NOT_MY_VBUCKET,

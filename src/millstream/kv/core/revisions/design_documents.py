@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.documents.stored import load
 from millstream.errors import ConditionError, UsageError
-from millstream.kv.core.copies.active import active_copy, not_now, place_of
+from millstream.kv.core.copies.active import active_copy, check_writable, not_now, place_of
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.queue.entry import Entry
 from millstream.model.limits import KEY_BYTES_MAX
@@ -118,11 +118,10 @@ class DesignDocuments:
 
         Raises:
             ConditionError: `conflict`; `not_found`, there is nothing to delete.
-            UnavailableError: `not_my_partition`, `temporarily_unavailable`.
+            UnavailableError: `not_my_partition`, `temporarily_unavailable`, `isolated`.
         """
         partition = active_copy(self._bucket, key)
-        if self._bucket.writes.refuses(partition.partition_id):
-            raise not_now("writes are refused at the moment")
+        check_writable(self._bucket, partition)
         present = self._found(partition, key)
         if present is None or present.is_deleted:
             if body is None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.documents.stored import Packed, StoredDocument, blobs_of, load, pack
 from millstream.errors import UnavailableError, UsageError
-from millstream.kv.core.copies.active import active_copy, not_now
+from millstream.kv.core.copies.active import active_copy, check_writable, not_now
 from millstream.kv.core.partition.revision_changes import write_document
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.sides import has_sidecar, sidecar_of
@@ -92,7 +92,7 @@ class RevisedDocuments:
         """Return a document as it is stored, a deleted one too; None if there was never one.
 
         Raises:
-            UnavailableError: `not_my_partition`, `temporarily_unavailable`.
+            UnavailableError: `not_my_partition`, `temporarily_unavailable`, `isolated`.
         """
         partition = active_copy(self._bucket, key)
         partition.live(key, now_ns)
@@ -161,8 +161,7 @@ class RevisedDocuments:
         self, key: bytes, document: StoredDocument | None, packed: Packed, now_ns: int
     ) -> Made:
         partition = self._bucket.partition_for(key)
-        if self._bucket.writes.refuses(partition.partition_id):
-            raise not_now("writes are refused at the moment")
+        check_writable(self._bucket, partition)
         value, sidecar = packed
         if value is not None and len(value) > VALUE_BYTES_MAX:
             raise UsageError(

@@ -398,7 +398,8 @@ def _random_key(session: KvSession, packet: Packet, now_ns: int) -> bytes | None
             return _found(session, packet._replace(key=key), frame, cas, with_key=True)
         if not left:
             break
-    return session.refusal(packet, Status.KEY_ENOENT if left else Status.ETMPFAIL)
+    is_all_seen = left and not any(one.unserved == "all" for one in bucket.partitions)
+    return session.refusal(packet, Status.KEY_ENOENT if is_all_seen else Status.ETMPFAIL)
 
 
 def _is_document(frame: bytes, now_ns: int) -> bool:
@@ -415,6 +416,8 @@ def _flush(*, quiet: bool) -> Command:
             return session.refusal(packet, Status.EINVAL)
         if session.bucket is None:
             return session.refusal(packet, Status.NO_BUCKET)
+        if any(partition.unserved for partition in session.bucket.partitions):
+            return session.refusal(packet, Status.ETMPFAIL)
         at_s = absolute_expiry(int.from_bytes(packet.extras, "big"), now_ns)
         reply = b"" if quiet else response(packet.opcode, Status.SUCCESS, packet.opaque)
         session.wait_for_reply(

@@ -27,7 +27,7 @@ from millstream.wire.mcbp import Feature, Opcode, Packet, Status, response
 
 __all__ = ["INTROSPECTION_COMMANDS"]
 
-_POSITION: Final = Struct(">HB5x8Q")
+_POSITION: Final = Struct(">HBB4x8Q")
 _ENTRY: Final = Struct(">QQ")
 _BRANCH: Final = Struct(">QQQ")
 _LEASE: Final = Struct(">BQH")
@@ -94,7 +94,8 @@ def _position(partition: Partition) -> bytes:
     durable = partition.durable_seqno
     end = high if partition.replica is None else partition.replica.range_end
     return _POSITION.pack(
-        partition.partition_id, partition.state, newest.uuid, newest.branch,
+        partition.partition_id, partition.state, partition.unserved == "all",
+        newest.uuid, newest.branch,
         high, high, end, partition.persisted_seqno, durable, partition.purge_seqno,
     )  # fmt: skip
 
@@ -125,6 +126,8 @@ def _all_seqnos(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if state > PartitionState.DEAD:
         return session.refusal(packet, Status.EINVAL)
     wanted = (state,) if state else _ALIVE
+    if PartitionState.ACTIVE in wanted and any(one.unserved == "all" for one in bucket.partitions):
+        return session.refusal(packet, Status.ETMPFAIL)
     return _reply(
         packet,
         b"".join(

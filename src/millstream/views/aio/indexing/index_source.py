@@ -16,7 +16,7 @@ from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from millstream.errors import RemoteProtocolError, StreamError
+from millstream.errors import RemoteProtocolError, StreamError, UnavailableError
 from millstream.upr.core.messages import decode_branch_log
 from millstream.views.core.index.header import Judged
 from millstream.wire.mcbp import Feature, Opcode, Status, request
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IndexerSpec", "ReadableCopies", "ReadableCopy", "ask_copies", "open_source"]
 
-_POSITIONS: Final = Struct(">HB5x8Q")
+_POSITIONS: Final = Struct(">HB?4x8Q")
 _ACTIVE: Final = frozenset({1})
 _STREAMED: Final = frozenset({1, 2})
 """States of copies that can be read: active, replica."""
@@ -47,6 +47,8 @@ class ReadableCopy(NamedTuple):
 
     judged: Judged
     is_active: bool
+    is_isolated: bool = False
+    """It is active and may not serve now: what it has may be old."""
 
     @property
     def uuid(self) -> int:
@@ -69,6 +71,17 @@ class ReadableCopies(dict[int, ReadableCopy]):
     def lacks(self, partition: int, *, is_active: bool) -> bool:
         """Whether a partition cannot be read now, or, where it should be active, is not."""
         return partition not in self or (is_active and not self[partition].is_active)
+
+    def check_served(self, partitions: Iterable[int]) -> None:
+        """Raise `UnavailableError`, `isolated`, if a source may not serve one of them now."""
+        for partition in partitions:
+            if partition in self and self[partition].is_isolated:
+                raise UnavailableError(
+                    f"partition {partition} is active on this node, which may not serve it now: "
+                    "how much the index lacks is not known; ask another node, or with stale=ok",
+                    code="isolated",
+                    retry="refresh_map",
+                )
 
 
 async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
@@ -128,7 +141,7 @@ async def ask_copies(
     logs = {
         row[0]: known[row[0]].judged.log
         for row in rows
-        if row[0] in known and known[row[0]].uuid == row[2]
+        if row[0] in known and known[row[0]].uuid == row[3]
     }
     new = [row[0] for row in rows if row[0] not in logs]
     asks = [request(Opcode.BRANCH_LOG, vbucket=number) for number in new]
@@ -137,11 +150,11 @@ async def ask_copies(
             logs[number] = decode_branch_log(answer.value)
     found = ReadableCopies(
         {
-            number: ReadableCopy(Judged(logs[number], high, purge), is_active=state == 1)
-            for number, state, _, _, high, *_, purge in rows
+            number: ReadableCopy(Judged(logs[number], high, purge), state == 1, is_isolated)
+            for number, state, is_isolated, _, _, high, *_, purge in rows
             if number in logs
         }
     )
-    if all(row[0] in found and found[row[0]].uuid == row[2] for row in rows):
+    if all(row[0] in found and found[row[0]].uuid == row[3] for row in rows):
         found.reply = packet.value
     return found

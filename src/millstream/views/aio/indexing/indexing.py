@@ -288,16 +288,16 @@ class BucketIndexer:
         Raises:
             UsageError: `missing`: there is no such index.
             RoutingError: `not_my_partition`: one is not indexed here, or not served.
-            UnavailableError: `timeout`, or the source or the index is gone.
+            UnavailableError: `timeout`; `isolated`; or the source or the index is gone.
             ConditionError: `seq_unreachable`: it was lost while it was waited for.
         """
-        served = self._served(signature)
-        began = time.monotonic()
+        served, began = self._served(signature), time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 copies = await self._ask()
         except TimeoutError:
             raise not_reached({}, {}, ()) from None
+        copies.check_served(partitions)
         if served.is_known_to_have(partitions, copies):
             return
         absent = [p for p in partitions if copies.lacks(p, is_active=p in self._active)]

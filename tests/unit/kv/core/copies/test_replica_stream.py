@@ -5,9 +5,10 @@ import random
 import pytest
 
 from millstream.kv.core.copies import replica_stream as feed_module
-from millstream.kv.core.copies.replica_stream import Read
+from millstream.kv.core.copies.replica_stream import Read, Send
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
+from millstream.wire.mcbp import Opcode, cut_packets, request
 from support.budget import budget
 from support.kv.feed_rig import ACTIVE, NOW, REPLICA, Ends, Rig
 from support.kv.log_double import LogDouble
@@ -390,7 +391,7 @@ def test_the_source_says_how_far_it_is() -> None:
     assert rig.to_source.count(b"\x80\x48") == 1
     put(rig, 0, b"key2", b"key3")
     sent, rig.to_source = rig.to_source, b""
-    rig.feed.receive(rig.session.receive(sent, NOW))
+    rig.feed.receive(rig.session.receive(sent, NOW), 0)
     rig.feed.step()
     figures = rig.feed.figures()
     assert (figures.behind, figures.lag) == (1, 2)
@@ -462,3 +463,92 @@ def step(rig: Rig, rng: random.Random) -> None:
         rig.copy.roll_back(p, rng.randint(0, rig.copy.bucket.partitions[p].high_seqno))
         rig.feed.look(p)
         rig.carry_out()
+
+
+def said(rig: Rig) -> list[tuple[int, int]]:
+    """Return opcode and partition of what the copy's node sends now."""
+    sent = b"".join(one.data for one in rig.feed.take_effects() if isinstance(one, Send))
+    return [(one.opcode, one.vbucket) for one in cut_packets(sent, 1 << 20)[0]]
+
+
+NOOP = request(Opcode.DCP_NOOP, opaque=1)
+NOOP_ANSWER, CLOSE = (Opcode.DCP_NOOP, 0), (Opcode.DCP_CLOSE_STREAM, 0)
+
+
+def test_a_promise_closes_the_stream_before_any_later_no_op_is_answered() -> None:
+    rig = new_rig(2)
+    rig.settle()
+    rig.feed.receive(NOOP, 0)
+    rig.copy.promise(0, rig.copy.bucket.partitions[0].last_branch + 1)
+    rig.feed.look(0)
+    rig.feed.receive(NOOP, 0)
+    assert said(rig) == [NOOP_ANSWER, CLOSE, NOOP_ANSWER], "the stream of partition 1 stays"
+    assert [rig.feed.is_streaming(p) for p in range(2)] == [False, True]
+
+
+def test_a_promise_closes_the_stream_of_a_take_over_in_the_midst_of_a_move() -> None:
+    rig = new_rig()
+    rig.settle()
+    rig.feed.take_over(0)
+    while not rig.changes:
+        rig.exchange()
+    rig.copy.promise(0, rig.copy.bucket.partitions[0].last_branch + 1)
+    rig.feed.look(0)
+    rig.feed.receive(NOOP, 0)
+    assert said(rig) == [CLOSE, NOOP_ANSWER]
+    rig.change_state()
+    assert rig.source.bucket.partitions[0].state is ACTIVE
+
+
+def test_a_move_of_a_take_over_that_was_ordered_ends_no_stream() -> None:
+    rig = new_rig()
+    rig.settle()
+    rig.feed.take_over(0)
+    while not rig.changes:
+        rig.exchange()
+    rig.copy.set_state(0, PartitionState.PENDING, is_hand_over=True)
+    rig.feed.look(0)
+    assert said(rig) == []
+
+
+def test_a_source_that_is_not_accepted_gets_no_acknowledgement_not_even_of_nothing() -> None:
+    rig = new_rig()
+    rig.copy.promise(0, rig.source.bucket.partitions[0].last_branch + 1)
+    while not rig.waits:
+        rig.exchange()
+    assert rig.acknowledged == []
+
+
+def test_a_copy_that_is_empty_says_once_that_it_accepts_its_source() -> None:
+    rig = new_rig()
+    rig.settle()
+    assert rig.acknowledged == [Ends(0, 0, 0)]
+    put(rig, 0, b"key1")
+    rig.settle()
+    assert rig.acknowledged.count(Ends(0, 0, 0)) == 1
+
+
+def test_a_copy_of_a_managed_bucket_asks_for_no_ops_ten_times_a_second() -> None:
+    rig = new_rig(2)
+    rig.settle()
+    assert rig.host.producer is not None
+    settings = rig.host.producer.settings
+    assert (settings.has_noop, settings.noop_interval_ms) == (True, 20_000)
+    rig.copy.bucket.manage("here", lambda _: None)
+    for _ in range(2):
+        rig.feed.follow(0)
+    rig.settle()
+    assert settings.noop_interval_ms == 100
+
+
+def test_a_node_knows_when_its_copies_last_answered() -> None:
+    rig = new_rig(2)
+    rig.settle()
+    bucket = rig.copy.bucket
+    assert bucket.quiet_ms(0) is None
+    rig.feed.receive(NOOP, 700)
+    assert (bucket.serving.quiet_ms(0, 1000), bucket.serving.quiet_ms(1, 1000)) == (300, 300)
+    rig.feed.leave(1)
+    rig.settle()
+    rig.feed.receive(NOOP, 900)
+    assert (bucket.serving.quiet_ms(0, 1000), bucket.serving.quiet_ms(1, 1000)) == (100, 300)

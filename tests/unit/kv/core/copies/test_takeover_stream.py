@@ -234,7 +234,7 @@ def test_states_that_nobody_should_ask_for_are_refused() -> None:
         rig.change_state()
         rig.to_copy = b""
         extras = state.to_bytes(1, "big")
-        rig.feed.receive(request(Opcode.DCP_SET_VBUCKET_STATE, extras=extras))
+        rig.feed.receive(request(Opcode.DCP_SET_VBUCKET_STATE, extras=extras), 0)
         rig.feed.step()
         rig.to_source = b""
         rig.carry_out()

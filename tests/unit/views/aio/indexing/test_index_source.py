@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import AccessError, RemoteProtocolError, StreamError
+from millstream.errors import AccessError, RemoteProtocolError, StreamError, UnavailableError
+from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.upr.aio.link import Link
 from millstream.views.aio.indexing.index_source import ReadableCopies, ask_copies, open_source
 from millstream.wire.mcbp import Opcode, Packet, cut_packets
@@ -68,6 +69,24 @@ async def test_histories_highs_and_states(bucket: IndexedBucket) -> None:
     stale = ReadableCopies({0: found[0]._replace(judged=found[1].judged)})
     assert await ask_copies(watched, [0], stale) == {0: found[0]}  # type: ignore[arg-type]
     assert await ask_copies(watched, []) == {}  # type: ignore[arg-type]
+    await link.close()
+
+
+async def test_a_source_that_may_not_serve_says_so(bucket: IndexedBucket) -> None:
+    await bucket.put({"d": [1]})
+    source, link = bucket.node.bucket(BUCKET), bucket.link()
+    await open_source(link, BUCKET, source.uuid)
+    found = await ask_copies(link, range(PARTITIONS))
+    found.check_served(range(PARTITIONS))
+    alone, shared = (DataRecord(MapKey(2, 1), "a", 1, (row,)) for row in (("a",), ("a", "b")))
+    source.manage("a", lambda p: shared if p == 1 else alone)
+    found = await ask_copies(link, range(PARTITIONS), found)
+    assert [p for p, one in found.items() if one.is_isolated] == [1]
+    assert found[1].is_active, "its stream goes on"
+    found.check_served([0])
+    with pytest.raises(UnavailableError) as caught:
+        found.check_served([0, 1])
+    assert caught.value.code == "isolated"
     await link.close()
 
 

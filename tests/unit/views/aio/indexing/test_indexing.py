@@ -17,6 +17,7 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
+from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
 from millstream.views.aio.indexing import cleaning, indexing, reading
@@ -27,7 +28,7 @@ from millstream.views.core.index import indexer
 from millstream.views.core.index.index import Index as IndexClass
 from millstream.views.core.index.index import Published
 from millstream.views.core.query.wait_for import Wanted
-from support.views.indexed_bucket import PARTITIONS, IndexedBucket
+from support.views.indexed_bucket import BUCKET, PARTITIONS, IndexedBucket
 
 
 @pytest.fixture
@@ -54,6 +55,20 @@ async def test_first_build_then_changes(bucket: IndexedBucket) -> None:
     bucket.check()
     errors = bucket.indexes["one"].newest.map_errors[0]
     assert (errors.total, errors.last) == (1, (("d00003", "it is bad"),))
+
+
+async def test_an_index_is_not_fresh_by_a_source_that_may_not_serve(bucket: IndexedBucket) -> None:
+    await bucket.put(some(10))
+    await bucket.add()
+    await bucket.updated()
+    source = bucket.node.bucket(BUCKET)
+    record = DataRecord(MapKey(2, 1), "a", 1, (("a", "b"),))
+    source.manage("a", lambda _: record)
+    with pytest.raises(UnavailableError) as caught:
+        await bucket.updated()
+    assert caught.value.code == "isolated"
+    source.set_right(2**62, is_admitted=True)
+    await bucket.updated()
 
 
 async def until(condition: Callable[[], bool]) -> None:
