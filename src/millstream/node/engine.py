@@ -43,7 +43,7 @@ from millstream.databases.jobs.replicator import ReplicatorDocuments
 from millstream.databases.purges import Purges
 from millstream.databases.routing import HereNode
 from millstream.databases.scans.feeds import NodeChanges
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.aio.server import BACKLOG, HttpServer
 from millstream.gateway.core.api.node import (
     BucketStatus,
@@ -171,14 +171,7 @@ class Engine:
         self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
         self.coordination = OwnCoordination(settings, directory, self._coordination_failed)
         self._addresses: dict[str, Address] = {}
-        member = ClusterMember(
-            Parts(
-                settings, directory, self._buckets, self.others.neighbours, self._addresses,
-                peer_tls_context(settings), self._managed_engine, self.delete_bucket,
-                self.coordination.join,
-            )
-        )  # fmt: skip
-        self.cluster = Membership(member, __version__, directory.identity)
+        self.cluster = self._membership()
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -437,9 +430,17 @@ class Engine:
         )
         return ("memcached",)
 
+    def _membership(self) -> Membership:
+        parts = Parts(
+            self.settings, self._directory, self._buckets, self.others.neighbours,
+            self._addresses, peer_tls_context(self.settings), self._managed_engine,
+            self.delete_bucket, self.coordination.join,
+        )  # fmt: skip
+        return Membership(ClusterMember(parts), __version__, self._directory.identity)
+
     def _managed_engine(self) -> LocalEngine:
         """Return the engine of a member of a cluster."""
-        raise NotImplementedError
+        raise UnavailableError("managed clusters are not part of this version", code="not_ready")
 
     async def _open_buckets(self) -> None:
         await self._buckets.open_all()
