@@ -7,7 +7,7 @@ engine of records and copies (`databases.managed_engine`).
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 from millstream.access.users import NODE_USER
@@ -31,6 +31,8 @@ from millstream.runtime.tasks import in_thread
 
 __all__ = ["ClusterMember", "Parts"]
 
+_PIECE_BYTES: Final = 256 * 1024
+"""Longer requests are sent in pieces, so that other work of the loop comes between."""
 _PUBLIC: Final = ("kv", "http", "coord", "peer")
 """Listeners that other nodes use."""
 
@@ -102,7 +104,10 @@ class ClusterMember:
         self, host: str, port: int, method: str, path: str, content: bytes | None = None
     ) -> bytes:
         """Return what a page of another node answers."""
-        return await self._parts.peers.node(NodeAt(host, port)).ask(method, path, data=content)
+        node = self._parts.peers.node(NodeAt(host, port))
+        if content is None or len(content) <= _PIECE_BYTES:
+            return await node.ask(method, path, data=content)
+        return await node.ask(method, path, data=_pieces(content))
 
     def engine(self) -> LocalEngine:
         """Return the engine of a managed node."""
@@ -165,3 +170,8 @@ class ClusterMember:
                 f"the cluster's file cannot be written: {error}", code="disk_error"
             ) from error
         directory.identity = identity
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), _PIECE_BYTES):
+        yield content[at : at + _PIECE_BYTES]

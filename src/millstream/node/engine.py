@@ -173,14 +173,7 @@ class Engine:
         self.replications = Replications(self._own_address, self._jobs, trust_of(settings))
         self.coordination = OwnCoordination(settings, directory, self._coordination_failed)
         self._addresses: dict[str, Address] = {}
-        member = ClusterMember(
-            Parts(
-                settings, directory, self._buckets, self.others.neighbours, self._addresses,
-                peer_tls_context(settings), self._managed_engine, self.delete_bucket,
-                self.coordination.join,
-            )
-        )  # fmt: skip
-        self.cluster = Membership(member, __version__, directory.identity)
+        self.cluster = self._membership()
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -443,6 +436,14 @@ class Engine:
             "--memcached HOST:PORT to open it nevertheless"
         )
         return ("memcached",)
+
+    def _membership(self) -> Membership:
+        parts = Parts(
+            self.settings, self._directory, self._buckets, self.others.neighbours,
+            self._addresses, peer_tls_context(self.settings), self._managed_engine,
+            self.delete_bucket, self.coordination.join,
+        )  # fmt: skip
+        return Membership(ClusterMember(parts), __version__, self._directory.identity)
 
     def _managed_engine(self) -> LocalEngine:
         """Return the engine of a member of a cluster."""

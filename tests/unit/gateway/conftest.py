@@ -254,6 +254,23 @@ class FakeFunctions:
         return [b'"pass":true' in text for text in documents]
 
 
+class FakeCluster:
+    """A cluster whose member knows little."""
+
+    def __init__(self):
+        self.taken = []
+
+    async def member(self):
+        return {"cluster": "c1"}
+
+    async def reign(self):
+        return {"plan": None}
+
+    async def orders(self, content):
+        self.taken.append(content)
+        return b'{"replies":[]}'
+
+
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
@@ -267,6 +284,7 @@ class FakeHost:
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
         self.scan = FakeScan()
+        self.cluster = FakeCluster()
         self.changing = ChangingBucket()
         self.changes = FakeChanges(self.changing)
         self.dropped = []

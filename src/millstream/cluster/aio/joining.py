@@ -33,7 +33,7 @@ from millstream.cluster.core.elements import (
 )
 from millstream.cluster.core.identity import Identity
 from millstream.cluster.core.settings import Settings
-from millstream.cluster.core.writes import create_bucket, found_cluster, join_node
+from millstream.cluster.core.writes import create_bucket, found_cluster, join_node, put_node
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.model.cluster_maps import (
@@ -250,15 +250,32 @@ async def _become_member(
             state = await read_state(client)
             if state.cluster is None or state.cluster.uuid != identity.cluster:
                 raise UnavailableError("the state of the cluster is not there yet", code="busy")
-            if own.uuid in state.nodes:
+            if own.uuid in state.nodes and await _has_own_name(own, client, state):
                 return
-            record = _record(own, state, version, "joining", zone, roles)
-            if await execute(client, join_node(own.uuid, record)):
-                return
+            if own.uuid not in state.nodes:
+                record = _record(own, state, version, "joining", zone, roles)
+                await execute(client, join_node(own.uuid, record))
+            continue
         except MillstreamError as error:
             if time.monotonic() > until_s:
                 raise UnavailableError(f"joining: {error}", code="no_quorum") from error
         await asyncio.sleep(PAUSE_S)
+
+
+async def _has_own_name(own: OwnNode, client: AsyncClient, state: ClusterState) -> bool:
+    """Return whether no other node has the name; of two that joined together one is renamed."""
+    mine = state.nodes[own.uuid]
+    rivals = [one for one, node in state.nodes.items() if node.name == mine.name]
+    if min(rivals) == own.uuid:
+        return True
+    renamed = msgspec.structs.replace(mine, name=_free_name(state))
+    await execute(client, put_node(state, own.uuid, renamed))
+    return False
+
+
+def _free_name(state: ClusterState) -> str:
+    names = {node.name for node in state.nodes.values()}
+    return next(free for n in range(1, len(names) + 2) if (free := f"n{n}") not in names)
 
 
 def _record(
@@ -270,8 +287,7 @@ def _record(
     roles: tuple[Role, ...] = (),
 ) -> NodeRecord:
     host, ports = own.addresses()
-    names = {node.name for node in state.nodes.values()}
-    name = next(free for n in range(1, len(names) + 2) if (free := f"n{n}") not in names)
+    name = _free_name(state)
     wanted = tuple(role for role in own.roles if not roles or role in roles)
     now_ms = time.time_ns() // 1_000_000
     return NodeRecord(

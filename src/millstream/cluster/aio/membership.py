@@ -194,8 +194,9 @@ class Membership:
         """Return the status by the reports that this node has, as the orchestrator.
 
         Raises:
-            ConditionError: `not_orchestrator`.
+            ConditionError: `not_managed`, `not_orchestrator`.
         """
+        self._need_member()
         if self._reign() is None:
             raise ConditionError("this node is not the orchestrator", code="not_orchestrator")
         return await self._document(await self._state())

@@ -1,7 +1,8 @@
 """The orchestrator: campaigns for the lock, and while it is held takes one step after the other.
 
 A step reads the state, asks all nodes, decides, sends orders, writes. The next one follows at once
-after a write, a reply, or a change of the state by others, else after `REPORT_INTERVAL_MS`.
+after a write, a reply, or a change of the state by others, else after `REPORT_INTERVAL_MS`, or
+after `PROMOTING_MS` while a promotion waits.
 
 Invariants:
 1. Whatever was remembered is forgotten when the lock is lost.
@@ -59,6 +60,8 @@ REPORT_MS_MAX: Final = 500
 """How long a step waits for the report of a node."""
 STEP_MS_MIN: Final = 20
 """Shortest time from one step to the next."""
+PROMOTING_MS: Final = 50
+"""Longest time from one step to the next while a promotion is under way: it waits for times."""
 _LIMITS_MS: Final[dict[OrderKind, int]] = {
     "promise": ACTIVATE_MS_MAX,
     "activate": ACTIVATE_MS_MAX,
@@ -138,8 +141,9 @@ class Reign:
             pause_s = STEP_MS_MIN / 1000 - (loop.time() - begun_s)
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
+            interval_ms = PROMOTING_MS if self.memory.promotions else REPORT_INTERVAL_MS
             try:
-                async with asyncio.timeout(REPORT_INTERVAL_MS / 1000):
+                async with asyncio.timeout(interval_ms / 1000):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -150,7 +154,10 @@ class Reign:
         if state.token != self._token:
             return False
         answered = await self._ask(state)
+        begun = dict(self.memory.begun)
         decision = decide(self._view(state, answered), self.memory)
+        if self.memory.begun != begun:
+            self._wake.set()  # the next step writes who serves
         if decision.is_deposed:
             return False
         self._note(decision)

@@ -23,6 +23,7 @@ async def test_partitions_of_a_node_that_dies_are_promoted(tmp_path: Path) -> No
             here.engines[row[0]].serves(Place(BUCKET, number)) for number, row in ROWS.items()
         ))  # fmt: skip
         leader = await until(here.leader)
+        await here.until(lambda state: all(one.branch > 1 for one in state.data[BUCKET].records))
         lost = next(name for name in "abc" if name != leader)
         await here.stop(lost)
         state = await here.until(lambda state: lost not in actives(state))

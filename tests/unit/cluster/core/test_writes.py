@@ -23,12 +23,14 @@ from millstream.cluster.core.settings import Settings
 from millstream.cluster.core.writes import (
     cancel_plan,
     create_bucket,
+    end_session,
     found_cluster,
     join_node,
     open_session,
     put_data_map,
     put_index_map,
     put_members,
+    put_node,
     put_settings,
     reset_failovers,
 )
@@ -96,6 +98,34 @@ def test_a_node_has_one_session_and_each_has_a_number(tree: CoordinationTree) ->
     assert not tree.run(first, SECOND), "its number is used"
     assert tree.run(again, SECOND)
     assert tree.state().live["n1"].boots == tree.state().boots["n1"] == 2
+
+
+def test_the_orchestrator_marks_a_session_as_ending_and_no_later_one(
+    tree: CoordinationTree,
+) -> None:
+    assert tree.run(open_session("n1", live(1), tree.version(boots_path("n1"))), SECOND)
+    state = tree.state()
+    end = end_session(state, "n1")
+    tree.tree.end(SECOND)
+    assert tree.run(open_session("n1", live(2), tree.version(boots_path("n1"))), SECOND)
+    assert not tree.run(end, FIRST), "it is a later session"
+    assert tree.run(end_session(tree.state(), "n1"), FIRST)
+    assert tree.state().live["n1"] == replace(live(2), is_ending=True)
+    tree.tree.end(SECOND)
+    assert tree.state().live == {}, "it is still the session's own"
+    assert tree.run(open_session("n1", live(3), tree.version(boots_path("n1"))), SECOND)
+    late = end_session(tree.state(), "n1")
+    tree.resign(FIRST)
+    tree.campaign(SECOND)
+    assert not tree.run(late, FIRST), "another node is the orchestrator"
+
+
+def test_a_node_replaces_what_its_record_says_if_it_has_read_it(tree: CoordinationTree) -> None:
+    moved = replace(NODE, host="elsewhere")
+    change = put_node(tree.state(), "n1", moved)
+    assert tree.run(change)
+    assert not tree.run(change)
+    assert tree.state().nodes["n1"] == moved
 
 
 def test_a_map_is_replaced_by_who_read_it_and_holds_the_lock(tree: CoordinationTree) -> None:

@@ -102,8 +102,12 @@ class Subscription:
 
     async def __aenter__(self) -> Self:
         """Begin: all that is done from now on is heard. Raises what iterating does."""
-        while not self._following.has_begun and self._over is None:
-            await self._step()
+        try:
+            while not self._following.has_begun and self._over is None:
+                await self._step()
+        except BaseException:  # also when cancelled: nobody else closes the connection
+            self.close()
+            raise
         if self._over is not None and self._over.error is not None:
             raise self._over.error
         self._lsn = self._following.lsn

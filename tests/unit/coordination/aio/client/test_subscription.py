@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,30 @@ async def test_what_is_not_kept_is_an_error_and_so_is_what_is_not_there(
     with pytest.raises(ConditionError, match="HISTORY_LOST") as caught:
         await some(client.subscribe("/app/x", after=1), 1)
     assert caught.value.code == "history_lost"
+
+
+async def test_a_subscription_that_is_cancelled_as_it_begins_leaves_no_connection() -> None:
+    accepted, closed = asyncio.Event(), asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        while await reader.read(1000):
+            pass
+        writer.close()
+        closed.set()
+
+    server = await asyncio.start_server(mute, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    following = Following("/app/x", "ELEMENT", with_data=False, after=None)
+    beginning = asyncio.ensure_future(
+        Subscription([f"{host}:{port}"], (b"HELLO", b"3"), None, following).__aenter__()
+    )
+    async with asyncio.timeout(WAIT_S):
+        await accepted.wait()
+        beginning.cancel()
+        with suppress(ConnectionResetError):
+            await closed.wait()
+    server.close()
 
 
 async def test_it_outlives_its_node(tmp_path: Path) -> None:

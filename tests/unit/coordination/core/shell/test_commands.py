@@ -9,6 +9,7 @@ from types import FunctionType
 import pytest
 
 from millstream.coordination.core.namespace.commands.command import Command
+from millstream.coordination.core.namespace.commands.tree import TREE
 from millstream.coordination.core.namespace.machine import QUEUED
 from millstream.coordination.core.resp.common_commands import CONNECTION_COMMANDS
 from millstream.coordination.core.shell.commands import (
@@ -21,6 +22,8 @@ from millstream.coordination.core.shell.commands import (
     without_prefixes,
 )
 
+NAMED = {**QUEUED, b"TREE": TREE}
+
 
 def names_below(path: str) -> list[str]:
     return {"/": ["app", "apple", "web"], "/app": ["queue", "quay", "x"]}.get(path, [])
@@ -28,8 +31,8 @@ def names_below(path: str) -> list[str]:
 
 def test_every_command_of_a_node_is_known() -> None:
     known = {name.encode() for name in COMMANDS}
-    assert (QUEUED.keys() | CONNECTION_COMMANDS.keys()) - known == set()
-    assert known - QUEUED.keys() - CONNECTION_COMMANDS.keys() == {b"HELP", b"EXIT"}
+    assert (NAMED.keys() | CONNECTION_COMMANDS.keys()) - known == set()
+    assert known - NAMED.keys() - CONNECTION_COMMANDS.keys() == {b"HELP", b"EXIT"}
 
 
 def words_in(usages: Iterable[str]) -> set[str]:
@@ -43,9 +46,9 @@ def usages_of(command: Command) -> list[str]:
     return [usage for table in tables for usage, _ in table.values()]
 
 
-@pytest.mark.parametrize("name", sorted(QUEUED))
+@pytest.mark.parametrize("name", sorted(NAMED))
 def test_every_key_word_of_a_command_is_known(name: bytes) -> None:
-    usage, command = QUEUED[name]
+    usage, command = NAMED[name]
     usages = [*usages_of(command), *usage.split(", or ")]
     for each in usages:
         _, second, *_ = [*each.split(" "), ""]

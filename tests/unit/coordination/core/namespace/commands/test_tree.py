@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.coordination.core.namespace.commands.transactions import pack_command
 from millstream.vsr.core.values import bulk, items
 from support.coordination.namespace_machine import Tree
 
@@ -218,3 +219,34 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
 
 def test_what_changes_something_is_not_read(tree: Tree) -> None:
     assert code(tree.read("PUT", "/ns/a", "x")) == b"BADARG"
+
+
+def test_a_tree_is_shown_as_of_one_moment_with_what_may_be_read(tree: Tree) -> None:
+    tree.do("CREATE", "BINARY", "PARENTS", "/ns/a/b", "one")
+    tree.do("CREATE", "COUNTER", "/ns/n")
+    tree.do("CREATE", "QUEUE", "/ns/q", "item")
+    tree.do("CREATE", "BINARY", "/ns/locked", "hidden")
+    tree.do("LOCK", "WRITE", "/ns/locked", session=9)
+    rows = {items(row)[0]: items(row)[1:] for row in items(tree.read("TREE", "/ns"))}
+    assert list(rows) == [b"=/ns", b"=/ns/a", b"=/ns/a/b", b"=/ns/locked", b"=/ns/n", b"=/ns/q"]
+    assert rows[b"=/ns/a/b"] == [b"=1:2:2", b"=one"]
+    assert rows[b"=/ns/n"] == [b"=1:2:3", b":0"]
+    assert {rows[name][1] for name in (b"=/ns/q", b"=/ns/locked")} == {b"_"}
+    mine = {items(row)[0]: items(row)[2] for row in items(tree.read("TREE", "/ns", session=9))}
+    assert mine[b"=/ns/locked"] == b"=hidden"
+    assert code(tree.read("TREE", "/ns/none")) == b"ERROR_DOES_NOT_EXISTS"
+    assert code(tree.read("TREE", "/ns", "x")) == b"BADARG"
+
+
+def test_a_tree_with_too_much_data_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.coordination.core.namespace.commands.tree.TREE_BYTES_MAX", 12)
+    assert tree.do("CREATE", "BINARY", "/ns/a", "12345678") == b"+OK"
+    assert len(items(tree.read("TREE", "/ns/a"))) == 1
+    tree.do("CREATE", "BINARY", "/ns/a/b", "12345")
+    assert code(tree.read("TREE", "/ns/a")) == b"TOOBIG"
+
+
+def test_a_transaction_reads_no_tree(tree: Tree) -> None:
+    assert tree.do("EXEC", pack_command([b"TREE", b"/ns"])) == (
+        b"-UNKNOWN_COMMAND there is no command TREE"
+    )
