@@ -289,7 +289,7 @@ PLANTS: Final[dict[str, Plant]] = {
     "two orchestrators take the same branch": Plant(
         0, ((fail_over, "branch_above", lambda newest, by_clock, noise: newest + 1),)
     ),
-    "every promotion is safe": Plant(20, ((fail_over, "is_allowed", lambda *facts: True),)),
+    "every promotion is safe": Plant(25, ((fail_over, "is_allowed", lambda *facts: True),)),
     "the branch of the record may fall": Plant(
         100, ((fail_over, "serving_copy", _serving_by_promises),)
     ),

@@ -83,7 +83,7 @@ def init(
     if json:
         print_object(made)
     else:
-        print(f"cluster {made.get('name', name)} {made.get('uuid', '')}: this node is its first")
+        print(f"{_own(made)}; others join it with `millstream cluster join`")
 
 
 @app.command()
@@ -119,7 +119,7 @@ def join(
     if json:
         print_object(found)
         return
-    print(f"this node is in the cluster {found.get('name', '')} {found.get('uuid', '')}")
+    print(_own(found))
     for warning in found.get("warnings", ()):
         print(f"! {warning}", file=sys.stderr)
     if moved is None:
@@ -259,6 +259,11 @@ def failover(
     count = found.get("partitions")
     text = f"{found.get('name', node)}: {mode} fail-over"
     _print(found, f"{text} of {count} partitions" if count is not None else text, is_json=json)
+
+
+def _own(found: dict[str, Any]) -> str:
+    """Return which node this is, of which cluster."""
+    return f"this node is {found['node']} of cluster {found['name']} {found['cluster'][:8]}"
 
 
 def _check_fewer(tried: dict[str, Any], *, is_confirmed: bool) -> None:

@@ -77,8 +77,7 @@ def up(
     with ExitStack() as stack:
         running = _Running(stack)
         ready = [running.start(data / "node1")]
-        peer = str(ready[0]["peer"])
-        ready += [running.start(data / f"node{n}", "--join", peer) for n in range(2, nodes + 1)]
+        ready += [running.start(data / f"node{n}") for n in range(2, nodes + 1)]
         _make_cluster(ready, replicas, running.check)
         _show(ready, is_json=json)
         running.wait()
@@ -149,14 +148,12 @@ class _Running:
     def _end(self, _: int, __: FrameType | None) -> None:
         self._ended.set()
 
-    def start(self, directory: Path, *options: str) -> dict[str, Any]:
+    def start(self, directory: Path) -> dict[str, Any]:
         """Start a node; return its ready line."""
         command = [sys.executable, "-m", "millstream", "serve", "--data", str(directory)]
         command += [word for name in _LISTENERS for word in (f"--{name}", _FREE)]
-        command += ["--no-memcached", "--no-ninep", *options]
-        # Who it belongs to is in its directory: it needs nobody to join.
-        without = command[3 : len(command) - len(options)]
-        again = shlex.join(["millstream", *without])
+        command += ["--no-memcached", "--no-ninep"]
+        again = shlex.join(["millstream", *command[3:]])
         directory.parent.mkdir(parents=True, exist_ok=True)
         log = self._stack.enter_context((directory.parent / f"{directory.name}.log").open("ab"))
         # A session of its own: an interrupt from the keyboard reaches this process only.
