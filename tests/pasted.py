@@ -34,7 +34,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
 FILE = re.compile(r"`([\w-]+\.json)`[^`]*$")
 COMMAND = re.compile(
-    r"(millstream|curl|redis-cli|cat|export|until|python3?|diod\w+|echo|[A-Z]+=)(?=[ \"'$]|\S*$)"
+    r"(millstream|curl|redis-cli|cat|export|until|kill|python3?|diod\w+|echo|[A-Z]+=)"
+    r"(?=[ \"'$]|\S*$)"
 )
 PROMPT = re.compile(r"(?:> |v2r2> )(.*)")
 HEREDOC = re.compile(r"<<'?(\w+)'?")

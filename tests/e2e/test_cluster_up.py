@@ -1,4 +1,4 @@
-"""`millstream cluster up`: nodes on this machine that coordinate as one group."""
+"""`millstream cluster up`: nodes on this machine that are one cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from millstream.cli.connect import Who
-from millstream.cli.coordination.coord import Coordination, ask_primary
 from millstream.cli.main import EXIT_FAILED
 from millstream.cli.serving import cluster_up
+from millstream.client.http import HttpClient
+from millstream.model.addresses import parse_address
 
-READY_S = 90.0
+READY_S = 240.0
 STOP_S = 40.0
 
 
@@ -49,9 +49,10 @@ def cluster(
     assert process.returncode == code
 
 
-def asked(node: dict[str, Any], *words: str) -> Any:
-    with Coordination(node["coord"], Who(None, "")) as here:
-        return ask_primary(here, *words)
+def asked(node: dict[str, Any], method: str, path: str, content: Any = None) -> dict[str, Any]:
+    host, port = parse_address(node["http"], default_port=0)
+    http = HttpClient(host, port, user=None, password="", tls=None, timeout_s=READY_S)
+    return http.request(method, path, content)
 
 
 def test_addresses_are_shown_whole_however_narrow_the_window_is(
@@ -67,19 +68,24 @@ def test_addresses_are_shown_whole_however_narrow_the_window_is(
 
 
 @pytest.mark.slow
-def test_three_nodes_are_one_group_also_after_a_restart_on_other_ports(tmp_path: Path) -> None:
+def test_three_nodes_are_one_cluster_also_after_a_restart_on_other_ports(tmp_path: Path) -> None:
     with cluster(tmp_path / "nodes") as (_, said):
         nodes = said["nodes"]
-        assert asked(nodes[0], "SET", "greeting", "hello") == b"OK"
-        entry = asked(nodes[2], "VDS")[b"1"]
-        assert sorted(member.decode() for member in entry[b"members"]) == sorted(
-            node["coord"] for node in nodes
-        )
-        assert entry[b"epoch"] == 1
+        for node in nodes:
+            asked(node, "PUT", f"/default/{node['pid']}", {"greeting": "hello"})
+        before = asked(nodes[0], "GET", "/_millstream/cluster")
+        assert {node["state"] for node in before["nodes"]} == {"in"}
+        (bucket,) = before["buckets"]
+        assert (bucket["name"], bucket["replicas"]) == ("default", 1)
+        assert bucket["whole"] == bucket["served"] == bucket["partitions"]
+        assert len({node["active"] for node in before["nodes"]} - {0}) > 0
     with cluster(tmp_path / "nodes") as (_, said):
-        again = said["nodes"]
-        assert asked(again[1], "GET", "greeting") == b"hello"
-        assert asked(again[1], "VDS")[b"1"][b"epoch"] == 1
+        after = asked(said["nodes"][1], "GET", "/_millstream/cluster")
+        assert after["cluster"]["uuid"] == before["cluster"]["uuid"]
+        assert {one["id"] for one in after["nodes"]} == {one["id"] for one in before["nodes"]}
+        for node in nodes:
+            found = asked(said["nodes"][2], "GET", f"/default/{node['pid']}")
+            assert found["greeting"] == "hello"
 
 
 @pytest.mark.slow
@@ -88,10 +94,10 @@ def test_it_goes_on_while_a_majority_lives_and_says_so(tmp_path: Path) -> None:
         nodes = said["nodes"]
         assert process.stderr is not None
         os.kill(nodes[2]["pid"], signal.SIGKILL)
-        told = process.stderr.readline().decode()
+        told = next(line for line in process.stderr if b"has stopped" in line).decode()
         assert f"node {nodes[2]['pid']} has stopped with code -9" in told
         assert f"millstream serve --data {nodes[2]['data']} " in told
-        assert asked(nodes[0], "SET", "greeting", "hello") == b"OK"
+        asked(nodes[0], "GET", "/default")
         assert process.poll() is None
         os.kill(nodes[1]["pid"], signal.SIGKILL)
         process.wait(STOP_S)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from socket import socket
 
 import pytest
 
 from pasted import PastedShell, blocks_of, is_as_said, path_of, steps_of
-from support.node.node_process import NodeProcess
+from support.node.node_process import NodeProcess, free_port
 
 SEVERAL = "it is about several machines"
 SPARK = "tests/pipelines/test_guides.py runs it, with Spark"
@@ -35,6 +37,7 @@ BUT: dict[str, dict[str, str]] = {
         "Deployment": SEVERAL,
         "Backup and restore": "NODE stands for other nodes; the guide to coordination runs it",
     },
+    "three-machines": {"On separate machines": SEVERAL},
 }
 """Headings below which nothing is pasted, and why."""
 NOT_PASTED = {
@@ -49,6 +52,16 @@ NOT_PASTED = {
 
 def said(shell: PastedShell, document: str) -> str:
     return "".join(printed for _, printed in shell.paste(document, but=BUT[document]))
+
+
+def free_base() -> int:
+    """Return a multiple of 10 from which on a node finds free ports."""
+    while True:
+        base = free_port() // 10 * 10
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(base, base + 6):
+                stack.enter_context(socket()).bind(("127.0.0.1", port))
+            return base
 
 
 def test_each_guide_is_run_or_says_why_not() -> None:
@@ -109,6 +122,15 @@ def test_the_guide_to_views(tmp_path: Path) -> None:
 def test_the_guide_to_documents(tmp_path: Path) -> None:
     with PastedShell(tmp_path) as shell:
         assert '"id":"org.couchdb.user:bob"' in said(shell, "documents")
+
+
+@pytest.mark.slow
+def test_the_guide_to_three_machines(tmp_path: Path) -> None:
+    ports = {f"2{number}00": str(free_base() // 10) for number in range(1, 6)}
+    with PastedShell(tmp_path, ports) as shell:
+        shell.run("unset ${!MILLSTREAM_SERVE_@} MILLSTREAM_CONNECT")
+        printed = said(shell, "three-machines")
+    assert '{"city":"Wien"}' in printed
 
 
 @pytest.mark.slow

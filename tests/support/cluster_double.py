@@ -60,17 +60,17 @@ class ClusterDouble:
 
     async def init(self, name: str, coordinators: int) -> Mapping[str, Any]:
         self._check()
-        if self.is_managed and name not in ("", self.shown["cluster"]["name"]):
+        if self.is_managed and name != self.shown["cluster"]["name"]:
             raise ConditionError("a member of flights", code="other_cluster")
         self.asked.append(("init", name, coordinators))
         self.is_managed = True
-        return {"uuid": self.shown["cluster"]["uuid"], "name": name or "flights"}
+        return {"cluster": self.shown["cluster"]["uuid"], "name": name, "node": "n1"}
 
     async def join(self, address: str, *, zone: str, roles: tuple[str, ...]) -> Mapping[str, Any]:
         self._check()
         self.asked.append(("join", address, zone, roles))
         self.is_managed = True
-        return {"uuid": self.shown["cluster"]["uuid"], "name": "flights", "node": "n2"}
+        return {"cluster": self.shown["cluster"]["uuid"], "name": "flights", "node": "n2"}
 
     async def request(
         self, op: str, args: Mapping[str, Any], by: str, *, timeout_s: float

@@ -61,7 +61,7 @@ COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE, "serving.serve"),
     "status": _Entry("Show the health of a node.", _NODE, "serving.status"),
     "top": _Entry("Show what a node does, each second.", _NODE, "serving.top"),
-    "bucket": _Entry("Make, list, show and drop buckets.", _NODE, "serving.bucket"),
+    "bucket": _Entry("Make, list, show, set and drop buckets.", _NODE, "serving.bucket"),
     "cluster": _Entry("Look after several nodes.", _NODE, "serving.cluster"),
     "user": _Entry("Add, list and remove users, set passwords.", _NODE, "serving.user"),
     "check": _Entry("Verify a data directory offline.", _NODE, "serving.check"),

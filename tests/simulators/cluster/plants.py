@@ -256,10 +256,10 @@ PLANTS: Final[dict[str, Plant]] = {
         ),
     ),
     "a fence leaves the old copy active": Plant(
-        73, ((admission, "_copy_ruling", _fences_softly),)
+        35, ((admission, "_copy_ruling", _fences_softly),)
     ),
     "older records replace newer ones": Plant(
-        17, ((admission, "is_news", lambda record, known: record != known),)
+        199, ((admission, "is_news", lambda record, known: record != known),)
     ),
     "maps are written without their version": Plant(4, ((writes, "_version", _exists),)),
     "one promise is enough": Plant(38, ((quorums, "spare", lambda row: 0),)),
@@ -280,7 +280,7 @@ PLANTS: Final[dict[str, Plant]] = {
         34, ((fail_over, "_has_contact_lapsed", lambda step, record, promotion: True),)
     ),
     "the copy of a branch is chosen anew": Plant(
-        10,
+        21,
         ((fail_over, "_chosen", _chosen_anew),),
     ),
     "a repeated promotion is not known to be begun": Plant(
@@ -289,9 +289,9 @@ PLANTS: Final[dict[str, Plant]] = {
     "two orchestrators take the same branch": Plant(
         0, ((fail_over, "branch_above", lambda newest, by_clock, noise: newest + 1),)
     ),
-    "every promotion is safe": Plant(20, ((fail_over, "is_allowed", lambda *facts: True),)),
+    "every promotion is safe": Plant(25, ((fail_over, "is_allowed", lambda *facts: True),)),
     "the branch of the record may fall": Plant(
-        20, ((fail_over, "serving_copy", _serving_by_promises),)
+        100, ((fail_over, "serving_copy", _serving_by_promises),)
     ),
     "nobody cares what readers have heard": Plant(
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
@@ -306,7 +306,7 @@ PLANTS: Final[dict[str, Plant]] = {
         192, ((fail_over, "promises_enough", _blocked_asleep),)
     ),
     "failed nodes are given up without a word": Plant(
-        47, ((NodeRecord, "is_given_up", property(lambda node: node.state == "failed")),)
+        90, ((NodeRecord, "is_given_up", property(lambda node: node.state == "failed")),)
     ),
     "a row is replaced in one step": Plant(1, ((Moves, "_towards", _towards_at_once),)),
     "a copy is removed before the row is left": Plant(
@@ -358,10 +358,10 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((serving_rights, "may_hand_over", lambda record, reader, right: right.is_given),)
     ),
     "an index answers before it has its floor": Plant(
-        82, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
+        16, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
     ),
     "an index answers in any state": Plant(
-        38, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
+        17, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
     ),
     "a new index owner is named before it has everything": Plant(
         0, ((index_moving, "_is_at", lambda part, floor: True),)

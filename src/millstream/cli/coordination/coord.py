@@ -9,7 +9,7 @@ Invariants:
 
 Elsewhere: the socket (`coordination.aio.client.link`), the client for programs
 (`coordination.aio.client.group_client`), the commands that use this
-(`cli.coordination.cluster_pool`, `cli.serving.cluster_up`), which node the shell asks
+(`cli.coordination.pool`), which node the shell asks
 (`cli.coordination.shell_requests`).
 """
 

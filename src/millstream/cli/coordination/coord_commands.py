@@ -29,6 +29,7 @@ from millstream.cli.connect import (
     NodeOptions,
     at_node,
 )
+from millstream.cli.coordination import pool
 from millstream.cli.coordination.coord import coord_address_at
 from millstream.cli.coordination.shell import CoordOption
 from millstream.coordination.aio.client.async_client import AsyncClient
@@ -40,6 +41,7 @@ from millstream.errors import AccessError, MillstreamError, UsageError
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(pool.app, name="pool", help="Nodes that coordinate together, and their groups.")
 
 ScopeOption = Annotated[
     str,

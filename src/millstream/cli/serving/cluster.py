@@ -1,200 +1,293 @@
-"""`millstream cluster`: what concerns several nodes; here: a bucket that has copies on them.
+"""`millstream cluster`: members, fail-over and rebalance of a managed cluster.
+
+Every command asks one node; the orchestrator does what is asked, wherever it is. A node is named
+by its name, by its id, or by a beginning of its id that no other id has.
 
 Invariants:
-1. Exit code 0: every partition asked for is served; 1: some are not, or nobody answers.
-2. Where acknowledged writes may be lost nothing is done without `--force`, and it is said.
+1. Exit code 0: done; 1: not done, or something is not served; 2: used wrongly.
+2. What makes the cluster less safe is only done if that is said: `--yes`, `--force`.
 
-Elsewhere: the promotion itself (`cluster.promoting`), its rules (`cluster.core`); nodes that
-coordinate together (`cli.coordination.cluster_pool`, `cli.serving.cluster_up`).
+Elsewhere: how the cluster is asked (`cli.serving.cluster_asking`), the pages
+(`gateway.aio.node.cluster_pages`), what is done (`cluster.core.requests`), what is printed
+(`cli.serving.cluster_output`).
+
+Source: docs/reference/cluster.md.
 """
 
 from __future__ import annotations
 
-import json as json_module
-import random
-import secrets
-import ssl
-import time
-from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import groupby
+import sys
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from millstream.cli.connect import (
-    BucketArgument,
-    JsonOption,
-    NodeOptions,
-    Who,
-    at_node,
-    connection_of,
+from millstream.cli.connect import JsonOption, NodeOptions, at_node
+from millstream.cli.node_http import node_http, path_of, print_object
+from millstream.cli.serving.cluster_asking import ask_cluster, settled, status_of
+from millstream.cli.serving.cluster_output import (
+    moves_text,
+    show_status,
+    unserved_of,
 )
-from millstream.cli.coordination.cluster_pool import init, join, status
+from millstream.cli.serving.cluster_promote import promote
 from millstream.cli.serving.cluster_up import up
-from millstream.cluster.core.survey import Outcome
-from millstream.cluster.pages import Pages, http_port_of
-from millstream.cluster.promoting import Promoter, Report
 from millstream.errors import UnavailableError, UsageError
-from millstream.model.bucket_map import BucketMap, NodeAddress, bucket_map_from_json
-from millstream.model.position import BRANCH_NOISE_BITS, branch_by_clock
 
 __all__ = ["app"]
 
-REQUEST_S: Final = 10.0
-"""Longest wait for one answer of one node."""
-PAUSE_S: Final = 0.2
-"""Pause before a further round, times its number, plus a random part: others wait, too."""
+CHANGE_S: Final = 300.0
+"""Longest wait for `init` and `join`."""
+COORDINATORS: Final = (1, 3, 5, 7)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-ToOption = Annotated[
-    str | None,
-    typer.Option("--to", metavar="NODE", help="Which node is to have the active copies."),
+WaitOption = Annotated[bool, typer.Option("--wait", help="Return when nothing is under way.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help="Also if partitions have fewer copies afterwards.")
 ]
-PartitionOption = Annotated[
-    list[int] | None,
-    typer.Option("--partition", metavar="N", help="Only this one. May be repeated.", min=0),
-]
-ForceOption = Annotated[
-    bool,
-    typer.Option("--force", help="Also where acknowledged writes may be lost: says which."),
-]
-DropOption = Annotated[
-    str | None,
-    typer.Option(
-        "--drop",
-        metavar="NODE",
-        help="Take this lost node out of the map, so that the copies left are a majority.",
-    ),
-]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name or id.")]
 
 
 @app.callback()
 def cluster() -> None:
-    """Look after several nodes: those that coordinate together, a bucket's copies on them."""
+    """Look after a cluster: its members, fail-over, rebalance."""
 
 
 app.command()(up)
-app.command()(init)
-app.command()(join)
-app.command()(status)
+app.command()(promote)
 
 
 @app.command()
 @at_node
-def promote(
-    bucket: BucketArgument,
-    to: ToOption = None,
-    partition: PartitionOption = None,
-    force: ForceOption = False,
-    drop: DropOption = None,
+def init(
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Of the cluster. Default: millstream.")
+    ] = "",
+    coordinators: Annotated[
+        int,
+        typer.Option(
+            "--coordinators", metavar="N", help="How many nodes coordinate: 1, 3, 5 or 7."
+        ),
+    ] = 3,
     *,
     at: NodeOptions,
     json: JsonOption = False,
 ) -> None:
-    """Make copies active where the active ones are gone, and tell all nodes.
-
-    Any node of the bucket can be asked. Partitions that are served are left alone, unless --to
-    names another node. It can be run again at any time, and goes on where it was interrupted.
-    With --drop the bucket goes on without a lost node: what is acknowledged from then on that
-    node does not have, so its copies must not be promoted by themselves later.
-    """
-    who, tls = at.who, at.tls
-    open_pages = partial(_pages, bucket=bucket, who=who, tls=tls)
-    content = _map_of(bucket, at.address, who, tls)
-    bucket_map = bucket_map_from_json(content)
-    promoter = Promoter(str(content.get("uuid")), open_pages, new_branch=_new_branch, pause=_pause)
-    wanted = _wanted(bucket_map, partition, to)
-    report = promoter.run(bucket_map, wanted, to, is_forced=force, drop=drop)
+    """Make a cluster of the node that is asked; its buckets stay. Others join it then."""
+    if coordinators not in COORDINATORS:
+        raise UsageError(f"--coordinators {coordinators}: 1, 3, 5 or 7 are possible")
+    content = {"name": name, "coordinators": coordinators}
+    made = node_http(**at.options).request(
+        "POST", path_of("_millstream", "cluster", "init"), content, timeout_s=CHANGE_S
+    )
     if json:
-        print(json_module.dumps(_as_json(bucket, report)))
+        print_object(made)
     else:
-        _show(bucket, report)
-    left = [one for one in report.outcomes if one.what in ("refused", "failed")]
-    if left:
-        raise UnavailableError(
-            f"{len(left)} of {len(report.outcomes)} partitions were not promoted: {left[0].reason}"
+        print(f"{_own(made)}; others join it with `millstream cluster join`")
+
+
+@app.command()
+@at_node
+def join(
+    member: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="HTTP address of a node of the cluster.")
+    ],
+    rebalance: Annotated[
+        bool, typer.Option("--rebalance", help="Move partitions to this node at once.")
+    ] = False,
+    zone: Annotated[
+        str,
+        typer.Option(
+            "--zone", metavar="ZONE", help="Copies are spread over zones: racks, machines."
+        ),
+    ] = "",
+    roles: Annotated[
+        str, typer.Option("--roles", metavar="data,index,coord", help="Default: all it can do.")
+    ] = "",
+    *,
+    at: NodeOptions,
+    json: JsonOption = False,
+) -> None:
+    """Have the node that is asked join a cluster; it must be empty."""
+    http = node_http(**at.options)
+    content = {"address": member, "zone": zone, "roles": [one for one in roles.split(",") if one]}
+    path = path_of("_millstream", "cluster", "join")
+    found = http.request("POST", path, content, timeout_s=CHANGE_S)
+    moved = None
+    if rebalance:
+        moved = found["rebalance"] = ask_cluster(http, "rebalance", {})
+    if json:
+        print_object(found)
+        return
+    print(_own(found))
+    for warning in found.get("warnings", ()):
+        print(f"! {warning}", file=sys.stderr)
+    if moved is None:
+        print("it has nothing yet: `millstream cluster rebalance` moves partitions to it")
+    else:
+        print(moves_text(moved))
+
+
+@app.command()
+@at_node
+def status(
+    wait: WaitOption = False,
+    *,
+    at: NodeOptions,
+    json: JsonOption = False,
+) -> None:
+    """Show members, buckets, what is moved, and fail-overs.
+
+    Exit code 1 if a partition is not served, or if that is not known.
+    """
+    http = node_http(**at.options)
+    found = settled(http) if wait else status_of(http)
+    if json:
+        print_object(found)
+    else:
+        show_status(found)
+    unserved = unserved_of(found)
+    if unserved:
+        raise UnavailableError(f"not served, or not known to be: {unserved}", code="not_served")
+
+
+@app.command()
+@at_node
+def rebalance(
+    add: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="NODE", help="That is to stay, or failed and came back."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="NODE", help="That is to leave.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only tell what would be moved.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="End the one that runs; nothing is moved back.")
+    ] = False,
+    wait: WaitOption = False,
+    yes: YesOption = False,
+    *,
+    at: NodeOptions,
+    json: JsonOption = False,
+) -> None:
+    """Spread copies and indexes evenly over the members."""
+    if cancel and (add or remove or plan or wait):
+        raise UsageError("--cancel takes no other option")
+    if plan and wait:
+        raise UsageError("--plan moves nothing that could be waited for")
+    http = node_http(**at.options)
+    if cancel:
+        found = ask_cluster(http, "cancel", {})
+        _print(found, "the rebalance ends", is_json=json)
+        return
+    args: dict[str, Any] = {"add": add or [], "remove": remove or []}
+    tried = ask_cluster(http, "rebalance", args | {"trial": True})
+    if plan:
+        _print(tried, moves_text(tried), is_json=json)
+        return
+    _check_fewer(tried, is_confirmed=yes)
+    found = ask_cluster(http, "rebalance", args)
+    if wait:
+        found["status"] = settled(http)
+    _print(found, moves_text(found), is_json=json)
+
+
+@app.command()
+@at_node
+def remove(
+    node: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names or ids.")],
+    now: Annotated[
+        bool, typer.Option("--now", help="Fail them over first: they are dead, or as good as.")
+    ] = False,
+    yes: YesOption = False,
+    *,
+    at: NodeOptions,
+    json: JsonOption = False,
+) -> None:
+    """Move everything away from nodes; then they are no members any more.
+
+    They may be stopped once `cluster status` shows them as `out`.
+    """
+    http = node_http(**at.options)
+    args = {"nodes": node, "now": now}
+    _check_fewer(ask_cluster(http, "remove", args | {"trial": True}), is_confirmed=yes)
+    found = ask_cluster(http, "remove", args)
+    text = f"{', '.join(node)} leave: wait until `cluster status` shows them as out"
+    _print(found, f"{text}\n{moves_text(found)}", is_json=json)
+
+
+@app.command()
+@at_node
+def failover(
+    node: Annotated[
+        str | None, typer.Argument(metavar="[NODE]", help="Name or id.", show_default=False)
+    ] = None,
+    hard: Annotated[
+        bool, typer.Option("--hard", help="It is dead: other copies are promoted.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="It never comes back: promote, even if acknowledged writes are lost."
+        ),
+    ] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Count automatic fail-overs from 0.")
+    ] = False,
+    *,
+    at: NodeOptions,
+    json: JsonOption = False,
+) -> None:
+    """Have other nodes serve what a node serves; alone it hands over, and nothing is lost.
+
+    A failed node keeps its copies, and is a member again when it comes back.
+    """
+    if hard and force:
+        raise UsageError("--force is --hard, and more: give one of them")
+    if reset == (node is not None) or (reset and (hard or force)):
+        raise UsageError("name a node, or give --reset alone")
+    http = node_http(**at.options)
+    if reset:
+        _print(ask_cluster(http, "reset", {}), "automatic fail-overs count from 0", is_json=json)
+        return
+    mode = "force" if force else "hard" if hard else "graceful"
+    args: dict[str, Any] = {"node": node, "mode": mode}
+    if force:
+        _warn(ask_cluster(http, "failover", args | {"trial": True}))
+    found = ask_cluster(http, "failover", args)
+    count = found.get("partitions")
+    text = f"{found.get('name', node)}: {mode} fail-over"
+    _print(found, f"{text} of {count} partitions" if count is not None else text, is_json=json)
+
+
+def _own(found: dict[str, Any]) -> str:
+    """Return which node this is, of which cluster."""
+    return f"this node is {found['node']} of cluster {found['name']} {found['cluster'][:8]}"
+
+
+def _check_fewer(tried: dict[str, Any], *, is_confirmed: bool) -> None:
+    fewer = (tried.get("moves") or {}).get("fewer", 0)
+    if fewer and not is_confirmed:
+        raise UsageError(
+            f"{fewer} partitions would have fewer copies than now: add nodes, or, if that is "
+            "meant, give --yes",
+            code="not_confirmed",
         )
 
 
-def _pages(node: NodeAddress, *, bucket: str, who: Who, tls: ssl.SSLContext | None) -> Pages:
-    return Pages(
-        node.host, node.http, bucket,
-        user=who.user, password=who.password, tls=tls, timeout_s=REQUEST_S,
-    )  # fmt: skip
+def _warn(tried: dict[str, Any]) -> None:
+    """Tell what may be lost by force before it is done."""
+    if at_risk := tried.get("at_risk"):
+        print(
+            f"! writes acknowledged at level {' and '.join(at_risk)} may be lost in "
+            f"{tried['partitions']} partitions; the node must never serve again",
+            file=sys.stderr,
+        )
 
 
-def _map_of(bucket: str, address: str, who: Who, tls: ssl.SSLContext | None) -> dict[str, Any]:
-    """Return the map as the node that was named has it."""
-    with connection_of(address, who, tls, timeout_s=REQUEST_S) as connection:
-        node = NodeAddress("", connection.host, connection.port, http_port_of(connection))
-    return _pages(node, bucket=bucket, who=who, tls=tls).ask("GET", "map")
-
-
-def _new_branch() -> int:
-    return branch_by_clock(time.time_ns(), secrets.randbits(BRANCH_NOISE_BITS))
-
-
-def _pause(number: int) -> None:
-    time.sleep(PAUSE_S * number * (1 + random.random()))
-
-
-def _wanted(bucket_map: BucketMap, partitions: list[int] | None, to: str | None) -> list[int]:
-    """Return the partitions to look at: with `to`, those it has a place for.
-
-    Raises:
-        UsageError: `no_partition`, `unknown_node`, `no_copy_there`.
-    """
-    rows = bucket_map.rows
-    if to is not None and not bucket_map.has_node(to):
-        known = ", ".join(node.name for node in bucket_map.nodes)
-        raise UsageError(f"the map has no node {to!r}, only {known}", code="unknown_node")
-    for p in partitions or ():
-        if p >= len(rows):
-            raise UsageError(f"there is no partition {p}, only 0 to {len(rows) - 1}")
-        if to is not None and to not in rows[p]:
-            raise UsageError(f"{to} has no copy of partition {p}", code="no_copy_there")
-    every = sorted(set(partitions)) if partitions else range(len(rows))
-    return [p for p in every if to is None or to in rows[p]]
-
-
-# -- printing
-
-
-def _as_json(bucket: str, report: Report) -> dict[str, Any]:
-    return {
-        "bucket": bucket,
-        "revision": report.revision,
-        "partitions": [one._asdict() for one in report.outcomes],
-        "silent": dict(report.silent),
-    }
-
-
-def _alike(one: Outcome) -> tuple[str, ...]:
-    risk = "acknowledged at " + ", ".join(one.at_risk) if one.at_risk else ""
-    is_lost = one.what in ("promoted", "refused")
-    what = one.what.replace("_", " ")
-    return one.was or "-", one.now or "-", what, risk if is_lost else "", one.reason
-
-
-def _show(bucket: str, report: Report) -> None:
-    console = Console(highlight=False)
-    table = Table("partitions", "was", "now", "", "may be lost", "why", box=None)
-    outcomes = sorted(report.outcomes, key=lambda one: (_alike(one), one.partition))
-    for alike, group in groupby(outcomes, _alike):
-        table.add_row(", ".join(_ranges(one.partition for one in group)), *alike)
-    console.print(f"bucket {bucket}, map {report.revision}", style="bold")
-    console.print(table)
-    for name, reason in report.silent.items():
-        console.print(f"! {name} took no part: {reason}", style="yellow", soft_wrap=True)
-
-
-def _ranges(numbers: Iterable[int]) -> Iterator[str]:
-    """Yield ascending numbers, runs of them as `first-last`."""
-    pairs = enumerate(numbers)
-    for _, run in groupby(pairs, lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        yield str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
+def _print(found: dict[str, Any], text: str, *, is_json: bool) -> None:
+    if is_json:
+        print_object(found)
+    else:
+        print(text)

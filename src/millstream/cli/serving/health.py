@@ -196,12 +196,12 @@ def _coordination_warnings(node: Figures) -> Iterator[str]:
     if stuck := node.get("coord_groups_stuck"):
         yield (
             f"{stuck:g} coordination groups have not worked here for 10 seconds: the log and "
-            "`millstream cluster status` say why"
+            "`millstream coord pool status` say why"
         )
     elif impaired := node.get("coord_groups_impaired"):
         yield (
             f"{impaired:g} coordination groups have no quorum or hear no primary: are the other "
-            "nodes there? `millstream cluster status` knows"
+            "nodes there? `millstream coord pool status` knows"
         )
 
 

@@ -1,104 +1,225 @@
-"""`millstream cluster promote` over false nodes: what it prints, and how it ends."""
+"""`millstream cluster` on a node whose cluster is a double: what is asked and printed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millstream.cli.serving import cluster
-from millstream.model.bucket_map import bucket_map_to_json
+from millstream.cli.serving import cluster_asking
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.node.embedded import EmbeddedNode
-from support.node.false_nodes import UUID, FalseNodes
+from support.cluster_double import ClusterDouble, bucket_shown, node_shown
 
-ROWS = (("a", "b", "c"),) * 3 + (("b", "c", "a"),)
+MOVES = {"partitions": 64, "copies": 16, "active": 5, "index": 1, "fewer": 0, "one_zone": 0}
+PLAN = {
+    "id": 7, "kind": "rebalance", "by": "", "started_ms": 0, "is_cancelled": False,
+    "partitions": 64, "done": 12, "index_parts": 64, "index_done": 60, "copied": 45,
+    "total": 100, "unknown": 0, "left_s": 80, "stalled": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
+    path: Path = tmp_path_factory.mktemp("cluster") / "d"
+    with EmbeddedNode(path, buckets=["b:4"]) as node:
+        yield node
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> FalseNodes:
-    made = FalseNodes(ROWS, {name: [5, 5, 5, 5] for name in "abc"})
-    content = bucket_map_to_json(made.map) | {"uuid": UUID}
-    monkeypatch.setattr(cluster, "_map_of", lambda *_: content)
-    monkeypatch.setattr(cluster, "_pages", lambda node, **_: made.open_pages(node))
-    monkeypatch.setattr(cluster, "PAUSE_S", 0.0)
-    return made
+def cluster(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterDouble]:
+    monkeypatch.setattr(cluster_asking, "POLL_S", 0.0)
+    made = ClusterDouble()
+    node._node.engine.cluster = made
+    made.answer = {"changed": True, "moves": dict(MOVES)}
+    yield made
+    node._node.engine.cluster = None
 
 
-def test_what_was_done_is_shown(nodes: FalseNodes, call: Callable[..., Any]) -> None:
-    nodes.down("a")
-    ended = call("cluster", "promote", "orders")
-    lines = ended.out.decode().splitlines()
-    assert (ended.code, ended.err, lines[0]) == (0, "", "bucket orders, map 4")
-    assert [line.split() for line in lines if "promoted" in line] == [
-        ["0-2", "a", "b", "promoted"]
+@pytest.fixture
+def run(node: EmbeddedNode, call: Any) -> Any:
+    def run(*words: str, **options: Any) -> Any:
+        return call("cluster", *words, "--connect", str(node.kv), **options)
+
+    return run
+
+
+def text(outcome: Any) -> str:
+    assert outcome.code == 0, outcome.err
+    return outcome.out.decode()
+
+
+def test_a_cluster_is_made_and_joined(run: Any, cluster: ClusterDouble) -> None:
+    cluster.is_managed = False
+    said = text(run("init", "--name", "f", "--coordinators", "5"))
+    assert said.startswith("this node is n1 of cluster f 5c1e0000;")
+    said = text(run("join", "10.0.0.1:5984", "--zone", "x", "--roles", "data,index"))
+    assert "cluster rebalance" in said
+    assert "16 copies to build" in text(run("join", "10.0.0.1:5984", "--rebalance"))
+    assert cluster.asked == [
+        ("init", "f", 5),
+        ("join", "10.0.0.1:5984", "x", ("data", "index")),
+        ("join", "10.0.0.1:5984", "", ()),
+        ("rebalance", {}, ""),
     ]
-    assert [line.split() for line in lines if "served" in line] == [["3", "b", "b", "served"]]
-    assert "! a took no part: a does not answer" in lines
+    assert json.loads(run("init", "--json").out)["name"] == "flights"
 
 
-def test_the_same_as_json(nodes: FalseNodes, call: Callable[..., Any]) -> None:
-    nodes.down("a")
-    ended = call("cluster", "promote", "orders", "--partition", "1", "--json")
-    found = json.loads(ended.out)
-    assert (ended.code, found["bucket"], found["revision"]) == (0, "orders", 4)
-    assert found["silent"] == {"a": "a does not answer"}
-    one = found["partitions"][0]
-    assert one.pop("branch") > 2**52
-    assert found["partitions"] == [one]
-    assert one == {
-        "partition": 1,
-        "what": "promoted",
-        "was": "a",
-        "now": "b",
-        "seqno": 5,
-        "at_risk": [],
-        "reason": "",
-    }
-
-
-def test_what_needs_force_says_so_and_fails(nodes: FalseNodes, call: Callable[..., Any]) -> None:
-    nodes.down("a", "b")
-    ended = call("cluster", "promote", "orders")
-    assert ended.code == 1
-    assert "4 of 4 partitions were not promoted: 1 of 3 copies answered" in ended.err
-    assert "majority, persisted" in " ".join(ended.out.decode().split())
-    ended = call("cluster", "promote", "orders", "--force")
-    assert ended.code == 0
-    assert "majority, persisted" in " ".join(ended.out.decode().split())
+def test_a_status_shows_members_buckets_and_what_stands_still(
+    run: Any, cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    failed = node_shown(
+        "n3", state="failed", has_session=False, answers=False, is_admitted=None, active=None,
+        replica=None, index=None, zone="rack2",
+    )  # fmt: skip
+    cluster.shown["nodes"].append(failed)
+    cluster.shown["buckets"] = [bucket_shown("orders", whole=15, moving=1)]
+    stalled = [{"bucket": "orders", "partition": 3, "why": "no_space: the disk of n1 is full"}]
+    cluster.shown["plan"] = PLAN | {"stalled": stalled}
+    cluster.shown["failovers"]["count"] = 1
+    cluster.shown["notes"] = ["limit: n2 is silent, and 1 nodes were failed over"]
+    lines = text(run("status")).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines]
+    assert lines[0] == "cluster flights 5c1e0000  generation 2"
+    assert lines[1] == "orchestrator n1 (token 3:1:884)  coordination n1 n2, no node may fail"
+    assert ["n1", "data,index", "in", "8", "8", "8", "ok"] in words
+    assert ["n3", "rack2", "data,index", "failed", "?", "?", "?", "-"] in words
+    assert (
+        "bucket orders  map 2/41  1 replica  16 partitions, 15 with all copies, 1 moving" in lines
+    )
+    said = "rebalance 7: 12 of 64 partitions, 60 of 64 index parts, 45 % copied, 80 s left"
+    assert said in lines
+    assert "! bucket orders partition 3: no_space: the disk of n1 is full" in lines
+    assert any(line.startswith("fail-overs 1 of 1: no more until") for line in lines)
+    assert "! limit: n2 is silent, and 1 nodes were failed over" in lines
+    assert json.loads(run("status", "--json").out) == cluster.shown
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("bad", "said"),
+    [({"served": 15, "unserved": [3]}, "1 partitions of"), ({"unknown": [1, 2]}, "2 partitions")],
+)
+def test_what_is_not_served_or_not_known_makes_a_status_fail(
+    run: Any, cluster: ClusterDouble, bad: dict[str, Any], said: str
+) -> None:
+    cluster.shown["buckets"] = [bucket_shown("orders", **bad)]
+    outcome = run("status")
+    assert outcome.code == 1
+    assert said in outcome.err
+    assert b"bucket orders" in outcome.out
+
+
+def test_a_wait_for_what_stands_still_fails_and_says_why(run: Any, cluster: ClusterDouble) -> None:
+    stalled = [{"bucket": "orders", "partition": 3, "why": "n2 does not answer"}]
+    cluster.shown["plan"] = PLAN | {"stalled": stalled}
+    outcome = run("rebalance", "--wait")
+    assert outcome.code == 1
+    assert "partition 3: n2 does not answer" in outcome.err
+
+
+def test_a_rebalance_is_tried_before_it_is_asked_for(run: Any, cluster: ClusterDouble) -> None:
+    said = text(run("rebalance", "--add", "n3", "--remove", "n1", "--plan"))
+    assert said == (
+        "64 partitions: 16 copies to build, 5 active copies move, 1 index part moves\n"
+    )
+    args = {"add": ["n3"], "remove": ["n1"]}
+    assert cluster.asked == [("rebalance", args | {"trial": True}, "")]
+    text(run("rebalance", "--add", "n3", "--remove", "n1", "--wait"))
+    assert cluster.asked[-1] == ("rebalance", args, "")
+    assert text(run("rebalance", "--cancel")) == "the rebalance ends\n"
+    assert cluster.asked[-1] == ("cancel", {}, "")
+    cluster.answer = {"moves": MOVES | {"copies": 0, "active": 0, "index": 0, "one_zone": 2}}
+    said = text(run("rebalance", "--plan"))
+    assert said == "64 partitions: nothing to move; 2 partitions with all copies in one zone\n"
+
+
+@pytest.mark.parametrize("words", [("rebalance", "--remove", "n1"), ("remove", "n1")])
+def test_fewer_copies_are_only_made_if_that_is_confirmed(
+    run: Any, cluster: ClusterDouble, words: tuple[str, ...]
+) -> None:
+    cluster.answer["moves"] = MOVES | {"fewer": 9}
+    outcome = run(*words)
+    assert outcome.code == 2
+    assert "9 partitions would have fewer copies" in outcome.err
+    assert [args.get("trial") for _, args, _ in cluster.asked] == [True]
+    assert "9 partitions with fewer copies" in text(run(*words, "--yes"))
+    assert cluster.asked[-1][1].get("trial") is None
+
+
+def test_a_node_is_removed(run: Any, cluster: ClusterDouble) -> None:
+    assert "n1 leave" in text(run("remove", "n1", "--now"))
+    assert cluster.asked[-1] == ("remove", {"nodes": ["n1"], "now": True}, "")
+
+
+def test_a_fail_over_says_what_may_be_lost_before_it_is_forced(
+    run: Any, cluster: ClusterDouble
+) -> None:
+    cluster.answer = {"name": "n1", "partitions": 21, "at_risk": ["majority"]}
+    assert text(run("failover", "n1")) == "n1: graceful fail-over of 21 partitions\n"
+    text(run("failover", "n1", "--hard"))
+    outcome = run("failover", "n1", "--force")
+    assert "level majority may be lost in 21 partitions" in outcome.err
+    assert [(op, args["mode"], args.get("trial")) for op, args, _ in cluster.asked] == [
+        ("failover", "graceful", None), ("failover", "hard", None),
+        ("failover", "force", True), ("failover", "force", None),
+    ]  # fmt: skip
+    text(run("failover", "--reset"))
+    assert cluster.asked[-1] == ("reset", {}, "")
+
+
+@pytest.mark.parametrize(
+    "words",
     [
-        (("--to", "x"), "the map has no node 'x', only a, b, c"),
-        (("--partition", "4"), "there is no partition 4, only 0 to 3"),
+        ("init", "--coordinators", "2"),
+        ("join",),
+        ("join", "10.0.0.1:5984", "--roles", "king"),
+        ("rebalance", "--cancel", "--plan"),
+        ("rebalance", "--plan", "--wait"),
+        ("remove",),
+        ("failover",),
+        ("failover", "n1", "--hard", "--force"),
+        ("failover", "n1", "--reset"),
     ],
 )
-def test_what_the_map_does_not_know_is_a_wrong_use(
-    nodes: FalseNodes, call: Callable[..., Any], words: tuple[str, ...], reason: str
+def test_a_command_that_is_used_wrongly_asks_nobody(
+    run: Any, cluster: ClusterDouble, words: tuple[str, ...]
 ) -> None:
-    ended = call("cluster", "promote", "orders", *words)
-    assert (ended.code, ended.err) == (2, f"millstream: {reason}\n")
-    assert nodes.calls == []
+    assert run(*words).code == 2
+    assert cluster.asked == []
 
 
-def test_another_node_is_wanted_where_it_has_a_place(
-    nodes: FalseNodes, call: Callable[..., Any]
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConditionError("n3 has data", code="has_data"), 1),
+        (ConditionError("a member of f", code="other_cluster"), 1),
+        (UsageError("no node z", code="unknown_node"), 2),
+        (UnavailableError("no quorum", code="no_quorum"), 1),
+    ],
+)
+def test_what_is_refused_is_one_line(
+    run: Any, cluster: ClusterDouble, error: Exception, code: int
 ) -> None:
-    assert call("cluster", "promote", "orders", "--to", "c").code == 0
-    assert nodes.nodes["c"].states == ["active"] * 4
-    ended = call("cluster", "promote", "orders", "--to", "c", "--json")
-    assert {one["what"] for one in json.loads(ended.out)["partitions"]} == {"served"}
+    cluster.refusal = error
+    outcome = run("join", "10.0.0.1:5984")
+    assert (outcome.code, outcome.err.count("\n")) == (code, 1)
+    assert str(error) in outcome.err
 
 
-def test_a_node_that_is_alone_with_its_bucket_has_nothing_to_promote(
-    tmp_path: Any, call: Callable[..., Any]
-) -> None:
-    with EmbeddedNode(tmp_path / "d", buckets=["orders:4"]) as node:
-        address = str(node.kv)
-        ended = call("cluster", "promote", "orders", "--connect", address)
-        assert (ended.code, "alone with it" in ended.err) == (1, True)
-        ended = call("cluster", "promote", "none", "--connect", address)
-        assert (ended.code, "no bucket 'none'" in ended.err) == (1, True)
+def test_a_node_in_no_cluster_says_what_to_do(run: Any, node: EmbeddedNode) -> None:
+    outcome = run("status")
+    assert outcome.code == 1
+    assert "coordination" in outcome.err
+
+
+def test_a_promotion_by_hand_is_refused_in_a_cluster(run: Any, cluster: ClusterDouble) -> None:
+    outcome = run("promote", "b")
+    assert outcome.code == 1
+    assert "cluster failover NODE" in outcome.err
+    cluster.is_managed = False
+    assert "cluster failover" not in run("promote", "b").err

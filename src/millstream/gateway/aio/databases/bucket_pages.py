@@ -123,7 +123,8 @@ async def _create(request: web.Request) -> web.Response:
     )
     if made.status is None or not made.is_served:
         reason = f"bucket {name!r} is made, and was not served here within {SERVED_S:g} s"
-        return answer({"name": name, **made.answer, "reason": reason}, status=202)
+        told = {"name": name, "partitions": partitions, **_answered(made.answer)}
+        return answer({**told, "reason": reason}, status=202)
     return answer({**_shown(made.status), **_answered(made.answer)}, status=201)
 
 

@@ -31,6 +31,8 @@ __all__ = ["TIMEOUT_S_DEFAULT", "TIMEOUT_S_MAX", "routes"]
 TIMEOUT_S_DEFAULT: Final = 30.0
 TIMEOUT_S_MAX: Final = 300.0
 """Longest wait for the answer of the orchestrator."""
+NAME_DEFAULT: Final = "millstream"
+"""Of a cluster that is made without a name."""
 NAME_LENGTH_MAX: Final = 100
 """Characters of the name of a cluster, or of a zone."""
 _T = TypeVar("_T")
@@ -90,7 +92,11 @@ async def _init(request: web.Request) -> web.Response:
     content = await _content(request, _Init)
     if not content.name.isprintable():
         raise UsageError("a cluster's name has no control characters")
-    return answer(await cluster.init(content.name, content.coordinators))
+    name = content.name
+    if not name:
+        is_member = cluster.is_managed
+        name = (await cluster.status())["cluster"]["name"] if is_member else NAME_DEFAULT
+    return answer(await cluster.init(name, content.coordinators))
 
 
 async def _join(request: web.Request) -> web.Response:

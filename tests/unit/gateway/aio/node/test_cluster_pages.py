@@ -67,6 +67,17 @@ async def test_a_bad_body_is_refused_and_asks_nobody(
     assert cluster.asked == []
 
 
+async def test_init_without_a_name_is_repeated_for_the_cluster_that_is_there(
+    client: Any, body: Any, cluster: ClusterDouble
+) -> None:
+    await body(await client.post(f"{PATH}/init"))
+    assert cluster.asked == [("init", "flights", 3)]
+    error = await body(await client.post(f"{PATH}/init", json={"name": "other"}), 403)
+    assert error["error"] == "other_cluster"
+    cluster.is_managed = False
+    assert (await body(await client.post(f"{PATH}/init")))["name"] == "millstream"
+
+
 async def test_a_node_in_no_cluster_says_so(client: Any, body: Any, open_host: Any) -> None:
     for cluster in (None, ClusterDouble(is_managed=False)):
         open_host.cluster = cluster

@@ -1,17 +1,19 @@
-"""`millstream cluster init`, `join` and `status`: the nodes that coordinate together.
+"""`millstream coord pool init`, `join` and `status`: the nodes that coordinate together.
 
 Invariants:
 1. What was done already is no error: a command can be said again until it has worked.
 2. `status`: exit code 0 if every group has a primary that was heard of lately, else 1.
 
-Elsewhere: what the nodes do (`coordination.core.pool.admin_commands`), starting some
-(`cli.serving.cluster_up`).
+`millstream cluster init` and `join` do these steps by themselves; these commands are for
+coordination without a cluster, and for groups besides the first.
+
+Elsewhere: what the nodes do (`coordination.core.pool.admin_commands`), clusters
+(`cli.serving.cluster`).
 """
 
 from __future__ import annotations
 
 import json as json_module
-import time
 from typing import Annotated, Any, Final
 
 import typer
@@ -32,13 +34,11 @@ __all__ = [
     "FRESH_MS",
     "GROUP_DEFAULT",
     "PEER_PORT",
-    "POOL_S",
+    "app",
     "grow",
-    "init",
-    "join",
-    "status",
-    "wait_for_nodes",
 ]
+
+app = typer.Typer(no_args_is_help=True)
 
 GROUP_DEFAULT: Final = 1
 """The group that the first node of a pool founds by itself."""
@@ -48,9 +48,6 @@ FRESH_MS: Final = 5000
 """A primary that was not heard of for so long may be none any more."""
 CHANGE_S: Final = 630.0
 """How long a group may take to bring new members up to date."""
-POOL_S: Final = 15.0
-"""How long nodes may take to learn of one another."""
-_PAUSE_S: Final = 0.2
 _WIDTH_MIN: Final = 120
 """Characters of a line; a narrower terminal wraps it, and nothing is left out."""
 
@@ -59,6 +56,7 @@ GroupOption = Annotated[
 ]
 
 
+@app.command()
 @at_node
 def init(
     node: Annotated[
@@ -116,6 +114,7 @@ def _node_like(here: Coordination, beginning: str) -> str:
     return found[0]
 
 
+@app.command()
 @at_node
 def join(
     peer: Annotated[
@@ -131,6 +130,7 @@ def join(
         print(f"{len(_ids(here))} nodes are in the pool")
 
 
+@app.command()
 @at_node
 def status(
     *,
@@ -191,17 +191,3 @@ def _show(found: dict[str, Any]) -> None:
 
 def _ago(age_ms: int | None) -> str:
     return "never" if age_ms is None else f"{age_ms / 1000:.1f} s ago"
-
-
-def wait_for_nodes(here: Coordination, count: int) -> list[str]:
-    """Return the ids of the nodes of the pool once there are this many.
-
-    Raises:
-        UnavailableError: there are fewer after `POOL_S`.
-    """
-    until = time.monotonic() + POOL_S
-    while len(found := _ids(here)) < count:
-        if time.monotonic() > until:
-            raise UnavailableError(f"only {len(found)} of {count} nodes are in the pool")
-        time.sleep(_PAUSE_S)
-    return found

@@ -1,4 +1,4 @@
-"""`millstream cluster init`, `join`, `status` over a pool on a false network."""
+"""`millstream coord pool init`, `join`, `status` over a pool on a false network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.cli.coordination import cluster_pool
+from millstream.cli.coordination import pool
 from simulators.pool_world import World, joined, led
 from support.coordination.pool_over_resp import FalseCoordination
 
@@ -25,32 +25,31 @@ def world() -> World:
 @pytest.fixture(autouse=True)
 def here(world: World, monkeypatch: pytest.MonkeyPatch) -> FalseCoordination:
     node = FalseCoordination(world, world.nodes[1])
-    monkeypatch.setattr(cluster_pool, "coordination_at", lambda *_: node)
-    monkeypatch.setattr(cluster_pool, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(pool, "coordination_at", lambda *_: node)
     return node
 
 
 def test_a_group_spans_all_nodes_of_the_pool(call: Call, world: World) -> None:
-    ended = call("cluster", "init")
+    ended = call("coord", "pool", "init")
     assert ended.out == b"group 1, epoch 1: 3 members, 1 may fail\n"
-    again = call("cluster", "init", "--json")
+    again = call("coord", "pool", "init", "--json")
     world.run(world.now_ms + 1000)
     assert json.loads(again.out)["members"] == ["01" * 16, "02" * 16, "03" * 16]
 
 
 def test_members_are_named_by_how_their_ids_begin(call: Call, world: World) -> None:
-    ended = call("cluster", "init", "0101", "0202", "0303", "--json")
+    ended = call("coord", "pool", "init", "0101", "0202", "0303", "--json")
     assert json.loads(ended.out) == {
         "group": 1, "epoch": 1, "members": [node.id.hex() for node in world.nodes]
     }  # fmt: skip
     for words, said in ((["0101", "0202"], "not 2"), (["ff"], "does not begin")):
-        refused = call("cluster", "init", *words)
+        refused = call("coord", "pool", "init", *words)
         assert refused.code == 2
         assert said in refused.err
 
 
 def test_a_node_joins(call: Call, here: FalseCoordination) -> None:
-    ended = call("cluster", "join", "node1:7000")
+    ended = call("coord", "pool", "join", "node1:7000")
     assert ended.out == b"3 nodes are in the pool\n"
     assert here.asked[0] == ("ADMIN", "JOIN", "node1", "7000")
 
@@ -59,13 +58,13 @@ def test_a_status_shows_nodes_and_groups(
     call: Call, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")  # nothing is left out where there is little room
-    ended = call("cluster", "status")
+    ended = call("coord", "pool", "status")
     assert ended.code == 0
     lines = [line.split() for line in ended.out.decode().splitlines()]
     assert ["02" * 16, "node2:7001", "node2:7000", "here"] in lines
     group = next(line for line in lines if line[0] == "1")
     assert group[:5] == ["1", "0", "1", "node1:7001", "node1:7001"]
-    found = json.loads(call("cluster", "status", "--json").out)
+    found = json.loads(call("coord", "pool", "status", "--json").out)
     assert [row["groups"] for row in found["nodes"]] == [[1], [], []]
     assert found["groups"]["1"]["primary"] == "node1:7001"
 
@@ -73,13 +72,6 @@ def test_a_status_shows_nodes_and_groups(
 def test_a_group_that_nobody_leads_is_a_failure(call: Call, world: World) -> None:
     world.crash(world.nodes[0])
     world.run(world.now_ms + 8000)
-    ended = call("cluster", "status")
+    ended = call("coord", "pool", "status")
     assert ended.code == 1
     assert "nobody is known to lead group 1" in ended.err
-
-
-def test_nodes_are_waited_for(here: FalseCoordination, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(cluster_pool.wait_for_nodes(here, 3)) == 3  # type: ignore[arg-type]
-    monkeypatch.setattr(cluster_pool, "POOL_S", 0.0)
-    with pytest.raises(Exception, match="only 3 of 4"):
-        cluster_pool.wait_for_nodes(here, 4)  # type: ignore[arg-type]
