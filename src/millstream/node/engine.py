@@ -59,6 +59,7 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
+from millstream.node.index_parts import IndexParts
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import (
@@ -127,6 +128,7 @@ class Engine:
             lambda name: self._served_engine(name).bucket.uuid,
             is_wanted="index" in settings.roles,
         )  # fmt: skip
+        self.index_parts = IndexParts(self.uuid, directory.buckets_path, self.indexes)
         self.others = OtherNodes(
             NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
             self.indexes,
@@ -482,6 +484,8 @@ class Engine:
         stack.callback(server.close)
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()
+        stack.push_async_callback(self.index_parts.stop)
+        self.index_parts.start()
         if "http" in bound:
             tokens = keep_tokens(self.settings, stack, self._set_of_tokens)
             http = HttpServer(self, tokens=tokens, shares=self._kv.shares)

@@ -41,7 +41,7 @@ async def _part(request: web.Request) -> web.StreamResponse:
 
 def _asked(content: dict[str, Any]) -> PartRequest:
     try:
-        return msgspec.convert(content, PartRequest)
+        return msgspec.convert(content, PartRequest, str_keys=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"this asks for no part of a view: {error}") from error
 

@@ -4,6 +4,8 @@ Invariants:
 1. A bucket that is another one than the index was made of is an error, never read.
 2. A history that began between two answers shows in the next one: positions judged by what was
    true before are refused by the stream request.
+3. In a managed cluster no source is read whose branch is below one that was seen of the partition:
+   it was replaced, and may not know that yet.
 
 Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
 (`views.aio.indexing.indexing`).
@@ -24,14 +26,43 @@ from millstream.wire.mcbp import Feature, Opcode, Status, request
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from millstream.model.position import FailoverLog
     from millstream.upr.aio.link import Link
 
-__all__ = ["IndexerSpec", "SourceStanding", "SourceStandings", "ask_standings", "open_source"]
+__all__ = [
+    "Histories",
+    "IndexerSpec",
+    "SourceStanding",
+    "SourceStandings",
+    "ask_standings",
+    "open_source",
+]
 
 _POSITIONS: Final = Struct(">HB5x8Q")
 _ACTIVE: Final = frozenset({1})
 _STREAMED: Final = frozenset({1, 2})
 """States of copies that can be read: active, replica."""
+
+
+class Histories:
+    """The largest branch that was seen of each partition of a bucket."""
+
+    def __init__(self) -> None:
+        self.is_guarded = False
+        """Whether sources of lower branches are refused: the bucket is in a managed cluster."""
+        self._seen: dict[int, int] = {}
+
+    def note(self, partition: int, log: FailoverLog) -> None:
+        """Keep the branch of a history that is followed."""
+        if log:
+            self._seen[partition] = max(log[0].branch, self._seen.get(partition, 0))
+
+    def takes(self, partition: int, log: FailoverLog) -> bool:
+        """Return whether a source with this history is read; keep its branch if so."""
+        if self.is_guarded and log[0].branch < self._seen.get(partition, 0):
+            return False
+        self.note(partition, log)
+        return True
 
 
 class IndexerSpec(NamedTuple):
@@ -40,6 +71,8 @@ class IndexerSpec(NamedTuple):
     bucket: str
     bucket_uuid: str
     folder: Path
+    histories: Histories | None = None
+    """None: sources of all histories are read."""
 
 
 class SourceStanding(NamedTuple):
@@ -97,6 +130,7 @@ async def ask_standings(
     known: SourceStandings | None = None,
     *,
     is_active_only: bool = False,
+    histories: Histories | None = None,
 ) -> SourceStandings:
     """Return how the copies of partitions are; those that cannot be read are left out.
 
@@ -106,6 +140,7 @@ async def ask_standings(
         known: what was found before; it is returned if nothing happened, and a history that is
             still the newest is not asked for again.
         is_active_only: replicas cannot be read: they lack what was written at the active copy.
+        histories: copies of other histories than these are left out.
 
     Raises:
         UnavailableError: `timeout`, `connection_closed`.
@@ -139,7 +174,7 @@ async def ask_standings(
         {
             number: SourceStanding(Judged(logs[number], high, purge), is_active=state == 1)
             for number, state, _, _, high, *_, purge in rows
-            if number in logs
+            if number in logs and (histories is None or histories.takes(number, logs[number]))
         }
     )
     if all(row[0] in found and found[row[0]].uuid == row[2] for row in rows):

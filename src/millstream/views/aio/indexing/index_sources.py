@@ -109,7 +109,9 @@ async def open_lines(
             link = source.link_to()
             try:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
-                standings = await ask_standings(link, here, is_active_only=source.is_active_only)
+                standings = await ask_standings(
+                    link, here, is_active_only=source.is_active_only, histories=spec.histories
+                )
                 lines.opened.append(Line(link, standings))
             except MillstreamError as error:
                 await link.close()
@@ -156,8 +158,9 @@ class _Asked:
             if is_new:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
             self.standings = await ask_standings(
-                link, partitions, self.standings, is_active_only=self.source.is_active_only
-            )
+                link, partitions, self.standings,
+                is_active_only=self.source.is_active_only, histories=spec.histories,
+            )  # fmt: skip
         except BaseException:  # cancelled as well: an answer may still come
             await link.close()
             raise

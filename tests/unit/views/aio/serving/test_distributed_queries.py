@@ -45,7 +45,7 @@ class Bucket:
         yield AskedView(0, 1, TREE_REDUCER, 0, encode_key)
         self.users -= 1
 
-    async def query(self, name, view, options, partitions, form):
+    async def query(self, name, view, options, partitions, form, keys=None):
         self.asked.append((name, view, options, list(partitions), form))
         query = parse_query(options)
         mask = sum(1 << p for p in partitions)
