@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.errors import RoutingError
 from millstream.views.aio.serving.gathering import Gatherer, NodeAccess, NodeLink, NodePart
 from millstream.views.aio.serving.index_server import Answer
-from millstream.views.aio.serving.owned_parts import refused, shares_of
+from millstream.views.aio.serving.owned_parts import records_in, refused, shares_of, with_newer
 from millstream.views.core.query.parameters import parse_query
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from millstream.model.cluster_maps import IndexRecord
     from millstream.views.aio.serving.bucket_order import NodeShare
     from millstream.views.aio.serving.hosted_bucket import HostedBucket
 
@@ -43,6 +44,8 @@ class Spread:
     def __init__(self, access: NodeAccess) -> None:
         self._access = access
         self._session: aiohttp.ClientSession | None = None
+        self._learned: dict[str, dict[int, IndexRecord]] = {}
+        """By uuid: index records that other nodes told, newer than those of the engine."""
 
     async def close(self) -> None:
         """End all connections."""
@@ -81,8 +84,10 @@ class Spread:
 
             parts: Sequence[NodePart] = ()
 
-            async def parts_of(_: bool) -> Sequence[NodePart]:
+            async def parts_of(refusal: RoutingError | None) -> Sequence[NodePart]:
                 nonlocal parts
+                if refusal is not None:
+                    self._learn(bucket.uuid, records_in(refusal))
                 parts = self._parts_of(bucket, is_in_step=is_in_step)
                 return parts
 
@@ -95,9 +100,17 @@ class Spread:
             rest = stack.pop_all()
         return Answer(answered.head, _held(answered.chunks, rest))
 
+    def _learn(self, uuid: str, records: Mapping[int, IndexRecord]) -> None:
+        known = self._learned.setdefault(uuid, {})
+        for partition, record in records.items():
+            if partition not in known or known[partition].at < record.at:
+                known[partition] = record
+
     def _parts_of(self, bucket: HostedBucket, *, is_in_step: bool) -> list[NodePart]:
         owned = bucket.order.owned
         if owned is not None:
+            owned, newer = with_newer(owned, self._learned.get(bucket.uuid, {}))
+            self._learned[bucket.uuid] = newer
             return [
                 NodePart(
                     share.name, self._link_to(bucket, share, is_in_step), share.partitions,

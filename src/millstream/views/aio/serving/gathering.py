@@ -132,11 +132,13 @@ class Gatherer:
     Args:
         bucket: its name.
         parts_of: by the bucket's map: who has which partitions, each of them once; called anew
-            with true when the map should have changed.
+            when the map should have changed, with the refusal that says so.
     """
 
     def __init__(
-        self, bucket: str, parts_of: Callable[[bool], Awaitable[Sequence[NodePart]]]
+        self,
+        bucket: str,
+        parts_of: Callable[[RoutingError | None], Awaitable[Sequence[NodePart]]],
     ) -> None:
         self._bucket = bucket
         self._parts_of = parts_of
@@ -156,17 +158,19 @@ class Gatherer:
                 reached, or did not answer in time.
             MillstreamError: what a node answered.
         """
-        for count, pause in enumerate((*QUERY_PAUSES_S, None)):
+        refusal: RoutingError | None = None
+        for pause in (*QUERY_PAUSES_S, None):
             asked = _Asked(self._bucket, design, name, query, view, is_last=pause is None)
             parts: Sequence[NodePart] = ()
             try:
-                parts = await self._parts_of(count > 0)
+                parts = await self._parts_of(refusal)
                 if len(parts) == 1:
                     return await asked.pass_through(parts[0])
                 return await asked.merge(parts)
             except RoutingError as error:
                 if pause is None:
                     raise _given_up(error, parts) from error
+                refusal = error
             await asyncio.sleep(pause)
         raise AssertionError("the last try answers or fails")
 
@@ -226,8 +230,11 @@ class _Asked(NamedTuple):
         moved = [reader for reader in readers if isinstance(reader.failure, RoutingError)]
         is_kept = self.is_last and all(reader.part.keys is not None for reader in moved)
         if moved and not (is_kept and self.query.on_error == "continue"):
-            assert moved[0].failure is not None
-            raise moved[0].failure
+            error = moved[0].failure
+            assert isinstance(error, RoutingError)
+            refusals = [one.failure for one in moved if isinstance(one.failure, RoutingError)]
+            error.records = {p: record for one in refusals for p, record in one.records.items()}
+            raise error
         if failed and (self.query.on_error == "stop" or len(failed) == len(readers)):
             raise failed[0]
 

@@ -12,10 +12,14 @@ which records a node has adopted (`node.index_parts`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from millstream.errors import RoutingError
-from millstream.model.cluster_maps import MapKey
+from millstream.model.cluster_maps import IndexRecord, MapKey
 from millstream.views.aio.serving.bucket_order import BucketOrder, NodeShare, OwnedParts
 from millstream.views.core.design.design_documents import DesignDocument
 from millstream.views.core.index.floors import below_floor, digest_of, position_in
@@ -27,26 +31,65 @@ if TYPE_CHECKING:
     from millstream.views.core.index.commits import IndexSnapshot
 
 __all__ = [
+    "RECORDS_TOLD_MAX",
     "Asked",
     "check_asked",
     "is_kept_fresh",
     "parts_told",
+    "records_in",
     "refused",
     "shares_of",
     "snapshot_at_floor",
+    "with_newer",
 ]
 
 Asked = Mapping[int, MapKey]
 """By partition, the key of the index record by which a node was chosen."""
+RECORDS_TOLD_MAX: Final = 256
+"""Most index records in a refusal. Each has some 150 bytes; more are told in the next try."""
 _SHOWN_MAX: Final = 5
 """Partitions named in an error."""
 
 
-def refused(partitions: Collection[int], why: str) -> RoutingError:
-    """Return the error of a query for partitions that are not answered for here now."""
+def refused(
+    partitions: Collection[int],
+    why: str,
+    records: Mapping[int, IndexRecord] = MappingProxyType({}),
+) -> RoutingError:
+    """Return the error of a query for partitions that are not answered for here now.
+
+    Args:
+        partitions: of the query.
+        why: they are not.
+        records: that the asker should know.
+    """
     some = ", ".join(map(str, sorted(partitions)[:_SHOWN_MAX]))
     more = f" and {len(partitions) - _SHOWN_MAX} more" if len(partitions) > _SHOWN_MAX else ""
-    return RoutingError(f"the index here does not answer for partitions {some}{more}: {why}")
+    error = RoutingError(f"the index here does not answer for partitions {some}{more}: {why}")
+    error.records = dict(islice(records.items(), RECORDS_TOLD_MAX))
+    return error
+
+
+def with_newer(
+    owned: OwnedParts, learned: Mapping[int, IndexRecord]
+) -> tuple[OwnedParts, dict[int, IndexRecord]]:
+    """Return the parts by the newest records, and which of the learned ones are still newer."""
+    newer = {
+        partition: record
+        for partition, record in learned.items()
+        if (own := owned.records.get(partition)) is None or own.at < record.at
+    }
+    if not newer:
+        return owned, newer
+    return msgspec.structs.replace(owned, records={**owned.records, **newer}), newer
+
+
+def records_in(error: RoutingError) -> dict[int, IndexRecord]:
+    """Return the index records that a refusal tells; of an unknown form: none."""
+    try:
+        return msgspec.convert(dict(error.records), dict[int, IndexRecord], str_keys=True)
+    except msgspec.ValidationError:
+        return {}
 
 
 def shares_of(owned: OwnedParts, partition_count: int) -> list[NodeShare]:
@@ -91,7 +134,14 @@ def check_asked(order: BucketOrder, partitions: Collection[int], keys: Asked | N
         or own.at < keys.get(partition, own.at)
     ]
     if wrong:
-        raise refused(wrong, "another node is their owner, or the map is older than the asker's")
+        newer = {
+            partition: own
+            for partition in wrong
+            if (own := owned.records.get(partition)) is not None
+            and own.at > keys.get(partition, own.at)
+        }
+        why = "another node is their owner, or the map is older than the asker's"
+        raise refused(wrong, why, newer)
 
 
 async def snapshot_at_floor(

@@ -29,6 +29,9 @@ async def test_a_partition_that_is_not_here_is_said_to_be_so(client, open_host, 
     open_host.indexes.refusal = RoutingError("moved")
     answered = await body(await client.post(PATH, json=ASKED), 503)
     assert answered == {"error": "not_my_partition", "reason": "moved"}
+    open_host.indexes.refusal.records = {3: {"at": [2, 7], "owner": "n"}}
+    answered = await body(await client.post(PATH, json=ASKED), 503)
+    assert answered["records"] == {"3": {"at": [2, 7], "owner": "n"}}
 
 
 @pytest.mark.parametrize(
