@@ -80,6 +80,8 @@ class _Bucket:
         self.nodes: Mapping[str, NodeRecord] = {}
         self.told: Mapping[int, Indexed] = {}
         self.told_at = 0.0
+        self.count = 0
+        """Number of that answer of the index process."""
         self.cleaning: frozenset[int] = frozenset()
         self.shown: dict[int, Floor] = {}
         """The most that this node has reported of what it owns."""
@@ -266,23 +268,33 @@ class IndexParts:
 
     # -- the index process
 
-    async def refresh(self, uuid: str | None = None) -> None:
-        """Ask the index process how far the indexes are, of one bucket or of all."""
+    async def refresh(self, uuid: str | None = None, *, is_new: bool = True) -> None:
+        """Ask the index process how far the indexes are.
+
+        Args:
+            uuid: of a bucket; None: of all.
+            is_new: let it ask the sources which history they follow. Otherwise it knows that from
+                some two seconds ago.
+        """
         uuids = list(self._buckets) if uuid is None else [uuid]
         for each in uuids:
             if self.is_managed(each):
-                await self._ask(each, self._buckets[each])
+                await self._ask(each, self._buckets[each], is_new=is_new)
 
     async def _keep_asking(self) -> None:
         while True:
-            await self.refresh()
+            await self.refresh(is_new=False)
             await asyncio.sleep(ASK_S)
 
-    async def _ask(self, uuid: str, known: _Bucket) -> None:
+    async def _ask(self, uuid: str, known: _Bucket, *, is_new: bool) -> None:
         began = time.monotonic()
-        answer = await self._indexes.parts(uuid)
+        answer = await self._indexes.parts(uuid, is_new=is_new, known=known.count)
         if answer is None:
-            known.told = {}
+            known.told, known.count = {}, 0
+            return
+        known.count = answer.get("count", 0)
+        if answer and "parts" not in answer:  # nothing has happened
+            known.told_at = began
             return
         if not answer:
             told = {p: indexed_of(part.record, _NO_DESIGNS) for p, part in self._here(known)}

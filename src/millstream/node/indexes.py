@@ -365,22 +365,22 @@ class Indexes:
             if self.process.link is link:
                 raise unavailable(known.why or "it is busy") from None
 
-    async def parts(self, uuid: str) -> dict[str, Any] | None:
+    async def parts(self, uuid: str, *, is_new: bool, known: int) -> dict[str, Any] | None:
         """Return how far the indexes are in the parts that are here; None: not known now.
 
-        Without any view it is an empty dict. See `views.aio.serving.owned_parts.parts_told`.
+        Without any view it is an empty dict. See `views.aio.serving.owned_parts.PartsTold`.
         """
-        known = self._known.get(uuid)
-        if known is None or not known.was_read or known.told.lacks_designs():
+        bucket = self._known.get(uuid)
+        if bucket is None or not bucket.was_read or bucket.told.lacks_designs():
             return None
-        if not known.has_views:
+        if not bucket.has_views:
             return {}
         link = self.process.link
         if link is None:
             return None
         try:
             async with asyncio.timeout(TOLD_S_MAX):
-                return await link.ask("parts", uuid=uuid)
+                return await link.ask("parts", uuid=uuid, is_new=is_new, known=known)
         except (MillstreamError, TimeoutError):
             return None
 

@@ -281,7 +281,7 @@ async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatc
     await managed.take(managed.owners("aaaa"))
     await managed.take(managed.next(0, "a", "b"))
 
-    async def nothing(_):
+    async def nothing(uuid, **_):
         return None
 
     for engine in managed.two.engines.values():

@@ -64,6 +64,12 @@ class Histories:
         self.note(partition, log)
         return True
 
+    def take_all(self, standings: SourceStandings) -> bool:
+        """Return whether a source is read for all partitions for which it was."""
+        if not self.is_guarded:
+            return True
+        return all(self.takes(p, standing.judged.log) for p, standing in standings.items())
+
 
 class IndexerSpec(NamedTuple):
     """Which bucket, and where runs of a first build are kept."""
@@ -93,11 +99,12 @@ class SourceStandings(dict[int, SourceStanding]):
     `reply`: what the source said, empty if not all of it could be understood.
     """
 
-    __slots__ = ("reply",)
+    __slots__ = ("judged", "reply")
 
     def __init__(self, found: Mapping[int, SourceStanding] = MappingProxyType({})) -> None:
         super().__init__(found)
         self.reply = b""
+        self.judged: Mapping[int, Judged] = {p: each.judged for p, each in found.items()}
 
     def lacks(self, partition: int, *, is_active: bool) -> bool:
         """Whether a partition cannot be read now, or, where it should be active, is not."""
@@ -153,7 +160,7 @@ async def ask_standings(
         return SourceStandings()
     value = b"".join(number.to_bytes(2, "big") for number in numbers)
     packet = await link.demand(request(Opcode.POSITIONS, value=value), "positions")
-    if packet.value == known.reply:
+    if packet.value == known.reply and (histories is None or histories.take_all(known)):
         return known
     if len(packet.value) != len(numbers) * _POSITIONS.size:
         message = f"{link.address} tells the positions of other partitions than were asked for"

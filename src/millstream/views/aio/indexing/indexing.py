@@ -584,12 +584,12 @@ class BucketIndexer:
                     served.tell()  # a history that is gone will not be reached
             await asyncio.sleep(LOOK_S)
 
-    async def judged(self, *, is_new: bool) -> dict[int, Judged]:
+    async def judged(self, *, is_new: bool) -> Mapping[int, Judged]:
         """Return how the sources judge, as asked last; `is_new`: ask them first."""
         if is_new:
             with contextlib.suppress(MillstreamError):
                 await self._ask()
-        return {p: each.judged for p, each in self._asker.standings.items()}
+        return self._asker.standings.judged
 
     def is_built(self, signature: str) -> bool:
         """Whether the first build of an index is over."""

@@ -120,7 +120,7 @@ class HostedBucket:
         self._change = asyncio.Lock()
         self._tasks = Tasks()
         self._opening = OpeningIndexes(self._opened, self.apply, self._tasks)
-        self._work = WorkSeen()
+        self._work, self._parts = WorkSeen(), owned_parts.PartsTold()
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -471,11 +471,11 @@ class HostedBucket:
             hosted.is_catching_up = True
             self._tasks.start(freshen(), name=f"late {hosted.signature}")
 
-    async def parts(self) -> dict[str, Any]:
-        """Return how far the indexes are in each part that is here of a managed bucket."""
+    async def parts(self, *, is_new: bool, known: int) -> dict[str, Any]:
+        """Return how far the indexes are in each part of a managed bucket; see `PartsTold`."""
         opened, is_opening = list(self._open.values()), bool(self._opening.signatures)
-        return await owned_parts.parts_told(
-            self._order, opened, self._indexer, is_opening=is_opening
+        return await self._parts.told(
+            self._order, opened, self._indexer, is_opening=is_opening, is_new=is_new, known=known
         )
 
     async def prepare(self, partitions: Collection[int], timeout_s: float) -> bool:

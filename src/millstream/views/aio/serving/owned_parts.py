@@ -11,6 +11,7 @@ which records a node has adopted (`node.index_parts`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORDS_TOLD_MAX",
     "Asked",
+    "PartsTold",
     "check_asked",
     "is_kept_fresh",
-    "parts_told",
     "records_in",
     "refused",
     "shares_of",
@@ -187,33 +188,65 @@ def is_kept_fresh(order: BucketOrder, design: DesignDocument) -> bool:
     return design.autoupdate or (order.owned is not None and bool(order.passive))
 
 
-async def parts_told(
-    order: BucketOrder, opened: Sequence[HostedIndex], indexer: BucketIndexer, *, is_opening: bool
-) -> dict[str, Any]:
-    """Return how far the indexes are in each part, for the node that this process belongs to.
+class PartsTold:
+    """How far the indexes of a bucket are, for the node that this process belongs to.
 
-    Args:
-        order: of the bucket.
-        opened: the open indexes.
-        indexer: of the bucket.
-        is_opening: there are others that are not open yet.
+    What was told before is not computed again while nothing has happened.
     """
-    owned = order.owned
-    if owned is None:
-        return {"designs": "", "parts": {}, "cleaning": []}
-    judged = await indexer.judged(is_new=True)
-    complete, others = list[Header](), list[Header]()
-    for hosted in opened:
-        (complete if indexer.is_built(hosted.signature) else others).append(hosted.index.newest)
-    every = [*complete, *others]
-    return {
-        "designs": "" if is_opening else digest_of(header.signature for header in complete),
-        "parts": {
-            p: (
-                owned.records[p].at,
-                *position_in(p, complete, others, judged.get(p), owned.floor(p)),
-            )
-            for p in (*order.active, *order.passive)
-        },
-        "cleaning": sorted({p for header in every for p in members_of(header.bitmap("cleanup"))}),
-    }
+
+    def __init__(self) -> None:
+        self._seen: tuple[object, ...] = ()
+        self._told: dict[str, Any] = {}
+        self._count = 0
+
+    async def told(
+        self,
+        order: BucketOrder,
+        opened: Sequence[HostedIndex],
+        indexer: BucketIndexer,
+        *,
+        is_opening: bool,
+        is_new: bool,
+        known: int,
+    ) -> dict[str, Any]:
+        """Return how far the indexes are in each part.
+
+        Args:
+            order: of the bucket.
+            opened: the open indexes.
+            indexer: of the bucket.
+            is_opening: there are others that are not open yet.
+            is_new: ask the sources first.
+            known: `count` of the answer that the asker has.
+
+        Returns:
+            `count`; and, if that is another one than `known`, `designs`, `parts` (key of the
+                record, and what `position_in` returns) and `cleaning`.
+        """
+        owned = order.owned
+        if owned is None:
+            return {"count": 0, "designs": "", "parts": {}, "cleaning": []}
+        judged = await indexer.judged(is_new=is_new)
+        complete, others = list[Header](), list[Header]()
+        for hosted in opened:
+            is_built = indexer.is_built(hosted.signature)
+            (complete if is_built else others).append(hosted.index.newest)
+        seen = (order, judged, is_opening, len(complete), *complete, *others)
+        if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
+            return {"count": self._count} if known == self._count else self._told
+        every = [*complete, *others]
+        self._count += 1
+        self._seen = seen
+        self._told = {
+            "count": self._count,
+            "designs": "" if is_opening else digest_of(one.signature for one in complete),
+            "parts": {
+                p: (
+                    owned.records[p].at,
+                    *position_in(p, complete, others, judged.get(p), owned.floor(p)),
+                )
+                for p in (*order.active, *order.passive)
+            },
+            "cleaning": sorted({p for one in every for p in members_of(one.bitmap("cleanup"))}),
+        }
+        return self._told
