@@ -24,7 +24,8 @@ Elsewhere: statuses of the memcached protocol (`wire.replies`), codes of coordin
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 __all__ = [
     "AccessError",
@@ -91,6 +92,8 @@ class RoutingError(MillstreamError):
 
     default_code = "not_my_partition"
     default_retry: Retry = "refresh_map"
+    records: Mapping[int, Any] = {}
+    """Index records by partition (JSON) that are newer than those by which a node was asked."""
 
 
 class StreamError(MillstreamError):

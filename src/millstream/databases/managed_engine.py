@@ -47,7 +47,7 @@ from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.copy_status import standing_of
 from millstream.model.bucket_map import NodeAddress
-from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey
+from millstream.model.cluster_maps import DataMap, DataRecord, IndexMap, IndexRecord, MapKey
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.vsr.core.versions import NEVER, Version
@@ -69,6 +69,18 @@ class IndexParts(Protocol):
 
     async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
         """Carry out steps; see `LocalEngine.carry_out`."""
+
+    async def take_maps(
+        self,
+        uuid: str,
+        index_map: IndexMap | None,
+        data_map: DataMap | None,
+        nodes: Mapping[str, NodeRecord],
+    ) -> None:
+        """Take whole maps of a bucket; older ones are passed over."""
+
+    def set_lease(self, lease_ms: int | None) -> None:
+        """Set until when the node is in step; None: it is not."""
 
 
 class ManagedEngine:
@@ -159,6 +171,8 @@ class ManagedEngine:
     def set_right(self, lease_ms: int | None, *, is_admitted: bool) -> None:
         """Set until when active copies serve by the lease; None: the node is out of step."""
         self._lease_ms, self._is_admitted = lease_ms, is_admitted
+        if self._index is not None:
+            self._index.set_lease(lease_ms)
         for bucket in self._managed():
             bucket.set_right(lease_ms, is_admitted=is_admitted)
 
@@ -270,6 +284,8 @@ class ManagedEngine:
                 continue
             try:
                 await self._take_map(maps.cluster, element, data_map, addresses)
+                if self._index is not None:
+                    await self._index.take_maps(uuid, maps.index.get(uuid), data_map, maps.nodes)
             except MillstreamError as error:
                 _LOG.error("bucket %s does not follow its map: %s", element.name, error)
                 failure = failure or error

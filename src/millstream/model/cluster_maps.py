@@ -32,6 +32,7 @@ from millstream.model.bucket_map import (
     BucketMap,
     NodeAddress,
 )
+from millstream.model.position import FailoverLog
 from millstream.model.rows import Row
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "bucket_map_of",
     "data_map_from_json",
     "data_map_to_json",
+    "has_reached",
     "index_map_from_json",
     "index_map_to_json",
     "next_data_map",
@@ -131,6 +133,27 @@ class Floor(NamedTuple):
 
 
 NO_FLOOR: Final = Floor(0, 0)
+
+
+def has_reached(log: FailoverLog, seqno: int, floor: Floor) -> bool:
+    """Return whether an index part has everything that a floor demands.
+
+    Where the history parted from that of the floor, the part needs no more than both have.
+
+    Args:
+        log: failover log of the history that the part follows, newest first; empty: it has read
+            nothing yet, and whether the partition has anything is not known.
+        seqno: up to which it has indexed.
+        floor: to be reached.
+    """
+    if not log:
+        return floor == NO_FLOOR
+    if log[0].branch < floor.branch:
+        return False
+    parted = min(
+        (entry.seqno for entry in log if entry.branch > floor.branch), default=floor.seqno
+    )
+    return seqno >= min(floor.seqno, parted)
 
 
 class IndexRecord(msgspec.Struct, frozen=True):

@@ -64,6 +64,7 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.cluster_member import ClusterMember, Parts
+from millstream.node.index_parts import IndexParts
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import (
@@ -132,6 +133,7 @@ class Engine:
             lambda name: self._served_engine(name).bucket.uuid,
             is_wanted="index" in settings.roles,
         )  # fmt: skip
+        self.index_parts = IndexParts(self.uuid, directory.buckets_path, self.indexes)
         self.others = OtherNodes(
             NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
             self.indexes,
@@ -450,6 +452,7 @@ class Engine:
         return ManagedEngine(
             self.uuid, self._buckets, self._directory.path,
             delete=self.delete_bucket, take_over=self.take_over, on_maps=self._raise_revision,
+            index=self.index_parts,
         )  # fmt: skip
 
     async def _open_buckets(self) -> None:
@@ -488,6 +491,8 @@ class Engine:
         stack.callback(server.close)
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()
+        stack.push_async_callback(self.index_parts.stop)
+        self.index_parts.start()
         if "http" in bound:
             tokens = keep_tokens(self.settings, stack, self._set_of_tokens)
             http = HttpServer(self, tokens=tokens, shares=self._kv.shares)

@@ -8,6 +8,8 @@ Invariants:
 2. The index process is not started before some bucket has a view, or a call needs it.
 3. A bucket's files are removed only after the index process has closed them, or has ended.
 4. While the index process is down, calls fail with `index_unavailable` after `TOLD_S_MAX`.
+5. In a managed cluster the indexes here answer while the node is in step only: as the call comes,
+   and still when the answer begins.
 
 Elsewhere: the process (`node.processes.index_process`), its work (`views.aio.serving.index_host`),
 descriptions of buckets (`databases.own_bucket`, `node.followed_bucket`).
@@ -42,6 +44,7 @@ __all__ = [
     "TOLD_S_MAX",
     "IndexFigures",
     "Indexes",
+    "Ownership",
     "ToldBucket",
     "not_heard",
 ]
@@ -110,6 +113,26 @@ class ToldBucket(Protocol):
         """Return an answer with the document beside each row, optionally with attachment data."""
 
 
+class Ownership(Protocol):
+    """Which parts of a bucket's index are here, if it is in a managed cluster."""
+
+    @property
+    def is_in_step(self) -> bool:
+        """Return whether the node may answer by its index records."""
+
+    def is_managed(self, uuid: str) -> bool:
+        """Return whether a bucket has an index map."""
+
+    def bucket_up(self, uuid: str) -> None:
+        """Read what is durable of a bucket. Blocks."""
+
+    def bucket_gone(self, uuid: str) -> None:
+        """Forget a bucket."""
+
+    def described(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return the description of a bucket, changed if it is managed."""
+
+
 class Indexes:
     """Implements `gateway.core.api.node.IndexApi`; begins with `start`, ends with `stop`.
 
@@ -134,6 +157,8 @@ class Indexes:
         self._turns = asyncio.Semaphore(TOLD_AT_ONCE_MAX)
         self._tasks = Tasks()
         self._process_figures: Mapping[str, float] = {}
+        self.ownership: Ownership | None = None
+        """None: the node cannot be in a managed cluster."""
 
     def start(self) -> None:
         """Begin: the engine can be followed now."""
@@ -151,7 +176,9 @@ class Indexes:
 
     def bucket_up(self, told: ToldBucket) -> None:
         """A bucket is about to be served."""
-        self._known[told.uuid] = _KnownBucket(told, self._work.set)
+        if self.ownership is not None:
+            self.ownership.bucket_up(told.uuid)
+        self._known[told.uuid] = _KnownBucket(told, self._described, self._work.set)
 
     def figures(self, uuid: str) -> IndexFigures:
         """Return the statistics of a bucket's indexes, as last reported."""
@@ -164,6 +191,8 @@ class Indexes:
         if known is None:
             return
         known.told.close()
+        if self.ownership is not None:
+            self.ownership.bucket_gone(uuid)
         link = self.process.link
         if link is None:
             return
@@ -212,10 +241,14 @@ class Indexes:
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
+        is_in_step = self._is_in_step()
         found = await link.call(
             "query", share=_share(bucket, design), uuid=known.uuid, design=design, view=view,
-            options=options,
+            options=options, is_in_step=is_in_step,
         )  # fmt: skip
+        if found.head.pop("is_here", False) and not self._is_in_step():
+            await found.close()
+            raise UnavailableError(str(_out_of_step()), code="index_moving")
         if options.get("include_docs") is not True:
             return found
         return known.told.with_documents(found, attachments=options.get("attachments") is True)
@@ -223,21 +256,30 @@ class Indexes:
     async def part(self, bucket: str, asked: PartRequest) -> StreamedAnswer:
         """Answer a part of a query for another node."""
         known, link = await self._there(bucket, asked.design)
-        return await link.call(
+        is_managed = self._is_managed(known)
+        if is_managed and not self._is_in_step():
+            raise _out_of_step()
+        found = await link.call(
             "query", share=_share(bucket, asked.design), uuid=known.uuid, design=asked.design,
             view=asked.view, options=asked.options, partitions=asked.partitions, form=asked.form,
+            keys=asked.keys,
         )  # fmt: skip
+        if is_managed and not self._is_in_step():
+            await found.close()
+            raise _out_of_step()
+        return found
 
     async def prepare(self, bucket: str, partition: int) -> None:
         """Index a replica that is about to become active here.
 
         Returns once the indexes of this node have all of it, or after `PREPARE_S_MAX`. The timeout
-        is logged, and queries then wait for the missing part. Without views nothing is done.
+        is logged, and queries then wait for the missing part. Without views nothing is done, nor
+        in a managed cluster: there the index does not follow the data.
         """
         if not self._is_wanted:
             return
         known = self._known[self._find(bucket)]
-        if not any(
+        if self._is_managed(known) or not any(
             document.get("views") for document in (await known.order())["designs"].values()
         ):
             return
@@ -300,6 +342,56 @@ class Indexes:
             return []
         found: list[dict[str, Any]] = (await self.process.link.ask("tasks"))["tasks"]
         return found
+
+    # -- parts, in a managed cluster
+
+    async def tell(self, uuid: str) -> None:
+        """Describe a bucket anew; on return the index process has it, or there is none.
+
+        Raises:
+            UnavailableError: `index_unavailable`: it does not take the description.
+        """
+        known = self._known.get(uuid)
+        if known is None:
+            return
+        known.changed()
+        link = self.process.link
+        if link is None:  # the next one is told everything before it is asked
+            return
+        try:
+            async with asyncio.timeout(TOLD_S_MAX):
+                await known.is_told.wait()
+        except TimeoutError:
+            if self.process.link is link:
+                raise unavailable(known.why or "it is busy") from None
+
+    async def parts(self, uuid: str, *, is_new: bool, known: int) -> dict[str, Any] | None:
+        """Return how far the indexes are in the parts that are here; None: not known now.
+
+        Without any view it is an empty dict. See `views.aio.serving.owned_parts.PartsTold`.
+        """
+        bucket = self._known.get(uuid)
+        if bucket is None or not bucket.was_read or bucket.told.lacks_designs():
+            return None
+        if not bucket.has_views:
+            return {}
+        link = self.process.link
+        if link is None:
+            return None
+        try:
+            async with asyncio.timeout(TOLD_S_MAX):
+                return await link.ask("parts", uuid=uuid, is_new=is_new, known=known)
+        except (MillstreamError, TimeoutError):
+            return None
+
+    def _described(self, order: dict[str, Any]) -> dict[str, Any]:
+        return order if self.ownership is None else self.ownership.described(order)
+
+    def _is_managed(self, known: _KnownBucket) -> bool:
+        return self.ownership is not None and self.ownership.is_managed(known.uuid)
+
+    def _is_in_step(self) -> bool:
+        return self.ownership is None or self.ownership.is_in_step
 
     async def _there(
         self, bucket: str, design: str | None = None
@@ -373,7 +465,7 @@ class Indexes:
         link: IndexLink | None = None
         try:
             order = await known.order()
-            if any(document.get("views") for document in order["designs"].values()):
+            if known.has_views:
                 self.process.start()
             link = self.process.link
             if link is not None:
@@ -396,6 +488,13 @@ def _share(bucket: str, design: str) -> str:
     return f"_design/{design} of {bucket}"
 
 
+def _out_of_step() -> RoutingError:
+    return RoutingError(
+        "this node has no session with the coordination service, so its index may not be the "
+        "newest: ask again",
+    )
+
+
 def not_heard() -> RoutingError:
     """Return the error for design documents that were not reported yet: `design_differs`."""
     return RoutingError(
@@ -408,8 +507,14 @@ def not_heard() -> RoutingError:
 class _KnownBucket:
     """The description sent for one bucket."""
 
-    def __init__(self, told: ToldBucket, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        told: ToldBucket,
+        described: Callable[[dict[str, Any]], dict[str, Any]],
+        wake: Callable[[], None],
+    ) -> None:
         self.told = told
+        self._described = described
         self._wake = wake
         self.name, self.uuid = told.name, told.uuid
         self.designs: Mapping[str, dict[str, Any]] = {}
@@ -420,6 +525,8 @@ class _KnownBucket:
         self.is_being_told = False
         self.is_told = asyncio.Event()
         """Set while the index process has the current description."""
+        self.was_read = False
+        """Whether its design documents were read."""
         self.why = ""
         """Why the last description could not be sent."""
         told.subscribe(self.changed)
@@ -447,5 +554,10 @@ class _KnownBucket:
             UnavailableError: a design document cannot be read now.
         """
         order = await self.told.order()
-        self.designs = order["designs"]
-        return order
+        self.designs, self.was_read = order["designs"], True
+        return self._described(order)
+
+    @property
+    def has_views(self) -> bool:
+        """Whether any design document has views, as last read."""
+        return any(document.get("views") for document in self.designs.values())

@@ -30,8 +30,7 @@ from millstream.cluster.core.orders import Place
 from millstream.cluster.core.reports import PartReport
 from millstream.cluster.core.settings import FREEZE_WITHIN_SEQNOS, PART_STOPPED_MS_MAX
 from millstream.cluster.core.step import Step
-from millstream.model.cluster_maps import Floor, IndexRecord
-from millstream.model.position import FailoverLog
+from millstream.model.cluster_maps import Floor, IndexRecord, has_reached
 
 __all__ = ["IndexChange", "IndexMoves", "has_reached", "may_answer"]
 
@@ -42,24 +41,6 @@ class IndexChange(NamedTuple):
     record: IndexRecord
     lost: str | None = None
     """The owner that is replaced because it has no session."""
-
-
-def has_reached(log: FailoverLog, seqno: int, floor: Floor) -> bool:
-    """Return whether an index part has everything that a floor demands.
-
-    Where the history parted from that of the floor, the part needs no more than both have.
-
-    Args:
-        log: failover log of the history that the part follows, newest first.
-        seqno: up to which it has indexed.
-        floor: to be reached.
-    """
-    if log[0].branch < floor.branch:
-        return False
-    parted = min(
-        (entry.seqno for entry in log if entry.branch > floor.branch), default=floor.seqno
-    )
-    return seqno >= min(floor.seqno, parted)
 
 
 def may_answer(

@@ -19,7 +19,13 @@ from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import MillstreamError, RemoteProtocolError, kind_named, name_of_kind
+from millstream.errors import (
+    MillstreamError,
+    RemoteProtocolError,
+    RoutingError,
+    kind_named,
+    name_of_kind,
+)
 
 __all__ = [
     "CHUNK_BYTES_MAX",
@@ -61,17 +67,22 @@ def failure(error: MillstreamError) -> bytes:
     return _LENGTH.pack(FAILED) + message(told_of(error))
 
 
-def told_of(error: MillstreamError) -> dict[str, str]:
+def told_of(error: MillstreamError) -> dict[str, Any]:
     """Return an error as a JSON value."""
     kind, reason = name_of_kind(error), str(error)
-    return {"kind": kind, "code": error.code, "retry": error.retry, "reason": reason}
+    told = {"kind": kind, "code": error.code, "retry": error.retry, "reason": reason}
+    records = error.records if isinstance(error, RoutingError) else None
+    return {**told, "records": records} if records else told
 
 
 def error_from(data: bytes) -> MillstreamError:
     """Return the error that `failure` sent; an unknown kind is a plain `MillstreamError`."""
     content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
     kind = kind_named(content["kind"]) or MillstreamError
-    return kind(content["reason"], code=content["code"], retry=content["retry"])
+    error = kind(content["reason"], code=content["code"], retry=content["retry"])
+    if isinstance(error, RoutingError):
+        error.records = content.get("records", {})
+    return error
 
 
 class FrameCutter:

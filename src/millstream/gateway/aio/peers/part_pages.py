@@ -4,7 +4,8 @@
 
 Invariants:
 1. Only nodes of the cluster, and administrators, ask for parts.
-2. Answered is for the partitions named, all of them, or it is refused (`not_my_partition`).
+2. Answered is for the partitions named, all of them, or it is refused (`not_my_partition`). The
+   refusal has `records`: newer index records than those by which this node was asked.
 
 Elsewhere: what a part is (`views.core.query.partial_answers`), who asks
 (`views.aio.serving.node_link`), views as clients ask them (`view_pages`).
@@ -17,10 +18,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from millstream.errors import UsageError
-from millstream.gateway.aio.answers import NODE_API, read_object, require
+from millstream.errors import RoutingError, UsageError, http_status_of
+from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
 from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.node import PartRequest
+from millstream.gateway.core.errors import body_of
 
 __all__ = ["routes"]
 
@@ -29,7 +31,11 @@ async def _part(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
     asked = _asked(await read_object(request))
     with WhileThere(request):
-        found = await request.app[NODE_API].indexes.part(request.match_info["name"], asked)
+        try:
+            found = await request.app[NODE_API].indexes.part(request.match_info["name"], asked)
+        except RoutingError as error:
+            told = {"records": error.records} if error.records else {}
+            return answer({**body_of(error, request.path), **told}, status=http_status_of(error))
         try:
             headers = {"ETag": f'"{found.head["etag"]}"'} if "etag" in found.head else {}
             return await stream(
@@ -41,7 +47,7 @@ async def _part(request: web.Request) -> web.StreamResponse:
 
 def _asked(content: dict[str, Any]) -> PartRequest:
     try:
-        return msgspec.convert(content, PartRequest)
+        return msgspec.convert(content, PartRequest, str_keys=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"this asks for no part of a view: {error}") from error
 

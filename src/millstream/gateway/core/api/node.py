@@ -23,6 +23,7 @@ from millstream.gateway.core.api.stored import StoredApi
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
+from millstream.model.cluster_maps import MapKey
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
@@ -159,6 +160,8 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Partitions that the answer must cover."""
     form: Literal["part", "json"]
     """A part to be merged, or the whole answer if the node has all partitions."""
+    keys: dict[int, MapKey] | None = None
+    """In a managed cluster, by partition: of the index record that names the node as the owner."""
 
 
 WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]

@@ -4,6 +4,8 @@ Invariants:
 1. A bucket that is another one than the index was made of is an error, never read.
 2. A history that began between two answers shows in the next one: positions judged by what was
    true before are refused by the stream request.
+3. In a managed cluster no source is read whose branch is below one that was seen of the partition:
+   it was replaced, and may not know that yet.
 
 Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
 (`views.aio.indexing.indexing`).
@@ -24,14 +26,49 @@ from millstream.wire.mcbp import Feature, Opcode, Status, request
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from millstream.model.position import FailoverLog
     from millstream.upr.aio.link import Link
 
-__all__ = ["IndexerSpec", "ReadableCopies", "ReadableCopy", "ask_copies", "open_source"]
+__all__ = [
+    "Histories",
+    "IndexerSpec",
+    "ReadableCopies",
+    "ReadableCopy",
+    "ask_copies",
+    "open_source",
+]
 
 _POSITIONS: Final = Struct(">HB?4x8Q")
 _ACTIVE: Final = frozenset({1})
 _STREAMED: Final = frozenset({1, 2})
 """States of copies that can be read: active, replica."""
+
+
+class Histories:
+    """The largest branch that was seen of each partition of a bucket."""
+
+    def __init__(self) -> None:
+        self.is_guarded = False
+        """Whether sources of lower branches are refused: the bucket is in a managed cluster."""
+        self._seen: dict[int, int] = {}
+
+    def note(self, partition: int, log: FailoverLog) -> None:
+        """Keep the branch of a history that is followed."""
+        if log:
+            self._seen[partition] = max(log[0].branch, self._seen.get(partition, 0))
+
+    def takes(self, partition: int, log: FailoverLog) -> bool:
+        """Return whether a source with this history is read; keep its branch if so."""
+        if self.is_guarded and log[0].branch < self._seen.get(partition, 0):
+            return False
+        self.note(partition, log)
+        return True
+
+    def take_all(self, standings: ReadableCopies) -> bool:
+        """Return whether a source is read for all partitions for which it was."""
+        if not self.is_guarded:
+            return True
+        return all(self.takes(p, standing.judged.log) for p, standing in standings.items())
 
 
 class IndexerSpec(NamedTuple):
@@ -40,6 +77,8 @@ class IndexerSpec(NamedTuple):
     bucket: str
     bucket_uuid: str
     folder: Path
+    histories: Histories | None = None
+    """None: sources of all histories are read."""
 
 
 class ReadableCopy(NamedTuple):
@@ -62,11 +101,12 @@ class ReadableCopies(dict[int, ReadableCopy]):
     `reply`: what the source said, empty if not all of it could be understood.
     """
 
-    __slots__ = ("reply",)
+    __slots__ = ("judged", "reply")
 
     def __init__(self, found: Mapping[int, ReadableCopy] = MappingProxyType({})) -> None:
         super().__init__(found)
         self.reply = b""
+        self.judged: Mapping[int, Judged] = {p: each.judged for p, each in found.items()}
 
     def lacks(self, partition: int, *, is_active: bool) -> bool:
         """Whether a partition cannot be read now, or, where it should be active, is not."""
@@ -110,6 +150,7 @@ async def ask_copies(
     known: ReadableCopies | None = None,
     *,
     is_active_only: bool = False,
+    histories: Histories | None = None,
 ) -> ReadableCopies:
     """Return how the copies of partitions are; those that cannot be read are left out.
 
@@ -119,6 +160,7 @@ async def ask_copies(
         known: what was found before; it is returned if nothing happened, and a history that is
             still the newest is not asked for again.
         is_active_only: replicas cannot be read: they lack what was written at the active copy.
+        histories: copies of other histories than these are left out.
 
     Raises:
         UnavailableError: `timeout`, `connection_closed`.
@@ -131,7 +173,7 @@ async def ask_copies(
         return ReadableCopies()
     value = b"".join(number.to_bytes(2, "big") for number in numbers)
     packet = await link.demand(request(Opcode.POSITIONS, value=value), "positions")
-    if packet.value == known.reply:
+    if packet.value == known.reply and (histories is None or histories.take_all(known)):
         return known
     if len(packet.value) != len(numbers) * _POSITIONS.size:
         message = f"{link.address} tells the positions of other partitions than were asked for"
@@ -152,7 +194,7 @@ async def ask_copies(
         {
             number: ReadableCopy(Judged(logs[number], high, purge), state == 1, is_isolated)
             for number, state, is_isolated, _, _, high, *_, purge in rows
-            if number in logs
+            if number in logs and (histories is None or histories.takes(number, logs[number]))
         }
     )
     if all(row[0] in found and found[row[0]].uuid == row[3] for row in rows):

@@ -109,7 +109,9 @@ async def open_lines(
             link = source.link_to()
             try:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
-                copies = await ask_copies(link, here, is_active_only=source.is_active_only)
+                copies = await ask_copies(
+                    link, here, is_active_only=source.is_active_only, histories=spec.histories
+                )
                 lines.opened.append(Line(link, copies))
             except MillstreamError as error:
                 await link.close()
@@ -156,8 +158,9 @@ class _Asked:
             if is_new:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
             self.copies = await ask_copies(
-                link, partitions, self.copies, is_active_only=self.source.is_active_only
-            )
+                link, partitions, self.copies,
+                is_active_only=self.source.is_active_only, histories=spec.histories,
+            )  # fmt: skip
         except BaseException:  # cancelled as well: an answer may still come
             await link.close()
             raise

@@ -37,12 +37,7 @@ import time
 from operator import add
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from millstream.errors import (
-    CorruptionError,
-    MillstreamError,
-    RoutingError,
-    UsageError,
-)
+from millstream.errors import CorruptionError, MillstreamError, RoutingError, UsageError
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.indexing.cleaning import Cleaning
@@ -69,10 +64,7 @@ if TYPE_CHECKING:
     from millstream.views.core.index.header import Header
     from millstream.views.core.index.index import Index
 
-__all__ = [
-    "FIRST_PAUSE_S", "LOOK_S", "WATCH_S",
-    "BucketIndexer", "IndexerSpec",
-]  # fmt: skip
+__all__ = ["FIRST_PAUSE_S", "LOOK_S", "WATCH_S", "BucketIndexer", "IndexerSpec"]
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -103,8 +95,7 @@ class BucketIndexer:
         self._indexes: dict[str, ServedIndex] = {}
         self._groups: dict[str, GroupReader] = {}
         self._group_count = 0
-        self._active: frozenset[int] = frozenset()
-        self._passive: frozenset[int] = frozenset()
+        self._active = self._passive = self._frozen = frozenset[int]()
         self._news = asyncio.Event()
         self._tasks = Tasks()
         self._cleaning = Cleaning(self._tasks, self._damaged)
@@ -153,6 +144,7 @@ class BucketIndexer:
             is_kept_here: false: an outside writer keeps it; see `change`.
         """
         served = ServedIndex(index, mapper, self._executor, is_automatic=is_automatic)
+        served.frozen = self._frozen
         assert served.signature not in self._indexes, "an index is added once"
         await served.begin(self._active, self._passive, is_kept_here=is_kept_here)
         if served.is_new:
@@ -231,20 +223,22 @@ class BucketIndexer:
         self._news.set()
 
     async def set_partitions(
-        self, active: Collection[int], passive: Collection[int] = ()
+        self, active: Collection[int], passive: Collection[int] = (), frozen: Collection[int] = ()
     ) -> dict[str, MillstreamError | OSError]:
         """Set which partitions are indexed. Queries see `active` partitions, not `passive` ones.
 
-        Other partitions in an index are cleaned out of it step by step.
+        Others in an index are cleaned out of it step by step. `frozen` ones are not read.
 
         Returns:
             By signature, why an index could not be told; it stays as it was.
         """
-        before = self._active | self._passive
+        before = (self._active | self._passive) - self._frozen
         self._active, self._passive = frozenset(active), frozenset(passive)
+        self._frozen = frozenset(frozen)
         failed: dict[str, MillstreamError | OSError] = {}
 
         async def set_states(served: ServedIndex) -> None:
+            served.frozen = self._frozen
             try:
                 await served.set_states(self._active, self._passive)
             except (MillstreamError, OSError) as error:
@@ -254,7 +248,7 @@ class BucketIndexer:
 
         # All at once: one whose functions take long holds up no other.
         await asyncio.gather(*map(set_states, list(self._indexes.values())))
-        if before != self._active | self._passive:
+        if before != (self._active | self._passive) - self._frozen:
             await self._stop_groups()
         self._news.set()
         return failed
@@ -348,6 +342,8 @@ class BucketIndexer:
                     changed, header = served.changed, served.index.newest
                     late, lost = self._asker.judged(header, wanted)
                     late = late or lost_in(header, current)
+                    if held := self._frozen.intersection(late):
+                        raise RoutingError(f"the index of {min(held)} is being handed over")
                     if lost and has_asked:
                         raise unreachable(wanted, lost)
                     if not late and not lost:
@@ -593,6 +589,17 @@ class BucketIndexer:
                 for served in self._indexes.values():
                     served.tell()  # a history that is gone will not be reached
             await asyncio.sleep(LOOK_S)
+
+    async def judged(self, *, is_new: bool) -> Mapping[int, Judged]:
+        """Return how the sources judge, as asked last; `is_new`: ask them first."""
+        if is_new:
+            with contextlib.suppress(MillstreamError):
+                await self._ask()
+        return self._asker.copies.judged
+
+    def is_built(self, signature: str) -> bool:
+        """Whether the first build of an index is over."""
+        return not self._served(signature).is_new
 
     async def _ask(self) -> ReadableCopies:
         return await self._asker.ask(self._active | self._passive)

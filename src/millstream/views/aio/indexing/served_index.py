@@ -199,6 +199,8 @@ class ServedIndex:
         self.damage: CorruptionError | None = None
         """What of its files could not be read."""
         self.is_stopping = False
+        self.frozen: frozenset[int] = frozenset()
+        """Partitions that stand where they are, to be handed over."""
         self._has_all: tuple[object, Header, frozenset[int]] | None = None
         self._executor = executor
         self._own_thread: ThreadPoolExecutor | None = None
@@ -222,11 +224,12 @@ class ServedIndex:
 
     @property
     def places(self) -> dict[int, Place]:
-        """Its position in each active or passive partition."""
+        """Its position in each active or passive partition that is read."""
         header = self.index.newest
         return {
             partition: Place(position, header.failover_logs.get(partition, ()))
             for partition, position in header.positions.items()
+            if partition not in self.frozen
         }
 
     @property
@@ -442,7 +445,8 @@ class ServedIndex:
             partition: part
             for partition, part in gathered.parts.items()
             if partition in positions and positions[partition].seqno < part.end.seqno
-        }
+            and partition not in self.frozen
+        }  # fmt: skip
         if not taken:
             return None
         judged = gathered.judged

@@ -3,24 +3,35 @@
 Invariants:
 1. An order says everything, each time: whoever missed one needs nothing but the next.
 2. Other nodes are logged in to as nodes of the cluster are.
+3. In a managed cluster the index map decides what is indexed here and who answers for what
+   (`OwnedParts`). The data map decides where each partition is read.
 
 Elsewhere: who tells (`node.indexes`), what is done about it (`hosted_bucket`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from millstream.access.kv_login import Login
 from millstream.errors import UsageError
+from millstream.model.cluster_maps import NO_FLOOR, Floor, IndexRecord
 from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.views.aio.indexing.index_sources import Source
 from millstream.views.aio.serving.gathering import NodeAccess
 from millstream.views.core.design.design_documents import DesignDocument, parse_design
 
-__all__ = ["BucketOrder", "FollowedNode", "NodeShare", "designs_of", "sources_of"]
+__all__ = [
+    "BucketOrder",
+    "FollowedNode",
+    "Member",
+    "NodeShare",
+    "OwnedParts",
+    "designs_of",
+    "sources_of",
+]
 
 _NAME: Final = "millstream-index"
 
@@ -41,6 +52,35 @@ class FollowedNode(msgspec.Struct, frozen=True):
     host: str
     kv: int
     partitions: list[int]
+
+
+class Member(NamedTuple):
+    """A node of a managed cluster, as it is asked for its part of an answer."""
+
+    name: str
+    """What people call it."""
+    host: str
+    http: int
+
+
+class OwnedParts(msgspec.Struct, frozen=True):
+    """Who answers for which partition of a bucket in a managed cluster."""
+
+    node: str
+    """The id of this node."""
+    records: dict[int, IndexRecord]
+    """The newest that are known here, by partition."""
+    members: dict[str, Member]
+    """By id."""
+    here: list[int]
+    """Partitions that are read from the engine beside this process."""
+    frozen: list[int] = []
+    """Partitions that are not indexed any more, though they may be answered from."""
+
+    def floor(self, partition: int) -> Floor:
+        """Return what an index must have reached before it answers for a partition."""
+        record = self.records.get(partition)
+        return NO_FLOOR if record is None else record.floor
 
 
 class BucketOrder(msgspec.Struct, frozen=True):
@@ -64,6 +104,14 @@ class BucketOrder(msgspec.Struct, frozen=True):
     owed: dict[int, int] = {}
     """Active partitions that came from another node -> the seqno that they came with: below it the
     index lacks rows that others had."""
+    owned: OwnedParts | None = None
+    """Of a managed cluster; `active` and `passive` follow from it then. None: the nodes' own maps
+    and copies decide."""
+
+    @property
+    def reads(self) -> tuple[list[FollowedNode] | None, list[int] | None]:
+        """Return what decides which nodes are read for which partitions."""
+        return self.follows, None if self.owned is None else self.owned.here
 
 
 def designs_of(order: BucketOrder) -> tuple[dict[str, DesignDocument], dict[str, UsageError]]:
@@ -85,10 +133,14 @@ def sources_of(order: BucketOrder, kv: str, access: NodeAccess) -> list[Source]:
         kv: address of the engine's socket.
         access: how other nodes are logged in to.
     """
-    if order.follows is not None:
-        return [_followed(node, order.name, access) for node in order.follows]
+    followed = [_followed(node, order.name, access) for node in order.follows or ()]
+    is_read = order.follows is None if order.owned is None else bool(order.owned.here)
+    if not is_read:
+        return followed
     login = Login(kv, bucket=order.name, name=_NAME)
-    return [Source(kv, lambda: Link(login, kv, 0, tls=None, timeout_s=TIMEOUT_S))]
+    here = None if order.owned is None else frozenset(order.owned.here)
+    beside = Source(kv, lambda: Link(login, kv, 0, tls=None, timeout_s=TIMEOUT_S), here)
+    return [beside, *followed]
 
 
 def _followed(node: FollowedNode, bucket: str, access: NodeAccess) -> Source:

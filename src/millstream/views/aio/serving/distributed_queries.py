@@ -2,7 +2,8 @@
 
 Invariants:
 1. Who is asked for what is decided by one state of the bucket's map for all partitions, as the
-   engine told it last; a partition that no node is said to have is not left out silently.
+   engine told it last; a partition that no node is said to have is not left out silently. In a
+   managed cluster that map is the index map.
 2. A part that another node asks for is answered from here alone.
 3. While an answer is merged, the index here whose functions merge it stays open.
 
@@ -16,8 +17,9 @@ from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import RoutingError
-from millstream.views.aio.serving.gathering import Gatherer, NodeAccess, NodePart
+from millstream.views.aio.serving.gathering import Gatherer, NodeAccess, NodeLink, NodePart
 from millstream.views.aio.serving.index_server import Answer
+from millstream.views.aio.serving.owned_parts import records_in, refused, shares_of, with_newer
 from millstream.views.core.query.parameters import parse_query
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from millstream.model.cluster_maps import IndexRecord
+    from millstream.views.aio.serving.bucket_order import NodeShare
     from millstream.views.aio.serving.hosted_bucket import HostedBucket
 
 __all__ = ["DistributedQueries"]
@@ -40,6 +44,8 @@ class DistributedQueries:
     def __init__(self, access: NodeAccess) -> None:
         self._access = access
         self._session: aiohttp.ClientSession | None = None
+        self._learned: dict[str, dict[int, IndexRecord]] = {}
+        """By uuid: index records that other nodes told, newer than those of the engine."""
 
     async def close(self) -> None:
         """End all connections."""
@@ -47,7 +53,13 @@ class DistributedQueries:
             await self._session.close()
 
     async def query(
-        self, bucket: HostedBucket, name: str, view: str, options: dict[str, Any]
+        self,
+        bucket: HostedBucket,
+        name: str,
+        view: str,
+        options: dict[str, Any],
+        *,
+        is_in_step: bool = True,
     ) -> Answer:
         """Answer a query over all partitions of a bucket.
 
@@ -56,6 +68,11 @@ class DistributedQueries:
             name: of the design document.
             view: of it.
             options: of the query.
+            is_in_step: whether the indexes of this node may answer, in a managed cluster.
+
+        Returns:
+            The answer. In a managed cluster `is_here` in its head says whether this node has a
+                part in it.
 
         Raises:
             MillstreamError: as `HostedBucket.query` and `Gatherer.query`.
@@ -65,36 +82,61 @@ class DistributedQueries:
             query = parse_query(options)
             query.check(asked.reduce >= 0, asked.encode)
 
-            async def parts_of(_: bool) -> Sequence[NodePart]:
-                return self._parts_of(bucket)
+            parts: Sequence[NodePart] = ()
+
+            async def parts_of(refusal: RoutingError | None) -> Sequence[NodePart]:
+                nonlocal parts
+                if refusal is not None:
+                    self._learn(bucket.uuid, records_in(refusal))
+                parts = self._parts_of(bucket, is_in_step=is_in_step)
+                return parts
 
             gatherer = Gatherer(bucket.name, parts_of)
             answered = await gatherer.query(name, view, query, asked)
+            if bucket.order.owned is not None:
+                answered.head["is_here"] = any(isinstance(part.link, _Here) for part in parts)
             if isinstance(answered.chunks, tuple):
                 return Answer(answered.head, answered.chunks)
             rest = stack.pop_all()
         return Answer(answered.head, _held(answered.chunks, rest))
 
-    def _parts_of(self, bucket: HostedBucket) -> list[NodePart]:
+    def _learn(self, uuid: str, records: Mapping[int, IndexRecord]) -> None:
+        known = self._learned.setdefault(uuid, {})
+        for partition, record in records.items():
+            if partition not in known or known[partition].at < record.at:
+                known[partition] = record
+
+    def _parts_of(self, bucket: HostedBucket, *, is_in_step: bool) -> list[NodePart]:
+        owned = bucket.order.owned
+        if owned is not None:
+            owned, newer = with_newer(owned, self._learned.get(bucket.uuid, {}))
+            self._learned[bucket.uuid] = newer
+            return [
+                NodePart(
+                    share.name, self._link_to(bucket, share, is_in_step), share.partitions,
+                    {p: owned.records[p].at for p in share.partitions if p in owned.records},
+                )
+                for share in shares_of(owned, bucket.order.partition_count)
+            ]  # fmt: skip
         shares = bucket.order.nodes
         if sum(len(share.partitions) for share in shares) < bucket.order.partition_count:
-            raise RoutingError("no node is known to have some of the partitions: try again later")
+            raise RoutingError("no node is said to have some of the partitions: ask again later")
+        return [
+            NodePart(share.name, self._link_to(bucket, share, True), share.partitions)
+            for share in shares
+        ]
+
+    def _link_to(self, bucket: HostedBucket, share: NodeShare, is_in_step: bool) -> NodeLink:
+        if share.is_here and is_in_step:
+            return _Here(bucket)
+        if share.is_here or not share.host:
+            return _Nobody("this node is out of step" if share.is_here else "it is not known")
         # Imported once it is needed: it takes as long as everything else of the index process.
         from millstream.views.aio.serving.node_link import HttpNodeLink, new_session
 
         if self._session is None:
             self._session = new_session()
-        session, access = self._session, self._access
-        return [
-            NodePart(
-                share.name,
-                _Here(bucket)
-                if share.is_here
-                else HttpNodeLink(session, share.name, share.host, share.http, access),
-                share.partitions,
-            )
-            for share in shares
-        ]
+        return HttpNodeLink(self._session, share.name, share.host, share.http, self._access)
 
 
 async def _held(
@@ -104,6 +146,17 @@ async def _held(
     async with rest, aclosing(chunks):
         async for chunk in chunks:
             yield chunk
+
+
+class _Nobody:
+    """An owner that cannot be asked."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    async def query(self, request: Mapping[str, Any]) -> _HereStream:
+        """Refuse; see `views.aio.serving.gathering.NodeLink`."""
+        raise refused(request["partitions"], self._why)
 
 
 class _Here:
@@ -121,6 +174,7 @@ class _Here:
                 request["options"],
                 request["partitions"],
                 request["form"],
+                request.get("keys"),
             )
         )
 

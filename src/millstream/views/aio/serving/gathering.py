@@ -1,13 +1,15 @@
 """Asks all nodes that have a part of a view, and makes one answer of theirs, as they arrive.
 
 Invariants:
-1. Every partition is answered for by exactly one node, the active one by one map: where a node
-   does not answer for a partition any more, the map is looked at again and the whole query is
-   repeated, at most `QUERY_TRIES_MAX` times; nothing has been answered before all have agreed.
+1. Every partition is answered for by exactly one node, by one map: the data map, or in a managed
+   cluster the index map. Where a node does not answer for a partition any more, the map is looked
+   at again and the whole query is repeated, at most `QUERY_TRIES_MAX` times; nothing has been
+   answered before all have agreed. An answer never has rows of several tries.
 2. Where one node has everything, what it answers passes through as it is.
 3. Of each node at most one chunk is held here, whatever the size of the answer.
 4. A node that does not answer in time, or breaks off, fails the query, or with on_error=continue
-   is named in `errors` behind the rows of the others.
+   is named in `errors` behind the rows of the others. So is one that does not answer for its
+   partitions in the last try, in a managed cluster.
 5. Whatever happens, every stream that was opened is closed.
 
 Elsewhere: merging (`views.core.query.merging`), a node's own part (`views.aio.serving.answering`).
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from millstream.model.cluster_maps import MapKey
     from millstream.views.core.query.merging import Heads
     from millstream.views.core.query.parameters import Query
     from millstream.views.core.query.partial_answers import PartMessage
@@ -119,6 +122,8 @@ class NodePart(NamedTuple):
     name: str
     link: NodeLink
     partitions: Sequence[int]
+    keys: Mapping[int, MapKey] | None = None
+    """In a managed cluster, of the index records that name the node as the owner."""
 
 
 class Gatherer:
@@ -127,11 +132,13 @@ class Gatherer:
     Args:
         bucket: its name.
         parts_of: by the bucket's map: who has which partitions, each of them once; called anew
-            with true when the map should have changed.
+            when the map should have changed, with the refusal that says so.
     """
 
     def __init__(
-        self, bucket: str, parts_of: Callable[[bool], Awaitable[Sequence[NodePart]]]
+        self,
+        bucket: str,
+        parts_of: Callable[[RoutingError | None], Awaitable[Sequence[NodePart]]],
     ) -> None:
         self._bucket = bucket
         self._parts_of = parts_of
@@ -147,24 +154,25 @@ class Gatherer:
 
         Raises:
             RoutingError: `not_my_partition`, `design_differs`: not even after all tries.
-            UnavailableError: a node cannot be reached, or did not answer in time.
+            UnavailableError: `index_moving`: the same in a managed cluster; a node cannot be
+                reached, or did not answer in time.
             MillstreamError: what a node answered.
         """
-        pauses = iter(QUERY_PAUSES_S)
-        is_new = False
-        while True:
-            asked = _Asked(self._bucket, design, name, query, view)
+        refusal: RoutingError | None = None
+        for pause in (*QUERY_PAUSES_S, None):
+            asked = _Asked(self._bucket, design, name, query, view, is_last=pause is None)
+            parts: Sequence[NodePart] = ()
             try:
-                parts = await self._parts_of(is_new)
+                parts = await self._parts_of(refusal)
                 if len(parts) == 1:
                     return await asked.pass_through(parts[0])
                 return await asked.merge(parts)
-            except RoutingError:
-                pause = next(pauses, None)
+            except RoutingError as error:
                 if pause is None:
-                    raise
+                    raise _given_up(error, parts) from error
+                refusal = error
             await asyncio.sleep(pause)
-            is_new = True
+        raise AssertionError("the last try answers or fails")
 
 
 class _Asked(NamedTuple):
@@ -175,11 +183,14 @@ class _Asked(NamedTuple):
     name: str
     query: Query
     view: AskedView
+    is_last: bool
+    """No try follows."""
 
     def request(self, part: NodePart, query: Query, form: str) -> dict[str, Any]:
         if query.at is not None:
             at = {p: wanted for p, wanted in query.at.items() if p in set(part.partitions)}
             query = replace(query, at=at or None)
+        keys = {} if part.keys is None else {"keys": part.keys}
         return {
             "bucket": self.bucket,
             "design": self.design,
@@ -187,6 +198,7 @@ class _Asked(NamedTuple):
             "options": query_options(query),
             "partitions": list(part.partitions),
             "form": form,
+            **keys,
         }
 
     async def pass_through(self, part: NodePart) -> Answered:
@@ -215,9 +227,14 @@ class _Asked(NamedTuple):
     def _check_begun(self, readers: Sequence[_PartReader]) -> None:
         """Raise what a node failed with, unless the others are to answer without it."""
         failed = [reader.failure for reader in readers if reader.failure is not None]
-        moved = [error for error in failed if isinstance(error, RoutingError)]
-        if moved:
-            raise moved[0]
+        moved = [reader for reader in readers if isinstance(reader.failure, RoutingError)]
+        is_kept = self.is_last and all(reader.part.keys is not None for reader in moved)
+        if moved and not (is_kept and self.query.on_error == "continue"):
+            error = moved[0].failure
+            assert isinstance(error, RoutingError)
+            refusals = [one.failure for one in moved if isinstance(one.failure, RoutingError)]
+            error.records = {p: record for one in refusals for p, record in one.records.items()}
+            raise error
         if failed and (self.query.on_error == "stop" or len(failed) == len(readers)):
             raise failed[0]
 
@@ -232,12 +249,11 @@ class _Asked(NamedTuple):
                 is_first = False
             yield tail_text(
                 [
-                    {"from": reader.name, "error": reader.failure.code,
-                     "reason": str(reader.failure)}
+                    _error_row(reader.part, reader.failure)
                     for reader in readers
                     if reader.failure is not None
                 ]
-            )  # fmt: skip
+            )
 
     async def _texts(self, readers: Mapping[str, _PartReader]) -> AsyncIterator[bytes]:
         """Yield rows or groups as JSON, as soon as their place in the order is certain."""
@@ -318,6 +334,26 @@ def _joined_head(readers: Sequence[_PartReader]) -> dict[str, Any]:
     return {"etag": blake2b(joined, digest_size=16).hexdigest()}
 
 
+def _error_row(part: NodePart, error: MillstreamError) -> dict[str, Any]:
+    row: dict[str, Any] = {"from": part.name, "error": error.code, "reason": str(error)}
+    if part.keys is not None:
+        is_moving = isinstance(error, RoutingError) and error.code == "not_my_partition"
+        row["error"] = "index_moving" if is_moving else error.code
+        row["partitions"] = list(part.partitions)
+    return row
+
+
+def _given_up(error: RoutingError, parts: Sequence[NodePart]) -> MillstreamError:
+    """Return the error of a query that was refused in all tries."""
+    is_managed = any(part.keys is not None for part in parts)
+    if not is_managed or error.code != "not_my_partition":
+        return error
+    return UnavailableError(
+        f"the index of some partitions is being moved or is not ready: {error}; ask again",
+        code="index_moving",
+    )
+
+
 def _failed(name: str, what: str) -> UnavailableError:
     return UnavailableError(f"node {name} {what}: ask again", code="node_failed")
 
@@ -331,7 +367,7 @@ class _PartReader:
         self.counts: Counts | None = None
         self.failure: MillstreamError | None = None
         self.messages: list[PartMessage] = []
-        self._part, self._request, self._query = part, request, query
+        self.part, self._request, self._query = part, request, query
         self._stream: NodeStream | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._cutter = PartCutter()
@@ -339,7 +375,7 @@ class _PartReader:
     async def begin(self) -> None:
         """Ask, and read up to what the node counts."""
         try:
-            self._stream = await _opened(self._part, self._request, self._query)
+            self._stream = await _opened(self.part, self._request, self._query)
         except MillstreamError as error:
             self.failure = error
             return

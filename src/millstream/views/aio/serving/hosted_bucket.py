@@ -29,16 +29,18 @@ from typing import Any, Final
 
 from millstream.errors import ConditionError, CorruptionError, MillstreamError, UnavailableError
 from millstream.runtime.tasks import Tasks
+from millstream.views.aio.indexing.index_source import Histories
 from millstream.views.aio.indexing.indexing import BucketIndexer, IndexerSpec
 from millstream.views.aio.indexing.served_index import IndexProgress
+from millstream.views.aio.serving import owned_parts
 from millstream.views.aio.serving.answering import AskedView, Form, answer
 from millstream.views.aio.serving.bucket_order import BucketOrder, designs_of, sources_of
 from millstream.views.aio.serving.gathering import NOBODY, NodeAccess
 from millstream.views.aio.serving.hosted_index import (
     HostedIndex,
-    now_ms,
+    WorkSeen,
+    figures_shown,
     shown_without_views,
-    work_shown,
 )
 from millstream.views.aio.serving.index_server import Answer
 from millstream.views.aio.serving.opening import OpeningIndexes, made
@@ -102,8 +104,9 @@ class HostedBucket:
         self._folder = path / INDEXES
         self._order = order
         self._executor = executor
+        self._histories = Histories()
         self._indexer = BucketIndexer(
-            IndexerSpec(order.name, order.uuid, self._folder),
+            IndexerSpec(order.name, order.uuid, self._folder, self._histories),
             sources_of(order, self._kv, self._access),
             executor,
         )
@@ -117,8 +120,7 @@ class HostedBucket:
         self._change = asyncio.Lock()
         self._tasks = Tasks()
         self._opening = OpeningIndexes(self._opened, self.apply, self._tasks)
-        self._began_ms: dict[tuple[str, str], int] = {}
-        """When work was first seen: signature, kind of task."""
+        self._work, self._parts = WorkSeen(), owned_parts.PartsTold()
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -152,7 +154,8 @@ class HostedBucket:
         """Become what the engine says; None: what it said last, also while this waited."""
         async with self._change:
             order = order or self._order
-            if order.follows != self._order.follows:
+            self._histories.is_guarded = order.owned is not None
+            if order.reads != self._order.reads:
                 await self._indexer.set_sources(sources_of(order, self._kv, self._access))
             self._order = order
             wanted = self._parse(order)
@@ -160,7 +163,8 @@ class HostedBucket:
                 await self._retire(signature)
             for signature in self._open:
                 self._open[signature].design = wanted[signature]
-                self._indexer.set_automatic(signature, wanted[signature].autoupdate)
+                is_automatic = owned_parts.is_kept_fresh(order, wanted[signature])
+                self._indexer.set_automatic(signature, is_automatic)
                 await self._set_keeper(wanted[signature])
             new, unwanted = await self._opening.open(wanted, self._open)
             for hosted in unwanted:
@@ -224,11 +228,13 @@ class HostedBucket:
     async def _take_in(self, hosted: HostedIndex) -> None:
         """Keep an open index fresh, and answer queries from it."""
         design = hosted.design
+        for partition, log in hosted.index.newest.failover_logs.items():
+            self._histories.note(partition, log)
         try:
             await self._indexer.add(
                 hosted.index,
                 hosted.mapper,
-                is_automatic=design.autoupdate,
+                is_automatic=owned_parts.is_kept_fresh(self._order, design),
                 is_kept_here=design.engine == "node",
             )
         except CorruptionError as error:
@@ -254,7 +260,8 @@ class HostedBucket:
             for partition in hosted.index.newest.positions
         }
         passive = {*order.passive, *(held & set(order.resting))}
-        failed = await self._indexer.set_partitions(order.active, sorted(passive))
+        frozen = () if order.owned is None else order.owned.frozen
+        failed = await self._indexer.set_partitions(order.active, sorted(passive), frozen)
         for signature, error in failed.items():
             if isinstance(error, CorruptionError):
                 self._damaged_now(signature, error)
@@ -378,6 +385,7 @@ class HostedBucket:
         options: dict[str, Any],
         partitions: Collection[int] | None = None,
         form: Form = "json",
+        keys: owned_parts.Asked | None = None,
     ) -> Answer:
         """Answer a query.
 
@@ -387,6 +395,7 @@ class HostedBucket:
             options: of the query.
             partitions: to answer for; None: all of the bucket.
             form: the whole answer, or a part for who merges several.
+            keys: in a managed cluster, of the index records by which this node was chosen.
 
         Raises:
             UsageError: `missing_named_view`, `query_parse_error`.
@@ -402,12 +411,16 @@ class HostedBucket:
         count = self._order.partition_count
         wanted = range(count) if partitions is None else partitions
         bitmap = (1 << count) - 1 if partitions is None else bitmap_of(partitions)
+        owned_parts.check_asked(self._order, wanted, keys)
         async with AsyncExitStack() as stack:
             stack.enter_context(hosted.used())
             try:
                 await self._until_fresh(hosted, query, wanted)
                 await self._until_whole(hosted, wanted, query.timeout / 1000)
-                answered = await answer(hosted.snapshot(), asked, query, bitmap, form)
+                snapshot = await owned_parts.snapshot_at_floor(
+                    hosted, lambda: self._order, self._indexer, wanted, self._catch_up
+                )
+                answered = await answer(snapshot, asked, query, bitmap, form)
             except CorruptionError as error:
                 self._damaged(hosted, error)
                 raise
@@ -446,6 +459,24 @@ class HostedBucket:
         """Wait for rows that are missing though there were some: whatever `update` says."""
         if late := hosted.lacking(partitions, self._order.owed):
             await self._indexer.updated(hosted.signature, late, timeout_s)
+
+    def _catch_up(self, hosted: HostedIndex) -> None:
+        """Let an index reach the floors: it may not be kept fresh by itself."""
+
+        async def freshen() -> None:
+            await self._freshen(hosted)
+            hosted.is_catching_up = False
+
+        if not hosted.is_catching_up:
+            hosted.is_catching_up = True
+            self._tasks.start(freshen(), name=f"late {hosted.signature}")
+
+    async def parts(self, *, is_new: bool, known: int) -> dict[str, Any]:
+        """Return how far the indexes are in each part of a managed bucket; see `PartsTold`."""
+        opened, is_opening = list(self._open.values()), bool(self._opening.signatures)
+        return await self._parts.told(
+            self._order, opened, self._indexer, is_opening=is_opening, is_new=is_new, known=known
+        )
 
     async def prepare(self, partitions: Collection[int], timeout_s: float) -> bool:
         """Wait until all indexes have partitions that are about to become active; False: not so.
@@ -499,21 +530,8 @@ class HostedBucket:
         shown: list[dict[str, Any]] = []
         for signature, progress in sorted(self._progress().items()):
             hosted = self._open.get(signature)
-            if hosted is None:
-                continue
-            is_busy = progress.pending > 0 or progress.phase in ("first_build", "cleanup")
-            common = {
-                "database": self.name,
-                "design_document": f"_design/{hosted.design.name}",
-                "design_documents": self._names_of(signature),
-                "signature": signature,
-            }
-            if self._lasts(signature, "indexer", is_busy):
-                began = self._began_ms[signature, "indexer"]
-                shown.append({"type": "indexer", **common, **work_shown(progress, began)})
-            if self._lasts(signature, "view_compaction", hosted.is_compacting):
-                began = self._began_ms[signature, "view_compaction"]
-                shown.append({"type": "view_compaction", **common, "started_on": began // 1000})
+            if hosted is not None:
+                shown += self._work.tasks(hosted, progress, self.name, self._names_of(signature))
         return shown
 
     def _names_of(self, signature: str) -> list[str]:
@@ -523,32 +541,10 @@ class HostedBucket:
             if design.signature == signature
         ]
 
-    def _lasts(self, signature: str, kind: str, is_busy: bool) -> bool:
-        """Keep since when something lasts."""
-        if is_busy:
-            self._began_ms.setdefault((signature, kind), now_ms())
-        else:
-            self._began_ms.pop((signature, kind), None)
-        return is_busy
-
     def figures(self) -> dict[str, float]:
         """Return the figures of all indexes together, by the names of group `index`."""
-        progress = self._progress()
-        every = [hosted.index.newest for hosted in self._open.values()]
-        work = self._indexer.work()
-        return {
-            "indexes": len(self._open),
-            "building": sum(each.phase == "first_build" for each in progress.values()),
-            "rows": sum(root.count for header in every for root in header.trees if root),
-            "pending": sum(each.pending for each in progress.values()),
-            "file_bytes": sum(h.index.sizes().file_bytes for h in self._open.values()),
-            "commits_total": work.commits,
-            "commit_seconds_total": work.commit_s,
-            "rollbacks_total": work.rollbacks,
-            "map_errors": sum(
-                errors.total for header in every for errors in header.map_errors.values()
-            ),
-        }
+        opened = list(self._open.values())
+        return figures_shown(opened, self._progress().values(), self._indexer.work())
 
     # -- compaction
 

@@ -17,7 +17,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,12 +36,20 @@ from millstream.views.core.query.wait_for import has_reached, vector_to_text
 from millstream.views.core.reduce.reductions import ViewReducer
 
 if TYPE_CHECKING:
-    from millstream.views.aio.indexing.served_index import IndexProgress
+    from millstream.views.aio.indexing.served_index import IndexProgress, IndexWork
     from millstream.views.core.design.design_documents import DesignDocument, View
     from millstream.views.core.index.commits import IndexSnapshot
     from millstream.views.core.reduce.reductions import ReduceCall, ReduceLimit, ReduceResult
 
-__all__ = ["ASKING_MAX", "SET_ASIDE", "HostedIndex", "now_ms", "shown_without_views", "work_shown"]
+__all__ = [
+    "ASKING_MAX",
+    "SET_ASIDE",
+    "HostedIndex",
+    "WorkSeen",
+    "figures_shown",
+    "now_ms",
+    "shown_without_views",
+]
 
 _LOG = logging.getLogger(__name__)
 ASKING_MAX: Final = 4
@@ -82,6 +90,8 @@ class HostedIndex:
         self.rebuilt_because = ""
         """Why what was there could not be used; shown to people."""
         self.is_compacting = False
+        self.is_catching_up = False
+        """Somebody waits until it has reached the floors."""
         self.is_doomed = False
         """Whether its files are removed with it."""
         self._users = 0
@@ -273,7 +283,70 @@ class HostedIndex:
         return {"count": found.total, "last": last}
 
 
-def work_shown(progress: IndexProgress, began_ms: int) -> dict[str, Any]:
+def figures_shown(
+    opened: Sequence[HostedIndex], progress: Iterable[IndexProgress], work: IndexWork
+) -> dict[str, float]:
+    """Return the figures of all indexes of a bucket, by the names of group `index`."""
+    every = [hosted.index.newest for hosted in opened]
+    each_progress = list(progress)
+    return {
+        "indexes": len(opened),
+        "building": sum(each.phase == "first_build" for each in each_progress),
+        "rows": sum(root.count for header in every for root in header.trees if root),
+        "pending": sum(each.pending for each in each_progress),
+        "file_bytes": sum(hosted.index.sizes().file_bytes for hosted in opened),
+        "commits_total": work.commits,
+        "commit_seconds_total": work.commit_s,
+        "rollbacks_total": work.rollbacks,
+        "map_errors": sum(
+            errors.total for header in every for errors in header.map_errors.values()
+        ),
+    }
+
+
+class WorkSeen:
+    """Work at the indexes of a bucket, and when it was first seen."""
+
+    def __init__(self) -> None:
+        self._began_ms: dict[tuple[str, str], int] = {}
+        """By signature and kind of task, Unix time."""
+
+    def tasks(
+        self, hosted: HostedIndex, progress: IndexProgress, database: str, designs: list[str]
+    ) -> list[dict[str, Any]]:
+        """Return what is being done at an index, as `_active_tasks` shows it.
+
+        Args:
+            hosted: the index.
+            progress: of it.
+            database: name of the bucket.
+            designs: ids of the design documents that have the index.
+        """
+        shown: list[dict[str, Any]] = []
+        common = {
+            "database": database,
+            "design_document": f"_design/{hosted.design.name}",
+            "design_documents": designs,
+            "signature": hosted.signature,
+        }
+        is_busy = progress.pending > 0 or progress.phase in ("first_build", "cleanup")
+        began_ms = self._lasts(hosted.signature, "indexer", is_busy)
+        if began_ms is not None:
+            shown.append({"type": "indexer", **common, **_work_shown(progress, began_ms)})
+        began_ms = self._lasts(hosted.signature, "view_compaction", hosted.is_compacting)
+        if began_ms is not None:
+            shown.append({"type": "view_compaction", **common, "started_on": began_ms // 1000})
+        return shown
+
+    def _lasts(self, signature: str, kind: str, is_busy: bool) -> int | None:
+        """Return since when something lasts; None: it does not."""
+        if is_busy:
+            return self._began_ms.setdefault((signature, kind), now_ms())
+        self._began_ms.pop((signature, kind), None)
+        return None
+
+
+def _work_shown(progress: IndexProgress, began_ms: int) -> dict[str, Any]:
     """Return what `_active_tasks` shows of an index that is being built, since a Unix time."""
     done, total = progress.changes_done, progress.changes_total
     return {

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.errors import ConditionError, UsageError
+from millstream.model.cluster_maps import MapKey
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.views.aio.sandbox.mapping import open_mapper
 from millstream.views.aio.serving.bucket_order import BucketOrder
@@ -117,10 +118,17 @@ class IndexHost:
         bucket = self._bucket(arguments)
         await bucket.until_open(str(arguments["design"]))
         asked = (arguments["design"], arguments["view"], arguments["options"])
-        partitions = arguments.get("partitions")
-        if partitions is None and bucket.order.nodes:
-            return await self._distributed.query(bucket, *asked)
-        return await bucket.query(*asked, partitions, arguments.get("form", "json"))
+        partitions, keys = arguments.get("partitions"), arguments.get("keys")
+        if partitions is None and (bucket.order.nodes or bucket.order.owned is not None):
+            is_in_step = arguments.get("is_in_step", True)
+            return await self._distributed.query(bucket, *asked, is_in_step=is_in_step)
+        if keys is not None:
+            keys = msgspec.convert(keys, dict[int, MapKey], str_keys=True)
+        return await bucket.query(*asked, partitions, arguments.get("form", "json"), keys)
+
+    async def _parts(self, arguments: dict[str, Any]) -> Answer:
+        is_new, known = arguments["is_new"], arguments["known"]
+        return Answer(await self._bucket(arguments).parts(is_new=is_new, known=known))
 
     async def _prepare(self, arguments: dict[str, Any]) -> Answer:
         bucket = self._bucket(arguments)
@@ -196,6 +204,7 @@ _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answe
     "set_bucket": IndexHost._set_bucket,
     "drop_bucket": IndexHost._drop_bucket,
     "query": IndexHost._query,
+    "parts": IndexHost._parts,
     "prepare": IndexHost._prepare,
     "info": IndexHost._info,
     "check": IndexHost._check,

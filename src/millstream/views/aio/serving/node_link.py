@@ -66,6 +66,7 @@ _ROUTING: Final = {
 class _Refusal(msgspec.Struct):
     error: str = "node_failed"
     reason: str = ""
+    records: dict[str, Any] = {}
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -181,7 +182,10 @@ class HttpNode:
         code = refusal.error
         if code in _ROUTING:
             kind, code = RoutingError, _ROUTING[code]
-        return kind(f"node {self._name}: {refusal.reason}", code=code)
+        error = kind(f"node {self._name}: {refusal.reason}", code=code)
+        if isinstance(error, RoutingError):
+            error.records = {int(p): one for p, one in refusal.records.items() if p.isdecimal()}
+        return error
 
     def _broke_off(self, what: str) -> OutcomeUnknownError:
         """Return the error of a node that was asked, and may have done what it was asked for."""

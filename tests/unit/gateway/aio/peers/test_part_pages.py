@@ -1,6 +1,7 @@
 import pytest
 
 from millstream.errors import RoutingError
+from millstream.model.cluster_maps import MapKey
 
 PATH = "/_millstream/buckets/orders/part"
 ASKED = {"design": "d", "view": "v", "options": {"limit": 5}, "partitions": [1, 3], "form": "part"}
@@ -12,7 +13,9 @@ async def test_a_part_is_streamed_as_it_is(client, open_node):
     assert (response.status, response.content_type) == (200, "application/octet-stream")
     assert await response.read() == b"\x00\x01" + b"\xff" * 100_000
     assert response.headers["ETag"] == '"e1"'
-    assert open_node.indexes.asked == [("orders", "d", "v", ASKED)]
+    assert open_node.indexes.asked == [("orders", "d", "v", {**ASKED, "keys": None})]
+    await client.post(PATH, json={**ASKED, "keys": {"1": [2, 7]}})
+    assert open_node.indexes.asked[1][3]["keys"] == {1: MapKey(2, 7)}
     assert all(answer.is_closed for answer in open_node.indexes.answers)
 
 
@@ -26,6 +29,9 @@ async def test_a_partition_that_is_not_here_is_said_to_be_so(client, open_node, 
     open_node.indexes.refusal = RoutingError("moved")
     answered = await body(await client.post(PATH, json=ASKED), 503)
     assert answered == {"error": "not_my_partition", "reason": "moved"}
+    open_node.indexes.refusal.records = {3: {"at": [2, 7], "owner": "n"}}
+    answered = await body(await client.post(PATH, json=ASKED), 503)
+    assert answered["records"] == {"3": {"at": [2, 7], "owner": "n"}}
 
 
 @pytest.mark.parametrize(

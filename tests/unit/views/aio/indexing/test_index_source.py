@@ -9,7 +9,12 @@ import pytest
 from millstream.errors import AccessError, RemoteProtocolError, StreamError, UnavailableError
 from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.upr.aio.link import Link
-from millstream.views.aio.indexing.index_source import ReadableCopies, ask_copies, open_source
+from millstream.views.aio.indexing.index_source import (
+    Histories,
+    ReadableCopies,
+    ask_copies,
+    open_source,
+)
 from millstream.wire.mcbp import Opcode, Packet, cut_packets
 from support.views.indexed_bucket import BUCKET, PARTITIONS, IndexedBucket
 
@@ -113,3 +118,24 @@ async def test_a_server_of_another_kind_is_refused(bucket: IndexedBucket) -> Non
     with pytest.raises(RemoteProtocolError, match="not a Millstream node"):
         await open_source(link, BUCKET, "")
     await asyncio.sleep(0)
+
+
+async def test_in_a_managed_cluster_no_source_of_a_lower_branch_is_read(
+    bucket: IndexedBucket,
+) -> None:
+    await bucket.put({"d": [1]})
+    link = bucket.link()
+    await open_source(link, BUCKET, bucket.node.bucket(BUCKET).uuid)
+    histories = Histories()
+    histories.is_guarded = True
+    found = await ask_copies(link, range(PARTITIONS), histories=histories)
+    assert sorted(found) == list(range(PARTITIONS))
+    (newest, *_) = found[0].judged.log
+    histories.note(0, (newest._replace(branch=newest.branch + 1),))
+    for known in (found, None):  # also if it says the same as before
+        again = await ask_copies(link, range(PARTITIONS), known, histories=histories)
+        assert sorted(again) == list(range(1, PARTITIONS))
+    histories.is_guarded = False
+    anew = await ask_copies(link, range(PARTITIONS), histories=histories)
+    assert sorted(anew) == list(range(PARTITIONS))
+    await link.close()

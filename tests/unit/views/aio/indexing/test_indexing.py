@@ -389,6 +389,28 @@ async def test_partitions_come_flip_and_go(bucket: IndexedBucket) -> None:
     bucket.check()
 
 
+async def test_a_frozen_partition_stands_where_it_is_and_is_answered_from(
+    bucket: IndexedBucket,
+) -> None:
+    await bucket.put(some(100))
+    await bucket.add()
+    await bucket.updated()
+    await bucket.indexer.set_partitions(range(PARTITIONS), [], [1])
+    before = bucket.indexes["one"].newest.positions
+    await bucket.put(some(200))
+    rest = [p for p in range(PARTITIONS) if p != 1]
+    await bucket.updated(partitions=rest)
+    positions = bucket.indexes["one"].newest.positions
+    assert positions[1] == before[1]
+    assert all(positions[p].seqno > before[p].seqno for p in rest)
+    assert bucket.indexes["one"].newest.states[1] == "active"
+    with pytest.raises(RoutingError):
+        await bucket.updated(partitions=[1])
+    await bucket.indexer.set_partitions(range(PARTITIONS))
+    await bucket.updated()
+    bucket.check()
+
+
 async def test_a_replica_is_read_ahead_and_is_not_all_there_is(bucket: IndexedBucket) -> None:
     await bucket.put(some(100))
     await bucket.add()

@@ -9,10 +9,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from millstream.errors import RoutingError, UsageError
+from millstream.errors import RoutingError, UnavailableError, UsageError
+from millstream.model.cluster_maps import IndexRecord, MapKey
 from millstream.views.aio.serving import gathering
 from millstream.views.aio.serving.answering import AskedView
-from millstream.views.aio.serving.bucket_order import BucketOrder, NodeShare
+from millstream.views.aio.serving.bucket_order import BucketOrder, Member, NodeShare, OwnedParts
 from millstream.views.aio.serving.distributed_queries import DistributedQueries
 from millstream.views.aio.serving.index_server import Answer
 from millstream.views.aio.serving.node_link import NOBODY
@@ -30,11 +31,12 @@ HERE, THERE = [0, 3], [1, 2]
 class Bucket:
     """Has the shape of a hosted one."""
 
-    name = "b"
+    name, uuid = "b", "u"
 
     def __init__(self, nodes=()):
         self.order = BucketOrder("u", "b", 4, HERE, [], [], {}, list(nodes))
-        self.asked = []
+        self.asked, self.keys = [], []
+        self.newer = {}
         self.users = 0
 
     @contextmanager
@@ -45,8 +47,9 @@ class Bucket:
         yield AskedView(0, 1, TREE_REDUCER, 0, encode_key)
         self.users -= 1
 
-    async def query(self, name, view, options, partitions, form):
+    async def query(self, name, view, options, partitions, form, keys=None):
         self.asked.append((name, view, options, list(partitions), form))
+        self.keys.append(keys)
         query = parse_query(options)
         mask = sum(1 << p for p in partitions)
         rows = tree_view_of(EMITS)
@@ -72,9 +75,14 @@ async def other():
 
     async def page(request):
         asked = await request.json()
+        if moved := bucket.newer.keys() & set(asked["partitions"]):
+            told = {str(p): msgspec.to_builtins(bucket.newer[p]) for p in moved}
+            body = {"error": "not_my_partition", "reason": "moved", "records": told}
+            return web.json_response(body, status=503)
         answer = await bucket.query(
-            asked["design"], asked["view"], asked["options"], asked["partitions"], asked["form"]
-        )
+            asked["design"], asked["view"], asked["options"], asked["partitions"], asked["form"],
+            asked.get("keys"),
+        )  # fmt: skip
         body = answer.body
         if not isinstance(body, tuple):
             body = [chunk async for chunk in body]
@@ -133,6 +141,72 @@ async def test_a_partition_that_nobody_has_is_not_left_out_silently(
     with pytest.raises(RoutingError) as caught:
         await ask(distributed, Bucket(shares(port, [0])))
     assert caught.value.code == "not_my_partition"
+
+
+def owned(records, port, members="xy"):
+    places = {"x": Member("x", "127.0.0.1", 1), "y": Member("y", "127.0.0.1", port)}
+    return OwnedParts("x", records, {name: places[name] for name in members}, [])
+
+
+def by(key, owners):
+    return {p: IndexRecord(key, owner) for p, owner in enumerate(owners) if owner}
+
+
+async def test_owners_by_the_index_map_are_asked_with_the_keys_of_their_records(
+    distributed, other
+):
+    there, port = other
+    here = Bucket()
+    parts = owned(by(MapKey(2, 1), "xyyx"), port)
+    here.order = msgspec.structs.replace(here.order, owned=parts)
+    assert await ask(distributed, here, reduce=False) == answer_of(EMITS, Query(reduce=False))
+    assert here.keys == [dict.fromkeys(HERE, MapKey(2, 1))]
+    assert there.keys == [{"1": [2, 1], "2": [2, 1]}]
+    answer = await distributed.query(here, "d", "v", {})
+    assert answer.head["is_here"] is True
+    assert [chunk async for chunk in answer.body]
+
+
+@pytest.mark.parametrize(("owners", "members"), [("xyy", "xy"), ("xyyx", "x")])
+async def test_without_a_known_owner_there_is_no_short_answer(
+    distributed, other, monkeypatch, owners, members
+):
+    monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
+    here = Bucket()
+    parts = owned(by(MapKey(2, 1), owners), other[1], members)
+    here.order = msgspec.structs.replace(here.order, owned=parts)
+    with pytest.raises(UnavailableError) as caught:
+        await ask(distributed, here)
+    assert caught.value.code == "index_moving"
+
+
+async def test_a_node_out_of_step_does_not_ask_itself(distributed, other, monkeypatch):
+    monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
+    here = Bucket()
+    parts = owned(by(MapKey(2, 1), "xyyx"), other[1])
+    here.order = msgspec.structs.replace(here.order, owned=parts)
+    with pytest.raises(UnavailableError) as caught:
+        await distributed.query(here, "d", "v", {}, is_in_step=False)
+    assert caught.value.code == "index_moving"
+    assert here.asked == []
+
+
+async def test_a_newer_record_that_a_node_tells_is_used_in_the_next_try(
+    distributed, other, monkeypatch
+):
+    monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
+    there, port = other
+    here = Bucket()
+    parts = owned(by(MapKey(2, 1), "xyyy"), port)
+    here.order = msgspec.structs.replace(here.order, owned=parts)
+    there.newer = {3: IndexRecord(MapKey(2, 2), "x")}
+    assert await ask(distributed, here, reduce=False) == answer_of(EMITS, Query(reduce=False))
+    assert [asked[3] for asked in there.asked] == [[1, 2]]
+    assert here.keys[-1] == {0: MapKey(2, 1), 3: MapKey(2, 2)}
+    newest = owned(by(MapKey(2, 3), "xyyx"), port)
+    here.order = msgspec.structs.replace(here.order, owned=newest)
+    await ask(distributed, here, reduce=False)
+    assert distributed._learned == {"u": {}}
 
 
 async def test_mistakes_are_found_here(distributed, other):

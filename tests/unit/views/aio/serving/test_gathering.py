@@ -98,8 +98,8 @@ class Nodes:
         self.looked = []
         self.view = VIEW
 
-    async def parts_of(self, is_new):
-        self.looked.append(is_new)
+    async def parts_of(self, refusal):
+        self.looked.append(refusal)
         return [NodePart(name, self.nodes[name], owned) for name, owned in self.owners.items()]
 
     async def ask(self, query):
@@ -167,7 +167,7 @@ async def test_a_partition_that_has_moved_makes_the_whole_query_again_with_a_new
     nodes.nodes["y"].refusals = [RoutingError("moved"), RoutingError("moved")]
     query = Query(reduce=False)
     assert await nodes.ask(query) == answer_of(EMITS, query)
-    assert nodes.looked == [False, True, True]
+    assert [refusal is not None for refusal in nodes.looked] == [False, True, True]
     assert [len(node.requests) for node in nodes.nodes.values()] == [3, 3, 3]
     assert nodes.open_streams == 0
 
@@ -264,6 +264,52 @@ async def test_the_etag_is_that_of_all_nodes():
     assert await etag(nodes, on_error="continue") is None
 
 
+# ---- a managed cluster
+
+
+class OwnedNodes(Nodes):
+    async def parts_of(self, refusal):
+        parts = await super().parts_of(refusal)
+        return [part._replace(keys=dict.fromkeys(part.partitions, (2, 1))) for part in parts]
+
+
+async def test_owners_that_never_answer_are_named_and_not_left_out():
+    nodes = OwnedNodes()
+    nodes.nodes["y"].refusals = [RoutingError("partition 3 moves")] * gathering.QUERY_TRIES_MAX
+    with pytest.raises(UnavailableError, match="partition 3 moves") as raised:
+        await nodes.ask(Query(reduce=False))
+    assert raised.value.code == "index_moving"
+    assert len(nodes.looked) == gathering.QUERY_TRIES_MAX
+    assert nodes.open_streams == 0
+
+
+async def test_others_answer_without_an_owner_in_the_last_try_only_if_that_is_wanted():
+    nodes = OwnedNodes()
+    nodes.nodes["y"].refusals = [RoutingError("it moves")] * gathering.QUERY_TRIES_MAX
+    found = await nodes.ask(Query(reduce=False, on_error="continue"))
+    assert found["errors"] == [
+        {"from": "y", "error": "index_moving", "reason": "it moves",
+         "partitions": list(OWNERS["y"])}
+    ]  # fmt: skip
+    assert {row["value"] for row in found["rows"]} == {
+        emit.value for emit in EMITS if emit.partition not in OWNERS["y"]
+    }
+    nodes.nodes["y"].refusals = [RoutingError("it moves")] * (gathering.QUERY_TRIES_MAX - 1)
+    assert "errors" not in await nodes.ask(Query(reduce=False, on_error="continue"))
+
+
+async def test_what_refusals_tell_is_known_in_the_next_try():
+    nodes = OwnedNodes()
+    for name, partition in (("x", 0), ("y", 1)):
+        refusal = RoutingError("it moves")
+        refusal.records = {partition: name}
+        nodes.nodes[name].refusals = [refusal]
+    await nodes.ask(Query(reduce=False))
+    first, second = nodes.looked
+    assert first is None
+    assert second.records == {0: "x", 1: "y"}
+
+
 # ---- partitions that move while queries are under way
 
 
@@ -291,8 +337,8 @@ class Moving:
             case 1 | 2:  # the map is told
                 self.map = {name: sorted(owned) for name, owned in self.active.items() if owned}
 
-    async def parts_of(self, is_new):
-        if is_new and self.rng.random() < 0.7:
+    async def parts_of(self, refusal):
+        if refusal is not None and self.rng.random() < 0.7:
             self.map = {name: sorted(owned) for name, owned in self.active.items() if owned}
         self.disturb()
         return [NodePart(name, MovingNode(self, name), owned) for name, owned in self.map.items()]

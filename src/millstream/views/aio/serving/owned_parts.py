@@ -1,0 +1,252 @@
+"""Partitions of a bucket in a managed cluster: which the indexes here answer for, and since when.
+
+Invariants:
+1. This node answers for a partition if the newest index record that it knows names it as the
+   owner, and is not older than the one by which it was asked.
+2. It does so only once the index that is asked has reached the floor of that record.
+
+Elsewhere: what is told of them (`bucket_order`), how far indexes are (`views.core.index.floors`),
+which records a node has adopted (`node.index_parts`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from millstream.errors import RoutingError
+from millstream.model.cluster_maps import IndexRecord, MapKey
+from millstream.views.aio.serving.bucket_order import BucketOrder, NodeShare, OwnedParts
+from millstream.views.core.design.design_documents import DesignDocument
+from millstream.views.core.index.floors import below_floor, digest_of, position_in
+from millstream.views.core.index.header import Header, members_of
+
+if TYPE_CHECKING:
+    from millstream.views.aio.indexing.indexing import BucketIndexer
+    from millstream.views.aio.serving.hosted_index import HostedIndex
+    from millstream.views.core.index.commits import IndexSnapshot
+
+__all__ = [
+    "RECORDS_TOLD_MAX",
+    "Asked",
+    "PartsTold",
+    "check_asked",
+    "is_kept_fresh",
+    "records_in",
+    "refused",
+    "shares_of",
+    "snapshot_at_floor",
+    "with_newer",
+]
+
+Asked = Mapping[int, MapKey]
+"""By partition, the key of the index record by which a node was chosen."""
+RECORDS_TOLD_MAX: Final = 256
+"""Most index records in a refusal. Each has some 150 bytes; more are told in the next try."""
+_SHOWN_MAX: Final = 5
+"""Partitions named in an error."""
+
+
+def refused(
+    partitions: Collection[int],
+    why: str,
+    records: Mapping[int, IndexRecord] = MappingProxyType({}),
+) -> RoutingError:
+    """Return the error of a query for partitions that are not answered for here now.
+
+    Args:
+        partitions: of the query.
+        why: they are not.
+        records: that the asker should know.
+    """
+    some = ", ".join(map(str, sorted(partitions)[:_SHOWN_MAX]))
+    more = f" and {len(partitions) - _SHOWN_MAX} more" if len(partitions) > _SHOWN_MAX else ""
+    error = RoutingError(f"the index here does not answer for partitions {some}{more}: {why}")
+    error.records = dict(islice(records.items(), RECORDS_TOLD_MAX))
+    return error
+
+
+def with_newer(
+    owned: OwnedParts, learned: Mapping[int, IndexRecord]
+) -> tuple[OwnedParts, dict[int, IndexRecord]]:
+    """Return the parts by the newest records, and which of the learned ones are still newer."""
+    newer = {
+        partition: record
+        for partition, record in learned.items()
+        if (own := owned.records.get(partition)) is None or own.at < record.at
+    }
+    if not newer:
+        return owned, newer
+    return msgspec.structs.replace(owned, records={**owned.records, **newer}), newer
+
+
+def records_in(error: RoutingError) -> dict[int, IndexRecord]:
+    """Return the index records that a refusal tells; of an unknown form: none."""
+    try:
+        return msgspec.convert(dict(error.records), dict[int, IndexRecord], str_keys=True)
+    except msgspec.ValidationError:
+        return {}
+
+
+def shares_of(owned: OwnedParts, partition_count: int) -> list[NodeShare]:
+    """Return which owner is asked for which partitions: each partition is in one share.
+
+    An owner whose address is not known has no host; partitions without an owner have a share of
+    their own like that.
+    """
+    by_owner: dict[str | None, list[int]] = {}
+    for partition in range(partition_count):
+        record = owned.records.get(partition)
+        by_owner.setdefault(record.owner if record is not None else None, []).append(partition)
+    shares = []
+    for owner in sorted(by_owner, key=str):
+        member = owned.members.get(owner) if owner is not None else None
+        name, host, http = member or (owner or "no owner", "", 0)
+        shares.append(NodeShare(name, host, http, by_owner[owner], owner == owned.node))
+    return shares
+
+
+def check_asked(order: BucketOrder, partitions: Collection[int], keys: Asked | None) -> None:
+    """Check that this node is the owner of partitions, by records as new as those of the asker.
+
+    Args:
+        order: of the bucket.
+        partitions: that are asked for.
+        keys: of the records; None: whoever asks knows of no index map.
+
+    Raises:
+        RoutingError: `not_my_partition`.
+    """
+    owned = order.owned
+    if owned is None and keys is None:
+        return
+    if owned is None or keys is None:
+        raise refused(partitions, "one of both nodes has no index map yet")
+    wrong = [
+        partition
+        for partition in partitions
+        if (own := owned.records.get(partition)) is None
+        or own.owner != owned.node
+        or own.at < keys.get(partition, own.at)
+    ]
+    if wrong:
+        newer = {
+            partition: own
+            for partition in wrong
+            if (own := owned.records.get(partition)) is not None
+            and own.at > keys.get(partition, own.at)
+        }
+        why = "another node is their owner, or the map is older than the asker's"
+        raise refused(wrong, why, newer)
+
+
+async def snapshot_at_floor(
+    hosted: HostedIndex,
+    order: Callable[[], BucketOrder],
+    indexer: BucketIndexer,
+    partitions: Collection[int],
+    on_late: Callable[[HostedIndex], None],
+) -> IndexSnapshot:
+    """Open the newest commit of an index for reading, if it has reached the floors.
+
+    Args:
+        hosted: the index.
+        order: returns what the engine said last of its bucket.
+        indexer: of the bucket.
+        partitions: that are answered for.
+        on_late: called if it has not.
+
+    Raises:
+        RoutingError: `not_my_partition`: it has not.
+        UnavailableError: `too_many_snapshots`.
+    """
+    for is_new in (False, True):  # what was heard of the sources may be old
+        judged = await indexer.judged(is_new=is_new)
+        snapshot = hosted.snapshot()
+        owned = order().owned
+        if owned is None:
+            return snapshot
+        floors = {partition: owned.floor(partition) for partition in partitions}
+        late = below_floor(snapshot.header, floors, judged, partitions)
+        if not late:
+            return snapshot
+        snapshot.close()
+    on_late(hosted)
+    raise refused(late, "it has not reached yet what was shown before")
+
+
+def is_kept_fresh(order: BucketOrder, design: DesignDocument) -> bool:
+    """Return whether an index is kept fresh though nobody waits.
+
+    One that is being made here for a hand-over always is: else the hand-over would never end.
+    """
+    return design.autoupdate or (order.owned is not None and bool(order.passive))
+
+
+class PartsTold:
+    """How far the indexes of a bucket are, for the node that this process belongs to.
+
+    What was told before is not computed again while nothing has happened.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[object, ...] = ()
+        self._told: dict[str, Any] = {}
+        self._count = 0
+
+    async def told(
+        self,
+        order: BucketOrder,
+        opened: Sequence[HostedIndex],
+        indexer: BucketIndexer,
+        *,
+        is_opening: bool,
+        is_new: bool,
+        known: int,
+    ) -> dict[str, Any]:
+        """Return how far the indexes are in each part.
+
+        Args:
+            order: of the bucket.
+            opened: the open indexes.
+            indexer: of the bucket.
+            is_opening: there are others that are not open yet.
+            is_new: ask the sources first.
+            known: `count` of the answer that the asker has.
+
+        Returns:
+            `count`; and, if that is another one than `known`, `designs`, `parts` (key of the
+                record, and what `position_in` returns) and `cleaning`.
+        """
+        owned = order.owned
+        if owned is None:
+            return {"count": 0, "designs": "", "parts": {}, "cleaning": []}
+        judged = await indexer.judged(is_new=is_new)
+        complete, others = list[Header](), list[Header]()
+        for hosted in opened:
+            is_built = indexer.is_built(hosted.signature)
+            (complete if is_built else others).append(hosted.index.newest)
+        seen = (order, judged, is_opening, len(complete), *complete, *others)
+        if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
+            return {"count": self._count} if known == self._count else self._told
+        every = [*complete, *others]
+        self._count += 1
+        self._seen = seen
+        self._told = {
+            "count": self._count,
+            "designs": "" if is_opening else digest_of(one.signature for one in complete),
+            "parts": {
+                p: (
+                    owned.records[p].at,
+                    *position_in(p, complete, others, judged.get(p), owned.floor(p)),
+                )
+                for p in (*order.active, *order.passive)
+            },
+            "cleaning": sorted({p for one in every for p in members_of(one.bitmap("cleanup"))}),
+        }
+        return self._told

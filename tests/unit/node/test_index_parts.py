@@ -1,0 +1,293 @@
+"""Index parts of a managed cluster: two nodes in this process, each with a real index process."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from millstream.cluster import peers
+from millstream.cluster.core.admission import AdoptIndex, Freeze, StopPart, stopped_at
+from millstream.cluster.core.elements import NodeRecord
+from millstream.cluster.core.orders import Place
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.model.cluster_maps import (
+    NO_FLOOR,
+    DataMap,
+    DataRecord,
+    Floor,
+    IndexMap,
+    IndexRecord,
+    MapKey,
+)
+from millstream.node.index_parts import IndexParts
+from support.kv.two_engines import BUCKET, PARTITIONS, UUID, port_of, two_engines, until
+
+VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc.n); }"}}}
+FAR_MS = 1 << 60
+
+
+class Managed:
+    """Two nodes with an index map; letters stand for the nodes."""
+
+    def __init__(self, two) -> None:
+        self.two = two
+        self.ids = {name: engine.uuid for name, engine in two.engines.items()}
+        self.parts = {name: engine.index_parts for name, engine in two.engines.items()}
+        self.revision = 0
+        self.records: list[IndexRecord] = []
+        for parts in self.parts.values():
+            parts.set_lease(FAR_MS)
+
+    @property
+    def nodes(self):
+        return {
+            self.ids[name]: NodeRecord(
+                name, "127.0.0.1", {"kv": port_of(one, "kv"), "http": port_of(one, "http")},
+                ("data", "index"), state="in",
+            )
+            for name, one in self.two.engines.items()
+        }  # fmt: skip
+
+    def next(self, partition=None, owner=None, building=None, floor=NO_FLOOR):
+        """Make the next index map, with another record of a partition."""
+        self.revision += 1
+        key = MapKey(2, self.revision)
+        if partition is not None:
+            self.records[partition] = IndexRecord(
+                key, self.ids.get(owner), self.ids.get(building), floor
+            )
+        return IndexMap(key, UUID, tuple(self.records))
+
+    def owners(self, owners):
+        self.revision += 1
+        self.records = [IndexRecord(MapKey(2, self.revision), self.ids.get(o)) for o in owners]
+        return IndexMap(MapKey(2, self.revision), UUID, tuple(self.records))
+
+    def data_map(self):
+        key = MapKey(2, self.two.revision)
+        rows = [self.ids[name] for name in self.two.rows]
+        return DataMap(key, UUID, tuple(DataRecord(key, one, 1, ((one,),)) for one in rows))
+
+    async def take(self, index_map, *names):
+        for name in names or "ab":
+            await self.parts[name].take_maps(UUID, index_map, self.data_map(), self.nodes)
+
+    async def adopt(self, name, partition):
+        step = AdoptIndex(Place(UUID, partition), self.records[partition])
+        await self.parts[name].carry_out(UUID, [step])
+
+    async def part(self, name, partition):
+        await self.parts[name].refresh()
+        return self.parts[name].parts()[UUID].get(partition)
+
+    async def rows(self, name, design, **options):
+        indexes = self.two.engines[name].indexes
+        answer = await indexes.query(BUCKET, design, "v", {"timeout": 20_000, **options})
+        try:
+            text = b"".join([piece async for piece in answer])
+        finally:
+            await answer.close()
+        return json.loads(text)
+
+    async def keys(self, name, design, **options):
+        return [row["key"] for row in (await self.rows(name, design, **options))["rows"]]
+
+    async def refused(self, name, design, **options):
+        with pytest.raises(MillstreamError) as raised:
+            await self.rows(name, design, **options)
+        return raised.value.code
+
+
+@pytest.fixture
+async def managed(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "NODE_ASK_S", 0.02)
+    async with two_engines(tmp_path) as two:
+        made = Managed(two)
+        made.design = two.design_of("a")
+        await two.design(made.design, VIEWS)
+        for n in range(40):
+            two.put(f"k{n}", {"n": n})
+        yield made
+
+
+async def until_known(managed):
+    """Wait until both nodes know the design document."""
+    for engine in managed.two.engines.values():
+        own = engine.others.own[UUID]
+        await until(lambda own=own: not own.lacks_designs())
+        await until(lambda engine=engine: engine.indexes._known[UUID].has_views)
+
+
+async def test_one_node_owns_the_index_of_partitions_that_lie_on_two(managed):
+    await managed.take(managed.owners("bbbb"))
+    await until_known(managed)
+    assert await managed.keys("b", managed.design) == list(range(40))
+    assert await managed.keys("a", managed.design) == list(range(40)), "it asks the owner"
+    assert await managed.part("a", 0) is None
+    part = await managed.part("b", 0)
+    assert (part.state, part.has_floor, part.at) == ("active", True, MapKey(2, 1))
+    assert part.reached.seqno == managed.two.engines["a"].served[BUCKET].partitions[0].high_seqno
+
+
+async def test_data_that_moves_moves_no_index(managed):
+    await managed.take(managed.owners("aabb"))
+    await until_known(managed)
+    assert await managed.keys("a", managed.design) == list(range(40))
+    records = [managed.parts["a"].index_record(Place(UUID, p)) for p in range(PARTITIONS)]
+    before = [await managed.part("a", p) for p in (0, 1)]
+    managed.two.revision += 1  # a whole map of the same places, and a node more
+    await managed.take(managed.next())
+    assert records == [managed.parts["a"].index_record(Place(UUID, p)) for p in range(PARTITIONS)]
+    assert [await managed.part("a", p) for p in (0, 1)] == before
+    assert await managed.keys("b", managed.design) == list(range(40))
+
+
+async def test_a_bucket_without_owners_is_refused_and_never_short(managed):
+    await managed.take(managed.owners("aaab"))
+    await until_known(managed)
+    assert await managed.keys("a", managed.design) == list(range(40))
+    await managed.take(managed.next(3, None))
+    assert await managed.refused("a", managed.design) == "index_moving"
+    assert await managed.refused("b", managed.design, update="false") == "index_moving"
+    found = await managed.rows("a", managed.design, on_error="continue")
+    (error,) = found["errors"]
+    assert (error["error"], error["partitions"]) == ("index_moving", [3])
+    assert len(found["rows"]) < 40
+
+
+async def test_a_node_out_of_step_answers_nothing(managed):
+    await managed.take(managed.owners("aabb"))
+    await until_known(managed)
+    assert await managed.keys("b", managed.design) == list(range(40))
+    managed.parts["a"].set_lease(time.monotonic_ns() // 1_000_000 - 1)
+    assert await managed.refused("a", managed.design) == "index_moving"
+    assert await managed.refused("b", managed.design) == "index_moving"
+    managed.parts["a"].set_lease(FAR_MS)
+    assert await managed.keys("a", managed.design) == list(range(40))
+
+
+async def test_a_part_is_handed_over_and_shows_no_less(managed):
+    await managed.take(managed.owners("aaaa"))
+    await until_known(managed)
+    assert await managed.keys("a", managed.design) == list(range(40))
+    await managed.take(managed.next(1, "a", "b"))
+    going, coming = None, None
+
+    async def is_near():
+        nonlocal going, coming
+        going, coming = await managed.part("a", 1), await managed.part("b", 1)
+        return coming is not None and going.designs == coming.designs
+
+    await until(is_near)
+    assert (coming.state, going.state) == ("passive", "active")
+    await managed.parts["a"].carry_out(UUID, [Freeze(Place(UUID, 1))])
+    for n in range(40, 60):
+        managed.two.put(f"k{n}", {"n": n})
+    frozen = await managed.part("a", 1)
+    assert frozen.is_frozen
+    assert frozen.reached == going.reached
+    assert len(await managed.keys("b", managed.design, update="false")) >= 40
+    await until(lambda: behind(managed, "b", 1, frozen.reached))
+    await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 1))])
+    stopped = managed.parts["a"].parts()[UUID][1]
+    assert (stopped.state, stopped.is_frozen, stopped.reached) == ("passive", True, going.reached)
+    for name in "ab":
+        assert await managed.refused(name, managed.design, update="false") == "index_moving"
+    floor = stopped_at(stopped, managed.records[1])
+    assert floor == going.reached
+    await managed.take(managed.next(1, "b", None, floor))
+    for name in "ab":
+        assert await managed.keys(name, managed.design) == list(range(60))
+    await until(lambda: is_gone(managed, "a", 1))
+
+
+async def behind(managed, name, partition, floor):
+    part = await managed.part(name, partition)
+    return part is not None and part.reached >= floor
+
+
+async def is_gone(managed, name, partition):
+    return await managed.part(name, partition) is None
+
+
+async def test_a_stopped_part_never_answers_again_under_its_record(managed, tmp_path):
+    await managed.take(managed.owners("aabb"))
+    await until_known(managed)
+    assert await managed.keys("b", managed.design) == list(range(40))
+    await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
+    await managed.take(managed.next())
+    await managed.adopt("a", 0)
+    assert await managed.refused("a", managed.design, update="false") == "index_moving"
+    again = IndexParts(
+        managed.ids["a"], tmp_path / "a" / "buckets", managed.two.engines["a"].indexes
+    )
+    again.bucket_up(UUID)
+    assert again.parts()[UUID][0].state == "passive"
+    assert again.parts()[UUID][1].state == "active"
+    managed.two.engines["a"].indexes.ownership = managed.parts["a"]
+    await managed.take(managed.next(0, "a"))
+    assert await managed.keys("a", managed.design) == list(range(40))
+
+
+async def test_a_new_owner_answers_once_it_has_reached_the_floor(managed):
+    await managed.take(managed.owners("aabb"))
+    await until_known(managed)
+    assert await managed.keys("b", managed.design) == list(range(40))
+    part = await managed.part("a", 0)
+    beyond = Floor(part.reached.branch, part.reached.seqno + 1)
+    await managed.take(managed.next(0, "b", None, beyond))
+    await until(lambda: behind(managed, "b", 0, part.reached))
+    assert not (await managed.part("b", 0)).has_floor
+    for name in "ab":
+        assert await managed.refused(name, managed.design, update="false") == "index_moving"
+    key = next(f"m{n}" for n in range(100) if managed.two.engines["a"].served[BUCKET]
+               .partition_for(f"m{n}".encode()).partition_id == 0)  # fmt: skip
+    managed.two.put(key, {"n": 77})
+    assert await managed.keys("a", managed.design) == [*range(40), 77]
+    assert (await managed.part("b", 0)).has_floor
+
+
+async def test_a_floor_of_a_history_that_is_not_followed_yet_is_not_reached(managed):
+    await managed.take(managed.owners("aabb"))
+    await until_known(managed)
+    assert await managed.keys("b", managed.design) == list(range(40))
+    part = await managed.part("a", 0)
+    higher = Floor(part.reached.branch + 1, 0)
+    await managed.take(managed.next(0, "a", None, higher))
+    assert await managed.refused("a", managed.design, update="false") == "index_moving"
+
+
+async def test_without_views_a_part_is_where_its_record_demands(tmp_path):
+    async with two_engines(tmp_path) as two:
+        managed = Managed(two)
+        floor = Floor(5, 7)
+        managed.owners("aabb")
+        await managed.take(managed.next(0, "a", "b", floor))
+        for engine in two.engines.values():
+            own = engine.others.own[UUID]
+            await until(lambda own=own: not own.lacks_designs())
+            await until(lambda engine=engine: engine.indexes._known[UUID].was_read)
+        going, coming = [await managed.part(name, 0) for name in "ab"]
+        assert going.reached == coming.reached == floor
+        assert going.designs == coming.designs
+        assert coming.state == "passive"
+        await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
+        assert not two.engines["a"].indexes.process.is_wanted
+
+
+async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatch):
+    await managed.take(managed.owners("aaaa"))
+    await managed.take(managed.next(0, "a", "b"))
+
+    async def nothing(uuid, **_):
+        return None
+
+    for engine in managed.two.engines.values():
+        monkeypatch.setattr(engine.indexes, "parts", nothing)
+    going, coming = [await managed.part(name, 0) for name in "ab"]
+    assert going.designs != coming.designs
+    with pytest.raises(UnavailableError):
+        await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
+    assert (await managed.part("a", 0)).state == "passive"

@@ -1,0 +1,117 @@
+"""What the index map says of queries: who is asked, who answers, and since when."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from millstream.errors import RoutingError
+from millstream.model.cluster_maps import NO_FLOOR, Floor, IndexRecord, MapKey
+from millstream.views.aio.serving.bucket_order import BucketOrder, Member, NodeShare, OwnedParts
+from millstream.views.aio.serving.owned_parts import check_asked, is_kept_fresh, refused, shares_of
+from millstream.views.core.design.design_documents import parse_design
+from support.views.hosted_views import MAP, PARTITIONS, hosted_views
+
+OLD, KEY, NEW = MapKey(2, 1), MapKey(2, 2), MapKey(2, 3)
+RECORDS = {0: IndexRecord(KEY, "a"), 1: IndexRecord(KEY, "b", "a"), 2: IndexRecord(KEY, None)}
+OWNED = OwnedParts("a", RECORDS, {"a": Member("one", "h", 1), "b": Member("two", "i", 2)}, [])
+ORDER = BucketOrder("u", "b", 4, [0], [1], [], {}, owned=OWNED)
+
+
+def test_each_partition_is_in_one_share() -> None:
+    assert shares_of(OWNED, 4) == [
+        NodeShare("no owner", "", 0, [2, 3], False),
+        NodeShare("one", "h", 1, [0], True),
+        NodeShare("two", "i", 2, [1], False),
+    ]
+    unknown = msgspec.structs.replace(OWNED, members={})
+    assert shares_of(unknown, 2)[1] == NodeShare("b", "", 0, [1], False)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "keys", "answers"),
+    [
+        ([0], {0: KEY}, True),
+        ([0], {0: OLD}, True),
+        ([0], {0: NEW}, False),
+        ([1], {1: KEY}, False),
+        ([2], {2: KEY}, False),
+        ([3], {3: KEY}, False),
+        ([0, 1], {0: KEY, 1: KEY}, False),
+        ([0], None, False),
+    ],
+)
+def test_only_the_owner_answers_by_a_record_as_new_as_the_askers(
+    partitions: list[int], keys: dict[int, MapKey] | None, answers: bool
+) -> None:
+    if answers:
+        check_asked(ORDER, partitions, keys)
+        return
+    with pytest.raises(RoutingError) as raised:
+        check_asked(ORDER, partitions, keys)
+    assert raised.value.code == "not_my_partition"
+
+
+def test_without_an_index_map_nobody_asks_by_one() -> None:
+    alone = msgspec.structs.replace(ORDER, owned=None)
+    check_asked(alone, [0, 1, 2], None)
+    with pytest.raises(RoutingError):
+        check_asked(alone, [0], {0: KEY})
+
+
+def test_an_index_that_is_made_for_a_hand_over_is_kept_fresh() -> None:
+    design = parse_design({"views": {"v": {"map": MAP}}, "autoupdate": False}, "d")
+    assert not design.autoupdate
+    assert is_kept_fresh(ORDER, design)
+    assert not is_kept_fresh(msgspec.structs.replace(ORDER, passive=[]), design)
+    assert not is_kept_fresh(msgspec.structs.replace(ORDER, owned=None), design)
+
+
+def test_a_refusal_names_some_partitions() -> None:
+    assert "1, 2: why" in str(refused([2, 1], "why"))
+    assert "0, 1, 2, 3, 4 and 3 more" in str(refused(range(8), "why"))
+
+
+def owned(records: dict[int, IndexRecord], frozen: tuple[int, ...] = ()) -> OwnedParts:
+    return OwnedParts("a", records, {}, list(range(PARTITIONS)), list(frozen))
+
+
+async def test_a_hosted_index_answers_from_its_floor_on(tmp_path) -> None:
+    async with hosted_views(tmp_path) as hosted:
+        for n in range(20):
+            hosted.put(f"k{n}", kind="a", n=n)
+        assert await hosted.sums() == {"a": 190}
+        bucket = hosted.running.bucket
+        branch = bucket.partitions[0].failover_log[0].branch
+        high = bucket.partitions[0].high_seqno
+
+        async def place(floor, frozen=()):
+            records = {p: IndexRecord(KEY, "a", None, NO_FLOOR) for p in range(PARTITIONS)}
+            records[0] = IndexRecord(KEY, "a", None, floor)
+            order = msgspec.structs.replace(hosted.order(), owned=owned(records, frozen))
+            await hosted.bucket.apply(order)
+
+        async def ask(**options):
+            keys = dict.fromkeys(range(PARTITIONS), KEY)
+            asked = {"timeout": 20_000, "group": True, **options}
+            return await hosted.bucket.query("d", "v", asked, range(PARTITIONS), "json", keys)
+
+        await place(Floor(branch, high))
+        await ask(update="false")
+        for beyond in (Floor(branch, high + 1), Floor(branch + 1, 0)):
+            await place(beyond)
+            for update in ("false", "true"):
+                with pytest.raises(RoutingError):
+                    await ask(update=update)
+        await place(Floor(branch, high), frozen=range(PARTITIONS))
+        before = (await hosted.bucket.parts(is_new=True, known=0))["parts"]
+        for n in range(20):
+            hosted.put(f"k{n}", kind="b", n=n)
+        await ask(update="false")
+        with pytest.raises(RoutingError):
+            await ask(update="true")
+        assert (await hosted.bucket.parts(is_new=True, known=0))["parts"] == before
+        await place(Floor(branch, high))
+        await ask(update="true")
+        after = (await hosted.bucket.parts(is_new=True, known=0))["parts"]
+        assert all(after[p][1] > before[p][1] for p in before if before[p][1].seqno)
