@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from millstream.cluster.aio import joining
+from millstream.cluster.aio.coordination_group import CoordinationGroup
 from millstream.cluster.aio.messages import ORDERS_PATH, OrdersRequest
 from millstream.cluster.aio.node_agent import NodeAgent
 from millstream.cluster.aio.orchestrator import Orchestrator, Reign
@@ -85,7 +86,8 @@ class Membership:
 
     def _made(self, identity: Identity) -> NodeAgent:
         own = self._own
-        orchestrator = Orchestrator(own.uuid, self._address, self._send)
+        group = CoordinationGroup(lambda: own.connect(joining.SESSION_S))
+        orchestrator = Orchestrator(own.uuid, self._address, self._send, group)
         leads = bool({"data", "coord"} & set(own.roles))
         self._orchestrator = orchestrator if leads else None
         taker = OrderTaker(own.uuid, identity.cluster, own.engine())

@@ -103,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves: int = 2
     """Copies that a rebalance builds at a time, per node, in and out."""
     disk_reserve_percent: int = 5
+    coordinators: Literal[1, 3, 5, 7] = 3
+    """Nodes that coordinate, once so many members can."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
