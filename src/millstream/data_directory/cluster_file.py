@@ -9,29 +9,25 @@ Elsewhere: what it is for (`cluster.aio.membership`), the inventory (`data_direc
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
-from millstream.cluster.core.identity import Identity
+from millstream.cluster.core.identity import Identity, checked_cluster_name
 from millstream.data_directory.inventory import Inventory, accept_hint
 from millstream.data_directory.small_files import FORMAT, read_toml, sealed
-from millstream.errors import CorruptionError, UsageError
+from millstream.errors import CorruptionError
 from millstream.runtime.files import write_atomically
 
 __all__ = [
     "CLUSTER_FILE",
-    "CLUSTER_NAME_CHARS_MAX",
     "UNKNOWN_NAME",
     "read_identity",
     "write_identity",
 ]
 
 CLUSTER_FILE: Final = "cluster.toml"
-CLUSTER_NAME_CHARS_MAX: Final = 64
 UNKNOWN_NAME: Final = "unknown"
 """Of a cluster whose file was lost."""
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def read_identity(path: Path, inventory: Inventory | None) -> Identity | None:
@@ -65,12 +61,7 @@ def write_identity(path: Path, inventory: Inventory, identity: Identity) -> None
         UsageError: `bad_cluster_name`.
         OSError: it cannot be written.
     """
-    if len(identity.name) > CLUSTER_NAME_CHARS_MAX or not _NAME.fullmatch(identity.name):
-        raise UsageError(
-            f"a cluster is named by 1 to {CLUSTER_NAME_CHARS_MAX} letters, digits, dots, hyphens "
-            "and underscores, with a letter or digit first",
-            code="bad_cluster_name",
-        )
+    checked_cluster_name(identity.name)
     lines = (
         f"format = {FORMAT}", f'cluster = "{identity.cluster}"', f'name = "{identity.name}"',
         f'peer = "{identity.peer}"',

@@ -74,7 +74,7 @@ class Told(msgspec.Struct, frozen=True):
 # ---- a cluster of one node
 
 
-async def found(own: OwnNode, name: str, version: str) -> Identity:
+async def found(own: OwnNode, name: str, version: str, settings: Settings) -> Identity:
     """Make a cluster of this node and its buckets; go on if that was begun.
 
     Raises:
@@ -91,7 +91,7 @@ async def found(own: OwnNode, name: str, version: str) -> Identity:
             now_ms = time.time_ns() // 1_000_000
             cluster = Cluster(secrets.token_hex(16), name, 2 + revision, now_ms)
             record = _record(own, state, version, "in")
-            if not await execute(client, found_cluster(cluster, own.uuid, record, Settings())):
+            if not await execute(client, found_cluster(cluster, own.uuid, record, settings)):
                 raise UnavailableError("another node makes a cluster now; try again", code="busy")
             state = await read_state(client)
         assert state.cluster is not None

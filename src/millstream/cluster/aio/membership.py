@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from millstream.cluster.aio import joining
+from millstream.cluster.aio.coordination_group import CoordinationGroup
 from millstream.cluster.aio.messages import ORDERS_PATH, OrdersRequest
 from millstream.cluster.aio.node_agent import NodeAgent
 from millstream.cluster.aio.orchestrator import Orchestrator, Reign
@@ -31,8 +32,9 @@ from millstream.cluster.aio.own_node import OwnNode
 from millstream.cluster.aio.request_queue import ask
 from millstream.cluster.aio.state_reader import read_state
 from millstream.cluster.core.elements import ClusterState, NodeRecord, Request, Role
-from millstream.cluster.core.identity import Identity
+from millstream.cluster.core.identity import CLUSTER_NAME, Identity, checked_cluster_name
 from millstream.cluster.core.reports import from_peer
+from millstream.cluster.core.settings import COORDINATORS, Settings
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.errors import (
     ConditionError,
@@ -85,7 +87,8 @@ class Membership:
 
     def _made(self, identity: Identity) -> NodeAgent:
         own = self._own
-        orchestrator = Orchestrator(own.uuid, self._address, self._send)
+        group = CoordinationGroup(lambda: own.connect(joining.SESSION_S))
+        orchestrator = Orchestrator(own.uuid, self._address, self._send, group)
         leads = bool({"data", "coord"} & set(own.roles))
         self._orchestrator = orchestrator if leads else None
         taker = OrderTaker(own.uuid, identity.cluster, own.engine())
@@ -118,17 +121,22 @@ class Membership:
 
     async def init(self, name: str, coordinators: int) -> Mapping[str, Any]:
         """Make a cluster of this node; see `ClusterApi.init`."""
-        if coordinators not in (1, 3, 5, 7):
+        size = next((one for one in COORDINATORS if one == coordinators), None)
+        if size is None:
             raise UsageError(
                 f"{coordinators} nodes cannot coordinate: 1, 3, 5 or 7 can", code="badconfig"
             )
+        if name:
+            checked_cluster_name(name)
         async with self._change:
             if self._identity is None:
-                identity = await joining.found(self._own, name, self._version)
+                identity = await joining.found(
+                    self._own, name or CLUSTER_NAME, self._version, Settings(coordinators=size)
+                )
                 await self._own.keep_identity(identity)
                 self._identity = identity
                 self.start()
-            elif self._identity.name != name:
+            elif name and self._identity.name != name:
                 raise ConditionError(
                     f"this node is a member of cluster {self._identity.name!r}",
                     code="other_cluster",

@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 
+from millstream.cluster.aio.coordination_group import LOOK_S, CoordinationGroup
 from millstream.cluster.aio.messages import OrdersReply, OrdersRequest
 from millstream.cluster.aio.node_agent import monotonic_ms
 from millstream.cluster.aio.request_queue import RequestQueue
@@ -79,10 +80,17 @@ class Orchestrator:
         node: its id.
         address: where other nodes find it.
         send: to nodes, this one included.
+        group: the group that coordinates; None: nobody tends it.
     """
 
-    def __init__(self, node: str, address: Callable[[], str], send: Send) -> None:
-        self._node, self._address, self._send = node, address, send
+    def __init__(
+        self,
+        node: str,
+        address: Callable[[], str],
+        send: Send,
+        group: CoordinationGroup | None = None,
+    ) -> None:
+        self._node, self._address, self._send, self._group = node, address, send, group
         self.reign: Reign | None = None
         """While this node is the orchestrator."""
 
@@ -94,7 +102,8 @@ class Orchestrator:
             reply = await client.raw.execute(
                 *words, is_change=True, deadline_s=float("inf"), may_wait=True
             )
-            self.reign = Reign(self._node, version_of(reply[1]), client, self._send)
+            token = version_of(reply[1])
+            self.reign = Reign(self._node, token, client, self._send, self._group)
             _LOG.info("this node is the orchestrator, token %s", reply[1].decode())
             try:
                 await self.reign.run()
@@ -107,11 +116,19 @@ class Orchestrator:
 class Reign:
     """From winning the lock until losing it; `run` returns once another node holds it."""
 
-    def __init__(self, node: str, token: Version, client: AsyncClient, send: Send) -> None:
+    def __init__(
+        self,
+        node: str,
+        token: Version,
+        client: AsyncClient,
+        send: Send,
+        group: CoordinationGroup | None = None,
+    ) -> None:
         self.notes: tuple[str, ...] = ()
         """Why something that is wanted is not done."""
         self.memory = Memory()
         self._node, self._token, self._client, self._send = node, token, client, send
+        self._group, self._state = group, ClusterState()
         self._queue = RequestQueue(client, token)
         self._wake = asyncio.Event()
         self._tasks = Tasks()
@@ -129,6 +146,8 @@ class Reign:
     async def run(self) -> None:
         """Take steps until another node holds the lock."""
         self._tasks.start(self._watch(), name="changes of the cluster's state")
+        if self._group is not None:
+            self._tasks.start(self._tend_group(self._group), name="nodes that coordinate")
         loop = asyncio.get_running_loop()
         while True:
             begun_s = loop.time()
@@ -153,6 +172,7 @@ class Reign:
         state, elements = await read_elements(self._client)
         if state.token != self._token:
             return False
+        self._state = state
         answered = await self._ask(state)
         begun = dict(self.memory.begun)
         decision = decide(self._view(state, answered), self.memory)
@@ -191,7 +211,9 @@ class Reign:
     def _note(self, decision: Decision) -> None:
         for note in set(decision.notes) - set(self.notes):
             _LOG.warning("orchestrator: %s", note)
-        self.notes = tuple(decision.notes)
+        problem = "" if self._group is None else self._group.problem
+        more = (f"nodes that coordinate: {problem}",) if problem else ()
+        self.notes = (*decision.notes, *more)
 
     async def _watch(self) -> None:
         """Wake the loop at each change by anybody."""
@@ -203,6 +225,11 @@ class Reign:
             except (MillstreamError, OSError) as error:
                 _LOG.info("changes of the cluster's state are not heard: %s", error)
             await asyncio.sleep(REPORT_INTERVAL_MS / 1000)
+
+    async def _tend_group(self, group: CoordinationGroup) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await group.tend(self._state)
 
     # ---- nodes
 

@@ -20,6 +20,7 @@ __all__ = [
     "ACTIVATE_MS_MAX",
     "BRANCH_TRY_DOUBLINGS_MAX",
     "BRANCH_TRY_MS",
+    "COORDINATORS",
     "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
     "LOCK_TTL_MS",
@@ -64,6 +65,9 @@ TAKE_OVERS_MAX: Final = 4
 """Number of partitions that one node takes over concurrently."""
 STALLED_AFTER_MS: Final = 600_000
 """A move without progress for so long is shown as stalled."""
+Coordinators = Literal[1, 3, 5, 7]
+COORDINATORS: Final[tuple[Coordinators, ...]] = (1, 3, 5, 7)
+"""How many nodes can coordinate together."""
 TTL_RANGE_MS: Final = (600, 600_000)
 
 _RANGES: Final[dict[str, tuple[int, int]]] = {
@@ -97,6 +101,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves: int = 2
     """Copies that a rebalance builds at a time, per node, in and out."""
     disk_reserve_percent: int = 5
+    coordinators: Coordinators = 3
+    """Nodes that coordinate, once so many members can."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

@@ -9,7 +9,8 @@ import pytest
 
 from millstream.cluster.aio.joining import CLOCK_MS_MAX, Told
 from millstream.cluster.aio.state_reader import read_state
-from millstream.errors import ConditionError, UnavailableError
+from millstream.cluster.core.identity import CLUSTER_NAME
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
 from support.cluster.own_node_double import World, bucket, member_of, world
 
@@ -49,6 +50,17 @@ async def test_a_bucket_that_is_not_all_here_cannot_become_one_of_a_cluster(
             await member_of(node).init("flights", 1)
         assert caught.value.code == "has_map"
         assert node.identity is None
+
+
+async def test_a_cluster_has_a_name_and_a_number_of_nodes_that_coordinate(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        node = here.node()
+        with pytest.raises(UsageError, match="letters, digits"):
+            await member_of(node).init("two words", 3)
+        made = await member_of(node).init("", 5)
+        assert made["name"] == CLUSTER_NAME
+        assert (await state_of(here)).settings.coordinators == 5
+        assert (await member_of(node).init("", 3))["cluster"] == made["cluster"]
 
 
 async def test_what_was_begun_is_gone_on_with(tmp_path: Path) -> None:
