@@ -29,7 +29,7 @@ def test_a_killed_node_is_failed_over_and_is_a_member_again_when_it_returns(
         until(lambda: writer.count > before + 20, lambda: (writer.errors, nodes.logs()))
         nodes.nodes["n2"].start()
         nodes.until_whole("n1")
-        until(lambda: nodes.status("n1")["nodes"]["n2"]["state"] == "in", nodes.logs)
+        until(lambda: nodes.state_of("n2", "n1") == "in", nodes.logs)
     writer.check(nodes)
     assert writer.errors == []
 
@@ -41,7 +41,7 @@ def test_nodes_are_added_and_removed_while_a_client_writes(nodes: ManagedNodes) 
         nodes.until_whole("n1")
         assert any("n4" in at for at in nodes.actives().values())
         nodes.command("n1", "remove", "n1", "--wait")
-        until(lambda: nodes.status("n2")["nodes"]["n1"]["state"] == "out", nodes.logs)
+        until(lambda: nodes.state_of("n1", "n2") == "out", nodes.logs)
         nodes.nodes["n1"].kill()
         before = writer.count
         until(lambda: writer.count > before + 20, lambda: (writer.errors, nodes.logs()))

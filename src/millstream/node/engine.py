@@ -451,7 +451,7 @@ class Engine:
         """Return the engine of a member of a cluster."""
         return ManagedEngine(
             self.uuid, self._buckets, self._directory.path,
-            delete=self.delete_bucket, take_over=self.take_over, on_maps=self._raise_revision,
+            delete=self.delete_bucket, take_over=self.take_prepared, on_maps=self._raise_revision,
             index=self.index_parts,
         )  # fmt: skip
 

@@ -65,6 +65,11 @@ class ManagedNodes:
         found: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
         return found
 
+    def bucket(self, at: str, *words: str) -> None:
+        """Run `millstream bucket ...` at a node."""
+        done = run("bucket", *words, "--connect", str(self.nodes[at].ready["kv"]))
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+
     def found(self, *names: str, replicas: int = 1) -> Self:
         """Make a cluster of new nodes, and have the bucket on all of them."""
         first = names[0]
@@ -72,7 +77,7 @@ class ManagedNodes:
         self.command(first, "init", "--name", "test")
         for name in names[1:]:
             self.join(name, first)
-        self.command(first, "bucket", "set", BUCKET, "--replicas", str(replicas))
+        self.bucket(first, "set", BUCKET, "--replicas", str(replicas))
         self.command(first, "rebalance", "--wait")
         self.until_whole()
         return self
@@ -87,6 +92,11 @@ class ManagedNodes:
         status, answer = ask(self.nodes[at], "GET", "/cluster")
         found: dict[str, Any] = answer if status == 200 else {}
         return found
+
+    def state_of(self, name: str, at: str) -> str:
+        """Return the state of a member as another node tells it; empty: it cannot tell."""
+        nodes = self.status(at).get("nodes", [])
+        return next((str(one["state"]) for one in nodes if one["name"] == name), "")
 
     def running(self) -> list[str]:
         """Return the names of the nodes that run."""

@@ -13,6 +13,7 @@ Elsewhere: session and orders (`cluster.aio.node_agent`, `cluster.aio.order_take
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -23,7 +24,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from millstream.cluster.aio import joining
-from millstream.cluster.aio.coordination_group import CoordinationGroup
+from millstream.cluster.aio.coordination_group import CoordinationGroup, read_group
 from millstream.cluster.aio.messages import ORDERS_PATH, OrdersRequest
 from millstream.cluster.aio.node_agent import NodeAgent
 from millstream.cluster.aio.orchestrator import Orchestrator, Reign
@@ -31,10 +32,19 @@ from millstream.cluster.aio.order_taker import OrderTaker
 from millstream.cluster.aio.own_node import OwnNode
 from millstream.cluster.aio.request_queue import ask
 from millstream.cluster.aio.state_reader import read_state
-from millstream.cluster.core.elements import ClusterState, NodeRecord, Request, Role
+from millstream.cluster.core.elements import (
+    FAILOVERS,
+    ClusterState,
+    FailOver,
+    NodeRecord,
+    Request,
+    Role,
+)
 from millstream.cluster.core.identity import CLUSTER_NAME, Identity, checked_cluster_name
+from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.reports import from_peer
 from millstream.cluster.core.settings import COORDINATORS, Settings
+from millstream.cluster.core.status import status_of
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.errors import (
     ConditionError,
@@ -53,6 +63,7 @@ IN_STEP_S_MAX: Final = 30.0
 POLL_S: Final = 0.05
 HTTP_PORT: Final = 5984
 _ROLES: Final[tuple[Role, ...]] = ("data", "index", "coord")
+FAILOVERS_SHOWN_MAX: Final = 10
 STATUS_S_MAX: Final = 2.0
 """How long the orchestrator may take to tell what it knows."""
 REIGN_PATH: Final = "/_millstream/cluster/reign"
@@ -214,28 +225,23 @@ class Membership:
 
     async def _document(self, state: ClusterState) -> Mapping[str, Any]:
         reign = self._reign()
-        assert state.cluster is not None, "there is a cluster"
-        names = {one: node.name for one, node in state.nodes.items()}
-        return {
-            "cluster": {"uuid": state.cluster.uuid, "name": state.cluster.name},
-            "orchestrator": None if state.leader is None else names.get(state.leader.node),
-            "nodes": {
-                node.name: {"id": one, "state": node.state, "has_session": one in state.live}
-                for one, node in state.nodes.items()
-            },
-            "buckets": {
-                bucket.name: {
-                    "partitions": bucket.partitions,
-                    "whole": sum(
-                        not record.is_moving and None not in record.row
-                        for record in state.data[uuid].records
-                    ),
-                }
-                for uuid, bucket in state.buckets.items()
-            },
-            "plan": None if state.plan is None else {"id": state.plan.id, "kind": state.plan.kind},
-            "notes": [] if reign is None else list(reign.notes),
-        }
+        coordinators: tuple[str, ...] | None = None
+        async with self._client() as client:
+            failovers = [
+                msgspec.json.decode(one, type=FailOver)
+                for one in await client.items(FAILOVERS).range(-FAILOVERS_SHOWN_MAX, -1)
+            ]
+            with contextlib.suppress(MillstreamError):  # then it is not known
+                coordinators = (await read_group(client, state)).members
+        if reign is None:
+            return status_of(
+                state, Memory(), coordinators=coordinators, failovers=failovers,
+                notes=["the orchestrator does not answer: copies are not known"],
+            )  # fmt: skip
+        return status_of(
+            state, reign.memory, coordinators=coordinators, failovers=failovers,
+            notes=reign.notes, stalled=reign.stalled, samples=tuple(reign.samples),
+        )  # fmt: skip
 
     async def request(
         self, op: str, args: Mapping[str, Any], by: str, *, timeout_s: float

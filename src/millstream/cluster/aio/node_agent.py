@@ -158,7 +158,9 @@ class NodeAgent:
                 if await self._synchronise(client, number) and not lost.done():
                     self._enter(client, number)
                     if self._lead is not None:
-                        tasks.start(self._lead_on(client), name="campaign for the orchestrator")
+                        tasks.start(
+                            self._lead_on(client, lose), name="campaign for the orchestrator"
+                        )
                     self.problem = await lost
                     _LOG.warning("this node is out of step with its cluster: %s", self.problem)
             finally:
@@ -280,11 +282,14 @@ class NodeAgent:
             if timer is not None:
                 timer.cancel()
 
-    async def _lead_on(self, client: AsyncClient) -> None:
+    async def _lead_on(self, client: AsyncClient, lose: Callable[[str], None]) -> None:
         assert self._lead is not None
         while True:
             try:
                 await self._lead(client)
             except (MillstreamError, OSError) as error:
                 _LOG.warning("orchestrator: %s", error)
+            except Exception:  # noqa: BLE001 - another node should try, too
+                _LOG.exception("a mistake in the orchestrator; the session ends")
+                return lose("the orchestrator made a mistake, see the log")
             await asyncio.sleep(RETRY_S)

@@ -21,7 +21,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -42,7 +43,8 @@ from millstream.cluster.core.elements import (
     to_json,
 )
 from millstream.cluster.core.memory import Memory
-from millstream.cluster.core.orders import Order, OrderKind, Reply
+from millstream.cluster.core.orders import Order, OrderKind, Place, Reply
+from millstream.cluster.core.progress import Sample, progress_of
 from millstream.cluster.core.reports import from_peer
 from millstream.cluster.core.settings import ACTIVATE_MS_MAX, ORDER_MS_MAX, REPORT_INTERVAL_MS
 from millstream.cluster.core.step import Decision, EndSession, View
@@ -61,6 +63,9 @@ REPORT_MS_MAX: Final = 500
 """How long a step waits for the report of a node."""
 STEP_MS_MIN: Final = 20
 """Shortest time from one step to the next."""
+SAMPLE_MS: Final = 1000
+"""Shortest time between two notes of how far a plan is."""
+SAMPLES_MAX: Final = 90
 PROMOTING_MS: Final = 50
 """Longest time from one step to the next while a promotion is under way: it waits for times."""
 _LIMITS_MS: Final[dict[OrderKind, int]] = {
@@ -127,6 +132,10 @@ class Reign:
         self.notes: tuple[str, ...] = ()
         """Why something that is wanted is not done."""
         self.memory = Memory()
+        self.stalled: Mapping[Place, str] = {}
+        """Partitions of the plan that do not get on, and why."""
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        """How far the plan was, the last one now."""
         self._node, self._token, self._client, self._send = node, token, client, send
         self._group, self._state = group, ClusterState()
         self._queue = RequestQueue(client, token)
@@ -181,6 +190,7 @@ class Reign:
         if decision.is_deposed:
             return False
         self._note(decision)
+        self._sample(state)
         self._give(state, decision.orders)
         for end in decision.ends:
             await self._end(state, end)
@@ -214,6 +224,18 @@ class Reign:
         problem = "" if self._group is None else self._group.problem
         more = (f"nodes that coordinate: {problem}",) if problem else ()
         self.notes = (*decision.notes, *more)
+        self.stalled = decision.stalled
+
+    def _sample(self, state: ClusterState) -> None:
+        """Note how far the plan is."""
+        if state.plan is None:
+            self.samples.clear()
+            return
+        now_ms = monotonic_ms()
+        if self.samples and now_ms - self.samples[-1].at_ms < SAMPLE_MS:
+            return
+        progress = progress_of(state, state.plan, self.memory)
+        self.samples.append(Sample(now_ms, progress.copied, progress.total))
 
     async def _watch(self) -> None:
         """Wake the loop at each change by anybody."""
