@@ -40,7 +40,7 @@ def test_nodes_are_added_and_removed_while_a_client_writes(nodes: ManagedNodes) 
         nodes.command("n1", "rebalance", "--wait")
         nodes.until_whole("n1")
         assert any("n4" in at for at in nodes.actives().values())
-        nodes.command("n1", "remove", "n1", "--wait")
+        nodes.command("n1", "remove", "n1")
         until(lambda: nodes.state_of("n1", "n2") == "out", nodes.logs)
         nodes.nodes["n1"].kill()
         before = writer.count

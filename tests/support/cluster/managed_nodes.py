@@ -124,11 +124,11 @@ class ManagedNodes:
 
         def is_whole() -> bool:
             status = self.status(asked)
-            buckets = status.get("buckets", {})
+            buckets = status.get("buckets", [])
             return (
                 bool(buckets)
                 and not status.get("plan")
-                and all(one["partitions"] == one["whole"] for one in buckets.values())
+                and all(one["partitions"] == one["whole"] == one["served"] for one in buckets)
             )
 
         until(is_whole, lambda: {"status": self.status(asked), **self.logs()})
