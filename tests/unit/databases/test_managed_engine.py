@@ -313,3 +313,28 @@ async def test_nodes_without_any_stream_are_reported_as_broken(cluster: ManagedN
     await cluster.nodes["b"].start()
     assert engine.has_space(0)
     assert not engine.has_space(100)
+
+
+async def test_copies_follow_another_one_that_was_promoted_before_a_record_says_so(
+    tmp_path: Path,
+) -> None:
+    cluster = ManagedNodes(tmp_path, (("a", "b", "c"),))
+    await cluster.start()
+    try:
+        await served(cluster)
+        put(cluster.nodes["a"], 0, "k")
+        await until(lambda: keys_of(cluster.nodes["b"]) == keys_of(cluster.nodes["c"]) == {"k"})
+        await cluster.nodes["a"].stop()
+        branch = cluster.record().branch + 10
+        for name in "bc":
+            steps = [Promise(HERE, branch, False, True)]
+            await cluster.nodes[name].engine.carry_out(UUID, steps)
+        await cluster.nodes["b"].engine.carry_out(UUID, [Activate(HERE, branch, ())])
+        put(cluster.nodes["b"], 0, "l")
+        acknowledged = cluster.nodes["b"].partition().acknowledged
+        assert acknowledged is not None
+        await until(lambda: acknowledged.majority_seqno == 2)
+        assert keys_of(cluster.nodes["c"]) == {"k", "l"}
+        await cluster.nodes["a"].start()
+    finally:
+        await cluster.stop()
