@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.core.admission import Activate, Adopt, Promise, Step
+from millstream.cluster.core.admission import Activate, Adopt, Promise, Remove, Step
 from millstream.cluster.core.orders import Place
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.model.cluster_maps import MapKey, next_data_map
@@ -338,3 +338,30 @@ async def test_copies_follow_another_one_that_was_promoted_before_a_record_says_
         await cluster.nodes["a"].start()
     finally:
         await cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("is_there", "told"),
+    [(True, "only this copy had the 1 changes after 1"), (False, "it is not known")],
+)
+async def test_what_only_a_removed_copy_had_is_logged(
+    cluster: ManagedNodes, caplog: pytest.LogCaptureFixture, is_there: bool, told: str
+) -> None:
+    await served(cluster)
+    source, copy = cluster.nodes["a"], cluster.nodes["b"]
+    put(source, 0, "k")
+    await until(lambda: keys_of(copy) == {"k"})
+    moved = replace(cluster.record(), rows=(("a", "c"),))
+    await copy.engine.carry_out(UUID, [Adopt(HERE, replace(moved, at=MapKey(2, 60)))])
+    branch = cluster.record().branch + 3
+    await copy.engine.carry_out(
+        UUID, [Promise(HERE, branch, False, True), Activate(HERE, branch, ())]
+    )
+    put(copy, 0, "l")
+    if not is_there:
+        await source.stop()
+    await copy.engine.carry_out(UUID, [Remove(HERE)])
+    assert states(cluster, "b")[0] is ABSENT
+    assert told in caplog.text
+    if not is_there:
+        await source.start()
