@@ -117,6 +117,8 @@ class ManagedEngine:
         self.set_settings = set_settings
         self._newest: Version = NEVER
         """Of the maps that were taken."""
+        self._failures: dict[str, str] = {}
+        """Why buckets do not follow their maps, by uuid; logged once."""
         self._taking: set[Place] = set()
         self._may_take = asyncio.Semaphore(TAKE_OVERS_MAX)
         self._tasks = Tasks()
@@ -290,8 +292,11 @@ class ManagedEngine:
                 continue
             try:
                 await self._take_map(maps.cluster, element, data_map, addresses)
+                self._failures.pop(uuid, None)
             except MillstreamError as error:
-                _LOG.error("bucket %s does not follow its map: %s", element.name, error)
+                if self._failures.get(uuid) != str(error):  # it comes again with every map
+                    _LOG.error("bucket %s does not follow its map: %s", element.name, error)
+                self._failures[uuid] = str(error)
                 failure = failure or error
         try:
             await self._drop_gone(maps)
@@ -324,6 +329,9 @@ class ManagedEngine:
         if maps.version < self._newest:
             return
         self._newest = maps.version
+        self._failures = {
+            uuid: why for uuid, why in self._failures.items() if uuid in maps.buckets
+        }
         for name in list(self._buckets.served):
             known = self._buckets.adopted(name)
             if known is None or known.adopted.cluster != maps.cluster:
