@@ -118,7 +118,7 @@ class Buckets(BucketMaps):
         self._on_persisted = on_persisted
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
-        self._link_to = link_to
+        self.link_to = link_to
         self._on_up = on_up
         self._on_gone = on_gone
         self._open_bucket = open_bucket
@@ -474,7 +474,7 @@ class Buckets(BucketMaps):
             on_corrupt=on_corrupt,
             purge_age_s=record.purge_age_s,
             memory_quota_bytes=self._quota_of(record),
-            link_to=self._link_to,
+            link_to=self.link_to,
             bucket_map=placed.bucket_map if placed else None,
             records=adopted.records if adopted else None,
             node_name=placed.node_name if placed else "",

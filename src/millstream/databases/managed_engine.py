@@ -20,7 +20,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from millstream.cluster.aio.local_engine import ClusterMaps
 from millstream.cluster.core.admission import (
@@ -49,12 +49,18 @@ from millstream.kv.core.copies.copy_status import standing_of
 from millstream.model.bucket_map import NodeAddress
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexMap, IndexRecord, MapKey
 from millstream.model.partitions import PartitionState
+from millstream.model.position import common_end
 from millstream.runtime.tasks import Tasks
+from millstream.upr.aio.link import Link
+from millstream.upr.core.messages import decode_branch_log
 from millstream.vsr.core.versions import NEVER, Version
+from millstream.wire.mcbp import Opcode, Status, request
 
 __all__ = ["IndexParts", "IndexStep", "ManagedEngine", "address_of"]
 
 _LOG = logging.getLogger(__name__)
+COMPARE_S_MAX: Final = 5.0
+"""How long the removal of copies waits for a node to say what it has instead."""
 IndexStep = AdoptIndex | Freeze | StopPart
 
 
@@ -120,6 +126,8 @@ class ManagedEngine:
         self._settings = Settings()
         self._newest: Version = NEVER
         """Of the maps that were taken."""
+        self._failures: dict[str, str] = {}
+        """Why buckets do not follow their maps, by uuid; logged once."""
         self._taking: set[Place] = set()
         self._may_take = asyncio.Semaphore(TAKE_OVERS_MAX)
         self._tasks = Tasks()
@@ -234,18 +242,40 @@ class ManagedEngine:
             case Follow():
                 await copies.follow_again(numbers)
             case Remove():
-                self._tell_removal(running, numbers)
+                await self._tell_removal(running, numbers)
                 await copies.remove(numbers)
             case TakeOver():
                 for number in numbers:
                     self._begin_take_over(name, Place(uuid, number))
 
-    def _tell_removal(self, running: BucketEngine, numbers: Sequence[int]) -> None:
+    async def _tell_removal(self, running: BucketEngine, numbers: Sequence[int]) -> None:
+        """Log what copies have that the ones which serve have not, as far as that is known."""
+        bucket, by_node = running.bucket, dict[NodeAddress, list[int]]()
         for number in numbers:
-            partition = running.bucket.partitions[number]
-            _LOG.info(
-                "bucket %s: the copy of partition %d is removed; it was at %d in %s",
-                running.bucket.name, number, partition.high_seqno, partition.failover_log[0],
+            name = bucket.active_node(number)
+            if bucket.map is not None and name and bucket.map.has_node(name):
+                by_node.setdefault(bucket.map.node(name), []).append(number)
+        common: dict[int, int] = {}
+        for node, own in by_node.items():
+            try:
+                async with asyncio.timeout(COMPARE_S_MAX):
+                    common |= await _common_ends(
+                        self._buckets.link_to(node, bucket.name), bucket, own
+                    )
+            except (MillstreamError, TimeoutError) as error:
+                _LOG.warning("bucket %s: node %s says nothing of copies that are removed: %s",
+                             bucket.name, node.name, error)  # fmt: skip
+        for number in numbers:
+            partition = bucket.partitions[number]
+            high, end = partition.high_seqno, common.get(number)
+            lost = "it is not known what only this copy had" if end is None else (
+                f"only this copy had the {high - end} changes after {end}"
+            )  # fmt: skip
+            _LOG.log(
+                logging.INFO if end == high else logging.WARNING,
+                "bucket %s: the copy of partition %d is removed at %d of branch %d; %s",
+                bucket.name, number, high, partition.failover_log[0].branch,
+                "nothing is lost" if end == high else lost,
             )  # fmt: skip
 
     def _begin_take_over(self, name: str, place: Place) -> None:
@@ -286,8 +316,11 @@ class ManagedEngine:
                 await self._take_map(maps.cluster, element, data_map, addresses)
                 if self._index is not None:
                     await self._index.take_maps(uuid, maps.index.get(uuid), data_map, maps.nodes)
+                self._failures.pop(uuid, None)
             except MillstreamError as error:
-                _LOG.error("bucket %s does not follow its map: %s", element.name, error)
+                if self._failures.get(uuid) != str(error):  # it comes again with every map
+                    _LOG.error("bucket %s does not follow its map: %s", element.name, error)
+                self._failures[uuid] = str(error)
                 failure = failure or error
         try:
             await self._drop_gone(maps)
@@ -322,6 +355,9 @@ class ManagedEngine:
         if maps.version < self._newest:
             return
         self._newest = maps.version
+        self._failures = {
+            uuid: why for uuid, why in self._failures.items() if uuid in maps.buckets
+        }
         for name in list(self._buckets.served):
             known = self._buckets.adopted(name)
             if known is None or known.adopted.cluster != maps.cluster:
@@ -340,6 +376,23 @@ _DataStep = Adopt | Promise | Activate | Follow | TakeOver | Remove
 def address_of(name: str, node: NodeRecord) -> NodeAddress:
     """Return where a member's copies are reached."""
     return NodeAddress(name, node.host, node.ports.get("kv", 0), node.ports.get("http", 0))
+
+
+async def _common_ends(link: Link, bucket: Bucket, numbers: Sequence[int]) -> dict[int, int]:
+    """Return up to where the copies of another node have what the copies here have."""
+    try:
+        await link.open()
+        asked = [request(Opcode.BRANCH_LOG, vbucket=number) for number in numbers]
+        answers = await link.ask_all(asked)
+        highs = await link.high_seqnos()
+    finally:
+        await link.close()
+    found: dict[int, int] = {}
+    for number, answer in zip(numbers, answers, strict=True):
+        if answer.status == Status.SUCCESS and number in highs:
+            own, log = bucket.partitions[number], decode_branch_log(answer.value)
+            found[number] = common_end(own.failover_log, own.high_seqno, log, highs[number])
+    return found
 
 
 def _copies_of(bucket: Bucket) -> dict[int, CopyReport]:

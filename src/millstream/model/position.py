@@ -24,6 +24,7 @@ __all__ = [
     "FailoverLog",
     "Position",
     "branch_by_clock",
+    "common_end",
     "entry_below",
     "position_at",
     "position_from_json",
@@ -120,6 +121,17 @@ def upper_of(log: FailoverLog, uuid: int, high_seqno: int) -> int | None:
             return upper
         upper = min(entry.seqno, high_seqno)
     return None
+
+
+def common_end(own: FailoverLog, own_high: int, other: FailoverLog, other_high: int) -> int:
+    """Return the seqno up to which two copies have the same history."""
+    end = own_high
+    for entry in own:
+        upper = upper_of(other, entry.uuid, other_high)
+        if upper is not None:
+            return min(end, upper)
+        end = min(end, entry.seqno)
+    return 0
 
 
 def rollback_seqno(

@@ -124,8 +124,8 @@ def begins_at_the_top(p: int, summary: PartitionSummary, *asked: Any) -> Iterato
 _after_unclean_stop = LogStore._after_unclean_stop
 
 
-def comes_back_active(self: LogStore, **_: bool) -> Iterator[Control]:
-    yield from _after_unclean_stop(self, is_alone=True, begins_absent=True)
+def comes_back_active(self: LogStore, *_: object, **__: bool) -> Iterator[Control]:
+    yield from _after_unclean_stop(self, True, begins_absent=True)
 
 
 _roll_back = LogStore.roll_back

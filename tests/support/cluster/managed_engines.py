@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from millstream.access.users import UserStore
 from millstream.cluster.aio.local_engine import ClusterMaps
-from millstream.cluster.core.admission import Known, RaiseToken, judge_order
+from millstream.cluster.core.admission import Known, RaiseToken, Ruling, judge_order
 from millstream.cluster.core.deciding import decide
 from millstream.cluster.core.elements import (
     PLAN,
@@ -38,6 +38,7 @@ from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket as KvBucket
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.cluster_maps import (
+    NO_KEY,
     DataMap,
     DataRecord,
     IndexMap,
@@ -105,22 +106,29 @@ class ManagedNode:
         copies = {uuid: dict(copies) for uuid, copies in self.engine.copies().items()}
         return NodeReport(self.name, 1, True, copies)
 
-    async def obey(self, order: Order) -> Reply:
-        """Judge an order and carry it out, as the node agent does."""
-        place = order.place
-        copy = self.engine.copies().get(place.bucket, {}).get(place.partition)
-        known = Known(
-            "c1", self.name, 1, TOKEN, self.engine.record(place),
-            copy if copy is not None and copy.is_there else None,
-        )  # fmt: skip
-        ruling = judge_order(order, known)
-        if ruling.refusal is not None:
-            return ruling.refusal
-        steps = [step for step in ruling.steps if not isinstance(step, RaiseToken)]
-        await self.engine.carry_out(place.bucket, steps)
-        after = self.engine.copies().get(place.bucket, {}).get(place.partition)
-        branch = order.branch if ruling.code == "promised" else 0
-        return Reply(ruling.code, after or no_copy(place.partition, MapKey(0, 0)), branch)
+    async def obey(self, orders: Sequence[Order]) -> list[Reply]:
+        """Judge orders and carry them out together, as the node agent does."""
+        before = self.engine.copies().get(UUID, {})
+        rulings: list[Ruling] = []
+        for order in orders:
+            copy = before.get(order.place.partition)
+            known = Known(
+                "c1", self.name, 1, TOKEN, self.engine.record(order.place),
+                copy if copy is not None and copy.is_there else None,
+            )  # fmt: skip
+            rulings.append(judge_order(order, known))
+        steps = [step for ruling in rulings for step in ruling.steps]
+        await self.engine.carry_out(UUID, [s for s in steps if not isinstance(s, RaiseToken)])
+        after = self.engine.copies().get(UUID, {})
+        return [
+            ruling.refusal
+            or Reply(
+                ruling.code,
+                after.get(order.place.partition) or no_copy(order.place.partition, NO_KEY),
+                order.branch if ruling.code == "promised" else 0,
+            )
+            for order, ruling in zip(orders, rulings, strict=True)
+        ]
 
 
 class ManagedNodes:
@@ -195,9 +203,11 @@ class ManagedNodes:
             1_000_000 + now_ms, 0, 7,
         )  # fmt: skip
         decision = decide(view, self.memory)
-        for order in decision.orders:
-            self.seen.append((order.kind, order.to))
-            self.memory.take(order, await self.nodes[order.to].obey(order), now_ms)
+        for name, node in self.nodes.items():
+            orders = [order for order in decision.orders if order.to == name]
+            self.seen += [(order.kind, name) for order in orders]
+            for order, reply in zip(orders, await node.obey(orders), strict=True):
+                self.memory.take(order, reply, now_ms)
         content = written(decision.write, map_path(UUID))
         if content is not None:
             self.write(data_map_from_json(content))

@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.core.admission import Activate, Adopt, Promise, Step
+from millstream.cluster.aio.local_engine import ClusterMaps
+from millstream.cluster.core.admission import Activate, Adopt, Promise, Remove, Step, TakeOver
+from millstream.cluster.core.elements import Bucket, NodeRecord
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
+from millstream.databases.managed_engine import ManagedEngine
 from millstream.errors import CorruptionError, UnavailableError
-from millstream.model.cluster_maps import MapKey, next_data_map
+from millstream.model.cluster_maps import DataMap, DataRecord, MapKey, next_data_map
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 from support.cluster.managed_engines import (
     HERE,
     UUID,
     WAIT_S,
+    ManagedNode,
     ManagedNodes,
     keys_of,
     put,
@@ -313,3 +318,108 @@ async def test_nodes_without_any_stream_are_reported_as_broken(cluster: ManagedN
     await cluster.nodes["b"].start()
     assert engine.has_space(0)
     assert not engine.has_space(100)
+
+
+async def test_copies_follow_another_one_that_was_promoted_before_a_record_says_so(
+    tmp_path: Path,
+) -> None:
+    cluster = ManagedNodes(tmp_path, (("a", "b", "c"),))
+    await cluster.start()
+    try:
+        await served(cluster)
+        put(cluster.nodes["a"], 0, "k")
+        await until(lambda: keys_of(cluster.nodes["b"]) == keys_of(cluster.nodes["c"]) == {"k"})
+        await cluster.nodes["a"].stop()
+        branch = cluster.record().branch + 10
+        for name in "bc":
+            steps = [Promise(HERE, branch, False, True)]
+            await cluster.nodes[name].engine.carry_out(UUID, steps)
+        await cluster.nodes["b"].engine.carry_out(UUID, [Activate(HERE, branch, ())])
+        put(cluster.nodes["b"], 0, "l")
+        acknowledged = cluster.nodes["b"].partition().acknowledged
+        assert acknowledged is not None
+        await until(lambda: acknowledged.majority_seqno == 2)
+        assert keys_of(cluster.nodes["c"]) == {"k", "l"}
+        await cluster.nodes["a"].start()
+    finally:
+        await cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("is_there", "told"),
+    [(True, "only this copy had the 1 changes after 1"), (False, "it is not known")],
+)
+async def test_what_only_a_removed_copy_had_is_logged(
+    cluster: ManagedNodes, caplog: pytest.LogCaptureFixture, is_there: bool, told: str
+) -> None:
+    await served(cluster)
+    source, copy = cluster.nodes["a"], cluster.nodes["b"]
+    put(source, 0, "k")
+    await until(lambda: keys_of(copy) == {"k"})
+    moved = replace(cluster.record(), rows=(("a", "c"),))
+    await copy.engine.carry_out(UUID, [Adopt(HERE, replace(moved, at=MapKey(2, 60)))])
+    branch = cluster.record().branch + 3
+    await copy.engine.carry_out(
+        UUID, [Promise(HERE, branch, False, True), Activate(HERE, branch, ())]
+    )
+    put(copy, 0, "l")
+    if not is_there:
+        await source.stop()
+    await copy.engine.carry_out(UUID, [Remove(HERE)])
+    assert states(cluster, "b")[0] is ABSENT
+    assert told in caplog.text
+    if not is_there:
+        await source.start()
+
+
+async def test_a_bucket_that_cannot_follow_is_told_of_and_the_others_do(
+    cluster: ManagedNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.nodes["a"]
+    maps = cluster.maps()
+    other = DataMap(MapKey(2, 1), "f" * 32, (DataRecord(MapKey(2, 1), None, 0, (("a",),)),) * 2)
+    bad = DataMap(MapKey(2, 1), "e" * 32, other.records[:1])
+    more = replace(
+        maps,
+        buckets={**maps.buckets, "e" * 32: Bucket("bad", 2, 0), "f" * 32: Bucket("n", 2, 0)},
+        data={"e" * 32: bad, **maps.data, "f" * 32: other},
+    )
+    for _ in range(2):
+        with pytest.raises(CorruptionError) as caught:
+            await node.engine.take_maps(more)
+        assert caught.value.code == "bad_cluster_map"
+    assert node.engine.keys().keys() == {UUID, "f" * 32}
+    assert [one.name for one in node.buckets.records()] == ["b", "n"]
+    assert caplog.text.count("bucket bad does not follow") == 1
+
+
+async def test_take_overs_go_on_in_the_background_some_at_a_time(tmp_path: Path) -> None:
+    node = ManagedNode("a", tmp_path / "a")
+    await node.start()
+    begun: list[int] = []
+    may_end = asyncio.Event()
+
+    async def take_over(name: str, partition: int) -> None:
+        begun.append(partition)
+        await may_end.wait()
+        raise UnavailableError("not now", code="not_taken_over")
+
+    async def delete(_: str) -> None: ...
+
+    engine = ManagedEngine("a", node.buckets, tmp_path, delete=delete, take_over=take_over)
+    record = DataRecord(MapKey(2, 1), "b", 1, (("a", "b"),))
+    nodes = {name: NodeRecord(name, "127.0.0.1", {"kv": 1, "http": 2}, ("data",)) for name in "ab"}
+    await engine.take_maps(
+        ClusterMaps("c1", Settings(), nodes, {UUID: Bucket("b", 8, 1)},
+                    {UUID: DataMap(MapKey(2, 1), UUID, (record,) * 8)}, {})
+    )  # fmt: skip
+    steps = [TakeOver(Place(UUID, number)) for number in range(6)]
+    for _ in range(2):
+        await engine.carry_out(UUID, steps)
+        await until(lambda: len(begun) == TAKE_OVERS_MAX)
+    may_end.set()
+    await until(lambda: len(begun) == 6)
+    await engine.carry_out(UUID, steps[:1])
+    await until(lambda: len(begun) == 7)
+    await engine.stop()
+    await node.stop()

@@ -13,6 +13,7 @@ from millstream.model.position import (
     FailoverEntry,
     FailoverLog,
     Position,
+    common_end,
     entry_below,
     position_at,
     position_from_json,
@@ -188,6 +189,24 @@ def test_uuid_is_that_of_the_history_the_snapshot_end_lies_in() -> None:
 def test_upper_end_of_a_history() -> None:
     assert [upper_of(LOG, uuid, HIGH) for uuid in (C, B, A, Z)] == [HIGH, 300, 200, None]
     assert upper_of(LOG, A, 150) == 150
+
+
+@pytest.mark.parametrize(
+    ("own", "own_high", "common"),
+    [
+        (LOG, 400, 400),
+        (LOG, 500, 450),
+        (LOG[1:], 280, 280),
+        (LOG[1:], 350, 300),
+        ((FailoverEntry(Z, 250, 9), *LOG[1:]), 400, 250),
+        ((FailoverEntry(Z, 350, 9), *LOG), 400, 350),
+        ((FailoverEntry(Z, 0, 9),), 400, 0),
+    ],
+)
+def test_two_copies_have_the_same_up_to_where_their_histories_part(
+    own: FailoverLog, own_high: int, common: int
+) -> None:
+    assert common_end(own, own_high, LOG, HIGH) == common
 
 
 def test_a_new_entry_drops_those_above_it_and_the_oldest() -> None:

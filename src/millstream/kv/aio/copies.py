@@ -16,11 +16,12 @@ Source: docs/design/0006-copies.md.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millstream.errors import ConditionError, UsageError
 from millstream.kv.aio.flusher import Flusher
@@ -34,6 +35,9 @@ from millstream.storage.core.store import LogStore
 __all__ = ["Copies"]
 
 _LOG = logging.getLogger(__name__)
+SETTLE_S_MAX: Final = 1.0
+"""How long an active copy that is handed over waits for the writes under way."""
+SETTLE_PAUSE_S: Final = 0.005
 
 
 class CopiesStatistics(NamedTuple):
@@ -92,16 +96,36 @@ class Copies:
     async def stop(self, partition_id: int, epoch: int) -> None:
         """Make the active copy dead, to hand it over, unless its epoch has changed.
 
+        New writes are held back, and those under way reach their level first, for at most
+        `SETTLE_S_MAX`: otherwise their clients would be told that the outcome is unknown.
+
         Raises:
             UsageError: `illegal_move`: it changed meanwhile.
             UnavailableError: as `set_state`.
         """
         partition = self._bucket.partitions[partition_id]
+        self._bucket.hold_back_writes(partition_id)
+        await self._settle(partition)
         async with self._suspended(partition):
             if partition.epoch != epoch or partition.state is not PartitionState.ACTIVE:
                 message = f"partition {partition_id} is no longer what was to be stopped"
                 raise UsageError(message, code="illegal_move")
             await self._change(partition, PartitionState.DEAD)
+
+    async def _settle(self, partition: Partition) -> None:
+        """Wait until the writes under way are answered."""
+        loop, epoch, high = asyncio.get_running_loop(), partition.epoch, partition.high_seqno
+        until_s = loop.time() + SETTLE_S_MAX
+        acknowledged = partition.acknowledged
+        while acknowledged is not None and acknowledged.is_possible and partition.epoch == epoch:
+            is_durable = partition.durable_seqno >= partition.awaited_seqno
+            if is_durable and min(partition.majority_seqno, partition.persisted_seqno) >= high:
+                await asyncio.sleep(SETTLE_PAUSE_S)  # the replies are sent
+                return
+            if loop.time() >= until_s:
+                return
+            self._bucket.hurry()
+            await asyncio.sleep(SETTLE_PAUSE_S)
 
     async def _change(
         self, partition: Partition, state: PartitionState, *, is_hand_over: bool = False

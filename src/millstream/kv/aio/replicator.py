@@ -1,12 +1,12 @@
 """Keeps the copies of one bucket following their sources by the bucket's map or records.
 
 Each copy here that follows (`kv.core.partition.states.FOLLOWING`), and that is active on another
-node by the newest record, or map made by hand, has a stream. In a managed cluster a copy that no
-record places follows nobody. One connection per source node carries all its streams.
+node by the newest record or map, has a stream. In a managed cluster a copy that no record places
+follows nobody. One connection per source node carries all its streams.
 
 Invariants:
 1. The source of a copy is chosen again after each map or record, each move of a copy and each
-   rollback.
+   rollback. Without a stream a copy tries the others that count: one may have been promoted.
 2. A lost connection is opened again after a pause that grows up to `PAUSE_S_MAX`. The copies
    continue from their positions.
 3. A rollback that has begun is finished, whatever happens to the connection that requested it.
@@ -73,6 +73,8 @@ REACH_S_MAX: Final = 5.0
 """How long a take-over waits for a connection to the source."""
 TAKE_OVER_S_MAX: Final = 100.0
 """How long a take-over may last, from its request to the copy being active."""
+ELSEWHERE_S: Final = 0.5
+"""A copy of a managed cluster that has no stream for twice this time tries another source."""
 HIGHS_INTERVAL_S: Final = 1.0
 """How often a source is asked for its high seqnos, for statistics."""
 
@@ -118,6 +120,8 @@ class Replicator:
         self._link_to = link_to
         self._sources: dict[NodeAddress, _Source] = {}
         self._follows: list[NodeAddress | None] = [None] * bucket.partition_count
+        self._tried: dict[int, tuple[str | None, int]] = {}
+        """The active node of a copy's record, and how many sources it has tried in vain since."""
         self._tasks = Tasks()
         self._undoing = Tasks()
         self._before = FeedFigures(0, 0, 0, 0, 0, 0, 0)
@@ -127,6 +131,7 @@ class Replicator:
         bucket.subscribe_durable(self._on_durable)
         copies.subscribe_moved(self._on_moved)
         self._on_map()
+        self._tasks.start(self._look_elsewhere(), name=f"look for sources {bucket.name}")
 
     async def stop(self) -> None:
         """Stop following; rollbacks that have begun are finished."""
@@ -198,11 +203,8 @@ class Replicator:
         if self._bucket.partitions[partition_id].state is PartitionState.ACTIVE:
             return
         if node is None:
-            raise UsageError(
-                f"partition {partition_id} follows no other node here: only a copy that does can "
-                "take over from it",
-                code="not_following",
-            )
+            message = f"partition {partition_id} follows no other node here: only a copy that does"
+            raise UsageError(f"{message} can take over from it", code="not_following")
         work = self._sources[node].try_taking_over(partition_id)
         error = await asyncio.shield(self._undoing.start(work, name="wait for a take-over"))
         if error is not None:
@@ -222,7 +224,25 @@ class Replicator:
     def _source_of(self, partition_id: int) -> NodeAddress | None:
         if self._bucket.partitions[partition_id].state not in FOLLOWING:
             return None
-        return self._bucket.source(partition_id)
+        sources = self._bucket.sources(partition_id)
+        active, tries = self._tried.get(partition_id, (None, 0))
+        is_same = active == self._bucket.active_node(partition_id)
+        return sources[tries % len(sources) if is_same else 0] if sources else None
+
+    async def _look_elsewhere(self) -> None:
+        """Have copies without a stream try their next source: it may have been promoted."""
+        bucket, before = self._bucket, set[int]()
+        while True:
+            await asyncio.sleep(ELSEWHERE_S)
+            pairs = enumerate(self._follows)
+            idle = {p for p, node in pairs if node and not self._sources[node].is_busy(p)}
+            for p in before & idle if bucket.is_managed else ():
+                active, tries = self._tried.get(p, (None, 0))
+                now = bucket.active_node(p)
+                self._tried[p] = now, tries + 1 if now == active else 1
+                self._place(p)
+            before = idle - before
+            self._end_idle()
 
     def _place(self, partition_id: int) -> None:
         """Let a copy follow its source by the map."""
@@ -308,6 +328,11 @@ class _Source:
             self.feed.on_durable()
             self._news.set()
             self._progress.set()
+
+    def is_busy(self, partition_id: int) -> bool:
+        """Return whether a copy has its stream, or is taking the partition over."""
+        is_streaming = self.feed is not None and self.feed.is_streaming(partition_id)
+        return is_streaming or partition_id in self._takings or partition_id in self._changing
 
     def figures(self) -> FeedFigures:
         """Return the progress of the copies, and totals of all connections."""

@@ -275,18 +275,26 @@ class Bucket:
             return self.node_name in self._records[partition_id].placed
         return self.map is not None and self.node_name in self.map.rows[partition_id]
 
-    def source(self, partition_id: int) -> NodeAddress | None:
-        """Return the node that a copy here should follow; None if there is none.
+    def sources(self, partition_id: int) -> list[NodeAddress]:
+        """Return the nodes that a copy here may follow, the one with the active copy first.
 
-        A copy that no record places follows nobody. Before there are records, every copy follows
-        the active one of the map.
+        A copy that no record places follows nobody. Another copy that counts may have become
+        active since the record was made. Before there are records, every copy follows the active
+        one of the map.
         """
-        name, bucket_map = self.active_node(partition_id), self.map
-        if bucket_map is None or name is None or name == self.node_name:
-            return None
-        if self._records is not None and not self.is_placed(partition_id):
-            return None
-        return bucket_map.node(name) if bucket_map.has_node(name) else None
+        bucket_map, names = self.map, [self.active_node(partition_id)]
+        if self._records is not None:
+            record = self._records[partition_id]
+            names = [*names, *record.voters] if self.is_placed(partition_id) else []
+        others = [name for name in dict.fromkeys(names) if name not in (None, self.node_name)]
+        if bucket_map is None or not others:
+            return []
+        return [bucket_map.node(name) for name in others if name and bucket_map.has_node(name)]
+
+    def source(self, partition_id: int) -> NodeAddress | None:
+        """Return the node with the active copy, if a copy here follows it; None if unknown."""
+        sources, active = self.sources(partition_id), self.active_node(partition_id)
+        return next((one for one in sources if one.name == active), None)
 
     def hear(self, partition_id: int, branch: int) -> None:
         """A reader has promised a branch: none that is active in a lower one is followed by it."""
