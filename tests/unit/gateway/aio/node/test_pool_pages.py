@@ -39,7 +39,7 @@ async def test_a_bucket_that_is_not_there_is_not_found(client, kind):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/orders/x/y"), ("GET", "/orders/scopes"), ("POST", "/orders/scopes/s/collections"),
+        ("GET", "/orders/x/y"), ("GET", "/orders/scopes"), ("POST", "/orders/scopes/s"),
         ("POST", ""), ("POST", "/"), ("PUT", "/orders"), ("POST", "/orders"),
         ("DELETE", "/orders"), ("GET", "/orders/ddocs"),
         ("POST", "/orders/controller/compactBucket"),
