@@ -128,7 +128,7 @@ def _data_of(key: str, value: str | None, file: Path | None) -> bytes:
         raise UsageError(f"cannot read {file}: {error.strerror}", code="bad_file") from error
     if file is None and not data:
         raise UsageError(
-            "there was no value on standard input; for an empty one give '' as VALUE",
+            "there was no value on standard input; for an empty one give '' --raw",
             code="no_value",
         )
     if len(data) > VALUE_BYTES_MAX:
@@ -152,7 +152,7 @@ def _content_of(data: bytes, *, is_raw: bool) -> Any:
     Raises:
         UsageError: `not_json`.
     """
-    if is_raw or not data:
+    if is_raw:
         return data
     try:
         data.decode()

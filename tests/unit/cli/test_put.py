@@ -68,8 +68,15 @@ def test_nothing_on_standard_input_is_no_value(
     assert not client.documents
 
 
-def test_an_empty_value_can_be_given(call: Any, client: Any, tmp_path: Path) -> None:
+def test_an_empty_value_is_no_json_and_can_be_given_as_bytes(
+    call: Any, client: Any, tmp_path: Path
+) -> None:
     (tmp_path / "empty").touch()
-    assert call("put", "b", "word", "").code == 0
-    assert call("put", "b", "file", "--file", str(tmp_path / "empty")).code == 0
+    for words in (("",), ("--file", str(tmp_path / "empty")), (f"@{tmp_path / 'empty'}",)):
+        code, _, err = call("put", "b", "k", *words)
+        assert code == 2
+        assert "no JSON" in err
+    assert not client.documents
+    assert call("put", "b", "word", "", "--raw").code == 0
+    assert call("put", "b", "file", "--file", str(tmp_path / "empty"), "--raw").code == 0
     assert [document.data for document in client.documents.values()] == [b"", b""]

@@ -285,6 +285,7 @@ def routes() -> list[web.RouteDef]:
     return [
         *pages,
         web.route("*", "/pools/default/buckets", _no_management),
+        web.route("*", "/pools/default/buckets/", _no_management),
         web.route("*", bucket, _no_management),
         web.route("*", bucket + "/{rest:.*}", _no_management),
         web.route("*", "/pools/{rest:.+}", _not_here),
