@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.vsr.core.values import items
-from simulators.pool_world import Node, World, group_of, joined, led
+from support.coordination.pool_driver import Node, World, group_of, joined, led
 
 
 def known(node: Node) -> list[bytes]:
@@ -20,7 +20,7 @@ def others(world: World, node: Node) -> list[bytes]:
 
 
 def test_all_learn_of_all_though_each_joined_one() -> None:
-    world = World(3, 5)
+    world = World(1, 5)
     for node, before in zip(world.nodes, [None, *world.nodes], strict=False):
         world.start(node, join=() if before is None else (before.address,))
     world.run(10_000)

@@ -6,7 +6,7 @@ import pytest
 
 from millstream.coordination.core.pool.membership import REMOVED
 from millstream.vsr.core.values import OK, items
-from simulators.pool_world import Node, World, asked, joined, led
+from support.coordination.pool_driver import Node, World, asked, joined, led
 
 
 def known(node: Node) -> list[bytes]:

@@ -35,7 +35,7 @@ from millstream.coordination.core.pool.messages import (
 from millstream.coordination.core.pool.pool import DEFERRED_MAX, Pool
 from millstream.errors import CorruptionError
 from millstream.vsr.core.effects import DiskDone, SetTimer, Timer
-from simulators.pool_world import Node, World, asked, joined
+from support.coordination.pool_driver import Node, World, asked, joined
 
 HERE, COORD = Address("here", 1), Address("here", 2)
 ME = b"m" * 16
