@@ -128,18 +128,18 @@ OF_POOLS: Final = {
 }  # fmt: skip
 OF_FORKS: Final = {
     "deaf_to_hearsay": Plant(
-        "Who hears from others that its group was forced to go on asks the new members alone.",
+        "A member that learns of a forced group from others asks only the new members.",
         Replica, ("goes on in a group that was given up",), frozenset(("forced", "crash")), (),
         instead(Reconfiguration, "on_superseded", _only_asks),
     ),
 }  # fmt: skip
 OF_NAMES: Final = {
     "names_early": _of_names(
-        "Who has a namespace made or deleted is told that it was, whatever its group says.",
+        "A client is told that a namespace was created or deleted, whatever its group answers.",
         instead(settling, "_value_of", _whoever_asks_is_told), "and it is there", "is not so",
     ),
     "names_forgotten": _of_names(
-        "A new primary of the system group does not go on with names that are unfinished.",
+        "A new primary of the system group does not continue unfinished names.",
         instead(NameKeeper, "tick", _nobody_goes_on), " is RESERVED", " is DELETING",
     ),
 }  # fmt: skip
