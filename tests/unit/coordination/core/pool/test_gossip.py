@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from millstream.vsr.core.values import items
 from support.coordination.pool_driver import Node, World, group_of, joined, led
 
@@ -19,8 +21,9 @@ def others(world: World, node: Node) -> list[bytes]:
     return [one.id for one in world.nodes if one is not node]
 
 
-def test_all_learn_of_all_though_each_joined_one() -> None:
-    world = World(1, 5)
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_nodes_that_join_in_a_chain_at_once_become_one_pool(seed: int) -> None:
+    world = World(seed, 5)
     for node, before in zip(world.nodes, [None, *world.nodes], strict=False):
         world.start(node, join=() if before is None else (before.address,))
     world.run(10_000)
