@@ -63,7 +63,7 @@ def test_trouble_has_a_reason_until_it_is_over() -> None:
     assert not any(replica.report().trouble or replica.troubled for replica in group.replicas)
 
 
-def test_who_loses_the_quorum_says_so() -> None:
+def test_a_primary_without_a_quorum_says_so() -> None:
     group = Group(3)
     leader = group.leader
     other = (leader + 1) % 3
@@ -85,7 +85,7 @@ def test_the_end_of_an_epoch_has_a_name() -> None:
     assert report.role == "primary"
 
 
-def test_who_belongs_to_no_epoch_says_so() -> None:
+def test_a_node_without_an_epoch_says_so() -> None:
     group = Group(3, learners=3)
     assert group.replicas[3].report().role == "idle"
     assert group.replicas[3].report().primary is None
